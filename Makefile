@@ -1,0 +1,1 @@
+.PHONY: demo test test-all check bench clean

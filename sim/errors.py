@@ -1,0 +1,19 @@
+"""Mistakes of the user's that the command line answers in one line."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """A mistake of the user's: the message gives the rule, the value, the remedy."""
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be used; the message names the path of the key."""
+
+
+class OutputError(UserError):
+    """A results directory that cannot be written."""
+
+
+class CapacityError(UserError):
+    """A model, GPU and engine configuration that leaves no room for a KV cache."""

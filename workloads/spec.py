@@ -1,0 +1,51 @@
+"""What a workload hands to the simulator: one frozen value per request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Segment = tuple[int, int]
+"""``(segment_id, num_tokens)``: the first ``num_tokens`` tokens of a stream.
+
+Two segments with the same id hold the same tokens, as far as both reach. Ids are
+non-negative; everything else about the text is unknown and not needed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """A request as the workload knows it.
+
+    Parameters
+    ----------
+    request_id
+        Position in arrival order, from 0; also the tie-break of equal arrivals.
+    arrival_s
+        Arrival time in seconds from the start of the workload.
+    prompt
+        Prompt identity as segments, concatenated; equal leading segments mean an
+        equal prefix. Token lists are never materialised.
+    num_output_tokens
+        Tokens that will be generated. Known to the workload alone: no scheduling
+        policy may read it (invariant 4).
+    output_segment
+        Segment id of the generated text, so that a later prompt can quote it.
+    max_tokens
+        Limit that the client states, or None for the engine's own limit. This is
+        the only bound on the output that a policy may see.
+    priority
+        Smaller is more urgent.
+    """
+
+    request_id: int
+    arrival_s: float
+    prompt: tuple[Segment, ...]
+    num_output_tokens: int
+    output_segment: int
+    max_tokens: int | None = None
+    priority: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return sum(num_tokens for _, num_tokens in self.prompt)
