@@ -1,0 +1,1 @@
+"""Block managers, one generation a file."""

@@ -1,0 +1,34 @@
+"""What the cache did, in numbers that its manager keeps as it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Prefix-cache queries and hits in tokens, of requests admitted.
+
+    A request that is preempted looks its tokens up again; those look-ups, which may
+    hit its own old blocks, are counted apart, so that ``hits / queries`` stays the
+    share of prompt tokens that caching saved.
+
+    Notes
+    -----
+    The real engine counts a look-up each time the head of its queue is examined,
+    admitted or not; here a look-up counts when it leads to an admission.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def record(self, num_tokens: int, num_hits: int, *, preempted: bool) -> None:
+        """Count one admission: `num_hits` of `num_tokens` tokens were cached."""
+        if preempted:
+            self.preempted_queries += num_tokens
+            self.preempted_hits += num_hits
+        else:
+            self.queries += num_tokens
+            self.hits += num_hits
