@@ -1,0 +1,1 @@
+"""The clock, the engine, the schedulers, and what is recorded."""

@@ -1,0 +1,183 @@
+"""The step loop: one SimPy process an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+import simpy
+
+from sim.clock import STEP_PRIORITY, At
+from sim.cost import CostModel, StepCost
+from sim.generation import sample
+from sim.request import Request, RequestStatus
+from sim.scheduler.base import Scheduler, SchedulerOutput
+
+
+class StepRecorder(Protocol):
+    """What the engine tells of a run, as it happens."""
+
+    def arrived(self, request: Request) -> None:
+        """Take note of an arrival, just before it is queued or rejected."""
+        ...
+
+    def step(
+        self,
+        step: int,
+        start_s: float,
+        cost: StepCost,
+        output: SchedulerOutput,
+        scheduler: Scheduler,
+    ) -> None:
+        """Take note of a step, right after its scheduler call."""
+        ...
+
+    def stepped(self, end_s: float, finished: list[Request]) -> None:
+        """Take note of the end of the step and of the requests it finished."""
+        ...
+
+    def left(self, request: Request, now_s: float) -> None:
+        """Take note of a rejected or aborted request."""
+        ...
+
+
+class Engine:
+    """One serving engine on the simulated clock.
+
+    ::
+
+        arrivals --> scheduler queue
+                        |
+        schedule() -> cost -> clock advances -> sample() -> update() -> next step
+
+    It knows a scheduler, a cost model and a recorder by their protocols, and no
+    policy by name.
+
+    Parameters
+    ----------
+    env
+        The clock.
+    scheduler, cost_model, recorder
+        The three roles.
+    admission_check
+        Whether requests that can never be served are rejected on arrival; without
+        it they block the queue as they would the real engine's (invariant 7).
+
+    Attributes
+    ----------
+    num_steps
+        Steps taken so far.
+    stop_requested
+        Set it to end the run after the step in progress.
+    stalled
+        Whether the run ended with a queue that nothing could move any more; happens
+        only without the admission check.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        cost_model: CostModel,
+        recorder: StepRecorder,
+        *,
+        admission_check: bool = True,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.cost_model = cost_model
+        self.recorder = recorder
+        self.admission_check = admission_check
+        self.num_steps = 0
+        self.stop_requested = False
+        self._observers: list[tuple[int, Callable[[Engine], None]]] = []
+        self._next_observation = 0
+        self.stalled = False
+        self._arrivals_closed = False
+        self._blocked = False
+        self._wake = env.event()
+        self.done = env.process(self._run())
+
+    # -- the client's side ----------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request that arrives now."""
+        self.recorder.arrived(request)
+        error = self.scheduler.admission_error(request) if self.admission_check else None
+        if error is not None:
+            request.reason = error
+            request.move_to(RequestStatus.FINISHED_REJECTED)
+            self.recorder.left(request, self.env.now)
+            return
+        self.scheduler.add_request(request)
+        self._wake_up()
+
+    def abort(self, request: Request, reason: str) -> None:
+        """Withdraw an unfinished request now, between two steps."""
+        request.reason = reason
+        self.scheduler.abort(request)
+        self.recorder.left(request, self.env.now)
+
+    def close_arrivals(self) -> None:
+        """Say that nothing will arrive any more: the run ends with the last output."""
+        self._arrivals_closed = True
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    # -- the loop -------------------------------------------------------------
+
+    def observe(self, every_steps: int, observer: Callable[[Engine], None]) -> None:
+        """Call `observer` after every `every_steps` steps (progress, checks)."""
+        self._observers.append((every_steps, observer))
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        while not self.stop_requested:
+            if self._is_idle():
+                if self._arrivals_closed:
+                    self.stalled = self.scheduler.num_waiting > 0
+                    return
+                self._wake = self.env.event()
+                yield self._wake
+                self._blocked = False
+            else:
+                yield self._step()
+                self._end_step()
+
+    def _is_idle(self) -> bool:
+        """Whether only an arrival can bring work."""
+        scheduler = self.scheduler
+        return self._blocked or not (
+            scheduler.num_running or scheduler.num_waiting or scheduler.num_swapped
+        )
+
+    def _step(self) -> simpy.Event:
+        """Decide and price the next step; return its end as an event."""
+        now_s = self.env.now
+        output = self.scheduler.schedule(now_s)
+        cost = self.cost_model.step(output.shape)
+        end_s = now_s + cost.total_s
+        self.recorder.step(self.num_steps, now_s, cost, output, self.scheduler)
+        self._output = output
+        self._end_s = end_s
+        # Nothing runs and nothing could be admitted: steps would repeat for ever.
+        self._blocked = not (
+            output.scheduled or output.preemptions or self.scheduler.num_running
+        )
+        return At(self.env, end_s, STEP_PRIORITY)
+
+    def _end_step(self) -> None:
+        """Let the output of the step appear."""
+        finished = sample(self._output.scheduled, self.num_steps, self._end_s)
+        self.scheduler.update(finished)
+        self.recorder.stepped(self._end_s, finished)
+        self.num_steps += 1
+        if self._observers:
+            self._notify()
+
+    def _notify(self) -> None:
+        for every_steps, observer in self._observers:
+            if self.num_steps % every_steps == 0:
+                observer(self)

@@ -1,0 +1,68 @@
+"""What the model does with a batch: tokens appear, and outputs end.
+
+The only place that knows how long an output will be (invariant 4): schedulers decide
+first, this part then says which requests got a token and which are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.request import Request, RequestStatus
+
+
+def sample(scheduled: Sequence[Request], step: int, end_s: float) -> list[Request]:
+    """Give a token to every request of the batch that has caught up.
+
+    Parameters
+    ----------
+    scheduled
+        The batch, in order; computed tokens have advanced.
+    step
+        Index of the step.
+    end_s
+        When the step ends, in seconds.
+
+    Returns
+    -------
+    list of Request
+        Requests that this output finished, in batch order, their status set.
+
+    Notes
+    -----
+    A request whose computed tokens reach its length gets one token, others (prompts
+    in mid-way) none. It ends at ``length >= max_model_len``, at its max_tokens, or
+    where the workload says. Source: vLLM 0.11.2, ``vllm/v1/core/sched/utils.py``
+    (`check_stop`), with the end of sequence known from the workload.
+    """
+    finished: list[Request] = []
+    for request in scheduled:
+        num_tokens = request.num_tokens
+        if request.num_computed_tokens == num_tokens:
+            num_tokens += 1
+            request.num_tokens = num_tokens
+            if num_tokens >= request.num_tokens_at_event and _event(
+                request, step, end_s
+            ):
+                finished.append(request)
+    return finished
+
+
+def _event(request: Request, step: int, end_s: float) -> bool:
+    """Handle the first token of a streak, or the last token; True if it is done."""
+    last = min(request.oracle_num_tokens, request.max_num_tokens)
+    if not request.is_streaking:
+        request.begin_streak(step)
+        request.num_tokens_at_event = last
+        if request.num_output_tokens == 1:
+            request.first_token_s = end_s
+    if request.num_tokens < last:
+        return False
+    request.end_streak()
+    request.finish_s = end_s
+    request.move_to(
+        RequestStatus.FINISHED_STOPPED
+        if request.num_tokens >= request.oracle_num_tokens
+        else RequestStatus.FINISHED_LENGTH_CAPPED
+    )
+    return True

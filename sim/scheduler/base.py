@@ -1,0 +1,138 @@
+"""What the engine asks of a scheduler, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from sim.cost import BatchShape
+from sim.request import Request
+
+
+class PreemptionMode(Enum):
+    """What becomes of a preempted request's KV blocks."""
+
+    RECOMPUTE = "recompute"
+    """Blocks are freed; all tokens are computed again."""
+    SWAP = "swap"
+    """Blocks are copied to the CPU and back."""
+
+
+class Preemption(NamedTuple):
+    """One preemption, as the result table records it."""
+
+    request: Request
+    for_request: Request
+    """Whose allocation failed; the victim itself if it was the last one left."""
+    reason: str
+    mode: PreemptionMode
+    num_tokens_lost: int
+    num_blocks_freed: int
+    num_blocks_moved: int
+    kv_cache_usage_before: float
+    kv_cache_usage_after: float
+
+
+class CacheUsage(NamedTuple):
+    """The KV cache right after a scheduler call."""
+
+    num_physical_blocks: int
+    """Blocks that at least one table holds."""
+    num_logical_blocks: int
+    """Entries of all tables."""
+    num_physical_tokens: int
+    """Tokens stored in the physical blocks."""
+    num_logical_tokens: int
+    """Computed tokens of all requests that hold a table, this step's included."""
+    kv_cache_usage: float
+    """Share of the GPU pool that tables hold."""
+    cpu_cache_usage: float
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One scheduler call's decisions.
+
+    Attributes
+    ----------
+    scheduled
+        The batch, in the scheduler's own order.
+    num_scheduled_tokens
+        Tokens of each request in `scheduled`.
+    admitted
+        Requests that came from the waiting queue in this call.
+    preemptions
+        In the order performed.
+    shape
+        The batch as the cost model sees it.
+    num_recomputed_tokens
+        Tokens of this batch that had been computed before.
+    """
+
+    scheduled: list[Request] = field(default_factory=list)
+    num_scheduled_tokens: list[int] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    shape: BatchShape = BatchShape(0, 0, 0, 0, 0, 0)
+    num_recomputed_tokens: int = 0
+
+    @property
+    def num_batched_tokens(self) -> int:
+        """Tokens of the batch."""
+        return self.shape.num_decodes + self.shape.num_prefill_tokens
+
+
+class Scheduler(Protocol):
+    """Decides, at the start of every step, who computes how many tokens.
+
+    A policy sees requests, blocks and the clock; how long an output will be is not
+    known to it.
+    """
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks and may compute."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no blocks, preempted ones included."""
+        ...
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose blocks are on the CPU."""
+        ...
+
+    def admission_error(self, request: Request) -> str | None:
+        """Return why `request` can never be served, or None."""
+        ...
+
+    def add_request(self, request: Request) -> None:
+        """Queue an arrived request."""
+        ...
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Form the batch of the next step, moving blocks and queues."""
+        ...
+
+    def update(self, finished: Sequence[Request]) -> None:
+        """Release requests that the step's output finished, in batch order.
+
+        Their status has been set already.
+        """
+        ...
+
+    def abort(self, request: Request) -> None:
+        """Withdraw an unfinished request, wherever it stands."""
+        ...
+
+    def cache_usage(self) -> CacheUsage:
+        """Return what the cache holds now."""
+        ...
+
+    def check(self) -> None:
+        """Prove the invariants of queues and blocks in O(n)."""
+        ...
