@@ -1,1 +1,60 @@
-.PHONY: demo test test-all check bench clean
+# make demo: set everything up and run the main job.
+# make test: set everything up and pass the tests.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_PIP := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+
+# uv does not read pip's settings; pass on where wheels may lie.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export UV_NO_PROGRESS ?= 1
+
+.PHONY: demo test test-all check bench format clean help
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: $(VENV)/.installed
+	$(BIN)/kvsim run examples/demo.yaml --out results/demo --overwrite
+	@echo "Look at results/demo/figures: kv_cache_usage.png first, preemptions.png next."
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "not slow"
+
+# make test-all: what is too heavy for every day, too.
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q
+
+# make check: format, lint, types, layers.
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# make bench: how fast it is on this machine; tests/bench/README.md explains.
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/bench --benchmark-only --benchmark-columns=min,median,max,rounds --override-ini addopts=--import-mode=importlib
+
+# make format: let ruff mend what it can.
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix --unsafe-fixes --quiet .
+	$(BIN)/ruff format --quiet .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache results
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "kvsim needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt
+	$(UV_PIP) --editable ".[traces]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(UV_PIP) --editable ".[traces]" --group test --group quality
+	@touch $@

@@ -1,0 +1,1 @@
+"""Kernel timing on a GPU; writes the profiles that `sim` reads."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from typing import Any
-
-import simpy
+from typing import TYPE_CHECKING, Any
 
 from cache.tokens import SegmentTokens
 from sim.clock import ARRIVAL_PRIORITY, At
-from sim.engine import Engine
 from sim.request import Request
-from workloads.spec import RequestSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    import simpy
+
+    from sim.engine import Engine
+    from workloads.spec import RequestSpec
 
 
 def request_from_spec(spec: RequestSpec, max_model_len: int) -> Request:

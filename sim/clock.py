@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from heapq import heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import simpy
 from simpy.events import Event
+
+if TYPE_CHECKING:
+    import simpy
 
 ARRIVAL_PRIORITY = 0
 """Arrivals come before a step that ends at the same instant, ..."""

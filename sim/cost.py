@@ -36,6 +36,10 @@ class BatchShape(NamedTuple):
     """KV blocks copied on the GPU (copy-on-write) before the step."""
 
 
+EMPTY_SHAPE = BatchShape(0, 0, 0, 0, 0, 0)
+"""A step that computes nothing."""
+
+
 class StepCost(NamedTuple):
     """The length of one engine step in seconds, and its parts.
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, Protocol
-
-import simpy
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.clock import STEP_PRIORITY, At
-from sim.cost import CostModel, StepCost
 from sim.generation import sample
 from sim.request import Request, RequestStatus
-from sim.scheduler.base import Scheduler, SchedulerOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import simpy
+
+    from sim.cost import CostModel, StepCost
+    from sim.scheduler.base import Scheduler, SchedulerOutput
 
 
 class StepRecorder(Protocol):
@@ -103,7 +106,9 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now."""
         self.recorder.arrived(request)
-        error = self.scheduler.admission_error(request) if self.admission_check else None
+        error = (
+            self.scheduler.admission_error(request) if self.admission_check else None
+        )
         if error is not None:
             request.reason = error
             request.move_to(RequestStatus.FINISHED_REJECTED)

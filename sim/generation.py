@@ -6,9 +6,12 @@ first, this part then says which requests got a token and which are done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sim.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def sample(scheduled: Sequence[Request], step: int, end_s: float) -> list[Request]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from sim.recorder import InterTokenLatencies, Recording
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.recorder import InterTokenLatencies, Recording
 
 PERCENTILES = (50, 90, 95, 99)
 SERVED = ("finished_stopped", "finished_length_capped")
@@ -19,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 def weighted_percentile(
     values: Floats, weights: npt.NDArray[np.int64], percent: float
 ) -> float:
-    """Percentile of `values`, each repeated `weights` times, without repeating it.
+    """Return the percentile of `values`, each repeated `weights` times, without repeating it.
 
     Equals ``numpy.percentile`` (linear interpolation) on the repeated array.
     O(n log n) in distinct values.
@@ -46,7 +48,7 @@ def weighted_percentile(
 def distribution_ms(
     name: str, values_s: Floats, weights: npt.NDArray[np.int64] | None = None
 ) -> dict[str, float | None]:
-    """Mean, median, standard deviation and percentiles, in milliseconds.
+    """Return mean, median, standard deviation and percentiles, in milliseconds.
 
     Keys are those of ``vllm bench serve``; values are None where nothing was
     measured. NaN in `values_s` is left out.
@@ -68,7 +70,7 @@ def distribution_ms(
 
 
 def latencies(requests: pd.DataFrame, itl: InterTokenLatencies) -> dict[str, Any]:
-    """TTFT, TPOT, ITL and end-to-end latency of the requests that were served."""
+    """Return TTFT, TPOT, ITL and end-to-end latency of the requests that were served."""
     served = requests[requests["status"].isin(SERVED)]
     summary: dict[str, Any] = {}
     for name in ("ttft", "tpot"):
@@ -79,7 +81,7 @@ def latencies(requests: pd.DataFrame, itl: InterTokenLatencies) -> dict[str, Any
 
 
 def throughput(requests: pd.DataFrame, duration_s: float) -> dict[str, Any]:
-    """Counts and rates over the whole run, under ``vllm bench serve``'s names."""
+    """Return counts and rates over the whole run, under ``vllm bench serve``'s names."""
     served = requests[requests["status"].isin(SERVED)]
     num_input = int(served["num_prompt_tokens"].sum())
     num_output = int(served["num_output_tokens"].sum())
@@ -104,7 +106,7 @@ def throughput(requests: pd.DataFrame, duration_s: float) -> dict[str, Any]:
 
 
 def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
-    """Preemptions, cache usage and queue lengths; means are over time.
+    """Return preemptions, cache usage and queue lengths; means are over time.
 
     The engine's idle time counts as an empty cache and empty queues.
     """

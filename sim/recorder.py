@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from cache.errors import require
 from sim import schema
-from sim.cost import StepCost
-from sim.request import Request
-from sim.scheduler.base import Preemption, Scheduler, SchedulerOutput
+
+if TYPE_CHECKING:
+    from sim.cost import StepCost
+    from sim.request import Request
+    from sim.scheduler.base import Preemption, Scheduler, SchedulerOutput
 
 _CHUNK_ROWS = 8192
 # What a row holds while it is collected: StepCost stands in it as it is.
@@ -141,6 +144,21 @@ class Recorder:
         self._close(request)
         self.num_left += 1
 
+    def check(self, scheduler: Scheduler) -> None:
+        """Prove that no request is lost or counted twice (invariant 1).
+
+        Raises
+        ------
+        InvariantError
+            If the queues do not hold exactly the requests that came and did not go.
+        """
+        queued = scheduler.num_running + scheduler.num_waiting + scheduler.num_swapped
+        gone = self.num_finished + self.num_left
+        require(
+            self.num_arrived == queued + gone,
+            f"{self.num_arrived} requests arrived, {queued} are queued, {gone} left",
+        )
+
     # -- collecting -----------------------------------------------------------
 
     def _occupy(self, now_s: float) -> None:
@@ -224,7 +242,7 @@ class Recorder:
         columns = {name: table[:, i] for i, name in enumerate(_ROW_COLUMNS)}
         columns["num_finished"] = np.array(
             # A run stopped in mid-step has a last step without an end.
-            (self._num_finished_by_step + [0])[: len(table)],
+            ([*self._num_finished_by_step, 0])[: len(table)],
             dtype=np.float64,
         )
         latency_s = columns["latency_s"]
@@ -232,7 +250,10 @@ class Recorder:
         requests = pd.DataFrame(self._requests, columns=list(schema.REQUESTS))
         return Recording(
             steps=pd.DataFrame(
-                {name: columns[name].astype(kind) for name, kind in schema.STEPS.items()}
+                {
+                    name: columns[name].astype(kind)
+                    for name, kind in schema.STEPS.items()
+                }
             ),
             requests=_typed(requests, schema.REQUESTS).sort_values(
                 "request_id", ignore_index=True
@@ -273,4 +294,4 @@ class Recorder:
 
 
 def _typed(frame: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
-    return frame.astype({name: kind for name, kind in columns.items()})
+    return frame.astype(dict(columns.items()))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from cache.block import KVCacheBlock
-from cache.tokens import TokenIds
+if TYPE_CHECKING:
+    from cache.block import KVCacheBlock
+    from cache.tokens import TokenIds
 
 
 class RequestStatus(Enum):
@@ -126,6 +128,7 @@ class Request:
 
     def __init__(
         self,
+        *,
         request_id: int,
         arrival_s: float,
         num_prompt_tokens: int,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sim.cost import BatchShape
-from sim.request import Request
+from sim.cost import EMPTY_SHAPE, BatchShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.request import Request
 
 
 class PreemptionMode(Enum):
@@ -75,7 +78,7 @@ class SchedulerOutput:
     num_scheduled_tokens: list[int] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
-    shape: BatchShape = BatchShape(0, 0, 0, 0, 0, 0)
+    shape: BatchShape = EMPTY_SHAPE
     num_recomputed_tokens: int = 0
 
     @property
@@ -131,6 +134,10 @@ class Scheduler(Protocol):
 
     def cache_usage(self) -> CacheUsage:
         """Return what the cache holds now."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """Return counters of this policy for the run's summary, JSON-ready."""
         ...
 
     def check(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.managers.v1 import NO_BLOCKS, KVCacheManager
@@ -16,6 +16,9 @@ from sim.scheduler.base import (
     PreemptionMode,
     SchedulerOutput,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class V1Scheduler:
@@ -258,7 +261,10 @@ class V1Scheduler:
     def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
         """Move a request that got its blocks to the running queue."""
         resumed = request.status is RequestStatus.PREEMPTED
-        self.prefix_cache_stats.record(request.num_tokens, num_hits, preempted=resumed)
+        if self.kv_cache_manager.enable_caching:
+            self.prefix_cache_stats.record(
+                request.num_tokens, num_hits, preempted=resumed
+            )
         request.move_to(RequestStatus.RUNNING)
         request.num_computed_tokens = num_hits
         self._num_logical_tokens += num_hits
@@ -307,6 +313,20 @@ class V1Scheduler:
             num_physical_blocks / manager.block_pool.num_usable_blocks,
             0.0,
         )
+
+    def summary(self) -> dict[str, Any]:
+        """Return prefix-cache counters, in tokens of first admissions."""
+        stats = self.prefix_cache_stats
+        return {
+            "prefix_cache_queries": stats.queries,
+            "prefix_cache_hits": stats.hits,
+            "prefix_cache_hit_rate": stats.hits / stats.queries
+            if stats.queries
+            else 0.0,
+            "prefix_cache_preempted_queries": stats.preempted_queries,
+            "prefix_cache_preempted_hits": stats.preempted_hits,
+            "num_evictions": self.kv_cache_manager.block_pool.num_evictions,
+        }
 
     def check(self) -> None:
         """Prove queues, blocks and counters in O(n).

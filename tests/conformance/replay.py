@@ -5,13 +5,15 @@ Format and step loop: conformance/README.md beside the logs, sections 1 to 4.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cache.tokens import ListTokens
 from sim.generation import sample
 from sim.request import Request
-from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.v1 import V1Scheduler
+
+if TYPE_CHECKING:
+    from sim.scheduler.base import SchedulerOutput
 
 
 def segment_tokens(seed: int, length: int) -> list[int]:

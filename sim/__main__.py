@@ -1,0 +1,8 @@
+"""``python -m sim`` is ``kvsim``."""
+
+from __future__ import annotations
+
+from sim.cli import main
+
+if __name__ == "__main__":
+    main()

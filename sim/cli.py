@@ -1,0 +1,106 @@
+"""The command line: thin commands, and what becomes of an error.
+
+Exit status: 0 for success, 2 for a mistake of the user's (one line), 1 for a fault of
+ours, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points, version
+from typing import TYPE_CHECKING
+
+from cyclopts import App, CycloptsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMAND_GROUP = "kvsim.commands"
+"""Entry-point group through which other packages add commands."""
+
+EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+HELP = """Simulate KV-cache scheduling of LLM serving engines.
+
+How will this KV cache behave under this traffic: preemptions, cache usage,
+latencies and capacity, before anyone rents the GPU.
+"""
+
+COMMANDS = {
+    "run": (
+        "sim.commands.run:run",
+        "Run one simulation: summary, results and figures.",
+    ),
+    "capacity": (
+        "sim.commands.capacity:capacity",
+        "Predict the number of KV blocks, explained GiB by GiB.",
+    ),
+    "workload": ("sim.commands.workload:app", "Traffic: fetch public traces."),
+}
+
+NOT_BUILT = (
+    "decisions",
+    "conform",
+    "sweep",
+    "plan",
+    "profile",
+    "validate",
+    "plot",
+    "report",
+)
+
+
+def build_app() -> App:
+    """Put the command line together."""
+    app = App(
+        name="kvsim",
+        help=HELP,
+        version=lambda: version("kvsim"),
+        version_flags=["--version"],
+        result_action="return_value",
+    )
+    # Named here by text, so that --help imports none of them.
+    for name, (target, help_line) in COMMANDS.items():
+        app.command(target, name=name, help=help_line)
+    for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda p: p.name):
+        app.command(point.value, name=point.name)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``kvsim`` and leave with its exit status."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``kvsim`` with `arguments` and return the exit status."""
+    if arguments and arguments[0] in NOT_BUILT:
+        return _refuse(f"'kvsim {arguments[0]}' is not built yet; see 'kvsim --help'")
+    try:
+        status = build_app()(list(arguments), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        return _refuse(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        print("kvsim: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_OK
+    except ValueError as error:
+        if not _is_user_error(error):
+            raise
+        return _refuse(" ".join(str(error).split()))
+    return status if isinstance(status, int) else EXIT_OK
+
+
+def _is_user_error(error: ValueError) -> bool:
+    """Whether the message is meant for the user, not for us."""
+    from sim.errors import UserError  # noqa: PLC0415
+    from workloads.errors import WorkloadError  # noqa: PLC0415
+
+    return isinstance(error, UserError | WorkloadError)
+
+
+def _refuse(line: str) -> int:
+    print(f"kvsim: {line}", file=sys.stderr)
+    return EXIT_USER

@@ -1,0 +1,1 @@
+"""Commands of ``kvsim``, one a file; heavy imports happen inside them."""

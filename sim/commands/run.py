@@ -1,0 +1,154 @@
+"""``kvsim run``: one simulation."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from sim.config import RunConfig
+    from sim.results import Results
+    from sim.simulate import Simulation
+
+EXIT_INTERRUPTED = 130
+
+
+def run(
+    config: Path,
+    *,
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name="--set", negative="", allow_leading_hyphen=False),
+    ] = None,
+    out: Path | None = None,
+    overwrite: Annotated[bool, Parameter(negative="")] = False,
+    figures: bool = True,
+    check: int = 0,
+    seed: int | None = None,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Run one simulation: summary on the terminal, results and figures in a folder.
+
+    Parameters
+    ----------
+    config
+        YAML configuration; start from one in examples/.
+    set_
+        Change a key, as key.path=value; may be given several times.
+    out
+        Folder for the results. Default: results/NAME-OF-CONFIG.
+    overwrite
+        Replace the results of an earlier run in that folder.
+    figures
+        Draw the figures.
+    check
+        Prove every structure's invariants each N steps; slow.
+    seed
+        Shorthand for --set seed=N.
+    quiet
+        Print nothing but warnings and errors.
+    json
+        Print the summary as JSON.
+    """
+    from time import perf_counter  # noqa: PLC0415
+
+    from sim.config import load_config  # noqa: PLC0415
+    from sim.errors import ConfigError  # noqa: PLC0415
+    from sim.results import check_output, output_directory, write_json  # noqa: PLC0415
+    from sim.simulate import Simulation  # noqa: PLC0415
+
+    started_s = perf_counter()
+    if check < 0:
+        raise ConfigError(f"--check takes a number of steps of at least 0, got {check}")
+    overrides = list(set_ or [])
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    run_config = load_config(config, overrides)
+    directory = out or Path("results") / config.stem
+    check_output(directory, overwrite=overwrite)
+
+    simulation = Simulation(run_config)
+    loop_started_s = perf_counter()
+    with _stopping_on_interrupt(simulation):
+        results = _run(simulation, check, show=not (quiet or json))
+    loop_s = perf_counter() - loop_started_s
+    with output_directory(directory, overwrite=overwrite) as partial:
+        results.write(partial, figures=figures)
+        write_json(
+            partial / "run.json",
+            _run_info(run_config, loop_s, perf_counter() - started_s),
+        )
+    _report(results, directory, loop_s, quiet=quiet, as_json=json)
+    return EXIT_INTERRUPTED if results.summary["interrupted"] else 0
+
+
+@contextmanager
+def _stopping_on_interrupt(simulation: Simulation) -> Iterator[None]:
+    """Let the first Ctrl-C end the run between two steps, the second end it at once."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        simulation.stop()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
+    """Run under a progress bar, if there is somebody to see it."""
+    if not show or not sys.stderr.isatty():
+        return simulation.run(check_every=check)
+    from sim.commands.terminal import progress_bar  # noqa: PLC0415
+
+    with progress_bar(len(simulation.specs)) as on_progress:
+        return simulation.run(on_progress, check_every=check)
+
+
+def _run_info(config: RunConfig, loop_s: float, total_s: float) -> dict[str, Any]:
+    """Return what may differ between two equal runs: wall time and machine."""
+    import os  # noqa: PLC0415
+    import platform  # noqa: PLC0415
+
+    return {
+        "wall_seconds": {"loop": loop_s, "command": total_s},
+        "host": {
+            "system": platform.platform(),
+            "machine": platform.machine(),
+            "num_cpus": os.cpu_count(),
+            "python": platform.python_version(),
+        },
+        "seed": config.seed,
+    }
+
+
+def _report(
+    results: Results, directory: Path, loop_s: float, *, quiet: bool, as_json: bool
+) -> None:
+    """Print warnings, and the summary as a table or as JSON."""
+    for line in results.summary["warnings"]:
+        print(f"kvsim: warning: {line}", file=sys.stderr)
+    if results.summary["interrupted"]:
+        print(
+            f"kvsim: interrupted; what was finished is in '{directory}'",
+            file=sys.stderr,
+        )
+    if as_json:
+        from json import dumps  # noqa: PLC0415
+
+        print(dumps(results.summary, indent=2, allow_nan=False))
+    elif not quiet:
+        from sim.commands.terminal import print_summary  # noqa: PLC0415
+
+        print_summary(results.summary, directory, loop_s)

@@ -1,0 +1,132 @@
+"""What ``kvsim run`` shows: a progress bar, and the summary as a table."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from sim.simulate import Progress as RunProgress
+
+
+@contextmanager
+def progress_bar(num_requests: int) -> Iterator[Callable[[RunProgress], None]]:
+    """Show simulated time, requests done and the time left, on stderr."""
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} requests"),
+        TextColumn("simulated {task.fields[simulated]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=num_requests, simulated="0:00:00")
+
+        def update(progress: RunProgress) -> None:
+            bar.update(
+                task, completed=progress.num_done, simulated=clock(progress.now_s)
+            )
+
+        yield update
+
+
+def clock(seconds: float) -> str:
+    """Format simulated seconds as h:mm:ss."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"
+
+
+def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) -> None:
+    """Print the summary table on stdout."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{summary['title']}[/bold]")
+    console.print(_facts(summary, loop_s))
+    console.print(_latencies(summary))
+    console.print(
+        f"{summary['scheduling']}, {summary['path']} path; results in {directory}",
+        soft_wrap=True,
+    )
+
+
+def _facts(summary: Mapping[str, Any], loop_s: float) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, text in summary_rows(summary):
+        table.add_row(name, text)
+    rate = summary["num_requests"] / loop_s if loop_s > 0 else 0.0
+    table.add_row("simulated in", f"{loop_s:.2f} s ({rate:,.0f} requests/s)")
+    return table
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a summary as (name, text), without wall time."""
+    s = summary
+    unserved = ", ".join(
+        f"{s[key]:,} {key.replace('_', ' ')}"
+        for key in ("rejected", "aborted", "unfinished", "length_capped")
+        if s[key]
+    )
+    rows = [
+        (
+            "requests",
+            f"{s['completed']:,} of {s['num_requests']:,} completed"
+            + (f", {unserved}" if unserved else ""),
+        ),
+        ("simulated time", f"{clock(s['duration'])} in {s['num_steps']:,} steps"),
+        (
+            "throughput",
+            f"{s['request_throughput']:.2f} requests/s, "
+            f"{s['output_throughput']:,.0f} output tokens/s",
+        ),
+        (
+            "KV cache",
+            f"{s['num_gpu_blocks']:,} blocks of {s['block_size']} tokens; usage mean "
+            f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
+        ),
+        (
+            "preemptions",
+            f"{s['num_preemptions']:,} of {s['num_requests_preempted']:,} requests; "
+            f"{s['recomputed_tokens']:,} tokens recomputed",
+        ),
+        (
+            "running",
+            f"mean {s['num_running_mean']:.1f}, max {s['num_running_max']:,} of "
+            f"{s['max_num_seqs']:,}; waiting mean {s['num_waiting_mean']:.1f}, max "
+            f"{s['num_waiting_max']:,}",
+        ),
+    ]
+    if s.get("prefix_cache_queries"):
+        rows.append(
+            (
+                "prefix cache",
+                f"{s['prefix_cache_hit_rate']:.2%} of {s['prefix_cache_queries']:,} "
+                f"prompt tokens hit; {s['num_evictions']:,} blocks evicted",
+            )
+        )
+    return rows
+
+
+def _latencies(summary: Mapping[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("ms", style="dim")
+    statistics = ("mean", "p50", "p90", "p95", "p99")
+    for statistic in statistics:
+        table.add_column(statistic, justify="right")
+    for key, name in (
+        ("ttft", "TTFT"),
+        ("tpot", "TPOT"),
+        ("itl", "ITL"),
+        ("e2el", "E2E"),
+    ):
+        cells = (summary[f"{statistic}_{key}_ms"] for statistic in statistics)
+        table.add_row(name, *("-" if c is None else f"{c:,.1f}" for c in cells))
+    return table

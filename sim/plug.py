@@ -1,0 +1,174 @@
+"""From a configuration table with a ``kind`` to an object.
+
+``kind`` names a built-in of the table at hand, or ``path/to/file.py:ClassName`` for
+one of the user's own; the remaining keys are constructor arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import json
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
+
+from sim.errors import ConfigError
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for a near miss, else an empty string."""
+    near = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def build(
+    table: Mapping[str, type],
+    config: Mapping[str, Any],
+    where: str,
+    context: Mapping[str, Any] | None = None,
+) -> Any:
+    """Construct what `config` describes.
+
+    Parameters
+    ----------
+    table
+        Built-in classes by kind.
+    config
+        ``kind`` and constructor arguments.
+    where
+        Path of the table in the configuration, for messages.
+    context
+        Arguments that the engine provides to constructors that name them.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown kind, an argument that does not exist, is missing or has the
+        wrong type, and for what the constructor itself refuses.
+    """
+    kind = config.get("kind")
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{where}.kind: must name one of {', '.join(table)}, or file.py:Class"
+        )
+    cls = table[kind] if kind in table else _load(kind, table, where)
+    given = {key: value for key, value in config.items() if key != "kind"}
+    context = context or {}
+    parameters = inspect.signature(cls).parameters
+    settable = [name for name in parameters if name not in context]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        _refuse_unknown(given, settable, where, kind)
+    _refuse_missing(given, settable, parameters, where, kind)
+    arguments = _typed(cls, given, where)
+    arguments |= {name: context[name] for name in parameters if name in context}
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except (ValueError, TypeError) as error:
+        # A constructor's own refusal keeps its words; they name rule and value.
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _refuse_unknown(
+    given: Mapping[str, Any], settable: list[str], where: str, kind: str
+) -> None:
+    for key in given:
+        if key not in settable:
+            raise ConfigError(
+                f"{where}.{key}: '{kind}' has no such key"
+                f"{did_you_mean(key, settable)} (it has: "
+                f"{', '.join(settable) or 'none'})"
+            )
+
+
+def _refuse_missing(
+    given: Mapping[str, Any],
+    settable: list[str],
+    parameters: Mapping[str, inspect.Parameter],
+    where: str,
+    kind: str,
+) -> None:
+    for name in settable:
+        parameter = parameters[name]
+        optional = parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if not optional and name not in given:
+            raise ConfigError(f"{where}.{name}: '{kind}' needs this key; give it")
+
+
+def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check plain types, so that ``limit: many`` is refused with its key."""
+    hints = _hints(cls)
+    typed: dict[str, Any] = {}
+    for name, value in given.items():
+        typed[name] = value
+        if name not in hints:
+            continue
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(hints[name])
+        except (PydanticUserError, PydanticSchemaGenerationError):
+            continue  # not a plain type: the constructor will judge
+        try:
+            # As JSON, a list may stand for a tuple, but never a bool for a number.
+            typed[name] = adapter.validate_json(json.dumps(value), strict=True)
+        except (ValidationError, TypeError) as error:
+            rule = (
+                error.errors()[0]["msg"]
+                if isinstance(error, ValidationError)
+                else str(error)
+            )
+            raise ConfigError(f"{where}.{name}: {rule}, got {value!r}") from error
+    return typed
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Annotations of the constructor's arguments, as far as they resolve."""
+    hints: dict[str, Any] = {}
+    for source in (cls, getattr(cls, "__init__")):  # noqa: B009
+        try:
+            hints |= typing.get_type_hints(source)
+        except (NameError, TypeError):
+            continue  # imported for type checkers only
+    return hints
+
+
+def _load(kind: str, table: Mapping[str, type], where: str) -> type:
+    """Import ``path/to/file.py:ClassName``."""
+    file_name, colon, class_name = kind.rpartition(":")
+    if not colon or not file_name.endswith(".py"):
+        raise ConfigError(
+            f"{where}.kind: '{kind}' is not built{did_you_mean(kind, table)} "
+            f"(there are: {', '.join(table)}; your own: path/to/file.py:ClassName)"
+        )
+    path = Path(file_name)
+    if not path.is_file():
+        raise ConfigError(f"{where}.kind: there is no file '{file_name}'")
+    name = f"kvsim_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{where}.kind: '{file_name}' cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    cls = getattr(module, class_name, None)
+    if not isinstance(cls, type):
+        raise ConfigError(f"{where}.kind: '{file_name}' has no class '{class_name}'")
+    return cls

@@ -1,0 +1,114 @@
+"""The block pool: references, hits on free blocks, eviction by reuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from cache.block_pool import BlockPool
+from cache.errors import (
+    CacheError,
+    DoubleFreeError,
+    InvariantError,
+    NoFreeBlocksError,
+)
+
+
+def test_block_zero_is_never_handed_out() -> None:
+    pool = BlockPool(4, enable_caching=False)
+    assert [b.block_id for b in pool.get_new_blocks(3)] == [1, 2, 3]
+    assert pool.usage == 1.0
+    with pytest.raises(NoFreeBlocksError, match="0 of 3 are free"):
+        pool.get_new_blocks(1)
+
+
+def test_a_pool_of_one_block_is_refused() -> None:
+    with pytest.raises(CacheError, match="at least 2 blocks"):
+        BlockPool(1, enable_caching=True)
+
+
+def test_freed_blocks_are_reused_in_the_order_given() -> None:
+    pool = BlockPool(5, enable_caching=False)
+    blocks = pool.get_new_blocks(3)
+    pool.free_blocks(blocks[::-1])
+    assert [b.block_id for b in pool.get_new_blocks(4)] == [4, 3, 2, 1]
+
+
+def test_a_hit_revives_a_free_block_from_the_middle() -> None:
+    pool = BlockPool(5, enable_caching=True)
+    blocks = pool.get_new_blocks(3)
+    pool.cache_full_blocks(blocks, [11, 12, 13])
+    pool.free_blocks(blocks)
+    hit = pool.get_cached_block(12)
+    assert hit is blocks[1]
+    pool.touch([hit])
+    assert hit.ref_cnt == 1
+    assert [b.block_id for b in pool.free_block_queue] == [4, 1, 3]
+    pool.check()
+
+
+def test_reuse_evicts_and_only_reuse_does() -> None:
+    pool = BlockPool(3, enable_caching=True)
+    blocks = pool.get_new_blocks(2)
+    pool.cache_full_blocks(blocks, [11, 12])
+    pool.free_blocks(blocks)
+    assert len(pool.cached_blocks) == 2
+    pool.get_new_blocks(1)
+    assert pool.get_cached_block(11) is None
+    assert pool.get_cached_block(12) is blocks[1]
+    assert pool.num_evictions == 1
+    pool.check()
+
+
+def test_of_duplicates_the_first_cached_answers_until_it_is_evicted() -> None:
+    pool = BlockPool(4, enable_caching=True)
+    a, b, c = pool.get_new_blocks(3)
+    for block in (b, a, c):
+        pool.cache_full_blocks([block], [7])
+    assert pool.get_cached_block(7) is b
+    assert len(pool.cached_blocks) == 1
+    pool.free_blocks([b])
+    assert pool.get_new_blocks(1) == [b]
+    assert pool.get_cached_block(7) is a
+    pool.check()
+
+
+def test_double_free_names_the_block_and_changes_nothing() -> None:
+    pool = BlockPool(4, enable_caching=False)
+    blocks = pool.get_new_blocks(2)
+    pool.free_blocks(blocks[:1])
+    with pytest.raises(DoubleFreeError, match="block 1 is free already"):
+        pool.free_blocks([blocks[1], blocks[0]])
+    assert blocks[1].ref_cnt == 1
+    pool.check()
+
+
+def test_caching_a_block_twice_is_refused() -> None:
+    pool = BlockPool(3, enable_caching=True)
+    (block,) = pool.get_new_blocks(1)
+    pool.cache_full_blocks([block], [5])
+    with pytest.raises(CacheError, match="block 1 is cached already"):
+        pool.cache_full_blocks([block], [6])
+    assert block.block_hash == 5
+
+
+def test_check_finds_a_lost_reference() -> None:
+    pool = BlockPool(3, enable_caching=False)
+    (block,) = pool.get_new_blocks(1)
+    block.ref_cnt = 0
+    with pytest.raises(InvariantError, match="block 1 has 0 references"):
+        pool.check()
+
+
+def test_check_finds_a_block_that_the_index_does_not_know() -> None:
+    pool = BlockPool(3, enable_caching=True)
+    (block,) = pool.get_new_blocks(1)
+    block.block_hash = 9
+    with pytest.raises(InvariantError, match="1 blocks carry a hash, 0 are indexed"):
+        pool.check()
+
+
+def test_the_index_refuses_to_drop_a_stranger() -> None:
+    pool = BlockPool(3, enable_caching=True)
+    (block,) = pool.get_new_blocks(1)
+    with pytest.raises(CacheError, match="not in the prefix cache"):
+        pool.cached_blocks.remove(3, block)
