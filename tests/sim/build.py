@@ -1,0 +1,86 @@
+"""Small engines for tests, put together from parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import simpy
+
+from sim.clients import open_loop, request_from_spec
+from sim.cost import CostModel
+from sim.costs.constant import ConstantCost
+from sim.engine import Engine
+from sim.recorder import Recorder, Recording
+from sim.scheduler.v1 import V1Scheduler
+from workloads.spec import RequestSpec
+
+
+def spec(
+    request_id: int,
+    arrival_s: float,
+    num_prompt_tokens: int,
+    num_output_tokens: int,
+    **more: Any,
+) -> RequestSpec:
+    """A request whose prompt nobody shares."""
+    return RequestSpec(
+        request_id,
+        arrival_s,
+        ((2 * request_id, num_prompt_tokens),),
+        num_output_tokens,
+        2 * request_id + 1,
+        **more,
+    )
+
+
+def scheduler(**changes: Any) -> V1Scheduler:
+    """A V1 scheduler of a thousand blocks, unless said otherwise."""
+    arguments: dict[str, Any] = {
+        "num_gpu_blocks": 1001,
+        "block_size": 16,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 256,
+        "max_model_len": 8192,
+        "enable_prefix_caching": False,
+    }
+    return V1Scheduler(**(arguments | changes))
+
+
+class Run:
+    """An engine and its clients on a clock of their own, checked at every step."""
+
+    def __init__(
+        self,
+        specs: Sequence[RequestSpec],
+        cost_model: CostModel | None = None,
+        *,
+        admission_check: bool = True,
+        check: bool = True,
+        **changes: Any,
+    ) -> None:
+        self.env = simpy.Environment()
+        self.scheduler = scheduler(**changes)
+        self.recorder = Recorder()
+        self.engine = Engine(
+            self.env,
+            self.scheduler,
+            cost_model or ConstantCost(step_s=1.0),
+            self.recorder,
+            admission_check=admission_check,
+        )
+        make = partial(request_from_spec, max_model_len=self.scheduler.max_model_len)
+        self.env.process(open_loop(self.env, self.engine, specs, make))
+        if check:
+            self.engine.observe(1, lambda _: self.check())
+
+    def check(self) -> None:
+        """Prove invariants 1 and 2."""
+        self.scheduler.check()
+        self.recorder.check(self.scheduler)
+
+    def go(self) -> Recording:
+        """Run to the end."""
+        self.env.run(until=self.engine.done)
+        return self.recorder.finish(self.env.now)

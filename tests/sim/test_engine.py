@@ -1,0 +1,245 @@
+"""The step loop: what happens when, on engines small enough to follow by hand."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sim.scheduler.base
+import sim.scheduler.v1
+from sim.cost import BatchShape, StepCost
+from tests.sim.build import Run, spec
+
+
+class PricePerToken:
+    """A second a step and a tenth per token: batches show in the time."""
+
+    def step(self, shape: BatchShape) -> StepCost:
+        total_s = 1.0 + 0.1 * (shape.num_decodes + shape.num_prefill_tokens)
+        return StepCost(total_s, gemm_s=total_s)
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+
+def test_a_lone_request_by_hand() -> None:
+    # Prefill of 20 tokens at 0.5 s, then two decodes.
+    run = Run([spec(0, 0.5, 20, 3)], PricePerToken())
+    recording = run.go()
+    row = recording.requests.iloc[0]
+    assert row["first_scheduled_s"] == 0.5
+    assert row["first_token_s"] == pytest.approx(0.5 + 3.0)
+    assert row["finish_s"] == pytest.approx(0.5 + 3.0 + 2 * 1.1)
+    assert row["tpot_s"] == pytest.approx(1.1)
+    assert row["status"] == "finished_stopped"
+    assert list(recording.steps["num_batched_tokens"]) == [20, 1, 1]
+    assert list(recording.steps["num_logical_tokens"]) == [20, 21, 22]
+    assert list(recording.steps["num_physical_blocks"]) == [2, 2, 2]
+    assert list(recording.steps["num_finished"]) == [0, 0, 1]
+
+
+def test_arrivals_during_a_step_join_the_next_one_even_at_its_very_end() -> None:
+    run = Run([spec(0, 0.0, 5, 3), spec(1, 0.3, 5, 1), spec(2, 1.0, 5, 1)])
+    requests = run.go().requests
+    assert list(requests["first_scheduled_s"]) == [0.0, 1.0, 1.0]
+
+
+def test_a_long_prompt_comes_in_chunks_and_decodes_go_on() -> None:
+    run = Run([spec(0, 0.0, 10, 5), spec(1, 0.5, 100, 2)], max_num_batched_tokens=64)
+    recording = run.go()
+    # Step 1: one decode and 63 of 100 tokens; step 2: one decode and the other 37.
+    assert list(recording.steps["num_batched_tokens"]) == [10, 64, 38, 2, 1]
+    assert recording.requests["first_token_s"].tolist() == [1.0, 3.0]
+
+
+def test_preemption_takes_the_tail_and_admits_nobody_in_that_step() -> None:
+    # Three prompts of two blocks each in six blocks; the first to need a third
+    # block takes it from the last one.
+    specs = [spec(i, 0.0, 31, 20) for i in range(3)] + [spec(3, 0.5, 5, 1)]
+    run = Run(specs, num_gpu_blocks=7, max_model_len=90)
+    recording = run.go()
+    preemptions = recording.preemptions
+    first = preemptions.iloc[0]
+    assert (first["request_id"], first["for_request_id"]) == (2, 0)
+    assert first["time_s"] == 2.0  # token 33 needs the third block
+    assert first["num_tokens_lost"] == 32
+    assert first["num_blocks_freed"] == 2
+    assert first["kv_cache_usage_before"] == 1.0
+    assert first["kv_cache_usage_after"] == pytest.approx(4 / 6)
+    step = recording.steps[recording.steps["num_preempted"] > 0].iloc[0]
+    assert step["num_waiting"] == 2  # the victim stands before the newcomer
+    requests = recording.requests
+    assert list(requests["status"]) == ["finished_stopped"] * 4
+    assert requests["num_output_tokens"].tolist() == [20, 20, 20, 1]
+    assert requests["num_recomputed_tokens"].sum() == (
+        preemptions["num_tokens_lost"].sum()
+    )
+    assert recording.steps["num_recomputed_tokens"].sum() == (
+        requests["num_recomputed_tokens"].sum()
+    )
+
+
+def test_requests_that_never_fit_are_rejected_with_a_reason() -> None:
+    run = Run(
+        [
+            spec(0, 0.0, 200, 1),
+            spec(1, 0.0, 90, 1),
+            spec(2, 0.0, 50, 9, max_tokens=60),
+            spec(3, 0.0, 50, 9, max_tokens=9),
+        ],
+        num_gpu_blocks=6,
+        max_model_len=150,
+    )
+    requests = run.go().requests
+    assert list(requests["status"]) == ["finished_rejected"] * 3 + ["finished_stopped"]
+    assert "leaves no room for output within max_model_len 150" in requests["reason"][0]
+    assert (
+        "a prompt of 90 tokens needs 6 blocks; the cache has 5"
+        in (requests["reason"][1])
+    )
+    assert "prompt and max_tokens of 110 tokens needs 7" in requests["reason"][2]
+
+
+def test_without_the_admission_check_a_stall_ends_the_run() -> None:
+    run = Run(
+        [spec(0, 0.0, 100, 1), spec(1, 3.0, 5, 1)],
+        admission_check=False,
+        num_gpu_blocks=4,
+    )
+    requests = run.go().requests
+    assert run.engine.stalled
+    assert requests["status"].tolist() == ["waiting", "waiting"]
+    assert math.isnan(requests["finish_s"][0])
+
+
+def test_outputs_are_cut_at_max_model_len() -> None:
+    run = Run([spec(0, 0.0, 20, 50)], max_model_len=30)
+    row = run.go().requests.iloc[0]
+    assert row["num_output_tokens"] == 10
+    assert row["status"] == "finished_length_capped"
+
+
+def test_a_stop_keeps_what_was_done() -> None:
+    run = Run([spec(0, 0.0, 20, 2), spec(1, 0.0, 20, 50)])
+    run.engine.observe(3, lambda engine: setattr(engine, "stop_requested", True))
+    recording = run.go()
+    assert len(recording.steps) == 3
+    assert recording.requests["status"].tolist() == ["finished_stopped", "running"]
+
+
+def test_an_abort_frees_its_blocks() -> None:
+    run = Run([spec(0, 0.0, 20, 50), spec(1, 0.0, 20, 5)])
+    victim = []
+    run.engine.observe(2, lambda engine: victim.extend(run.scheduler.running[:1]))
+    run.engine.observe(
+        2,
+        lambda engine: (
+            engine.abort(victim[0], "gone")
+            if not victim[0].status.is_finished
+            else None
+        ),
+    )
+    requests = run.go().requests
+    assert requests["status"].tolist() == ["finished_aborted", "finished_stopped"]
+    assert requests["reason"][0] == "gone"
+    assert run.scheduler.kv_cache_manager.usage == 0
+
+
+def test_a_budget_smaller_than_the_batch_starves_the_tail_and_itl_shows_it() -> None:
+    run = Run([spec(i, 0.0, 2, 4) for i in range(3)], max_num_batched_tokens=2)
+    recording = run.go()
+    total = recording.itl.weights.sum()
+    assert total == 3 * 3  # every token but the first has a predecessor
+    assert recording.requests["num_output_tokens"].tolist() == [4, 4, 4]
+    by_hand = (recording.itl.values_s * recording.itl.weights).sum()
+    spans = recording.requests["finish_s"] - recording.requests["first_token_s"]
+    assert by_hand == pytest.approx(spans.sum())
+
+
+def test_no_policy_reads_how_long_an_output_will_be() -> None:
+    for module in (sim.scheduler.base, sim.scheduler.v1):
+        source = inspect.getsource(module)
+        assert "oracle" not in source
+        assert "num_tokens_at_event" not in source
+
+
+small_requests = st.lists(
+    st.tuples(
+        st.floats(0, 30, allow_nan=False), st.integers(1, 70), st.integers(1, 40)
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(
+    small_requests,
+    st.integers(8, 14),
+    st.sampled_from([4, 7, 16, 64, 256]),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_run_ends_and_keeps_the_invariants(
+    raw: list[tuple[float, int, int]], blocks: int, budget: int, caching: bool
+) -> None:
+    """Invariants 1 to 4 and 7 in a cache of a few blocks."""
+    raw.sort()
+    specs = [spec(i, *row) for i, row in enumerate(raw)]
+    run = Run(
+        specs,
+        PricePerToken(),
+        num_gpu_blocks=blocks,
+        max_model_len=(blocks - 1) * 16,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+    )
+    recording = run.go()
+    requests, steps = recording.requests, recording.steps
+    assert len(requests) == len(specs)
+    assert not run.scheduler.num_running
+    assert not run.scheduler.num_waiting
+    assert run.scheduler.kv_cache_manager.usage == 0
+    served = requests[requests["status"].str.startswith("finished_")]
+    served = served[served["status"] != "finished_rejected"]
+    assert (served["arrival_s"] <= served["first_scheduled_s"]).all()
+    assert (served["first_scheduled_s"] < served["first_token_s"]).all()
+    assert (served["first_token_s"] <= served["finish_s"]).all()
+    ends = steps["start_s"] + steps["latency_s"]
+    assert (steps["latency_s"] > 0).all()
+    assert (steps["start_s"].iloc[1:].to_numpy() >= ends.iloc[:-1].to_numpy()).all()
+    assert steps["kv_cache_usage"].between(0, 1).all()
+    assert recording.itl.weights.sum() == (served["num_output_tokens"] - 1).sum()
+    # Little's law, from counts on one side and time stamps on the other.
+    sojourn_s = (served["finish_s"] - served["arrival_s"]).sum()
+    assert recording.occupancy_s == pytest.approx(sojourn_s, rel=1e-9, abs=1e-9)
+
+
+@given(small_requests, st.integers(0, 11), st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_a_longer_answer_changes_nothing_before_it_shows(
+    raw: list[tuple[float, int, int]], which: int, longer: int
+) -> None:
+    """Invariant 4: until the shorter answer ends, all steps are the same."""
+    raw.sort()
+    which %= len(raw)
+    changed = list(raw)
+    changed[which] = (*raw[which][:2], raw[which][2] + longer)
+    runs = [
+        Run(
+            [spec(i, *row) for i, row in enumerate(rows)],
+            PricePerToken(),
+            num_gpu_blocks=12,
+            max_model_len=176,
+        ).go()
+        for rows in (raw, changed)
+    ]
+    until = runs[0].requests["finish_s"][which]
+    if math.isnan(until):
+        return
+    columns = ["start_s", "latency_s", "num_batched_tokens", "num_physical_blocks"]
+    before = [run.steps[run.steps["start_s"] < until][columns] for run in runs]
+    assert before[0].equals(before[1])
