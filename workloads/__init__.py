@@ -1,0 +1,41 @@
+"""Traffic: who asks for what, and when.
+
+Everything ends in `RequestSpec` values in arrival order. Importing this package is
+cheap: numpy is imported where numbers are drawn, not before. Public traces are
+fetched by `workloads.fetch`.
+"""
+
+from __future__ import annotations
+
+from workloads.arrivals import ARRIVALS, MAX_REQUESTS, ArrivalProcess, arrival_times_s
+from workloads.errors import TraceFormatError, WorkloadError, WorkloadWarning
+from workloads.lengths import LENGTHS, LengthDistribution
+from workloads.preset import Preset, PresetWorkload, load_preset, preset_names
+from workloads.spec import RequestSpec, Segment
+from workloads.streams import Streams
+from workloads.traces import TRACE_READERS, TraceReader
+from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
+
+__all__ = [
+    "ARRIVALS",
+    "LENGTHS",
+    "MAX_REQUESTS",
+    "TRACE_READERS",
+    "ArrivalProcess",
+    "LengthDistribution",
+    "Preset",
+    "PresetWorkload",
+    "RequestSpec",
+    "Segment",
+    "Streams",
+    "SyntheticWorkload",
+    "TraceFormatError",
+    "TraceReader",
+    "TraceWorkload",
+    "Workload",
+    "WorkloadError",
+    "WorkloadWarning",
+    "arrival_times_s",
+    "load_preset",
+    "preset_names",
+]

@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workloads.shared_traces import AZURE_CONV, shared_trace
+from workloads import (
+    ARRIVALS,
+    LENGTHS,
+    TRACE_READERS,
+    RequestSpec,
+    SyntheticWorkload,
+    TraceReader,
+    TraceWorkload,
+    Workload,
+    WorkloadError,
+)
+from workloads.arrivals import ConstantArrivals, PoissonArrivals
+from workloads.lengths import FixedLength, LognormalLength, UniformLength
+from workloads.traces import AzureTraceReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+class Listed:
+    """A user's own reader: nothing but `read`."""
+
+    def __init__(self, *requests: Any) -> None:
+        self.listed = requests
+        self.num_read = 0
+
+    def read(self) -> Iterator[RequestSpec]:
+        for request in self.listed:
+            self.num_read += 1
+            yield request
+
+
+def at(*arrivals_s: float) -> Listed:
+    return Listed(
+        *(
+            RequestSpec(i, arrival_s, ((2 * i, 10 + i),), 5, 2 * i + 1, 7, -1)
+            for i, arrival_s in enumerate(arrivals_s)
+        )
+    )
+
+
+def arrivals_s(workload: Workload) -> list[float]:
+    return [request.arrival_s for request in workload.requests()]
+
+
+def test_a_whole_trace_is_as_it_was_read() -> None:
+    reader = at(0, 1, 1, 2.5)
+    assert TraceWorkload(reader).requests() == list(reader.listed)
+
+
+def test_rate_scale() -> None:
+    assert arrivals_s(TraceWorkload(at(0, 3, 6), rate_scale=3)) == [0, 1, 2]
+    assert arrivals_s(TraceWorkload(at(0, 3, 6), rate_scale=0.5)) == [0, 6, 12]
+
+
+def test_window_is_half_open_and_starts_at_0() -> None:
+    workload = TraceWorkload(at(0, 1, 2, 3, 4), window=(1, 3))
+    assert arrivals_s(workload) == [0, 1]
+    assert arrivals_s(TraceWorkload(at(0, 2, 4), window=(1, 9))) == [1, 3]
+    assert arrivals_s(TraceWorkload(at(0, 2), window=[0, 2])) == [0]  # type: ignore[arg-type]
+
+
+def test_window_then_limit_then_scale() -> None:
+    workload = TraceWorkload(at(*range(10)), rate_scale=2, window=(4, 9), limit=3)
+    assert arrivals_s(workload) == [0, 0.5, 1]
+
+
+def test_a_moved_request_keeps_all_but_place() -> None:
+    reader = at(0, 5, 8)
+    workload = TraceWorkload(reader, rate_scale=2, window=(4, 9))
+    expected = [
+        replace(reader.listed[1], request_id=0, arrival_s=0.5),
+        replace(reader.listed[2], request_id=1, arrival_s=2.0),
+    ]
+    assert workload.requests() == expected
+
+
+def test_no_more_is_read_than_needed() -> None:
+    reader = at(*range(100))
+    TraceWorkload(reader, limit=3).requests()
+    assert reader.num_read == 4
+    reader = at(*range(100))
+    TraceWorkload(reader, window=(0, 5)).requests()
+    assert reader.num_read == 6
+
+
+times = st.lists(st.floats(0, 1e6), min_size=1, max_size=30).map(sorted)
+
+
+@given(times, st.floats(1e-3, 1e3), st.floats(0, 1e6), st.floats(0.1, 1e6))
+def test_properties_of_a_part(
+    given_s: list[float], rate_scale: float, start_s: float, length_s: float
+) -> None:
+    end_s = start_s + length_s
+    kept_s = [time_s for time_s in given_s if start_s <= time_s < end_s]
+    workload = TraceWorkload(at(*given_s), rate_scale, (start_s, end_s))
+    if not kept_s:
+        with pytest.raises(WorkloadError, match="window must hold a request"):
+            workload.requests()
+        return
+    requests = workload.requests()
+    assert [request.request_id for request in requests] == list(range(len(kept_s)))
+    expected_s = [(time_s - start_s) / rate_scale for time_s in kept_s]
+    assert [request.arrival_s for request in requests] == expected_s
+    assert expected_s == sorted(expected_s)
+
+
+def test_empty_window() -> None:
+    rule = r"window must hold .* \[5, 9\) s \(.*: 2 s\); widen or move"
+    with pytest.raises(WorkloadError, match=rule):
+        TraceWorkload(at(0, 1, 2), window=(5, 9)).requests()
+
+
+def test_empty_reader() -> None:
+    with pytest.raises(WorkloadError, match=r"at least one .* Listed yields none"):
+        TraceWorkload(Listed()).requests()
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "2", True, None])
+def test_bad_rate_scale(bad: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"^rate_scale must be .*; got .*; \w+"):
+        TraceWorkload(at(0), rate_scale=bad)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "2", True, math.nan])
+def test_bad_limit(bad: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"^limit must be .*; got .*; give"):
+        TraceWorkload(at(0), limit=bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *[(1, 1), (2, 1), (-1, 1), (0, math.nan), (math.nan, 1), (0, math.inf)],
+        *[(0,), (0, 1, 2), "01", 5, ("0", 1), (0, None), (True, 5)],
+    ],
+)
+def test_bad_window(bad: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"^window .*must .*; got .*; \w+"):
+        TraceWorkload(at(0), window=bad)
+
+
+@pytest.mark.parametrize("bad", [None, "trace.csv", 5])
+def test_bad_reader(bad: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"^reader must have the method read"):
+        TraceWorkload(bad)
+
+
+GOOD = RequestSpec(0, 1.0, ((0, 5),), 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (replace(GOOD, arrival_s=0.5), "finite arrivals .*; got 0.5 s after 1.0 s"),
+        (replace(GOOD, arrival_s=math.nan), "finite arrivals .*; got nan"),
+        (replace(GOOD, arrival_s=math.inf), "finite arrivals .*; got inf"),
+        (replace(GOOD, num_output_tokens=0), "at least 1 token; got 5 and 0"),
+        (replace(GOOD, prompt=()), "at least 1 token; got 0 and 5"),
+        ((1.0, 5, 5), "RequestSpec; got tuple"),
+    ],
+)
+def test_a_reader_that_breaks_its_contract(bad: Any, problem: str) -> None:
+    rule = rf"^Listed\.read must yield .*{problem}.* position 1; mend the reader"
+    with pytest.raises(WorkloadError, match=rule):
+        TraceWorkload(Listed(GOOD, bad)).requests()
+
+
+def synthetic(**changes: Any) -> SyntheticWorkload:
+    arguments: dict[str, Any] = {
+        "arrivals": PoissonArrivals(rate=8.0),
+        "prompt_tokens": LognormalLength(median=1000, sigma=1.0),
+        "output_tokens": LognormalLength(median=200, sigma=0.7),
+        "num_requests": 500,
+    }
+    return SyntheticWorkload(**(arguments | changes))
+
+
+def columns(workload: Workload) -> tuple[list[float], list[int], list[int]]:
+    requests = workload.requests()
+    return (
+        [request.arrival_s for request in requests],
+        [request.num_prompt_tokens for request in requests],
+        [request.num_output_tokens for request in requests],
+    )
+
+
+def test_synthetic_literal() -> None:
+    workload = SyntheticWorkload(
+        arrivals=ConstantArrivals(rate=2),
+        prompt_tokens=FixedLength(100),
+        output_tokens=FixedLength(7),
+        num_requests=3,
+    )
+    assert workload.requests() == [
+        RequestSpec(0, 0.0, ((0, 100),), 7, 1),
+        RequestSpec(1, 0.5, ((2, 100),), 7, 3),
+        RequestSpec(2, 1.0, ((4, 100),), 7, 5),
+    ]
+
+
+def test_equal_seeds_are_equal_and_others_are_not() -> None:
+    assert synthetic(seed=3).requests() == synthetic(seed=3).requests()
+    for one, other in zip(
+        columns(synthetic(seed=3)), columns(synthetic(seed=4)), strict=True
+    ):
+        assert one != other
+
+
+def test_changing_one_thing_leaves_the_others() -> None:
+    times_s, prompts, outputs = columns(synthetic())
+    changed = columns(synthetic(prompt_tokens=UniformLength(1, 9)))
+    assert (changed[0], changed[2]) == (times_s, outputs)
+    changed = columns(synthetic(output_tokens=UniformLength(1, 9)))
+    assert changed[:2] == (times_s, prompts)
+    changed = columns(synthetic(arrivals=ConstantArrivals(rate=1)))
+    assert changed[1:] == (prompts, outputs)
+    changed = columns(synthetic(rank_correlation=0.5))
+    assert changed[:2] == (times_s, prompts)
+    assert changed[2] != outputs
+
+
+def test_a_long_run_begins_with_the_short_one() -> None:
+    long = synthetic(num_requests=9000, rank_correlation=0.3).requests()
+    short = synthetic(num_requests=10, rank_correlation=0.3).requests()
+    assert short == long[:10]
+    end_s = long[100].arrival_s
+    timed = synthetic(num_requests=None, duration_s=end_s, rank_correlation=0.3)
+    assert timed.requests() == long[:100]
+
+
+def test_synthetic_rate_scale() -> None:
+    times_s, *lengths = columns(synthetic())
+    scaled_s, *scaled_lengths = columns(synthetic(rate_scale=4))
+    assert scaled_s == [time_s / 4 for time_s in times_s]
+    assert scaled_lengths == lengths
+
+
+def test_duration_is_that_of_the_workload_itself() -> None:
+    one = synthetic(num_requests=None, duration_s=100).requests()
+    four = synthetic(num_requests=None, duration_s=100, rate_scale=4).requests()
+    assert one[-1].arrival_s < 100
+    assert four[-1].arrival_s < 100
+    assert len(four) == pytest.approx(4 * len(one), rel=0.1)
+
+
+@pytest.mark.parametrize("rho", [-1, -0.6, 0, 0.3, 0.9, 1])
+def test_rank_correlation_of_lengths(rho: float) -> None:
+    workload = synthetic(num_requests=50_000, rank_correlation=rho)
+    _, prompts, outputs = columns(workload)
+    ranks = [np.array(x).argsort(kind="stable").argsort() for x in (prompts, outputs)]
+    assert np.corrcoef(ranks)[0, 1] == pytest.approx(rho, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "rule"),
+    [
+        ("rank_correlation", 1.01, "rank_correlation must be between -1 and 1"),
+        ("rank_correlation", -2, "rank_correlation must be between -1 and 1"),
+        ("rank_correlation", math.nan, "rank_correlation must be finite"),
+        ("rank_correlation", "0.5", "rank_correlation must be a number"),
+        ("rate_scale", 0, "rate_scale must be > 0"),
+        ("rate_scale", math.nan, "rate_scale must be finite"),
+        ("num_requests", None, "exactly one of num_requests and duration_s"),
+        ("num_requests", 0, "num_requests must be between 1"),
+        ("duration_s", 5, "exactly one of num_requests and duration_s"),
+        ("seed", -1, "seed must be between"),
+        ("seed", 1.5, "seed must be an integer"),
+        ("arrivals", 8.0, "arrivals must have the method times_s"),
+        ("prompt_tokens", 512, "prompt_tokens must have the method quantile"),
+        ("output_tokens", None, "output_tokens must have the method quantile"),
+    ],
+)
+def test_bad_parameters(name: str, bad: Any, rule: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"^{rule}.*; \w+") as info:
+        synthetic(**{name: bad})
+    assert "\n" not in str(info.value)
+
+
+class Own:
+    """A user's own distribution."""
+
+    def __init__(self, tokens: NDArray[Any]) -> None:
+        self.tokens = tokens
+
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[Any]:
+        return self.tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "problem"),
+    [
+        (np.array([1, 0]), "from 1 to 1000000000; got 0 to 1"),
+        (np.array([1, 2 * 10**9]), "got 1 to 2000000000"),
+        (np.array([1.0, 2.0]), r"integers of shape \(2,\); got float64"),
+        (np.array([1, 2, 3]), r"integers of shape \(2,\); got int64 \(3,\)"),
+    ],
+)
+def test_a_distribution_that_breaks_its_contract(
+    tokens: NDArray[Any], problem: str
+) -> None:
+    workload = synthetic(num_requests=2, output_tokens=Own(tokens))
+    with pytest.raises(WorkloadError, match=rf"{problem}.*; mend Own\.quantile"):
+        workload.requests()
+
+
+def test_a_users_own_distribution() -> None:
+    workload = synthetic(num_requests=2, output_tokens=Own(np.array([4, 5])))
+    assert columns(workload)[2] == [4, 5]
+
+
+def test_no_arrival_in_the_duration() -> None:
+    workload = synthetic(num_requests=None, duration_s=1e-6)
+    with pytest.raises(WorkloadError, match=r"none arrives in .*; raise the rate"):
+        workload.requests()
+
+
+def test_built_from_a_configuration() -> None:
+    # As the simulator does it: `kind` and keyword arguments.
+    arrivals: Any = ARRIVALS["gamma"]
+    lengths: Any = LENGTHS["fixed"]
+    workload = SyntheticWorkload(
+        arrivals=arrivals(**{"rate": 8.0, "burstiness": 0.5}),
+        prompt_tokens=lengths(**{"tokens": 3}),
+        output_tokens=lengths(**{"tokens": 4}),
+        num_requests=5,
+    )
+    assert isinstance(workload, Workload)
+    assert len(workload.requests()) == 5
+
+
+def test_the_real_trace_in_parts() -> None:
+    reader_type: Any = TRACE_READERS["azure"]
+    reader = reader_type(path=shared_trace(AZURE_CONV))
+    assert isinstance(reader, TraceReader)
+    whole = TraceWorkload(reader).requests()
+    assert len(whole) == 19_366
+    scaled = TraceWorkload(reader, rate_scale=3.0, limit=5000).requests()
+    assert len(scaled) == 5000
+    assert scaled[-1].arrival_s == whole[4999].arrival_s / 3
+    halves = [
+        TraceWorkload(reader, window=window).requests()
+        for window in ((0, 1800), (1800, 3600))
+    ]
+    assert sum(map(len, halves)) == 19_366
+    assert halves[1][0].prompt == whole[len(halves[0])].prompt
+
+
+def test_a_reader_is_read_anew_each_time() -> None:
+    workload = TraceWorkload(AzureTraceReader(path=shared_trace(AZURE_CONV)), limit=9)
+    assert workload.requests() == workload.requests()

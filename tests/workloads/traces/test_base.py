@@ -1,0 +1,210 @@
+"""What every reader must do, held against each of them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads import (
+    TRACE_READERS,
+    RequestSpec,
+    TraceFormatError,
+    TraceReader,
+    WorkloadError,
+    WorkloadWarning,
+)
+from workloads.traces.base import in_arrival_order, numbered_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:16:00.0000000,879,55
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 513, "output_length":5, "hash_ids":[0,1]}
+{"timestamp": 27, "input_length": 10, "output_length": 6, "hash_ids": [0]}
+{"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [2]}
+"""
+SAMPLES = {"azure": AZURE, "mooncake": MOONCAKE}
+# Position of the three request lines, counted from 1.
+FIRST_LINE = {"azure": 2, "mooncake": 1}
+
+kinds = pytest.mark.parametrize("kind", sorted(SAMPLES))
+
+
+def write(folder: Path, content: str | bytes, name: str = "trace.txt") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read(kind: str, path: str | Path) -> list[RequestSpec]:
+    reader_type: Any = TRACE_READERS[kind]
+    return list(reader_type(path=path).read())
+
+
+def test_every_reader_is_held_to_this() -> None:
+    assert sorted(SAMPLES) == sorted(TRACE_READERS)
+    assert all(issubclass(kind, TraceReader) for kind in TRACE_READERS.values())
+
+
+@kinds
+def test_contract(kind: str, tmp_path: Path) -> None:
+    requests = read(kind, write(tmp_path, SAMPLES[kind]))
+    assert [request.request_id for request in requests] == [0, 1, 2]
+    assert requests[0].arrival_s == 0.0
+    assert [request.output_segment for request in requests] == [1, 3, 5]
+    for request in requests:
+        assert all(segment % 2 == 0 and n >= 1 for segment, n in request.prompt)
+        assert request.max_tokens is None
+
+
+@kinds
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: gzip.compress(text.encode()),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.rstrip("\n"),
+        lambda text: text + "\n  \n",
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+    ],
+    ids=["gzip", "CRLF", "no last newline", "blank lines", "byte-order mark"],
+)
+def test_the_same_trace_in_other_clothes(
+    kind: str, change: Any, tmp_path: Path
+) -> None:
+    plain = read(kind, write(tmp_path, SAMPLES[kind], "plain"))
+    assert read(kind, write(tmp_path, change(SAMPLES[kind]), "other.gz")) == plain
+
+
+@kinds
+def test_text_and_home_paths(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = write(tmp_path, SAMPLES[kind])
+    assert read(kind, str(path)) == read(kind, f"~/{path.name}") == read(kind, path)
+
+
+@kinds
+@pytest.mark.parametrize("path", [None, 5, b"trace.csv", True, ["trace.csv"]])
+def test_a_path_that_is_none(kind: str, path: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"^path must be text; got .*; give"):
+        read(kind, path)
+
+
+@kinds
+def test_missing_file(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"nowhere\.csv'; check the path, or fetch"):
+        read(kind, tmp_path / "nowhere.csv")
+
+
+@kinds
+def test_directory(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"is a folder; give the file in it"):
+        read(kind, tmp_path)
+
+
+@kinds
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_forbidden_file(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, SAMPLES[kind])
+    path.chmod(0)
+    with pytest.raises(WorkloadError, match="Permission denied"):
+        read(kind, path)
+
+
+@kinds
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "trace.txt/below"])
+def test_impossible_path(
+    kind: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, SAMPLES[kind])
+    with pytest.raises(WorkloadError, match="a trace must be readable"):
+        read(kind, path)
+
+
+@kinds
+@pytest.mark.parametrize("content", ["", "\n\n", " \n"])
+def test_empty_file(kind: str, content: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match=r"trace\.txt: a trace needs .*; got"):
+        read(kind, write(tmp_path, content))
+
+
+@kinds
+def test_text_in_another_encoding(kind: str, tmp_path: Path) -> None:
+    lines = SAMPLES[kind].encode().splitlines(keepends=True)
+    path = write(tmp_path, b"".join([*lines[:2], b"\xff\xfe\n", *lines[2:]]))
+    with pytest.raises(
+        TraceFormatError, match=r"trace\.txt:3: .* UTF-8 text; got 0xff"
+    ):
+        read(kind, path)
+
+
+@kinds
+@pytest.mark.parametrize("cut", [12, 40, -8])
+def test_gzip_cut_short(kind: str, cut: int, tmp_path: Path) -> None:
+    path = write(tmp_path, gzip.compress(SAMPLES[kind].encode())[:cut])
+    with pytest.raises(TraceFormatError, match=r"trace\.txt:\d+: .*fetch .* again"):
+        read(kind, path)
+
+
+@kinds
+def test_gzip_with_wrong_bytes(kind: str, tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(SAMPLES[kind].encode()))
+    content[-6] ^= 255  # in the checksum
+    with pytest.raises(TraceFormatError, match=r"trace\.txt:\d+: gzip data must be"):
+        read(kind, write(tmp_path, bytes(content)))
+
+
+@kinds
+def test_unsorted_rows_are_sorted_with_a_warning(kind: str, tmp_path: Path) -> None:
+    lines = SAMPLES[kind].splitlines(keepends=True)
+    first = FIRST_LINE[kind] - 1
+    mixed = [*lines[:first], lines[-1], lines[-2], lines[-3]]
+    path = write(tmp_path, "".join(mixed))
+    rule = rf"trace\.txt:{first + 2}: timestamps must not fall; 2 of 3 rows .* sorted"
+    with pytest.warns(WorkloadWarning, match=rule):
+        requests = read(kind, path)
+    assert requests == read(kind, write(tmp_path, SAMPLES[kind], "sorted"))
+
+
+@kinds
+def test_nothing_is_handed_out_before_all_is_checked(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, SAMPLES[kind] + "broken\n")
+    reader_type: Any = TRACE_READERS[kind]
+    reader = reader_type(path=path)
+    line = FIRST_LINE[kind] + 3
+    with pytest.raises(TraceFormatError, match=rf"trace\.txt:{line}: ") as info:
+        reader.read()
+    assert "\n" not in str(info.value)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_order_is_stable_and_the_count_is_right(times: list[int]) -> None:
+    rows = [(time, number) for number, time in enumerate(times, start=1)]
+    early = [n for t, n in rows if any(t < before for before in times[: n - 1])]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert in_arrival_order("trace", list(rows)) == sorted(rows)
+    if not early:
+        assert caught == []
+    else:
+        (warning,) = caught
+        start = f"trace:{early[0]}: timestamps must not fall; {len(early)} of "
+        assert str(warning.message).startswith(start)
+
+
+def test_lines_keep_their_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, "one\n\n  \nfour  \n")
+    assert list(numbered_lines(path)) == [(1, "one"), (4, "four")]

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workloads.shared_traces import MOONCAKE, shared_trace
+from workloads import RequestSpec, TraceFormatError, WorkloadError
+from workloads.traces import MooncakeTraceReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD = {"timestamp": 0, "input_length": 10, "output_length": 6, "hash_ids": [0]}
+
+
+def read(
+    folder: Path, *lines: str | dict[str, Any], **options: int
+) -> list[RequestSpec]:
+    path = folder / "trace.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join([*texts, ""]))
+    return list(MooncakeTraceReader(path=path, **options).read())
+
+
+def test_literal(tmp_path: Path) -> None:
+    requests = read(
+        tmp_path,
+        {
+            "timestamp": 0,
+            "input_length": 1300,
+            "output_length": 5,
+            "hash_ids": [7, 8, 40],
+        },
+        {"timestamp": 27, "input_length": 1024, "output_length": 6, "hash_ids": [7, 8]},
+        {"timestamp": 3000.5, "input_length": 1, "output_length": 7, "hash_ids": [9]},
+    )
+    assert requests == [
+        RequestSpec(0, 0.0, ((14, 512), (16, 512), (80, 276)), 5, 1),
+        RequestSpec(1, 0.027, ((14, 512), (16, 512)), 6, 3),
+        RequestSpec(2, 3.0005, ((18, 1),), 7, 5),
+    ]
+
+
+def test_other_granularity_and_other_keys(tmp_path: Path) -> None:
+    line = {**GOOD, "input_length": 40, "hash_ids": [3, 4, 5], "session_id": "x"}
+    (request,) = read(tmp_path, line, block_tokens=16)
+    assert request.prompt == ((6, 16), (8, 16), (10, 8))
+
+
+def test_the_first_arrival_is_time_0(tmp_path: Path) -> None:
+    requests = read(tmp_path, GOOD | {"timestamp": 5000}, GOOD | {"timestamp": 5250})
+    assert [request.arrival_s for request in requests] == [0, 0.25]
+
+
+@given(st.integers(1, 10_000), st.integers(1, 700))
+def test_segments_add_up(tmp_path_factory: Any, length: int, block: int) -> None:
+    ids = list(range(-(-length // block)))
+    line = GOOD | {"input_length": length, "hash_ids": ids}
+    (request,) = read(tmp_path_factory.mktemp("trace"), line, block_tokens=block)
+    assert request.num_prompt_tokens == length
+    assert all(num_tokens == block for _, num_tokens in request.prompt[:-1])
+    assert 1 <= request.prompt[-1][1] <= block
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            '{"timestamp": 27, "input_len',
+            "one JSON object; got .*input_len'",
+        ),
+        ("", None),
+        ("[1, 2]", r"a line must be a JSON object; got '\[1, 2\]'"),
+        ("12", "a line must be a JSON object; got '12'"),
+        ("{}", "keys must include timestamp, input_length, .*; got none"),
+        ({"timestamp": 1}, "keys must include input_length, .*; got timestamp"),
+        (GOOD | {"timestamp": float("nan")}, "timestamp must be finite?.*; got nan"),
+        (GOOD | {"timestamp": float("inf")}, "timestamp must be .*; got inf"),
+        (GOOD | {"timestamp": -1}, "timestamp must be .*; got -1"),
+        (GOOD | {"timestamp": "27"}, "timestamp must be .*; got '27'"),
+        (GOOD | {"timestamp": None}, "timestamp must be .*; got None"),
+        (GOOD | {"timestamp": True}, "timestamp must be .*; got True"),
+        (GOOD | {"input_length": 0}, "input_length must be a whole .*; got 0"),
+        (GOOD | {"input_length": -3}, "input_length must be .*; got -3"),
+        (GOOD | {"input_length": 10.0}, "input_length must be .*; got 10.0"),
+        (GOOD | {"input_length": "10"}, "input_length must be .*; got '10'"),
+        (GOOD | {"output_length": 0}, "output_length must be .*; got 0"),
+        (GOOD | {"output_length": True}, "output_length must be .*; got True"),
+        (GOOD | {"output_length": float("nan")}, "output_length must be .*; got nan"),
+        (GOOD | {"hash_ids": None}, "hash_ids must be a list of .*; got 'None'"),
+        (GOOD | {"hash_ids": ["a"]}, "hash_ids must be a list of integers"),
+        (GOOD | {"hash_ids": [-1]}, "hash_ids must be a list of integers"),
+        (GOOD | {"hash_ids": [1.0]}, "hash_ids must be a list of integers"),
+        (GOOD | {"hash_ids": [True]}, "hash_ids must be a list of integers"),
+        (
+            GOOD | {"hash_ids": []},
+            "hash_ids must be one per 512 tokens, 1 for .*; got 0",
+        ),
+        (GOOD | {"hash_ids": [1, 2]}, "hash_ids must be one per 512 .*; got 2"),
+        (GOOD | {"input_length": 513}, "tokens, 2 for input_length 513; got 1"),
+        ('{"timestamp": ' + "9" * 5000 + "}", "one JSON object"),
+        ("[" * 100_000, "one JSON object"),
+    ],
+)
+def test_bad_lines(
+    line: str | dict[str, Any], problem: str | None, tmp_path: Path
+) -> None:
+    if problem is None:
+        assert len(read(tmp_path, GOOD, line, GOOD)) == 2
+        return
+    problem = problem.replace("finite?", "a finite number of milliseconds")
+    with pytest.raises(
+        TraceFormatError, match=rf"trace\.jsonl:2: .*{problem}.*; \w+"
+    ) as e:
+        read(tmp_path, GOOD, line, GOOD)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "512", True])
+def test_bad_block(bad: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"^block_tokens must be .*; got .*; give"):
+        MooncakeTraceReader(path="trace.jsonl", block_tokens=bad)
+
+
+def test_published_trace() -> None:
+    requests = list(MooncakeTraceReader(path=shared_trace(MOONCAKE)).read())
+    assert len(requests) == 12_031
+    assert requests[-1].arrival_s == pytest.approx(3537.0, abs=0.05)
+    prompt_tokens = [request.num_prompt_tokens for request in requests]
+    output_tokens = [request.num_output_tokens for request in requests]
+    assert sum(prompt_tokens) / len(requests) == pytest.approx(12035.1, abs=0.05)
+    assert max(prompt_tokens) == 126_195
+    assert sum(output_tokens) / len(requests) == pytest.approx(342.6, abs=0.05)
+    assert max(output_tokens) == 2000
+
+
+def test_prefixes_of_the_published_trace() -> None:
+    # What an infinite cache that fills at once would serve.
+    num_hit_tokens = num_hit_blocks = num_tokens = num_blocks = num_requests_hit = 0
+    seen: set[int] = set()
+    for request in MooncakeTraceReader(path=shared_trace(MOONCAKE)).read():
+        num_tokens += request.num_prompt_tokens
+        num_blocks += len(request.prompt)
+        hits = 0
+        for segment, num_segment_tokens in request.prompt:
+            if segment not in seen:
+                break
+            hits += 1
+            num_hit_tokens += num_segment_tokens
+        num_hit_blocks += hits
+        num_requests_hit += hits > 0
+        seen.update(segment for segment, _ in request.prompt)
+    assert (num_blocks, len(seen)) == (288_500, 182_790)
+    assert num_hit_blocks / num_blocks == pytest.approx(0.3664, abs=5e-5)
+    assert (num_hit_tokens, num_tokens) == (54_098_411, 144_793_823)  # 37.36 %
+    # All but the first: block id 0 is common to all.
+    assert num_requests_hit == 12_030

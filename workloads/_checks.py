@@ -1,0 +1,87 @@
+"""Checks of parameters, with messages of one line: rule, value, remedy."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+from workloads.errors import WorkloadError
+
+MAX_TOKENS = 10**9
+"""Largest length that a request may have; far above any model, far below int64."""
+
+
+def finite(name: str, value: float, remedy: str) -> float:
+    """Return ``value`` as a finite float.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no number (a bool is none), NaN or infinite.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        remedy = _as_number(value) or remedy
+        raise WorkloadError(f"{name} must be a number; got {value!r}; {remedy}")
+    if not math.isfinite(value):
+        raise WorkloadError(f"{name} must be finite; got {value!r}; {remedy}")
+    return float(value)
+
+
+def positive(name: str, value: float, remedy: str) -> float:
+    """Return ``value`` as a float between 1e-9 and 1e9.
+
+    The range keeps every later sum and reciprocal finite; no real rate, scale or
+    period in seconds lies outside it.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no number, not finite, not above 0, or outside the range.
+    """
+    number = finite(name, value, remedy)
+    if number <= 0:
+        raise WorkloadError(f"{name} must be > 0; got {value!r}; {remedy}")
+    return between(name, number, 1e-9, 1e9, remedy)
+
+
+def between(name: str, value: float, low: float, high: float, remedy: str) -> float:
+    """Return ``value`` as a float, both ends included.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no finite number or lies outside.
+    """
+    number = finite(name, value, remedy)
+    if not low <= number <= high:
+        rule = f"between {low:g} and {high:g}"
+        raise WorkloadError(f"{name} must be {rule}; got {value!r}; {remedy}")
+    return number
+
+
+def whole(name: str, value: int, low: int, high: int, remedy: str) -> int:
+    """Return ``value`` as an int, both ends included.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no integer (a bool is none) or lies outside.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise WorkloadError(f"{name} must be an integer; got {value!r}; {remedy}")
+    if not low <= value <= high:
+        rule = f"between {low} and {high}"
+        raise WorkloadError(f"{name} must be {rule}; got {value!r}; {remedy}")
+    return int(value)
+
+
+def _as_number(value: object) -> str:
+    """Say how to write a number that arrived as text; empty if it is none."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+    # YAML 1.1 wants a dot and a sign in an exponent: 1e-3 is text, 1.0e-3 is not.
+    return f"write {number!r} without quotes (YAML reads 1e-3 as text, not 1.0e-3)"

@@ -1,0 +1,164 @@
+"""Derive a preset from a trace: ``python -m workloads.derive_preset NAME TRACE``.
+
+Writes the JSON of `workloads.preset` to standard output. From the repository root,
+with the Azure conversation trace at hand::
+
+    python -m workloads.derive_preset azure_conv_2023 TRACE.csv \
+        > workloads/presets/azure_conv_2023.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.errors import WorkloadError
+from workloads.fetch import PUBLIC_TRACES
+from workloads.preset import PRESET_FORMAT
+from workloads.traces import TRACE_READERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from workloads.spec import RequestSpec
+
+# Per mille. Every percent, and closer towards the tails, where lengths run away.
+_PER_MILLE = (0, 1, 2, 5, *range(10, 991, 10), 995, 998, 999, 1000)
+
+
+def derive_preset(
+    name: str, requests: Sequence[RequestSpec], source: dict[str, str]
+) -> dict[str, Any]:
+    """Return the facts of a trace, ready for `json.dumps`.
+
+    Parameters
+    ----------
+    name
+        Name of the preset.
+    requests
+        The trace, at least 3 requests over some time.
+    source
+        Where it comes from; kept as it is.
+
+    Returns
+    -------
+    dict
+        Format ``kvsim-preset/1``. The rate is one over the mean gap, per second;
+        the burstiness one over the squared coefficient of variation of the gaps;
+        quantiles are in tokens, linear between order statistics. Facts are rounded
+        to six digits, so that no library's last bit shows.
+
+    Raises
+    ------
+    WorkloadError
+        If the trace is too short to have these facts, or all lengths are equal.
+    """
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    gaps_s = np.diff([request.arrival_s for request in requests])
+    prompts = [request.num_prompt_tokens for request in requests]
+    outputs = [request.num_output_tokens for request in requests]
+    if any(len(set(column)) < 2 for column in (gaps_s.tolist(), prompts, outputs)):
+        raise WorkloadError(
+            "a preset needs varied gaps and lengths; "
+            f"{len(requests)} requests have none; take a longer trace"
+        )
+    ranks = np.corrcoef(_ranks(prompts), _ranks(outputs))
+    return {
+        "format": PRESET_FORMAT,
+        "name": name,
+        "source": source,
+        "num_requests": len(requests),
+        "span_s": _rounded(gaps_s.sum()),
+        "arrivals": {
+            "kind": "gamma",
+            "rate": _rounded(1 / gaps_s.mean()),
+            "burstiness": _rounded((gaps_s.mean() / gaps_s.std()) ** 2),
+        },
+        "prompt_tokens": _quantiles(prompts),
+        "output_tokens": _quantiles(outputs),
+        "rank_correlation": _rounded(ranks[0, 1]),
+    }
+
+
+def describe_source(trace: Path) -> dict[str, str]:
+    """Return where a trace comes from, known by its checksum alone.
+
+    Parameters
+    ----------
+    trace
+        File, as it was published. Another file is described by name and checksum.
+    """
+    sha256 = hashlib.sha256(trace.read_bytes()).hexdigest()
+    for public_name, public in PUBLIC_TRACES.items():
+        if public.sha256 == sha256:
+            return {
+                "trace": public_name,
+                "url": public.url,
+                "sha256": sha256,
+                "licence": public.licence,
+                "citation": public.citation,
+                "change": "facts derived: rate, burstiness, quantiles, correlation",
+            }
+    return {"trace": trace.name, "sha256": sha256}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status, 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m workloads.derive_preset",
+        description="Derive a preset from a trace; JSON on standard output.",
+    )
+    parser.add_argument("name", help="name of the preset")
+    parser.add_argument("trace", type=Path, help="trace file")
+    parser.add_argument("--kind", choices=[*TRACE_READERS], default="azure")
+    options = parser.parse_args(arguments)
+    reader_type: Any = TRACE_READERS[options.kind]
+    try:
+        requests = list(reader_type(path=options.trace).read())
+        facts = derive_preset(options.name, requests, describe_source(options.trace))
+    except WorkloadError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(preset_text(facts), end="")
+    return 0
+
+
+def preset_text(facts: dict[str, Any]) -> str:
+    """Return the text of a preset file: one key a line, tables on one line each."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(facts[key])}" for key in facts]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _quantiles(lengths: Sequence[int]) -> dict[str, Any]:
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    probabilities = [per_mille / 1000 for per_mille in _PER_MILLE]
+    values = np.quantile(lengths, probabilities)
+    return {
+        "kind": "quantiles",
+        "probabilities": probabilities,
+        "values": [_rounded(value) for value in values],
+    }
+
+
+def _ranks(values: Sequence[int]) -> list[float]:
+    """Return ranks; equal values share the mean of theirs."""
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum()
+    ranks: list[float] = (last - (counts - 1) / 2)[inverse].tolist()
+    return ranks
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,203 @@
+"""Azure LLM inference traces: ``TIMESTAMP,ContextTokens,GeneratedTokens``."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
+from typing import TYPE_CHECKING
+
+from workloads._checks import MAX_TOKENS
+from workloads.errors import TraceFormatError
+from workloads.spec import RequestSpec
+from workloads.traces.base import (
+    format_error,
+    in_arrival_order,
+    length_problem,
+    numbered_lines,
+    trace_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_TICKS_PER_S = 10_000_000
+_EPOCH = datetime(1970, 1, 1)
+# Zones that mean what no zone means here; any other would need a conversion.
+_UTC = ("+00:00", "Z")
+
+_Row = tuple[int, int, int, int]
+"""``(ticks, line_number, num_prompt_tokens, num_output_tokens)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AzureTraceReader:
+    """Reader of the Azure LLM inference traces (2023 conversation and code).
+
+    The trace holds no prompt identity: each prompt is text of its own, so there is
+    no prefix to reuse. Other columns are ignored, and columns may come in any order.
+
+    Parameters
+    ----------
+    path
+        CSV file, plain or gzipped.
+
+    Raises
+    ------
+    WorkloadError
+        If the path is neither text nor a path.
+
+    Notes
+    -----
+    Timestamps are wall time with up to seven digits of a second, without a zone (or
+    with UTC). They are kept as whole ticks of 100 ns until the first arrival has
+    been subtracted, so no digit is lost.
+
+    Source: github.com/Azure/AzurePublicDataset, ``AzureLLMInferenceDataset2023.md``;
+    Patel et al., Splitwise, ISCA 2024.
+    """
+
+    path: str | Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", trace_path(self.path))
+
+    def read(self) -> Iterator[RequestSpec]:
+        """Return the requests in arrival order, the first at 0 s.
+
+        The whole file is checked before the first request is handed out.
+
+        Raises
+        ------
+        WorkloadError
+            If the file cannot be read.
+        TraceFormatError
+            If a line breaks the format; names file and line.
+
+        Warns
+        -----
+        WorkloadWarning
+            If the rows are not sorted by time; they are sorted.
+        """
+        rows = in_arrival_order(self.path, list(_rows(self.path)))
+        first_ticks = rows[0][0]
+        return (
+            RequestSpec(
+                request_id=index,
+                arrival_s=(ticks - first_ticks) / _TICKS_PER_S,
+                prompt=((2 * index, num_prompt_tokens),),
+                num_output_tokens=num_output_tokens,
+                output_segment=2 * index + 1,
+            )
+            for index, (ticks, _, num_prompt_tokens, num_output_tokens) in enumerate(
+                rows
+            )
+        )
+
+
+def _rows(path: str | Path) -> Iterator[_Row]:
+    """Yield the parsed rows in file order."""
+    lines = numbered_lines(path)
+    header_number, header = next(lines, (1, ""))
+    time_column, prompt_column, output_column = _columns(path, header_number, header)
+    to_ticks = _tick_parser()
+    for number, line in lines:
+        # Only quotes need the csv module, which costs more than the rest.
+        fields = line.split(",") if '"' not in line else next(csv.reader([line]))
+        try:
+            ticks = to_ticks(fields[time_column])
+            num_prompt_tokens = int(fields[prompt_column])
+            num_output_tokens = int(fields[output_column])
+        except (ValueError, IndexError):
+            problem = _problem(fields, (time_column, prompt_column, output_column))
+            raise format_error(path, number, problem) from None
+        if not (
+            1 <= num_prompt_tokens <= MAX_TOKENS
+            and 1 <= num_output_tokens <= MAX_TOKENS
+        ):
+            problem = _problem(fields, (time_column, prompt_column, output_column))
+            raise format_error(path, number, problem)
+        yield ticks, number, num_prompt_tokens, num_output_tokens
+
+
+def _columns(path: str | Path, number: int, header: str) -> tuple[int, int, int]:
+    """Return where the three columns are."""
+    names = [name.strip().strip('"') for name in header.split(",")]
+    missing = [name for name in _COLUMNS if name not in names]
+    if not header:
+        raise TraceFormatError(
+            f"{path}: a trace needs the header {','.join(_COLUMNS)}; got an empty "
+            "file; check that it is complete"
+        )
+    if missing:
+        problem = f"columns must include {', '.join(missing)}; got {header[:120]!r}"
+        raise format_error(path, number, f"{problem}; rename the header's columns")
+    time_column, prompt_column, output_column = map(names.index, _COLUMNS)
+    return time_column, prompt_column, output_column
+
+
+def _tick_parser() -> Callable[[str], int]:
+    """Return a parser of timestamps to ticks of 100 ns since 1970.
+
+    A trace has few distinct minutes and many rows: ``2023-11-16 18:15`` is parsed
+    by `datetime` once, and the seconds after it are plain digits.
+    """
+    minutes: dict[str, int] = {}
+
+    def to_ticks(text: str) -> int:
+        prefix = text[:16]
+        ticks = minutes.get(prefix)
+        if ticks is None:
+            ticks = minutes[prefix] = _minute_ticks(prefix)
+        rest = text[16:]
+        digits = rest[1:3] + rest[4:]
+        if len(rest) != 11 or rest[0] + rest[3] != ":." or not digits.isdecimal():
+            digits = _second_digits(rest)
+        # Only plain digits: int() would also take signs, blanks and underscores.
+        if not (digits.isdecimal() and digits.isascii() and digits < "6"):
+            raise ValueError(text)
+        return ticks + int(digits)
+
+    return to_ticks
+
+
+def _minute_ticks(prefix: str) -> int:
+    """Return the ticks of ``YYYY-MM-DD HH:MM``."""
+    # fromisoformat() also reads week dates and zones, which are not this format.
+    if len(prefix) != 16 or (prefix[4], prefix[7], prefix[13]) != ("-", "-", ":"):
+        raise ValueError(prefix)
+    elapsed = datetime.fromisoformat(prefix) - _EPOCH
+    return (elapsed.days * 86_400 + elapsed.seconds) * _TICKS_PER_S
+
+
+def _second_digits(rest: str) -> str:
+    """Return the nine digits of ``:SS``, ``:SS.f`` to ``:SS.fffffff``, and UTC."""
+    for zone in _UTC:
+        rest = rest.removesuffix(zone)
+    seconds, dot, fraction = rest.partition(".")
+    if len(seconds) != 3 or seconds[0] != ":" or len(fraction) > 7:
+        raise ValueError(rest)
+    if dot and not fraction:
+        raise ValueError(rest)
+    return seconds[1:] + fraction.ljust(7, "0")
+
+
+def _problem(fields: list[str], columns: tuple[int, int, int]) -> str:
+    """Say what is wrong with a line that did not parse."""
+    if len(fields) <= max(columns):
+        rule = f"a line must have {max(columns) + 1} fields"
+        return f"{rule}; got {','.join(fields)[:120]!r}; the file may be cut short"
+    time_text, *length_texts = (fields[column] for column in columns)
+    for name, text in zip(_COLUMNS[1:], length_texts, strict=True):
+        problem = length_problem(name, int(text) if _is_int(text) else text)
+        if problem:
+            return problem
+    rule = "TIMESTAMP must be a time such as 2023-11-16 18:15:46.6805900"
+    return f"{rule}; got {time_text!r}; mend or remove the line"
+
+
+def _is_int(text: str) -> bool:
+    # int() refuses more than 4,300 digits; nothing near that is a length.
+    return text.removeprefix("-").isdecimal() and len(text) < 100
