@@ -1,0 +1,84 @@
+"""Figures of a run: the cache, the queues, preemptions, steps and latencies.
+
+Every figure is a function ``Tables -> matplotlib Figure`` in `FIGURES`; `draw_all`
+writes each as a PNG, byte for byte the same for the same tables. This package is
+the only place that imports matplotlib, and it never touches pyplot.
+
+To add a figure: write such a function in the file of its family, add it to
+`FIGURES`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.plots.latency import latency_cdfs
+from sim.plots.memory import fragmentation, kv_cache_usage
+from sim.plots.preemption import preemption_history
+from sim.plots.stepping import queues, step_costs
+from sim.plots.style import to_png
+from sim.plots.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "FIGURES",
+    "Tables",
+    "draw_all",
+    "fragmentation",
+    "kv_cache_usage",
+    "latency_cdfs",
+    "preemption_history",
+    "queues",
+    "step_costs",
+    "to_png",
+]
+
+FIGURES: dict[str, Callable[[Tables], Figure]] = {
+    "kv_cache_usage": kv_cache_usage,
+    "queues": queues,
+    "preemptions": preemption_history,
+    "steps": step_costs,
+    "latency_cdfs": latency_cdfs,
+    "fragmentation": fragmentation,
+}
+"""File name without its ending, and the function that draws it."""
+
+
+def draw_all(
+    steps: pd.DataFrame,
+    requests: pd.DataFrame,
+    preemptions: pd.DataFrame,
+    summary: Mapping[str, Any],
+    directory: Path,
+) -> list[Path]:
+    """Draw every figure of `FIGURES` into a directory.
+
+    Parameters
+    ----------
+    steps, requests, preemptions
+        The result tables, columns as in `sim.schema`. Any of them may be empty.
+    summary
+        Keys of ``summary.json``, with ``title`` (one line) and ``block_size``
+        (tokens); a key that is missing is left out of the figures.
+    directory
+        Where the PNG files go; made if it is not there.
+
+    Returns
+    -------
+    list of Path
+        The files written, in the order of `FIGURES`.
+    """
+    tables = Tables(steps, requests, preemptions, summary)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, draw in FIGURES.items():
+        path = directory / f"{name}.png"
+        path.write_bytes(to_png(draw(tables)))
+        paths.append(path)
+    return paths

@@ -1,0 +1,166 @@
+"""Figures of the step loop: queues over time, what steps cost and hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from sim.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+    draw_band,
+    draw_line,
+    draw_stack,
+    house_style,
+    legend_above,
+    new_figure,
+    plain_number,
+    say,
+    set_count_axis,
+    set_log_axis,
+    set_percent_axis,
+    set_time_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from sim.plots.tables import Tables
+
+LOG_FROM_RATIO = 50.0
+"""Step latencies that differ by more than this are drawn on a logarithmic scale."""
+
+PARTS: dict[str, tuple[str, str, str]] = {
+    "gemm_s": ("GEMM", BLUE, ""),
+    "prefill_attention_s": ("prefill attn", ORANGE, ""),
+    "decode_attention_s": ("decode attn", GREEN, "///"),
+    "head_s": ("head", YELLOW, ""),
+    "allreduce_s": ("all-reduce", PURPLE, "\\\\\\"),
+    "swap_s": ("swap", VERMILLION, ""),
+    "copy_s": ("copy", SKY, "..."),
+    "host_s": ("host", "#E5E5E5", ""),
+}
+"""Parts of a step's latency: column, and name, colour and hatch in the figure."""
+
+
+@house_style
+def queues(tables: Tables) -> Figure:
+    """Draw the requests in each queue over time."""
+    facts = tables.facts(
+        completed="completed {:,.0f} requests",
+        rejected="rejected {:,.0f}",
+        duration="{:,.1f} s",
+    )
+    figure = new_figure(tables, f"Queues: {facts}" if facts else "Queues", (1.0, 1.0))
+    upper, lower = figure.axes
+    if tables.step("num_running").size:
+        _draw_queue(upper, tables, "running", (SKY, BLUE, "-"))
+        if tables.step("num_swapped").max() > 0.0:
+            _draw_queue(upper, tables, "swapped", (ORANGE, VERMILLION, "--"))
+        _draw_queue(lower, tables, "waiting", (PURPLE, BLACK, "-"))
+    else:
+        say(upper, "No engine step in this run")
+    set_count_axis(upper, "admitted (requests)")
+    set_count_axis(lower, "waiting (requests)")
+    set_time_axis(lower, tables.stop_s)
+    legend_above(upper)
+    legend_above(lower)
+    return figure
+
+
+def _draw_queue(
+    axes: Axes, tables: Tables, name: str, look: tuple[str, str, str]
+) -> None:
+    """Draw a queue's envelope and mean; `look` is fill, line and line style."""
+    length = tables.step(f"num_{name}")
+    fill, colour, linestyle = look
+    label = f"{name}, min to max (peak {length.max():,.0f})"
+    draw_band(axes, tables.state, length, fill, label)
+    mean = tables.state.mean(length)
+    draw_line(axes, tables.state, mean, colour, f"{name}, mean", linestyle=linestyle)
+
+
+@house_style
+def step_costs(tables: Tables) -> Figure:
+    """Draw latency, its parts and the batch of the engine's steps over time."""
+    facts = tables.facts(
+        num_steps="{:,.0f} steps",
+        duration="{:,.1f} s",
+        total_output_tokens="{:,.0f} output tokens",
+    )
+    title = f"Engine: {facts}" if facts else "Engine steps"
+    figure = new_figure(tables, title, (1.2, 1.0, 1.0))
+    latency, parts, batch = figure.axes
+    if tables.step("latency_s").size:
+        _draw_latency(latency, tables)
+        _draw_parts(parts, tables)
+        _draw_batch(batch, tables)
+    else:
+        say(latency, "No engine step in this run")
+    latency.set_ylabel("step latency (ms)")
+    set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
+    set_count_axis(batch, "tokens per step")
+    set_time_axis(batch, tables.stop_s)
+    for axes in figure.axes:
+        legend_above(axes)
+    return figure
+
+
+def _draw_latency(axes: Axes, tables: Tables) -> None:
+    latency_ms = 1e3 * tables.step("latency_s")
+    bins = tables.bins
+    label = f"min to max (longest {_duration(1e-3 * float(latency_ms.max()))})"
+    draw_band(axes, tables.pixels, latency_ms, SKY, label)
+    median = f"median over {_duration(bins.width_s)}"
+    draw_line(axes, bins, bins.median(latency_ms), BLACK, median)
+    low, high = float(latency_ms.min()), float(latency_ms.max())
+    if high > LOG_FROM_RATIO * low > 0.0:
+        axes.set_yscale("log")
+        set_log_axis(axes.yaxis, low, high)
+        axes.set_ylim(low / 1.1, high * 1.1)
+    else:
+        axes.set_ylim(0.0, high * 1.04)
+        axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 1.0 else f"{1e3 * seconds:.4g} ms"
+
+
+def _draw_parts(axes: Axes, tables: Tables) -> None:
+    latency_s = tables.step("latency_s")
+    layers, looks = [], []
+    for name, (label, colour, hatch) in PARTS.items():
+        part = tables.step(name)
+        total = part.sum() / latency_s.sum()
+        if total <= 0.0:
+            continue
+        share = 100.0 * np.divide(
+            part, latency_s, out=np.zeros_like(part), where=latency_s > 0.0
+        )
+        percent = f"{label} {100.0 * total:.2g} %"
+        layers.append((percent, tables.bins.mean(share)))
+        looks.append((colour, hatch))
+    draw_stack(axes, tables.bins, layers, looks)
+    if not layers:
+        say(axes, "The cost model gives no parts")
+
+
+def _draw_batch(axes: Axes, tables: Tables) -> None:
+    prefill = tables.step("num_prefill_tokens")
+    decode = np.maximum(tables.step("num_batched_tokens") - prefill, 0.0)
+    layers = [
+        ("decode tokens, mean over time", tables.bins.mean(decode)),
+        ("prefill tokens, mean over time", tables.bins.mean(prefill)),
+    ]
+    draw_stack(axes, tables.bins, layers, [(GREEN, ""), (ORANGE, "///")])
