@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from cyclopts import Parameter
+
 from sim.errors import UserError
 
 
-def calibrate(*arguments: str) -> int:
+def calibrate(
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+) -> int:
     """Time the real kernels on a GPU (not built yet).
 
     Raises

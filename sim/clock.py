@@ -45,4 +45,5 @@ class At(Event):
         self._value: Any = None
         self._ok = True
         # What Environment.schedule does, with a time in place of a delay.
-        heappush(env._queue, (time_s, priority, next(env._eid), self))
+        queue: list[Any] = env._queue
+        heappush(queue, (time_s, priority, next(env._eid), self))

@@ -21,9 +21,9 @@ Floats = npt.NDArray[np.float64]
 def weighted_percentile(
     values: Floats, weights: npt.NDArray[np.int64], percent: float
 ) -> float:
-    """Return the percentile of `values`, each repeated `weights` times, without repeating it.
+    """Return a percentile of `values`, each taken `weights` times.
 
-    Equals ``numpy.percentile`` (linear interpolation) on the repeated array.
+    Equals ``numpy.percentile`` (linear interpolation) on the repeated values.
     O(n log n) in distinct values.
 
     Raises
@@ -70,7 +70,7 @@ def distribution_ms(
 
 
 def latencies(requests: pd.DataFrame, itl: InterTokenLatencies) -> dict[str, Any]:
-    """Return TTFT, TPOT, ITL and end-to-end latency of the requests that were served."""
+    """Return TTFT, TPOT, ITL and end-to-end latency of requests that were served."""
     served = requests[requests["status"].isin(SERVED)]
     summary: dict[str, Any] = {}
     for name in ("ttft", "tpot"):
@@ -81,7 +81,7 @@ def latencies(requests: pd.DataFrame, itl: InterTokenLatencies) -> dict[str, Any
 
 
 def throughput(requests: pd.DataFrame, duration_s: float) -> dict[str, Any]:
-    """Return counts and rates over the whole run, under ``vllm bench serve``'s names."""
+    """Return counts and rates over the run, named as ``vllm bench serve`` does."""
     served = requests[requests["status"].isin(SERVED)]
     num_input = int(served["num_prompt_tokens"].sum())
     num_output = int(served["num_output_tokens"].sum())

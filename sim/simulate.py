@@ -27,7 +27,7 @@ from sim.scheduler import SCHEDULERS
 from workloads.arrivals import ARRIVALS
 from workloads.errors import WorkloadWarning
 from workloads.lengths import LENGTHS
-from workloads.preset import preset_workload
+from workloads.preset import PresetWorkload
 from workloads.traces import TRACE_READERS
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
@@ -316,7 +316,7 @@ def build_workload(config: WorkloadConfig, seed: int) -> Workload:
     preset = config.preset
     return _refusing(
         "workload.preset",
-        preset_workload,
+        PresetWorkload,
         name=preset.name,
         num_requests=preset.num_requests,
         duration_s=preset.duration_s,

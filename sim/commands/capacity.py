@@ -71,9 +71,9 @@ def capacity(
     json
         Print the estimate as JSON.
     """
-    from sim.capacity import estimate_capacity, format_capacity  # noqa: PLC0415
-    from sim.hardware import load_gpu  # noqa: PLC0415
-    from sim.model import load_model  # noqa: PLC0415
+    from sim.capacity import estimate_capacity, format_capacity
+    from sim.hardware import load_gpu
+    from sim.model import load_model
 
     estimate = estimate_capacity(
         model=load_model(model),
@@ -94,7 +94,7 @@ def capacity(
         weights_gib=weights_gib,
     )
     if json:
-        from json import dumps  # noqa: PLC0415
+        from json import dumps
 
         print(dumps(estimate.to_dict(), indent=2, allow_nan=False))
     elif quiet:

@@ -59,12 +59,12 @@ def run(
     json
         Print the summary as JSON.
     """
-    from time import perf_counter  # noqa: PLC0415
+    from time import perf_counter
 
-    from sim.config import load_config  # noqa: PLC0415
-    from sim.errors import ConfigError  # noqa: PLC0415
-    from sim.results import check_output, output_directory, write_json  # noqa: PLC0415
-    from sim.simulate import Simulation  # noqa: PLC0415
+    from sim.config import load_config
+    from sim.errors import ConfigError
+    from sim.results import check_output, output_directory, write_json
+    from sim.simulate import Simulation
 
     started_s = perf_counter()
     if check < 0:
@@ -110,7 +110,7 @@ def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
     """Run under a progress bar, if there is somebody to see it."""
     if not show or not sys.stderr.isatty():
         return simulation.run(check_every=check)
-    from sim.commands.terminal import progress_bar  # noqa: PLC0415
+    from sim.commands.terminal import progress_bar
 
     with progress_bar(len(simulation.specs)) as on_progress:
         return simulation.run(on_progress, check_every=check)
@@ -118,8 +118,8 @@ def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
 
 def _run_info(config: RunConfig, loop_s: float, total_s: float) -> dict[str, Any]:
     """Return what may differ between two equal runs: wall time and machine."""
-    import os  # noqa: PLC0415
-    import platform  # noqa: PLC0415
+    import os
+    import platform
 
     return {
         "wall_seconds": {"loop": loop_s, "command": total_s},
@@ -145,10 +145,10 @@ def _report(
             file=sys.stderr,
         )
     if as_json:
-        from json import dumps  # noqa: PLC0415
+        from json import dumps
 
         print(dumps(results.summary, indent=2, allow_nan=False))
     elif not quiet:
-        from sim.commands.terminal import print_summary  # noqa: PLC0415
+        from sim.commands.terminal import print_summary
 
         print_summary(results.summary, directory, loop_s)

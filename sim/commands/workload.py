@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 from cyclopts import App, Parameter
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 app = App(name="workload", help="Traffic: public traces.")
 
@@ -30,7 +28,7 @@ def fetch(
     quiet
         Print the path only.
     """
-    from workloads.fetch import fetch as fetch_trace  # noqa: PLC0415
+    from workloads.fetch import fetch as fetch_trace
 
     path = fetch_trace(name, to)
     print(path if quiet else f"{name} is in {path}")

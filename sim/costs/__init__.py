@@ -1,0 +1,16 @@
+"""Cost models, one a file, and the table of their kinds."""
+
+from __future__ import annotations
+
+from sim.costs.constant import ConstantCost
+from sim.costs.linear import LinearCost
+from sim.costs.roofline import RooflineCost
+
+COST_MODELS: dict[str, type] = {
+    "constant": ConstantCost,
+    "linear": LinearCost,
+    "roofline": RooflineCost,
+}
+"""`kind` of the configuration's ``cost`` table to the class it names."""
+
+__all__ = ["COST_MODELS", "ConstantCost", "LinearCost", "RooflineCost"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from sim.clients import open_loop, request_from_spec
-from sim.cost import CostModel
 from sim.costs.constant import ConstantCost
 from sim.engine import Engine
 from sim.recorder import Recorder, Recording
 from sim.scheduler.v1 import V1Scheduler
 from workloads.spec import RequestSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.cost import CostModel
 
 
 def spec(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import simpy
@@ -11,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 times = st.floats(0, 1e6, allow_nan=False)
 

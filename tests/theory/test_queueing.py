@@ -61,9 +61,7 @@ def test_time_in_other_units_gives_the_same_schedule() -> None:
     """Twice as slow an engine under half the rate does the same things."""
     rng = np.random.default_rng(11)
     arrivals_s = np.cumsum(rng.exponential(0.1, 300))
-    shapes = [
-        (int(rng.integers(1, 300)), int(rng.integers(1, 60))) for _ in arrivals_s
-    ]
+    shapes = [(int(rng.integers(1, 300)), int(rng.integers(1, 60))) for _ in arrivals_s]
     recordings = []
     for factor in (1.0, 2.0):  # a power of two keeps floats exact
         specs = [

@@ -1,0 +1,17 @@
+"""How many KV blocks fit, and why: `estimate_capacity` and its explanation."""
+
+from __future__ import annotations
+
+from sim.capacity.estimate import (
+    CapacityEstimate,
+    capacity_rows,
+    estimate_capacity,
+    format_capacity,
+)
+
+__all__ = [
+    "CapacityEstimate",
+    "capacity_rows",
+    "estimate_capacity",
+    "format_capacity",
+]

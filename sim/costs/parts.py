@@ -1,0 +1,95 @@
+"""What every cost model shares: the sum of parts, and the check of a coefficient."""
+
+from __future__ import annotations
+
+import math
+
+from sim.cost import StepCost
+from sim.errors import ConfigError
+
+
+def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 us
+    gemm_s: float = 0.0,
+    prefill_attention_s: float = 0.0,
+    decode_attention_s: float = 0.0,
+    head_s: float = 0.0,
+    allreduce_s: float = 0.0,
+    swap_s: float = 0.0,
+    copy_s: float = 0.0,
+    host_s: float = 0.0,
+) -> StepCost:
+    """Return the cost whose `total_s` is the sum of these parts, in seconds.
+
+    The parts are added from left to right in the order of the parameters, which is
+    the order of the fields of `StepCost`: floating-point addition is not associative,
+    and the same sum taken over recorded columns must give the same bits.
+    """
+    return StepCost(
+        gemm_s
+        + prefill_attention_s
+        + decode_attention_s
+        + head_s
+        + allreduce_s
+        + swap_s
+        + copy_s
+        + host_s,
+        gemm_s,
+        prefill_attention_s,
+        decode_attention_s,
+        head_s,
+        allreduce_s,
+        swap_s,
+        copy_s,
+        host_s,
+    )
+
+
+def at_least_zero(key: str, value: float) -> float:
+    """Return `value`, a finite number >= 0, as a float.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+    """
+    return _finite(key, value, "a finite number >= 0", minimum=0.0)
+
+
+def above_zero(key: str, value: float) -> float:
+    """Return `value`, a finite number > 0, as a float.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+    """
+    number = _finite(key, value, "a finite number > 0", minimum=0.0)
+    if number == 0.0:
+        raise ConfigError(f"{key} must be a finite number > 0; got {value!r}")
+    return number
+
+
+def share(key: str, value: float) -> float:
+    """Return `value`, an efficiency in (0, 1], as a float.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+    """
+    number = above_zero(key, value)
+    if number > 1.0:
+        raise ConfigError(
+            f"{key} is a share of the datasheet's rate and must be in (0, 1]; "
+            f"got {value!r}: give 0.8 for 80 %"
+        )
+    return number
+
+
+def _finite(key: str, value: object, rule: str, minimum: float) -> float:
+    # bool is an int to Python, but `base_s: true` is a slip of the pen
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{key} must be {rule}; got {value!r}: give a number")
+    if not math.isfinite(value) or value < minimum:
+        raise ConfigError(f"{key} must be {rule}; got {value!r}")
+    return float(value)

@@ -1,0 +1,224 @@
+"""What a user may set of the roofline: efficiencies and overheads, with sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from sim.costs.parts import at_least_zero, share
+from sim.errors import ConfigError
+from sim.hardware import GpuSpec  # noqa: TC001 - `sim.plug` resolves the annotations
+from sim.model import ModelArchitecture, dtype_bytes
+
+_KV_ITEMSIZE_BYTES: Final = {
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "float16": 2,
+    "bfloat16": 2,
+}
+"""By vLLM's ``kv_cache_dtype``; "auto" is the precision of the model."""
+
+_PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
+"""Name prefixes of GPUs whose attention kernel keeps the query heads of a KV head
+together in mixed batches too (FlashAttention 3 ``should_pack_gqa`` with varlen
+queries; Blackwell data-centre parts run decodes apart)."""
+
+_FA2_DECODE_TILE_TOKENS: Final = 80
+"""Query rows that FlashAttention 2 spends on a decode of a mixed batch: ``kBlockM``
+of its split-KV kernel is 64; 80 at the efficiency of prefill fits the mixed tables of
+the RTX PRO 6000."""
+
+_AIC = "aiconfigurator tables of a100, h100 and h200"
+_RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
+
+
+def _parameter(default: float, unit: str, source: str) -> Any:
+    """Declare a parameter with what `describe` tells of it."""
+    return field(default=default, metadata={"unit": unit, "source": source})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RooflineParameters:
+    """Parameters of `RooflineCost`, checked.
+
+    Parameters
+    ----------
+    model, gpu, tensor_parallel_size, block_size, kv_cache_dtype
+        Injected from the engine's configuration. A block holds `block_size` tokens.
+    gemm_compute_efficiency, gemm_bandwidth_efficiency
+        Shares of peak FLOP/s and of memory bandwidth that dense GEMMs reach.
+    fp8_gemm_compute_efficiency
+        Share of the FP8 peak, for checkpoints with FP8 weights and activations.
+    moe_compute_efficiency
+        Share of peak that the fused expert GEMM reaches.
+    decode_bandwidth_efficiency, fp8_decode_bandwidth_efficiency
+        Shares of bandwidth at which decodes read the KV cache, in the model's
+        precision and in FP8.
+    decode_sequence_head_s
+        Seconds a (sequence x KV head) on top of reading its bytes.
+    prefill_attention_efficiency
+        Share of peak that causal attention of long chunks reaches.
+    prefill_tile_tokens
+        Query rows that a prefill chunk wastes on tiles and unused SMs, each against
+        the chunk's whole context.
+    mixed_decode_tile_tokens
+        Query rows spent on a decode in a batch with prefill chunks; 0 switches that
+        off, None asks the GPU: 0 for Hopper and Blackwell data-centre parts, else 80.
+    elementwise_bandwidth_efficiency
+        Share of bandwidth of norms, rotary embedding, activation and KV write.
+    sampler_bytes_per_logit
+        Memory traffic of the sampler a logit.
+    allreduce_latency_s, allreduce_efficiency
+        Seconds a collective, and the share of the link that ring traffic reaches.
+    swap_efficiency, swap_call_s
+        Share of the host link, and host seconds a copy (K and V of a block in one
+        layer are one copy each).
+    copy_efficiency
+        Share of bandwidth of copies on the GPU.
+    layer_latency_s
+        Seconds a layer spends on starting and draining its kernels.
+    step_overhead_s, request_overhead_s
+        Host seconds a step, and a request of the batch.
+    """
+
+    model: ModelArchitecture
+    gpu: GpuSpec
+    tensor_parallel_size: int = 1
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+
+    gemm_compute_efficiency: float = _parameter(
+        0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
+    )
+    gemm_bandwidth_efficiency: float = _parameter(
+        0.86, "share", f"GEMMs with weights above 40 MB, {_AIC}"
+    )
+    fp8_gemm_compute_efficiency: float = _parameter(
+        0.5, "share", "FP8 GEMMs, aiconfigurator tables of h100 and h200"
+    )
+    moe_compute_efficiency: float = _parameter(
+        0.5, "share", f"moe.csv of Qwen3-30B-A3B, {_RTX}"
+    )
+    decode_bandwidth_efficiency: float = _parameter(
+        0.9, "share", f"decode attention beyond L2, {_AIC}; {_RTX}"
+    )
+    fp8_decode_bandwidth_efficiency: float = _parameter(
+        0.73, "share", "decode attention, fp8 KV, aiconfigurator, h100 and h200"
+    )
+    decode_sequence_head_s: float = _parameter(
+        15e-9, "s/(sequence*KV head)", f"decode attention, {_AIC}"
+    )
+    prefill_attention_efficiency: float = _parameter(
+        0.6, "share", f"prefill attention, {_AIC}; {_RTX}"
+    )
+    prefill_tile_tokens: float = _parameter(
+        270.0, "tokens/chunk", f"prefill attention, {_AIC}; {_RTX}"
+    )
+    mixed_decode_tile_tokens: int | None = field(
+        default=None,
+        metadata={"unit": "tokens/decode", "source": f"mixed batches, {_RTX}"},
+    )
+    elementwise_bandwidth_efficiency: float = _parameter(
+        0.8,
+        "share",
+        "between Vidur h100 (slower, not fused) and dense.csv, "
+        f"{_RTX} (faster, in 128 MB of L2)",
+    )
+    sampler_bytes_per_logit: float = _parameter(
+        6.0, "bytes", f"per_sequence.csv, {_RTX}"
+    )
+    allreduce_latency_s: float = _parameter(
+        5e-6, "s/collective", f"custom all-reduce in CUDA graphs, {_AIC}"
+    )
+    allreduce_efficiency: float = _parameter(
+        0.55, "share", f"custom all-reduce in CUDA graphs, {_AIC}"
+    )
+    swap_efficiency: float = _parameter(
+        0.8, "share", "estimate: large pinned copies over PCIe"
+    )
+    swap_call_s: float = _parameter(
+        2e-6, "s/copy", "estimate: host time of one cudaMemcpyAsync"
+    )
+    copy_efficiency: float = _parameter(0.8, "share", "estimate: as element-wise")
+    layer_latency_s: float = _parameter(
+        40e-6,
+        "s/layer",
+        f"intercepts: 4 GEMMs of 3.5 us, attention 14 us, 5 others of 2.4 us; {_AIC}",
+    )
+    step_overhead_s: float = _parameter(
+        1.5e-3,
+        "s/step",
+        "between what serving runs ask for: 1 ms (vLLM 0.19.0, RTX PRO 6000), 2 ms "
+        "(vLLM 0.12.0, 4 x H100)",
+    )
+    request_overhead_s: float = _parameter(
+        5e-6, "s/request", "estimate: sampling metadata and detokenising"
+    )
+
+    def check(self) -> None:
+        """Refuse what cannot be computed with.
+
+        Raises
+        ------
+        ConfigError
+            As `RooflineCost` documents.
+        """
+        for parameter in fields(self):
+            if not parameter.metadata:
+                continue
+            key, value = parameter.name, getattr(self, parameter.name)
+            if parameter.metadata["unit"] == "share":
+                setattr(self, key, share(key, value))
+            elif value is not None:
+                at_least_zero(key, value)
+        if self.step_overhead_s == 0.0:
+            raise ConfigError(
+                "step_overhead_s must be > 0: an empty step costs host time; "
+                "got 0: give 1e-6 or more"
+            )
+        tp, heads = self.tensor_parallel_size, self.model.num_attention_heads
+        if tp < 1 or heads % tp:
+            raise ConfigError(
+                f"tensor_parallel_size must divide the {heads} attention heads of "
+                f"{self.model.name}; got {tp}: use a divisor"
+            )
+        if self.block_size < 1:
+            raise ConfigError(f"block_size must be >= 1; got {self.block_size}")
+
+    def kv_itemsize_bytes(self) -> int:
+        """Return bytes of an element of the KV cache."""
+        if self.kv_cache_dtype == "auto":
+            return dtype_bytes(self.model.dtype)
+        if self.kv_cache_dtype not in _KV_ITEMSIZE_BYTES:
+            raise ConfigError(
+                f"unknown kv_cache_dtype: {self.kv_cache_dtype!r}; use 'auto' or one "
+                f"of {', '.join(_KV_ITEMSIZE_BYTES)}"
+            )
+        return _KV_ITEMSIZE_BYTES[self.kv_cache_dtype]
+
+    def mixed_tile_tokens(self) -> int:
+        """Return `mixed_decode_tile_tokens`, or what None means on this GPU."""
+        if self.mixed_decode_tile_tokens is not None:
+            return self.mixed_decode_tile_tokens
+        packed = self.gpu.name.lower().startswith(_PACKED_GPUS)
+        return 0 if packed or self.model.kv_lora_rank else _FA2_DECODE_TILE_TOKENS
+
+    def describe(self) -> dict[str, Any]:
+        """Return parameters with units and sources, JSON-ready."""
+        parameters = {
+            parameter.name: {"value": getattr(self, parameter.name)}
+            | dict(parameter.metadata)
+            for parameter in fields(self)
+            if parameter.metadata
+        }
+        parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
+        return {
+            "kind": "roofline",
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "block_size": self.block_size,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "parameters": parameters,
+        }

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.capacity import CapacityEstimate, estimate_capacity, format_capacity
+from sim.capacity.constants import ERAS, era_of
+from sim.errors import CapacityError, ConfigError
+from sim.hardware import GIB
+from tests.sim.capacity_points import (
+    CAUSES,
+    POINTS,
+    architecture,
+    estimate_row,
+    gpu_of,
+    group_errors,
+    judge_all,
+    median_and_p90,
+    rows_of_quality_a,
+    table,
+)
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+needs_points = pytest.mark.skipif(
+    not POINTS.is_file(), reason="kv_capacity_points.csv of the engine logs is not here"
+)
+
+
+def estimate(
+    model: str = LLAMA, gpu: str = "h100_sxm", **more: Any
+) -> CapacityEstimate:
+    return estimate_capacity(model, gpu, **({"engine_version": "0.19"} | more))
+
+
+@needs_points
+@pytest.mark.parametrize(
+    ("weights_given", "median_limit", "p90_limit"),
+    [(True, 0.003, 0.03), (False, 0.01, 0.04)],
+    ids=["weights given", "weights counted"],
+)
+def test_accuracy_on_engine_logs(
+    weights_given: bool, median_limit: float, p90_limit: float
+) -> None:
+    judged, skipped = judge_all(weights_given=weights_given)
+    middle, p90 = median_and_p90(list(group_errors(judged).values()))
+    print(f"\n{table(judged)}")
+    print("not judged:", *skipped, sep="\n  ")
+    print(f"{len(judged)} rows: median {middle:.3%}, 90th percentile {p90:.3%}")
+    assert len(judged) >= 50
+    assert middle <= median_limit
+    assert p90 <= p90_limit
+
+
+@needs_points
+@pytest.mark.parametrize("weights_given", [True, False])
+def test_rows_beyond_five_percent_are_those_with_a_known_cause(
+    weights_given: bool,
+) -> None:
+    judged, _ = judge_all(weights_given=weights_given)
+    odd = {point.row_id for point in judged if abs(point.error) > 0.05}
+    assert odd <= set(CAUSES)
+
+
+@needs_points
+def test_the_interval_holds_the_engines_number() -> None:
+    judged, _ = judge_all(weights_given=True)
+    outside = set()
+    for point in judged:
+        bytes_held = point.measured * point.estimate.block_bytes
+        if point.measured < 1000:  # rows that print GiB only
+            bytes_held = point.measured * GIB
+        low = point.estimate.num_gpu_blocks_low * point.estimate.block_bytes
+        high = (point.estimate.num_gpu_blocks_high + 1) * point.estimate.block_bytes
+        if not low <= bytes_held <= high:
+            outside.add(point.row_id)
+    assert outside <= {71}
+
+
+@needs_points
+def test_tokens_and_concurrency_follow_from_the_blocks() -> None:
+    """Hybrid pools included: the engine's own numbers, from its own blocks."""
+    checked = 0
+    for row in rows_of_quality_a():
+        if row["pp"] != "1" or not row["max_concurrency"]:
+            continue
+        model = architecture(row)
+        assert model is not None
+        version = row["vllm_version"].rstrip("~")
+        result = estimate_capacity(
+            model,
+            gpu_of(row),
+            tensor_parallel_size=int(row["tp"]),
+            block_size=int(row["block_size"]),
+            max_model_len=int(row["max_model_len"]),
+            engine_version=version,
+            num_gpu_blocks_override=int(row["num_gpu_blocks"]),
+        )
+        assert result.kv_cache_tokens == int(row["kv_cache_tokens"]), row["id"]
+        concurrency = float(row["max_concurrency"])
+        assert result.max_concurrency == pytest.approx(concurrency, abs=0.011)
+        checked += 1
+    assert checked >= 40
+
+
+@needs_points
+def test_the_start_that_the_engine_refused_is_refused() -> None:
+    row = next(row for row in rows_of_quality_a() if row["id"] == "84")
+    blocks = estimate_row(row, weights_given=True).num_gpu_blocks
+    assert blocks * 16 < int(row["max_model_len"])
+
+
+def test_the_parts_add_up() -> None:
+    for result in (estimate(), estimate(engine_version="0.33", gpu="h200_sxm")):
+        held = result.weights_bytes + result.activation_peak_bytes
+        other = result.non_torch_bytes + result.cuda_graph_bytes
+        assert result.requested_bytes == held + other + result.available_kv_bytes
+        assert result.num_gpu_blocks == result.available_kv_bytes // result.block_bytes
+        low, high = result.num_gpu_blocks_low, result.num_gpu_blocks_high
+        assert low < result.num_gpu_blocks < high
+
+
+@given(
+    name=st.sampled_from([LLAMA, "Qwen/Qwen3-14B", "google/gemma-2-9b"]),
+    utilization=st.floats(0.7, 1.0),
+    block_size=st.sampled_from([8, 16, 32, 128]),
+)
+def test_fp8_kv_doubles_the_tokens(
+    name: str, utilization: float, block_size: int
+) -> None:
+    plain, fp8 = (
+        estimate(
+            name,
+            gpu_memory_utilization=utilization,
+            block_size=block_size,
+            kv_cache_dtype=dtype,
+        )
+        for dtype in ("auto", "fp8")
+    )
+    assert plain.block_bytes == 2 * fp8.block_bytes
+    assert fp8.num_gpu_blocks - 2 * plain.num_gpu_blocks in {0, 1}
+
+
+@given(st.floats(0.5, 1.0), st.floats(0.5, 1.0))
+def test_more_utilization_never_gives_fewer_blocks(one: float, other: float) -> None:
+    less, more = sorted((one, other))
+    blocks = [
+        estimate(gpu_memory_utilization=share).num_gpu_blocks for share in (less, more)
+    ]
+    assert blocks == sorted(blocks)
+
+
+def test_tensor_parallelism_halves_a_block_down_to_one_kv_head() -> None:
+    sizes = [
+        estimate("Qwen/Qwen2.5-14B", tensor_parallel_size=tp).block_bytes
+        for tp in (1, 2, 4, 8, 40)
+    ]
+    assert sizes == [sizes[0], sizes[0] // 2, sizes[0] // 4, sizes[0] // 8, sizes[4]]
+    assert sizes[4] == sizes[3]
+
+
+def test_the_v1_pool_does_not_depend_on_max_model_len() -> None:
+    blocks = {estimate(max_model_len=n).num_gpu_blocks for n in (1024, 8192, 131072)}
+    assert len(blocks) == 1
+
+
+def test_v0_profiles_its_longest_prompt() -> None:
+    short, long = (
+        estimate(gpu="a100_sxm", engine_version="0.6.4", max_model_len=n)
+        for n in (4096, 32768)
+    )
+    assert short.num_gpu_blocks > long.num_gpu_blocks
+    assert (short.max_num_batched_tokens, long.max_num_batched_tokens) == (4096, 32768)
+    assert short.num_cpu_blocks == 2048  # 4 GiB of 2 MiB
+    assert any("V0" in reason for reason in short.extrapolated)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "tokens", "seqs"),
+    [
+        ("h100_sxm", "0.11", 8192, 1024),
+        ("h200_sxm", "0.33", 8192, 1024),
+        ("a100_sxm", "0.33", 2048, 256),
+        ("l40s", "0.19", 2048, 256),
+        ("b200_sxm", "0.33", 16384, 1024),
+        ("b200_sxm", "0.19", 8192, 1024),
+    ],
+)
+def test_defaults_of_the_release(
+    gpu: str, version: str, tokens: int, seqs: int
+) -> None:
+    result = estimate(gpu=gpu, engine_version=version)
+    assert (result.max_num_batched_tokens, result.max_num_seqs) == (tokens, seqs)
+    assert result.defaults == (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    )
+    assert estimate(max_num_batched_tokens=64).max_num_seqs == 64
+
+
+def test_eras_are_in_order() -> None:
+    minors = [era.first_minor for era in ERAS]
+    assert minors == sorted(minors)
+    assert era_of(16).sampler_logits_copies > era_of(17).sampler_logits_copies
+
+
+def test_cuda_graphs_are_subtracted_since_0_21() -> None:
+    assert estimate(engine_version="0.20").cuda_graph_bytes == 0
+    assert estimate(engine_version="0.21").cuda_graph_bytes > 0
+    assert estimate(engine_version="0.21", enforce_eager=True).cuda_graph_bytes == 0
+
+
+def test_inside_the_data_nothing_is_extrapolated() -> None:
+    assert estimate().extrapolated == ()
+    spread = estimate().num_gpu_blocks_high - estimate().num_gpu_blocks_low
+    assert spread / estimate().num_gpu_blocks < 0.01
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"gpu": "a100_sxm"}, "measured on H100"),
+        ({"gpu": "rtx_4090"}, "consumer"),
+        ({"engine_version": "0.33"}, "newer than 0.19"),
+        ({"engine_version": "0.33"}, "CUDA graphs"),
+        ({"engine_version": "0.9"}, "older than 0.11"),
+        ({"tensor_parallel_size": 8}, "tensor_parallel_size 8"),
+        ({"enforce_eager": True}, "enforce_eager"),
+        ({"quantization": "w4a16"}, "packed layouts"),
+        ({"max_num_batched_tokens": 16384}, "above the measured 8192"),
+        ({"model": "google/gemma-3-12b-it"}, "multimodal"),
+    ],
+)
+def test_outside_the_data_the_interval_says_why(
+    more: dict[str, Any], reason: str
+) -> None:
+    result = estimate(**more)
+    assert any(reason in said for said in result.extrapolated)
+    assert reason in format_capacity(result)
+
+
+def test_override_and_kv_cache_memory_win() -> None:
+    result = estimate(num_gpu_blocks_override=100, kv_cache_memory_bytes=GIB)
+    assert (result.num_gpu_blocks, result.num_gpu_blocks_low) == (100, 100)
+    assert result.pool_source == "num_gpu_blocks_override"
+    assert result.max_model_len == 99 * 16  # the null block holds no tokens
+    assert result.extrapolated == ()
+    result = estimate(kv_cache_memory_bytes=GIB)
+    assert (result.num_gpu_blocks, result.pool_source) == (512, "kv_cache_memory_bytes")
+
+
+def test_max_model_len_is_the_models_or_the_pools() -> None:
+    assert estimate().max_model_len == 131072
+    small = estimate(gpu="rtx_4090")
+    assert small.max_model_len == (small.num_gpu_blocks - 1) * 16
+    assert small.max_concurrency >= 1
+
+
+def test_weights_given_in_gib() -> None:
+    assert estimate(weights_gib=14.0).weights_bytes == 14 * GIB
+    odd = estimate(weights_gib=4.5, quantization="my-own-scheme")
+    assert odd.quantization == "my-own-scheme"
+
+
+def test_prediction_of_a_real_engine_to_the_block() -> None:
+    result = estimate(LLAMA, gpu_memory_utilization=0.95)
+    assert result.num_gpu_blocks == 29_751  # vLLM 0.19 on an H100
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"block_size": 0}, "block_size must be a positive integer; got 0"),
+        ({"block_size": 16.0}, "block_size must be a positive integer"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be a positive"),
+        ({"tensor_parallel_size": 3}, "must divide the 32 attention heads"),
+        ({"gpu_memory_utilization": 0}, r"must be a number in \(0, 1\]; got 0"),
+        ({"gpu_memory_utilization": 1.01}, r"must be a number in \(0, 1\]"),
+        ({"gpu_memory_utilization": float("nan")}, r"in \(0, 1\]; got nan"),
+        ({"gpu_memory_utilization": True}, r"in \(0, 1\]; got True"),
+        ({"weights_gib": float("inf")}, "weights_gib must be a number above 0"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism is not modelled"),
+        ({"max_num_seqs": -1}, "max_num_seqs must be a positive integer"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, "at least max_num_seqs"),
+        ({"max_model_len": 10**6}, r"max_model_len must fit .* lower it to \d+"),
+        ({"engine_version": "1.0"}, "engine_version must be a vLLM release"),
+        ({"engine_version": "new"}, "engine_version must be a vLLM release"),
+        ({"kv_cache_dtype": "int4"}, "unknown kv_cache_dtype"),
+        ({"dtype": "int8"}, "unknown dtype"),
+        ({"quantization": "gguf"}, "unknown quantization"),
+        ({"kv_cache_memory_bytes": 1000}, "must hold two blocks"),
+        ({"model": "Qwen/Qwen2.5-72B"}, "no room|weights must fit"),
+        ({"gpu_memory_utilization": 0.2}, "no room for a KV cache"),
+        ({"model": "Qwen/Qwen2.5-7B", "tensor_parallel_size": 7}, "4 KV heads"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(CapacityError, match=message) as caught:
+        estimate(**more)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="unknown model"):
+        estimate("nobody/nothing")
+    with pytest.raises(ConfigError, match="unknown gpu"):
+        estimate(gpu="tpu")
+
+
+def test_text_and_json_tell_the_same() -> None:
+    result = estimate(gpu_memory_utilization=0.95)
+    text = format_capacity(result)
+    assert "= KV cache            58.11 GiB" in text
+    assert "num_gpu_blocks: 29,751" in text
+    assert "by default: max_model_len=131072" in text
+    told = json.loads(json.dumps(result.to_dict()))
+    assert told["num_gpu_blocks"] == 29_751
+    assert told["defaults"][0] == "max_model_len"
+
+
+def test_importing_is_cheap() -> None:
+    code = (
+        "import sys, sim.capacity;"
+        "print([m for m in ('pandas', 'scipy', 'numpy', 'simpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sim.capacity import estimate_capacity
+from sim.errors import CapacityError, ConfigError
+from sim.model import bundled_models, dtype_bytes, load_model
+from sim.weights import (
+    MIB,
+    TensorRole,
+    allocated_bytes,
+    quantization_scheme,
+    weight_bytes,
+    weight_tensors,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Totals of the published safetensors indices (encoders included).
+PUBLISHED_PARAMETERS = {
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
+    "meta-llama/Llama-2-70b-hf": 68_976_648_192,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "meta-llama/Llama-4-Scout-17B-16E": 108_641_793_536,
+    "codellama/CodeLlama-7b-hf": 6_738_546_688,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200,
+    "mistralai/Mistral-Small-3.1-24B-Base-2503": 24_011_361_280,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "microsoft/phi-4": 14_659_507_200,
+    "moonshotai/Kimi-Dev-72B": 72_706_203_648,
+    "google/gemma-2-2b": 2_614_341_888,
+    "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-3-12b-pt": 12_187_325_040,
+    "google/gemma-3-27b-pt": 27_432_406_640,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
+}
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED_PARAMETERS.items())
+def test_parameters_equal_the_published_count(name: str, published: int) -> None:
+    assert load_model(name).num_parameters == published
+
+
+def test_every_bundled_file_is_checked_against_a_published_count() -> None:
+    counts = set(PUBLISHED_PARAMETERS.values())
+    for name in bundled_models():
+        assert load_model(name).num_parameters in counts, name
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes"),
+    [
+        ("meta-llama/Llama-2-7b-hf", 524_288),
+        ("meta-llama/Llama-3.1-8B", 131_072),
+        ("meta-llama/Llama-3.1-70B", 327_680),
+        ("Qwen/Qwen2.5-7B", 57_344),
+        ("Qwen/Qwen3-32B", 262_144),
+        ("deepseek-ai/DeepSeek-V2-Lite", 31_104),
+    ],
+)
+def test_kv_bytes_per_token(name: str, num_bytes: int) -> None:
+    assert load_model(name).kv_bytes_per_token() == num_bytes
+
+
+def test_kv_bytes_halve_down_to_one_head_a_rank() -> None:
+    model = load_model("Qwen/Qwen2.5-7B")  # four KV heads
+    sizes = [model.kv_bytes_per_token(tp) for tp in (1, 2, 4, 28)]
+    assert sizes == [57_344, 28_672, 14_336, 14_336]
+    assert model.kv_bytes_per_token(1, kv_itemsize_bytes=1) == 28_672
+
+
+def test_latent_attention_is_not_divided() -> None:
+    model = load_model("deepseek-ai/DeepSeek-V2-Lite")
+    assert model.kv_bytes_per_token(8) == model.kv_bytes_per_token(1)
+
+
+def test_head_dim_is_not_derived_where_given() -> None:
+    assert load_model("Qwen/Qwen3-0.6B").head_dim == 128  # 1024 / 16 is 64
+    assert load_model("mistralai/Mistral-Small-24B-Instruct-2501").head_dim == 128
+    assert load_model("meta-llama/Llama-3.1-8B").head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("qwen/qwen3-8b-base", "Qwen/Qwen3-8B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+        ("google/gemma-2-9b-it", "google/gemma-2-9b"),
+    ],
+)
+def test_aliases_share_a_shape(alias: str, name: str) -> None:
+    assert load_model(alias) == replace(load_model(name), name=alias)
+
+
+def test_quantized_aliases_name_their_scheme() -> None:
+    model = load_model("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16")
+    assert model.quantization == "w4a16"
+
+
+def test_sliding_layers() -> None:
+    gemma = load_model("google/gemma-3-12b-it")
+    assert (gemma.num_sliding_layers, gemma.sliding_window) == (40, 1024)
+    oss = load_model("openai/gpt-oss-20b")
+    assert (oss.num_sliding_layers, oss.sliding_window) == (12, 128)
+    mistral = load_model("mistralai/Mistral-7B-v0.1")
+    assert mistral.num_sliding_layers == mistral.num_hidden_layers
+    assert load_model("Qwen/Qwen2.5-7B").sliding_window is None
+    scout = load_model("meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    assert (scout.num_sliding_layers, scout.chunked_attention) == (36, True)
+
+
+def test_unknown_name_gives_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean .*Llama-3\.1-8B"):
+        load_model("meta-llama/Llama-3.1-9B")
+    with pytest.raises(ConfigError, match="unknown model: 'zzz'"):
+        load_model("zzz")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Write the facts of Qwen3-8B as a user's ``config.json``."""
+    facts = {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    }
+    path = tmp_path / "my-model" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(facts), encoding="utf-8")
+    return path
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    facts = json.loads(path.read_text(encoding="utf-8")) | changes
+    kept = {key: value for key, value in facts.items() if value is not ...}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def test_config_by_file_and_by_directory(config: Path) -> None:
+    by_file, by_folder = load_model(config), load_model(str(config.parent))
+    assert by_file == by_folder
+    assert by_file.name == "my-model"
+    assert replace(by_file, name="Qwen/Qwen3-8B") == load_model("Qwen/Qwen3-8B")
+
+
+def test_config_nests_the_text_model(config: Path) -> None:
+    text = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps({"model_type": "x", "text_config": text}))
+    assert load_model(config).num_parameters == 8_190_735_360
+
+
+def test_missing_key_is_named_with_its_file(config: Path) -> None:
+    rewrite(config, num_hidden_layers=...)
+    with pytest.raises(ConfigError, match=r"num_hidden_layers is missing in .*config"):
+        load_model(config)
+
+
+def test_optional_keys(config: Path) -> None:
+    rewrite(config, head_dim=None, num_key_value_heads=...)
+    model = load_model(config)
+    assert (model.head_dim, model.num_key_value_heads) == (128, 32)
+    rewrite(config, head_dim="wide")
+    with pytest.raises(ConfigError, match="head_dim must be a positive integer"):
+        load_model(config)
+
+
+def test_an_encoder_is_seen_but_not_counted(config: Path) -> None:
+    rewrite(config, vision_config={"hidden_size": 1024})
+    model = load_model(config)
+    assert model.has_encoder
+    assert model.num_multimodal_parameters == 0
+    said = estimate_capacity(model, "h100_sxm").extrapolated
+    assert any("give weights_gib" in reason for reason in said)
+
+
+@pytest.mark.parametrize("value", [0, -1, "32", True, 1.5, None])
+def test_wrong_value_is_named(config: Path, value: object) -> None:
+    rewrite(config, vocab_size=value)
+    with pytest.raises(ConfigError, match="vocab_size must be a positive integer"):
+        load_model(config)
+
+
+def test_unreadable_configs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no readable config\.json at"):
+        load_model(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="must hold JSON"):
+        load_model(path)
+    path.write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "scheme"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "awq"}, "awq"),
+        ({"num_bits": 8, "type": "float"}, "fp8"),
+        ({"num_bits": 8, "type": "int"}, "w8a8"),
+        ({"num_bits": 4, "type": "int"}, "w4a16"),
+        ({"num_bits": 3, "type": "int"}, "compressed-tensors"),
+    ],
+)
+def test_quantization_config(
+    config: Path, facts: dict[str, object], scheme: str
+) -> None:
+    groups = {"group_0": {"weights": facts}}
+    tensors = {"quant_method": "compressed-tensors", "config_groups": groups}
+    rewrite(config, quantization_config=facts if "quant_method" in facts else tensors)
+    assert load_model(config).quantization == scheme
+
+
+def test_unknown_quantization_and_dtype() -> None:
+    with pytest.raises(CapacityError, match="unknown quantization: 'q4_k'"):
+        quantization_scheme("q4_k")
+    with pytest.raises(CapacityError, match="must name a scheme"):
+        quantization_scheme("compressed-tensors")
+    with pytest.raises(CapacityError, match="unknown dtype: 'int3'"):
+        dtype_bytes("int3")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "allocated"),
+    [
+        (1, 512),
+        (5 * MIB, 5 * MIB),
+        (10 * MIB, 10 * MIB),
+        (31 * MIB + MIB // 2, 32 * MIB),  # half a MiB is not split off
+        (24 * MIB + MIB // 2, 24 * MIB + MIB // 2),  # one and a half is
+    ],
+)
+def test_allocated_bytes(num_bytes: int, allocated: int) -> None:
+    assert allocated_bytes(num_bytes) == allocated
+
+
+def test_weights_of_qwen_match_the_engine_to_four_decimals() -> None:
+    # vLLM prints "Model loading took 14.2487 GiB".
+    model = load_model("Qwen/Qwen2.5-7B")
+    assert round(weight_bytes(model, 1, 2, None) / 2**30, 4) == 14.2487
+
+
+def test_quantization_leaves_embeddings_and_norms() -> None:
+    model = load_model("meta-llama/Llama-3.1-8B")
+    linear = sum(
+        tensor.num_elements * tensor.count
+        for tensor in weight_tensors(model)
+        if tensor.role is TensorRole.LINEAR
+    )
+    plain = weight_bytes(model, 1, 2, None)
+    fp8 = weight_bytes(model, 1, 2, quantization_scheme("fp8"))
+    int4 = weight_bytes(model, 1, 2, quantization_scheme("w4a16"))
+    assert plain - fp8 == pytest.approx(linear, rel=0.01)
+    assert plain - int4 == pytest.approx(linear * (2 - 0.5 - 2 / 128), rel=0.01)
+
+
+def test_norms_and_latent_projections_are_replicated() -> None:
+    model = load_model("deepseek-ai/DeepSeek-V2-Lite")
+    one, two = (weight_bytes(model, tp, 2, None) for tp in (1, 2))
+    assert one / 2 < two < one / 2 * 1.01
