@@ -35,7 +35,7 @@ check: $(VENV)/.installed-dev
 
 # make bench: how fast it is on this machine; tests/bench/README.md explains.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q tests/bench --benchmark-only --benchmark-columns=min,median,max,rounds --override-ini addopts=--import-mode=importlib
+	$(BIN)/python -m pytest -q -s tests/bench --benchmark-only --benchmark-columns=min,median,max,rounds --timeout=0
 
 # make format: let ruff mend what it can.
 format: $(VENV)/.installed-dev

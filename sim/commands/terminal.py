@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from sim.simulate import Progress as RunProgress
 
 
+WIDTH = 100
+"""Columns of the summary where no terminal says how many there are."""
+
+
 @contextmanager
 def progress_bar(num_requests: int) -> Iterator[Callable[[RunProgress], None]]:
     """Show simulated time, requests done and the time left, on stderr."""
@@ -47,6 +51,8 @@ def clock(seconds: float) -> str:
 def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) -> None:
     """Print the summary table on stdout."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
     console.print(f"[bold]{summary['title']}[/bold]")
     console.print(_facts(summary, loop_s))
     console.print(_latencies(summary))
