@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from cache.block_pool import BlockPool
 from cache.tokens import SegmentTokens
@@ -11,6 +12,9 @@ from sim.cost import BatchShape
 from sim.costs.roofline import RooflineCost
 from sim.hardware import load_gpu
 from sim.model import load_model
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
 
 NUM_BLOCKS = 1000
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from sim.clients import request_from_spec
 from sim.generation import sample
 from sim.scheduler.v1 import V1Scheduler
 from tests.sim.build import spec
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
 
 NUM_STEPS = 100
 

@@ -6,14 +6,16 @@ figure. The table in README.md beside this file says what was seen.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from sim.config import load_config
 from sim.simulate import Simulation
 from tests.shared import ROOT, shared
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
 
 REGIMES: dict[str, list[str]] = {
     "light x1": ["workload.trace.rate_scale=1"],

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sim.config import load_config
-from sim.results import Results
 from sim.simulate import Simulation
 from tests.shared import ROOT, shared
 from workloads.traces.mooncake import MooncakeTraceReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sim.results import Results
 
 AZURE = "traces/azure_llm_2023_conv.csv"
 MOONCAKE = "traces/mooncake_fast25_conversation.jsonl"

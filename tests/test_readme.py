@@ -1,0 +1,72 @@
+"""The README's output blocks are what the code prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sim.cli import run as kvsim
+from tests.shared import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(
+    r"<!-- output of: kvsim (.*?) -->\n```text\n(.*?)```", README, re.DOTALL
+)
+# Wall time differs from run to run, and so does the directory of a test.
+VARYING = re.compile(r"^(simulated in|\$ |.*; results in )")
+
+
+def lines(text: str) -> list[str]:
+    return [
+        line.rstrip() for line in text.strip().splitlines() if not VARYING.match(line)
+    ]
+
+
+@pytest.mark.parametrize(("command", "block"), BLOCKS, ids=[c for c, _ in BLOCKS])
+def test_output_blocks_are_what_the_code_prints(
+    command: str,
+    block: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments = shlex.split(command)
+    if arguments[0] == "run":
+        arguments += ["--out", str(tmp_path / "out"), "--no-figures"]
+    assert kvsim(arguments) == 0
+    assert lines(capsys.readouterr().out) == lines(block)
+
+
+def test_there_are_blocks_to_check_and_links_lead_somewhere() -> None:
+    assert len(BLOCKS) == 2
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert len(links) >= 6
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_figures_quoted_in_the_text_are_those_of_the_demo() -> None:
+    """The neighbouring rates that the README tells of."""
+    from sim.config import load_config
+    from sim.simulate import simulate
+
+    found = {}
+    for rate_scale in (1.0, 1.15):
+        override = f"workload.preset.rate_scale={rate_scale}"
+        summary = simulate(load_config(ROOT / "examples/demo.yaml", [override])).summary
+        found[rate_scale] = (
+            f"{summary['num_preemptions']:,}",
+            summary["mean_ttft_ms"] / 1e3,
+        )
+    assert found[1.0][0] == "26"
+    assert "26 requests are preempted" in README.replace("\n", " ")
+    assert f"makes it {found[1.15][0]}" in README.replace("\n", " ")
+    assert found[1.0][1] == pytest.approx(0.4, abs=0.05)
+    assert found[1.15][1] == pytest.approx(32, abs=0.5)
