@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim.cli import run as kvsim
+from sim.config import load_config
+from sim.simulate import simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
@@ -54,9 +56,6 @@ def test_there_are_blocks_to_check_and_links_lead_somewhere() -> None:
 
 def test_figures_quoted_in_the_text_are_those_of_the_demo() -> None:
     """The neighbouring rates that the README tells of."""
-    from sim.config import load_config
-    from sim.simulate import simulate
-
     found = {}
     for rate_scale in (1.0, 1.15):
         override = f"workload.preset.rate_scale={rate_scale}"
