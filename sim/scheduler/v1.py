@@ -109,7 +109,7 @@ class V1Scheduler:
         num_usable = self.kv_cache_manager.block_pool.num_usable_blocks
         for what, length in (
             ("a prompt", num_tokens),
-            ("prompt and max_tokens", request.max_num_tokens),
+            ("a prompt and its longest output", request.max_num_tokens),
         ):
             num_blocks = self.kv_cache_manager.num_blocks_for(length)
             if num_blocks > num_usable:

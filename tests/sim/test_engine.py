@@ -101,7 +101,7 @@ def test_requests_that_never_fit_are_rejected_with_a_reason() -> None:
         "a prompt of 90 tokens needs 6 blocks; the cache has 5"
         in (requests["reason"][1])
     )
-    assert "prompt and max_tokens of 110 tokens needs 7" in requests["reason"][2]
+    assert "a prompt and its longest output of 110 tokens needs 7" in requests["reason"][2]
 
 
 def test_without_the_admission_check_a_stall_ends_the_run() -> None:
