@@ -17,14 +17,19 @@ def finite(name: str, value: float, remedy: str) -> float:
     Raises
     ------
     WorkloadError
-        If it is no number (a bool is none), NaN or infinite.
+        If it is no number (a bool is none), NaN, infinite or beyond a float.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         remedy = _as_number(value) or remedy
         raise WorkloadError(f"{name} must be a number; got {value!r}; {remedy}")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        got = f"{str(value)[:20]}..."
+        raise WorkloadError(f"{name} must be finite; got {got}; {remedy}") from None
+    if not math.isfinite(number):
         raise WorkloadError(f"{name} must be finite; got {value!r}; {remedy}")
-    return float(value)
+    return number
 
 
 def positive(name: str, value: float, remedy: str) -> float:

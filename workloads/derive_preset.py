@@ -16,9 +16,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.arrivals import GammaArrivals, arrival_times_s
 from workloads.errors import WorkloadError
 from workloads.fetch import PUBLIC_TRACES
 from workloads.preset import PRESET_FORMAT
+from workloads.streams import Streams
 from workloads.traces import TRACE_READERS
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from workloads.spec import RequestSpec
 
+_COUNT_S = 60.0
+_NUM_DRAWS = 20
 # Per mille. Every percent, and closer towards the tails, where lengths run away.
 _PER_MILLE = (0, 1, 2, 5, *range(10, 991, 10), 995, 998, 999, 1000)
 
@@ -50,7 +54,8 @@ def derive_preset(
         Format ``kvsim-preset/1``. The rate is one over the mean gap, per second;
         the burstiness one over the squared coefficient of variation of the gaps;
         quantiles are in tokens, linear between order statistics. Facts are rounded
-        to six digits, so that no library's last bit shows.
+        to six digits, so that no library's last bit shows. ``notes`` compares counts
+        of arrivals per minute in the trace and in draws of the preset, seeds 0 to 19.
 
     Raises
     ------
@@ -68,17 +73,20 @@ def derive_preset(
             f"{len(requests)} requests have none; take a longer trace"
         )
     ranks = np.corrcoef(_ranks(prompts), _ranks(outputs))
+    arrivals = {
+        "kind": "gamma",
+        "rate": _rounded(1 / gaps_s.mean()),
+        "burstiness": _rounded((gaps_s.mean() / gaps_s.std()) ** 2),
+    }
+    notes = _notes([request.arrival_s for request in requests], arrivals)
     return {
         "format": PRESET_FORMAT,
         "name": name,
         "source": source,
+        **({"notes": notes} if notes else {}),
         "num_requests": len(requests),
         "span_s": _rounded(gaps_s.sum()),
-        "arrivals": {
-            "kind": "gamma",
-            "rate": _rounded(1 / gaps_s.mean()),
-            "burstiness": _rounded((gaps_s.mean() / gaps_s.std()) ** 2),
-        },
+        "arrivals": arrivals,
         "prompt_tokens": _quantiles(prompts),
         "output_tokens": _quantiles(outputs),
         "rank_correlation": _rounded(ranks[0, 1]),
@@ -132,6 +140,37 @@ def preset_text(facts: dict[str, Any]) -> str:
     """Return the text of a preset file: one key a line, tables on one line each."""
     lines = [f"  {json.dumps(key)}: {json.dumps(facts[key])}" for key in facts]
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _notes(times_s: Sequence[float], arrivals: dict[str, Any]) -> str:
+    """Say how much smoother draws are than the trace; empty for a short one."""
+    if times_s[-1] - times_s[0] < 2 * _COUNT_S:
+        return ""
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    process = GammaArrivals(arrivals["rate"], arrivals["burstiness"])
+    draws = []
+    for seed in range(_NUM_DRAWS):
+        rng = Streams(seed).generator("arrivals")
+        draws.append(_swing(arrival_times_s(process, rng, len(times_s))))
+    ratio, peak = _swing(times_s)
+    drawn_ratio, drawn_peak = np.mean(draws, axis=0)
+    return (
+        "gaps are drawn independently, the trace's swings of rate are not in it: "
+        f"arrivals per {_COUNT_S:g} s have variance/mean {ratio:.3g} in the trace, "
+        f"{drawn_ratio:.2g} here; the busiest {_COUNT_S:g} s bring {peak:.3g} "
+        f"requests/s in the trace, {drawn_peak:.2g} here (mean of {_NUM_DRAWS} draws)"
+    )
+
+
+def _swing(times_s: Sequence[float]) -> tuple[float, float]:
+    """Return variance over mean of the counts per minute, and the highest rate."""
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    num_counts = max(int((times_s[-1] - times_s[0]) // _COUNT_S), 1)
+    edges_s = times_s[0] + _COUNT_S * np.arange(num_counts + 1)
+    counts = np.histogram(times_s, edges_s)[0]
+    return float(counts.var() / counts.mean()), float(counts.max() / _COUNT_S)
 
 
 def _quantiles(lengths: Sequence[int]) -> dict[str, Any]:

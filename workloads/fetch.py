@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _AZURE = (
     "https://raw.githubusercontent.com/Azure/AzurePublicDataset/"
@@ -85,6 +87,8 @@ PUBLIC_TRACES: Mapping[str, PublicTrace] = MappingProxyType(
 def fetch(name: str, directory: str | Path | None = None) -> Path:
     """Bring a public trace to this machine, once, and return where it lies.
 
+    Nothing is printed.
+
     Parameters
     ----------
     name
@@ -127,13 +131,14 @@ def fetch_trace(trace: PublicTrace, directory: str | Path | None = None) -> Path
         ) from None
     folder = pooch.os_cache("kvsim") if directory is None else Path(directory)
     try:
-        # pooch downloads beside the target and moves it there once the hash is right.
-        path = pooch.retrieve(
-            url=trace.url,
-            known_hash=f"sha256:{trace.sha256}",
-            fname=trace.file_name,
-            path=folder.expanduser(),
-        )
+        with _silent(pooch.get_logger()):
+            # It downloads beside the target and moves once the hash is right.
+            path = pooch.retrieve(
+                url=trace.url,
+                known_hash=f"sha256:{trace.sha256}",
+                fname=trace.file_name,
+                path=folder.expanduser(),
+            )
     except (OSError, ValueError) as error:  # every error of requests is an OSError
         reason = _reason(error)
         # pooch leaves the connection of a refused request open.
@@ -145,6 +150,17 @@ def fetch_trace(trace: PublicTrace, directory: str | Path | None = None) -> Path
             "download it by hand and give its path"
         ) from None
     return Path(path)
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """Keep a logger's reports of what it does off the terminal."""
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _reason(error: Exception) -> str:

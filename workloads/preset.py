@@ -49,6 +49,8 @@ class Preset:
         Distributions of the same lengths.
     rank_correlation
         Spearman's rho between them.
+    notes
+        What the preset lacks of the trace, in figures; empty where nothing is known.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Preset:
     prompt_tokens: LengthDistribution
     output_tokens: LengthDistribution
     rank_correlation: float
+    notes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class PresetWorkload:
     """Synthetic traffic like that of a public trace.
 
     Gaps are independent of each other: a trace's slow swings of rate are not in a
-    preset, nor is any prefix reuse.
+    preset, nor is any prefix reuse. `Preset.notes` says how much smoother it is.
 
     Parameters
     ----------
@@ -179,6 +182,7 @@ def _preset(facts: dict[str, Any]) -> Preset:
         prompt_tokens=_built(LENGTHS, facts["prompt_tokens"]),
         output_tokens=_built(LENGTHS, facts["output_tokens"]),
         rank_correlation=facts["rank_correlation"],
+        notes=facts.get("notes", ""),
     )
 
 

@@ -62,7 +62,8 @@ class TraceWorkload:
         rate. Lengths stay.
     window
         ``(start_s, end_s)`` in the trace's own seconds, before scaling; arrivals
-        in ``start_s <= t < end_s`` are kept, and ``start_s`` becomes time 0.
+        in ``start_s <= t < end_s`` are kept, and ``start_s`` becomes time 0. An
+        ``end_s`` of None (``null`` in YAML) is open: from ``start_s`` on.
     limit
         Keep the first so many requests of the window.
 
@@ -74,7 +75,7 @@ class TraceWorkload:
 
     reader: TraceReader
     rate_scale: float = 1.0
-    window: tuple[float, float] | None = None
+    window: tuple[float, float | None] | None = None
     limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -98,7 +99,8 @@ class TraceWorkload:
             If the trace cannot be read, breaks the reader's contract, or has no
             request in the window.
         """
-        start_s, end_s = self.window or (0.0, float("inf"))
+        start_s, end = self.window or (0.0, None)
+        end_s = float("inf") if end is None else end
         requests: list[RequestSpec] = []
         last_s = 0.0
         for position, request in enumerate(self.reader.read()):
@@ -120,6 +122,11 @@ class TraceWorkload:
                 f"{type(self.reader).__name__} yields none; check the file"
             )
         start_s, end_s = self.window
+        if end_s is None:
+            return WorkloadError(
+                f"window must hold a request; none arrives from {start_s:g} s on "
+                f"(last arrival: {last_s:g} s); move the window"
+            )
         return WorkloadError(
             f"window must hold a request; none arrives in [{start_s:g}, {end_s:g}) s "
             f"(an arrival outside it: {last_s:g} s); widen or move the window"
@@ -224,17 +231,20 @@ def _check_role(name: str, value: object, role: type, method: str) -> None:
         )
 
 
-def _window(window: Sequence[float]) -> tuple[float, float]:
+def _window(window: Sequence[float | None]) -> tuple[float, float | None]:
     """Return a checked window."""
-    remedy = "give start and end in seconds of the trace, such as [600, 1200]"
+    remedy = "give seconds of the trace, such as [600, 1200], or [600, null] for all"
+    remedy += " from 600 s on"
     if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:
         raise WorkloadError(f"window must be two numbers; got {window!r}; {remedy}")
-    start_s = finite("window start", window[0], remedy)
-    end_s = finite("window end", window[1], remedy)
+    start, end = window
+    # `finite` refuses None too; only the end may be open.
+    start_s = finite("window start", start, remedy)  # type: ignore[arg-type]
+    end_s = float("inf") if end is None else finite("window end", end, remedy)
     if not 0 <= start_s < end_s:
         rule = "window must have 0 <= start < end"
         raise WorkloadError(f"{rule}; got [{start_s:g}, {end_s:g}]; {remedy}")
-    return start_s, end_s
+    return start_s, None if end is None else end_s
 
 
 def _check_request(

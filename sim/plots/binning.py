@@ -61,6 +61,7 @@ class StepColumns:
         self._first: Indices = np.searchsorted(end_s, self.edges_s[:-1], "right")
         self._stop: Indices = np.searchsorted(start_s, self.edges_s[1:], "left")
         self._busy = self._first < self._stop
+        self._starts_before: Indices = np.searchsorted(start_s, self.edges_s, "left")
         at_edge = np.searchsorted(start_s, self.edges_s, "right") - 1
         self._at_edge: Indices = np.maximum(at_edge, 0)
         self._idle_is_zero = idle_is_zero
@@ -103,6 +104,19 @@ class StepColumns:
             inside = values[self._first[column] : self._stop[column]]
             median[column] = np.median(inside)
         return median
+
+    def mean_per_step(self, values: Floats) -> Floats:
+        """Return the mean over the steps that start in each column.
+
+        Each step counts once, however long it is. A column in which none starts has
+        the value of the step that is still running, or a gap.
+        """
+        mean = self._reduce(np.minimum, values)
+        until = np.concatenate([[0.0], np.cumsum(values)])
+        num_steps = np.diff(self._starts_before)
+        total = np.diff(until[self._starts_before])
+        np.divide(total, num_steps, out=mean, where=num_steps > 0)
+        return mean
 
     def _integral(self, values: Floats) -> Floats:
         """Return the integral of `values` over each column."""

@@ -77,6 +77,19 @@ def bar_width_s(stop_s: float) -> float:
     return next((w for w in widths_s if stop_s / w <= MAX_BARS), stop_s / MAX_BARS)
 
 
+def bar_edges_s(stop_s: float) -> Floats:
+    """Return the borders of the bars in seconds, the last one the end of the run.
+
+    The last bar is as wide as what is left. Less than half a bar is not a bar of its
+    own, for a single preemption would tower in it, but widens the one before.
+    """
+    width_s = bar_width_s(stop_s)
+    num_bars = max(int(stop_s / width_s + 0.5), 1)
+    edges_s: Floats = np.arange(num_bars + 1.0) * width_s
+    edges_s[-1] = stop_s
+    return edges_s
+
+
 def _width(seconds: float) -> str:
     return f"{seconds:g} s" if seconds < 60.0 else f"{seconds / 60.0:g} min"
 
@@ -102,13 +115,11 @@ def _times_by_mode(tables: Tables) -> dict[str, Floats]:
 
 def _draw_rate(axes: Axes, tables: Tables, by_mode: dict[str, Floats]) -> None:
     """Stack bars of preemptions per minute."""
-    width_s = bar_width_s(tables.stop_s)
-    edges_s = np.arange(np.ceil(tables.stop_s / width_s) + 1.0) * width_s
-    edges_s[-1] = max(edges_s[-1], tables.stop_s)  # nothing falls off by rounding
+    edges_s = bar_edges_s(tables.stop_s)
     floor = np.zeros(edges_s.size - 1)
     for name, time_s in by_mode.items():
         colour, hatch, _ = _LOOKS.get(name, (PURPLE, "...", "-."))
-        height = np.histogram(time_s, edges_s)[0] * (60.0 / width_s)
+        height = np.histogram(time_s, edges_s)[0] * (60.0 / np.diff(edges_s))
         add_steps(
             axes,
             floor + height,

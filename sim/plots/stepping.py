@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.plots.style import (
@@ -28,9 +29,11 @@ from sim.plots.style import (
     set_log_axis,
     set_percent_axis,
     set_time_axis,
+    set_wide_count_axis,
 )
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -62,19 +65,26 @@ def queues(tables: Tables) -> Figure:
     )
     figure = new_figure(tables, f"Queues: {facts}" if facts else "Queues", (1.0, 1.0))
     upper, lower = figure.axes
+    absent: list[Artist] = []
     if tables.step("num_running").size:
         _draw_queue(upper, tables, "running", (SKY, BLUE, "-"))
         if tables.step("num_swapped").max() > 0.0:
             _draw_queue(upper, tables, "swapped", (ORANGE, VERMILLION, "--"))
+        else:
+            absent.append(Line2D([], [], linestyle="none", label="swapped: none"))
         _draw_queue(lower, tables, "waiting", (PURPLE, BLACK, "-"))
     else:
         say(upper, "No engine step in this run")
     set_count_axis(upper, "admitted (requests)")
     set_count_axis(lower, "waiting (requests)")
     set_time_axis(lower, tables.stop_s)
-    legend_above(upper)
+    legend_above(upper, [*_handles(upper), *absent])
     legend_above(lower)
     return figure
+
+
+def _handles(axes: Axes) -> list[Artist]:
+    return list(axes.get_legend_handles_labels()[0])
 
 
 def _draw_queue(
@@ -91,7 +101,11 @@ def _draw_queue(
 
 @house_style
 def step_costs(tables: Tables) -> Figure:
-    """Draw latency, its parts and the batch of the engine's steps over time."""
+    """Draw latency, its parts and the batch of the engine's steps over time.
+
+    Parts are shares of time, which long steps dominate; the batch is per step, each
+    step counted once.
+    """
     facts = tables.facts(
         num_steps="{:,.0f} steps",
         duration="{:,.1f} s",
@@ -106,9 +120,9 @@ def step_costs(tables: Tables) -> Figure:
         _draw_batch(batch, tables)
     else:
         say(latency, "No engine step in this run")
+        set_count_axis(batch, "tokens per step")
     latency.set_ylabel("step latency (ms)")
     set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
-    set_count_axis(batch, "tokens per step")
     set_time_axis(batch, tables.stop_s)
     for axes in figure.axes:
         legend_above(axes)
@@ -159,8 +173,15 @@ def _draw_parts(axes: Axes, tables: Tables) -> None:
 def _draw_batch(axes: Axes, tables: Tables) -> None:
     prefill = tables.step("num_prefill_tokens")
     decode = np.maximum(tables.step("num_batched_tokens") - prefill, 0.0)
-    layers = [
-        ("decode tokens, mean over time", tables.bins.mean(decode)),
-        ("prefill tokens, mean over time", tables.bins.mean(prefill)),
-    ]
-    draw_stack(axes, tables.bins, layers, [(GREEN, ""), (ORANGE, "///")])
+    bins = tables.bins
+    drawn = []
+    for name, tokens, colour, linestyle in (
+        ("prefill", prefill, ORANGE, "-"),
+        ("decode", decode, GREEN, "--"),
+    ):
+        mean = bins.mean_per_step(tokens)
+        over = f"mean over steps of {_duration(bins.width_s)}"
+        label = f"{name}, {over} ({tokens.mean():,.4g} over all)"
+        draw_line(axes, bins, mean, colour, label, linestyle=linestyle)
+        drawn.append(mean)
+    set_wide_count_axis(axes, "tokens per step", np.concatenate(drawn))

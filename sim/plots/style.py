@@ -172,6 +172,33 @@ def set_count_axis(axes: Axes, label: str) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(short_number))
 
 
+def set_wide_count_axis(axes: Axes, label: str, values: Floats) -> None:
+    """Make y a count from zero, logarithmic over the decades that `values` span.
+
+    Parameters
+    ----------
+    axes
+        The panel.
+    label
+        Label of the axis.
+    values
+        What is drawn; the axis is linear from 0 to the power of ten below the
+        smallest of them that is above 0, and never below 1.
+    """
+    known = values[values > 0.0]
+    top = max(1.5 * float(known.max(initial=0.0)), 2.0)
+    low = 10.0 ** np.floor(np.log10(max(float(known.min(initial=top)), 1.0)))
+    axes.set_yscale("symlog", linthresh=low, linscale=0.4)
+    decades = low * 10.0 ** np.arange(np.floor(np.log10(top / low)) + 1.0)
+    digits = (1.0, 2.0, 5.0) if decades.size < 3 else (1.0,)
+    ticks = np.outer(decades, digits).ravel()
+    axes.set_yticks([0.0, *ticks[ticks <= top]])
+    axes.set_ylim(0.0, top)
+    axes.set_ylabel(label)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+
+
 def set_percent_axis(axes: Axes, label: str, top: float = 100.0) -> None:
     """Make y a percentage from zero to a little more than `top`."""
     axes.set_ylim(0.0, top * 1.04)

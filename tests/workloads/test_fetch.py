@@ -65,6 +65,22 @@ def test_fetch_brings_the_file_once(base_url: str, tmp_path: Path) -> None:
     assert [*path.parent.iterdir()] == [path]
 
 
+def test_fetch_is_silent(
+    base_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = pytest.importorskip("pooch").get_logger()
+    logger.addHandler(caplog.handler)
+    level = logger.level
+    try:
+        fetch_trace(described(base_url + "trace.csv"), tmp_path / "cache")
+        with pytest.raises(WorkloadError):
+            fetch_trace(described(base_url + "nowhere.csv"), tmp_path / "cache")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.records == []
+    assert logger.level == level  # as other users of pooch want it
+
+
 def test_a_spoilt_copy_is_fetched_again(base_url: str, tmp_path: Path) -> None:
     trace = described(base_url + "trace.csv")
     path = fetch_trace(trace, tmp_path / "cache")

@@ -48,7 +48,8 @@ distributions = st.one_of(
 
 
 def quantiles(distribution: LengthDistribution, *u: float) -> list[int]:
-    return distribution.quantile(np.array(u)).tolist()
+    tokens: list[int] = distribution.quantile(np.array(u)).tolist()
+    return tokens
 
 
 def uniforms(size: int = 200_000, seed: int = 0) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from workloads import PresetWorkload, WorkloadError, load_preset, preset_names
 from workloads.derive_preset import derive_preset, main
 from workloads.preset import _text
 from workloads.spec import RequestSpec
+from workloads.traces import AzureTraceReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +58,36 @@ def test_samples_have_the_statistics_of_the_trace() -> None:
     assert outputs.max() <= 1000
     ranks = [x.argsort(kind="stable").argsort() for x in (prompts, outputs)]
     assert np.corrcoef(ranks)[0, 1] == pytest.approx(0.0728, abs=0.01)
+
+
+def minute_counts(times_s: Any) -> Any:
+    num_minutes = int(times_s[-1] // 60)
+    return np.histogram(times_s, 60.0 * np.arange(num_minutes + 1))[0]
+
+
+def test_notes_tell_how_much_smoother_it_is_than_the_trace() -> None:
+    draws = [minute_counts(columns(PresetWorkload(NAME, seed=i))[0]) for i in range(20)]
+    ratio = np.mean([counts.var() / counts.mean() for counts in draws])
+    peak = np.mean([counts.max() / 60 for counts in draws])
+    notes = load_preset(NAME).notes
+    assert f"variance/mean 16.1 in the trace, {ratio:.2g} here" in notes
+    assert f"8.45 requests/s in the trace, {peak:.2g} here" in notes
+    assert (f"{ratio:.2g}", f"{peak:.2g}") == ("1.1", "6.3")
+
+
+def test_the_trace_has_the_figures_of_the_notes() -> None:
+    requests = AzureTraceReader(path=shared_trace(AZURE_CONV)).read()
+    counts = minute_counts(np.array([request.arrival_s for request in requests]))
+    assert counts.var() / counts.mean() == pytest.approx(16.13, abs=0.005)
+    assert counts.max() / 60 == pytest.approx(8.45)
+
+
+def test_a_preset_may_come_without_notes(tmp_path: Path) -> None:
+    facts = json.loads(_text(NAME))
+    del facts["notes"]
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(facts))
+    assert load_preset(str(path)).notes == ""
 
 
 def test_overrides() -> None:
@@ -129,6 +160,7 @@ def test_derived_literal() -> None:
         )
     ]
     facts = derive_preset("name", requests, {"trace": "file"})
+    assert "notes" not in facts  # too short for counts per minute
     # Gaps 1, 3, 4: mean 8/3, variance 14/9; ranks 1, 2.5, 2.5, 4 against 4, 3, 2, 1.
     assert facts["span_s"] == 8
     assert facts["arrivals"] == {"kind": "gamma", "rate": 0.375, "burstiness": 4.57143}

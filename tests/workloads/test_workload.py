@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,20 @@ def test_window_is_half_open_and_starts_at_0() -> None:
     assert arrivals_s(workload) == [0, 1]
     assert arrivals_s(TraceWorkload(at(0, 2, 4), window=(1, 9))) == [1, 3]
     assert arrivals_s(TraceWorkload(at(0, 2), window=[0, 2])) == [0]  # type: ignore[arg-type]
+
+
+def test_window_with_an_open_end() -> None:
+    assert arrivals_s(TraceWorkload(at(0, 1, 2, 3), window=(2, None))) == [0, 1]
+    read = yaml.safe_load("window: [1.5, null]\nrate_scale: 0.5\nlimit: 1")
+    assert arrivals_s(TraceWorkload(at(0, 1, 2, 3), **read)) == [1]
+    (hint,) = (f.type for f in fields(TraceWorkload) if f.name == "window")
+    assert "float | None" in str(hint)  # a configuration is checked against it
+
+
+def test_empty_window_with_an_open_end() -> None:
+    rule = r"window must hold .* from 5 s on \(.*: 2 s\); move the window"
+    with pytest.raises(WorkloadError, match=rule):
+        TraceWorkload(at(0, 1, 2), window=(5, None)).requests()
 
 
 def test_window_then_limit_then_scale() -> None:
@@ -146,7 +161,8 @@ def test_bad_limit(bad: Any) -> None:
     "bad",
     [
         *[(1, 1), (2, 1), (-1, 1), (0, math.nan), (math.nan, 1), (0, math.inf)],
-        *[(0,), (0, 1, 2), "01", 5, ("0", 1), (0, None), (True, 5)],
+        *[(0,), (0, 1, 2), "01", 5, ("0", 1), (None, 5), (True, 5)],
+        *[(None, None), (-1, None), (math.inf, None), (0, 10**400), (10**400, None)],
     ],
 )
 def test_bad_window(bad: Any) -> None:
@@ -263,7 +279,8 @@ def test_rank_correlation_of_lengths(rho: float) -> None:
     workload = synthetic(num_requests=50_000, rank_correlation=rho)
     _, prompts, outputs = columns(workload)
     ranks = [np.array(x).argsort(kind="stable").argsort() for x in (prompts, outputs)]
-    assert np.corrcoef(ranks)[0, 1] == pytest.approx(rho, abs=0.015)
+    correlations = np.asarray(np.corrcoef(ranks))
+    assert correlations[0, 1] == pytest.approx(rho, abs=0.015)
 
 
 @pytest.mark.parametrize(

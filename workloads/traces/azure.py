@@ -104,12 +104,11 @@ def _rows(path: str | Path) -> Iterator[_Row]:
     time_column, prompt_column, output_column = _columns(path, header_number, header)
     to_ticks = _tick_parser()
     for number, line in lines:
-        # Only quotes need the csv module, which costs more than the rest.
-        fields = line.split(",") if '"' not in line else next(csv.reader([line]))
+        fields = _fields(path, number, line)
         try:
             ticks = to_ticks(fields[time_column])
-            num_prompt_tokens = int(fields[prompt_column])
-            num_output_tokens = int(fields[output_column])
+            num_prompt_tokens = _plain_int(fields[prompt_column])
+            num_output_tokens = _plain_int(fields[output_column])
         except (ValueError, IndexError):
             problem = _problem(fields, (time_column, prompt_column, output_column))
             raise format_error(path, number, problem) from None
@@ -122,10 +121,30 @@ def _rows(path: str | Path) -> Iterator[_Row]:
         yield ticks, number, num_prompt_tokens, num_output_tokens
 
 
+def _fields(path: str | Path, number: int, line: str) -> list[str]:
+    """Return the fields of a line."""
+    # Only quotes need the csv module, which costs more than the rest.
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        problem = f"a line must be plain CSV; got {line[:80]!r} ({error})"
+        raise format_error(path, number, f"{problem}; mend or remove it") from None
+
+
+def _plain_int(text: str) -> int:
+    """Return an int of ASCII digits: int() also takes signs, blanks, underscores."""
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(text)
+    return int(text)
+
+
 def _columns(path: str | Path, number: int, header: str) -> tuple[int, int, int]:
     """Return where the three columns are."""
-    names = [name.strip().strip('"') for name in header.split(",")]
+    names = [name.strip().strip('"') for name in _fields(path, number, header)]
     missing = [name for name in _COLUMNS if name not in names]
+    twice = [name for name in _COLUMNS if names.count(name) > 1]
     if not header:
         raise TraceFormatError(
             f"{path}: a trace needs the header {','.join(_COLUMNS)}; got an empty "
@@ -134,6 +153,9 @@ def _columns(path: str | Path, number: int, header: str) -> tuple[int, int, int]
     if missing:
         problem = f"columns must include {', '.join(missing)}; got {header[:120]!r}"
         raise format_error(path, number, f"{problem}; rename the header's columns")
+    if twice:
+        problem = f"columns must differ; got {', '.join(twice)} twice"
+        raise format_error(path, number, f"{problem}; rename or remove the others")
     time_column, prompt_column, output_column = map(names.index, _COLUMNS)
     return time_column, prompt_column, output_column
 
@@ -195,9 +217,9 @@ def _problem(fields: list[str], columns: tuple[int, int, int]) -> str:
         if problem:
             return problem
     rule = "TIMESTAMP must be a time such as 2023-11-16 18:15:46.6805900"
-    return f"{rule}; got {time_text!r}; mend or remove the line"
+    return f"{rule}; got {time_text!r:.80}; mend or remove the line"
 
 
 def _is_int(text: str) -> bool:
     # int() refuses more than 4,300 digits; nothing near that is a length.
-    return text.removeprefix("-").isdecimal() and len(text) < 100
+    return text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 100

@@ -174,7 +174,7 @@ def length_problem(name: str, value: object) -> str | None:
     if type(value) is int and 1 <= value <= MAX_TOKENS:
         return None
     rule = f"{name} must be a whole number from 1 to {MAX_TOKENS}"
-    return f"{rule}; got {value!r}; mend or remove the line"
+    return f"{rule}; got {value!r:.80}; mend or remove the line"
 
 
 def _opened(path: str | Path) -> BinaryIO | gzip.GzipFile:

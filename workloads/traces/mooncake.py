@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+_MAX_MS = 10**15
+"""Some 30,000 years: times since 1970 in milliseconds pass, those in ns do not."""
 
 _Row = tuple[float, int, tuple[Segment, ...], int]
 """``(timestamp_ms, line_number, prompt, num_output_tokens)``."""
@@ -133,7 +135,7 @@ def _problem(entry: Any, block_tokens: int) -> str | None:
         return f"a line must be a JSON object; got {str(entry)[:80]!r}; mend the line"
     missing = [key for key in _KEYS if key not in entry]
     if missing:
-        found = ", ".join(map(str, entry)) or "none"
+        found = repr(", ".join(entry))[1:-1][:120] or "none"
         return f"keys must include {', '.join(missing)}; got {found}; rename them"
     return (
         _timestamp_problem(entry["timestamp"])
@@ -144,11 +146,11 @@ def _problem(entry: Any, block_tokens: int) -> str | None:
 
 
 def _timestamp_problem(value: object) -> str | None:
-    # bool is an int to isinstance, and json reads NaN and Infinity.
-    if type(value) in (int, float) and 0 <= value < math.inf:  # type: ignore[operator]
+    # bool is an int to isinstance, and json reads NaN, Infinity and endless integers.
+    if type(value) in (int, float) and 0 <= value <= _MAX_MS:  # type: ignore[operator]
         return None
-    rule = "timestamp must be a finite number of milliseconds, >= 0"
-    return f"{rule}; got {value!r}; mend or remove the line"
+    rule = f"timestamp must be a finite number of milliseconds from 0 to {_MAX_MS:g}"
+    return f"{rule}; got {value!r:.80}; mend or remove the line"
 
 
 def _ids_problem(value: object, num_tokens: int, block_tokens: int) -> str | None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+GOOD = "2023-11-16 18:15:46.6805900"
 
 
 def read(folder: Path, *lines: str, header: str = HEADER) -> list[RequestSpec]:
@@ -84,12 +85,23 @@ def test_missing_columns(header: str, missing: str, tmp_path: Path) -> None:
         read(tmp_path, header=header)
 
 
+@pytest.mark.parametrize("name", HEADER.split(","))
+def test_columns_twice(name: str, tmp_path: Path) -> None:
+    rule = rf"trace\.csv:1: columns must differ; got {name} twice; rename or remove"
+    for twice in (f"{HEADER},{name}", f'{HEADER}," {name} "'):
+        with pytest.raises(TraceFormatError, match=rule):
+            read(tmp_path, header=twice)
+
+
+def test_other_columns_may_come_twice_and_hold_commas(tmp_path: Path) -> None:
+    header = f'note,"a, b",{HEADER},note'
+    (request,) = read(tmp_path, f"x,y,{GOOD},374,44,z", header=header)
+    assert request == RequestSpec(0, 0.0, ((0, 374),), 44, 1)
+
+
 def test_no_rows(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match=r"trace\.csv: .*one request; got none"):
         read(tmp_path)
-
-
-GOOD = "2023-11-16 18:15:46.6805900"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +118,14 @@ GOOD = "2023-11-16 18:15:46.6805900"
         (f"{GOOD},1e3,44", "ContextTokens must be .*; got '1e3'"),
         (f"{GOOD},2000000000,44", "ContextTokens must be .*; got 2000000000"),
         (f"{GOOD},{'9' * 5000},44", "ContextTokens must be "),
+        (f"{GOOD},1_000,44", "ContextTokens must be .*; got '1_000'"),
+        (f"{GOOD},374,+5", r"GeneratedTokens must be .*; got '\+5'"),
+        (f"{GOOD},374, 5", "GeneratedTokens must be .*; got ' 5'"),
+        (f"{GOOD},\u0661\u0662,44", "ContextTokens must be .*; got '\u0661\u0662'"),
+        (f"{GOOD},374,\uff14", "GeneratedTokens must be .*; got '\uff14'"),
+        (f"{GOOD},\u00b2,44", "ContextTokens must be .*; got '\u00b2'"),
+        (f'{GOOD},"{"9" * 200_000}",44', "a line must be plain CSV; got .*larger"),
+        (f'{GOOD},"5,5', "a line must have 3 fields"),
         (f"{GOOD},374", "a line must have 3 fields; got "),
         ("2023-11-", "a line must have 3 fields; got '2023-11-'"),
         (",374,44", "TIMESTAMP must be a time such as .*; got ''"),
@@ -132,6 +152,7 @@ def test_bad_lines(line: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match=rule) as info:
         read(tmp_path, f"{GOOD},1,1", line, f"{GOOD},1,1")
     assert "\n" not in str(info.value)
+    assert len(str(info.value)) < len(str(tmp_path)) + 400
 
 
 class Published(NamedTuple):

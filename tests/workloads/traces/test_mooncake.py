@@ -83,12 +83,22 @@ def test_segments_add_up(tmp_path_factory: Any, length: int, block: int) -> None
         (GOOD | {"timestamp": -1}, "timestamp must be .*; got -1"),
         (GOOD | {"timestamp": "27"}, "timestamp must be .*; got '27'"),
         (GOOD | {"timestamp": None}, "timestamp must be .*; got None"),
+        ('{"timestamp": 1' + "0" * 400 + "}", "keys must include input_length"),
+        (GOOD | {"timestamp": 10**400}, "timestamp must be .* to 1e\\+15; got 1000"),
+        (GOOD | {"timestamp": 1e300}, "timestamp must be .*; got 1e"),
+        (GOOD | {"timestamp": 10**15 + 1}, "timestamp must be .*; got 1000"),
+        (GOOD | {"timestamp": "9" * 9000}, "timestamp must be .*; got '99"),
+        (GOOD | {"timestamp": [0]}, "timestamp must be .*; got "),
         (GOOD | {"timestamp": True}, "timestamp must be .*; got True"),
         (GOOD | {"input_length": 0}, "input_length must be a whole .*; got 0"),
         (GOOD | {"input_length": -3}, "input_length must be .*; got -3"),
         (GOOD | {"input_length": 10.0}, "input_length must be .*; got 10.0"),
         (GOOD | {"input_length": "10"}, "input_length must be .*; got '10'"),
         (GOOD | {"output_length": 0}, "output_length must be .*; got 0"),
+        (GOOD | {"input_length": 10**400}, "input_length must be .*; got 1000"),
+        (GOOD | {"input_length": 1e300}, "input_length must be .*; got 1e"),
+        (GOOD | {"input_length": True}, "input_length must be .*; got True"),
+        (GOOD | {"output_length": 6.0}, "output_length must be .*; got 6.0"),
         (GOOD | {"output_length": True}, "output_length must be .*; got True"),
         (GOOD | {"output_length": float("nan")}, "output_length must be .*; got nan"),
         (GOOD | {"hash_ids": None}, "hash_ids must be a list of .*; got 'None'"),
@@ -104,6 +114,7 @@ def test_segments_add_up(tmp_path_factory: Any, length: int, block: int) -> None
         (GOOD | {"input_length": 513}, "tokens, 2 for input_length 513; got 1"),
         ('{"timestamp": ' + "9" * 5000 + "}", "one JSON object"),
         ("[" * 100_000, "one JSON object"),
+        ({"a\nb" * 500: 1}, r"keys must include timestamp, .*; got a\\nb"),
     ],
 )
 def test_bad_lines(
@@ -118,6 +129,12 @@ def test_bad_lines(
     ) as e:
         read(tmp_path, GOOD, line, GOOD)
     assert "\n" not in str(e.value)
+    assert len(str(e.value)) < len(str(tmp_path)) + 400
+
+
+def test_the_largest_timestamp(tmp_path: Path) -> None:
+    first, last = read(tmp_path, GOOD, GOOD | {"timestamp": 10**15})
+    assert (first.arrival_s, last.arrival_s) == (0.0, 1e12)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "512", True])
