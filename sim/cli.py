@@ -7,13 +7,12 @@ ours, 130 for Ctrl-C.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points, version
 from typing import TYPE_CHECKING
-
-from cyclopts import App, CycloptsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from cyclopts import App
 
 COMMAND_GROUP = "kvsim.commands"
 """Entry-point group through which other packages add commands."""
@@ -52,12 +51,17 @@ NOT_BUILT = (
 
 def build_app() -> App:
     """Put the command line together."""
+    from importlib.metadata import entry_points, version  # noqa: PLC0415
+
+    from cyclopts import App  # noqa: PLC0415
+
     app = App(
         name="kvsim",
         help=HELP,
         version=lambda: version("kvsim"),
         version_flags=["--version"],
         result_action="return_value",
+        suppress_keyboard_interrupt=False,  # `run` below says so, and with which status
     )
     # Named here by text, so that --help imports none of them.
     for name, (target, help_line) in COMMANDS.items():
@@ -78,27 +82,29 @@ def run(arguments: Sequence[str]) -> int:
         return _refuse(f"'kvsim {arguments[0]}' is not built yet; see 'kvsim --help'")
     try:
         status = build_app()(list(arguments), exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        return _refuse(" ".join(str(error).split()))
     except KeyboardInterrupt:
         print("kvsim: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return EXIT_OK
-    except ValueError as error:
-        if not _is_user_error(error):
+    except Exception as error:
+        line = _users_mistake(error)
+        if line is None:
             raise
-        return _refuse(" ".join(str(error).split()))
+        return _refuse(" ".join(line.split()))
     return status if isinstance(status, int) else EXIT_OK
 
 
-def _is_user_error(error: ValueError) -> bool:
-    """Whether the message is meant for the user, not for us."""
+def _users_mistake(error: Exception) -> str | None:
+    """Return what to tell the user, or None where the fault is ours."""
+    from cyclopts import CycloptsError  # noqa: PLC0415
+
     from sim.errors import UserError  # noqa: PLC0415
+    from sim.plug import fault_in_user_code  # noqa: PLC0415
     from workloads.errors import WorkloadError  # noqa: PLC0415
 
-    return isinstance(error, UserError | WorkloadError)
+    # An OSError that got this far is a full disk or a closed terminal.
+    if isinstance(error, UserError | WorkloadError | CycloptsError | OSError):
+        return str(error)
+    return fault_in_user_code(error)
 
 
 def _refuse(line: str) -> int:

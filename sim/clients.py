@@ -60,7 +60,7 @@ def open_loop(
     """
     for spec in specs:
         if engine.stop_requested:
-            return
+            break
         if spec.arrival_s > env.now:
             yield At(env, spec.arrival_s, ARRIVAL_PRIORITY)
         engine.submit(make_request(spec))

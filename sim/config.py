@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from sim.errors import ConfigError
+from sim.files import find_files, parse_yaml, read_yaml
 from sim.plug import did_you_mean
 
 NOT_BUILT = {
@@ -35,6 +37,9 @@ NOT_BUILT = {
 
 Positive = Annotated[int, Field(ge=1)]
 Kind = dict[str, Any]
+
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class _Table(BaseModel):
@@ -73,7 +78,8 @@ class WorkloadConfig(_Table):
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadConfig:
-        given = [n for n in ("trace", "synthetic", "preset") if getattr(self, n)]
+        sources = ("trace", "synthetic", "preset")
+        given = [name for name in sources if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
                 "give exactly one of trace, synthetic and preset, got "
@@ -93,14 +99,14 @@ class EngineConfig(_Table):
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     scheduler: str | Kind = "v1"
-    block_size: Positive = 16
+    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = None
     kv_cache_memory_bytes: Positive | None = None
     swap_space: Annotated[float, Field(ge=0)] = 4.0
-    max_model_len: Positive | None = None
-    max_num_seqs: Positive | None = None
-    max_num_batched_tokens: Positive | None = None
+    max_model_len: Count | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
     enable_prefix_caching: bool = True
     enable_chunked_prefill: Literal[True] = True
@@ -118,7 +124,7 @@ class EngineConfig(_Table):
     @field_validator("engine_version")
     @classmethod
     def _built_version(cls, value: str) -> str:
-        if value != "0.11" and not value.startswith("0.11."):
+        if not re.fullmatch(r"0\.11(\.\d{1,3})?", value):
             raise ValueError(
                 "only the 0.11 dialect of the v1 scheduler is built; set it to '0.11'"
             )
@@ -141,7 +147,7 @@ class RunConfig(_Table):
     workload: WorkloadConfig
     engine: EngineConfig
     cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def to_yaml(self) -> str:
         """Return the complete configuration, runnable again."""
@@ -167,11 +173,11 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
         With the path of the key, the rule, the value and the remedy.
     """
     path = Path(path)
-    data = _read(path)
+    data = read_yaml(path)
     for override in overrides or []:
         _assign(data, override)
-    config = parse_config(data)
-    return _with_trace_path(config, path.parent)
+    find_files(data, path.parent)
+    return parse_config(data)
 
 
 def parse_config(data: dict[str, Any]) -> RunConfig:
@@ -188,39 +194,13 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
         raise ConfigError(_one_line(error)) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no configuration file '{path}'; start from one in examples/"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}' cannot be read: {error}") from error
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError(f"'{path}'{line}: {problem}; write it in YAML") from error
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"'{path}' must hold the tables workload, engine and cost; see examples/"
-        )
-    return data
-
-
 def _assign(data: dict[str, Any], override: str) -> None:
     """Apply one ``key.path=value``."""
     key, equals, text = override.partition("=")
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set takes key.path=value, got '{override}'")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {key}: '{text}' is not a YAML value") from error
+    value = parse_yaml(text, f"--set {key}")
     table = data
     for name in names[:-1]:
         inner = table.setdefault(name, {})
@@ -230,34 +210,19 @@ def _assign(data: dict[str, Any], override: str) -> None:
     table[names[-1]] = value
 
 
-def _with_trace_path(config: RunConfig, directory: Path) -> RunConfig:
-    """Find the trace file: as given, beside the configuration, or fetched."""
-    trace = config.workload.trace
-    given = trace.get("path") if trace else None
-    if trace is None or not isinstance(given, str):
-        return config
-    for candidate in (Path(given), directory / given):
-        if candidate.exists():
-            found = {**trace, "path": str(candidate.resolve())}
-            workload = config.workload.model_copy(update={"trace": found})
-            return config.model_copy(update={"workload": workload})
-    raise ConfigError(
-        f"workload.trace.path: there is no file '{given}'; point to yours with --set "
-        f"workload.trace.path=FILE, or see 'kvsim workload fetch --help'"
-    )
-
-
 def _one_line(error: ValidationError) -> str:
     """Return the first problem in a line: key, rule, value, remedy."""
     problems = error.errors()
     problem = problems[0]
-    path = ".".join(str(part) for part in problem["loc"] if part != "constrained-int")
+    path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
         return _unknown_key(path) + more
     if problem["type"] == "missing":
         return f"{path}: this key is needed; give it{more}"
     rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if problem["type"] in {"model_type", "dict_type"}:
+        rule = "should be a table of keys"
     value = problem["input"]
     shown = "" if isinstance(value, dict) else f", got {value!r}"
     return f"{path or 'configuration'}: {rule}{shown}{more}"
@@ -276,6 +241,9 @@ def _unknown_key(path: str) -> str:
         f"(there are: {', '.join(choices)})"
     )
 
+
+# What pydantic puts into a path to tell the branches of a union apart.
+_TYPE_NAMES = ("str", "dict[str,any]", "[key]")
 
 _TABLES: dict[str, type[BaseModel]] = {
     "workload": WorkloadConfig,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.clock import STEP_PRIORITY, At
+from sim.errors import CostError
 from sim.generation import sample
 from sim.request import Request, RequestStatus
 
@@ -94,10 +96,10 @@ class Engine:
         self.num_steps = 0
         self.stop_requested = False
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
-        self._next_observation = 0
         self.stalled = False
         self._arrivals_closed = False
         self._blocked = False
+        self._aborts: list[tuple[Request, str]] = []
         self._wake = env.event()
         self.done = env.process(self._run())
 
@@ -118,10 +120,13 @@ class Engine:
         self._wake_up()
 
     def abort(self, request: Request, reason: str) -> None:
-        """Withdraw an unfinished request now, between two steps."""
-        request.reason = reason
-        self.scheduler.abort(request)
-        self.recorder.left(request, self.env.now)
+        """Withdraw a request before the next scheduler call, if it is unfinished.
+
+        As in the real engine an abort takes effect between two steps: what the step
+        in progress gives the request still counts.
+        """
+        self._aborts.append((request, reason))
+        self._wake_up()
 
     def close_arrivals(self) -> None:
         """Say that nothing will arrive any more: the run ends with the last output."""
@@ -129,6 +134,7 @@ class Engine:
         self._wake_up()
 
     def _wake_up(self) -> None:
+        self._blocked = False
         if not self._wake.triggered:
             self._wake.succeed()
 
@@ -140,16 +146,25 @@ class Engine:
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         while not self.stop_requested:
+            if self._aborts:
+                self._apply_aborts()
             if self._is_idle():
                 if self._arrivals_closed:
                     self.stalled = self.scheduler.num_waiting > 0
                     return
                 self._wake = self.env.event()
                 yield self._wake
-                self._blocked = False
             else:
                 yield self._step()
                 self._end_step()
+
+    def _apply_aborts(self) -> None:
+        for request, reason in self._aborts:
+            if not request.status.is_finished:
+                request.reason = reason
+                self.scheduler.abort(request)
+                self.recorder.left(request, self.env.now)
+        self._aborts.clear()
 
     def _is_idle(self) -> bool:
         """Whether only an arrival can bring work."""
@@ -164,13 +179,17 @@ class Engine:
         output = self.scheduler.schedule(now_s)
         cost = self.cost_model.step(output.shape)
         end_s = now_s + cost.total_s
+        if not now_s < end_s < inf:
+            raise CostError(
+                f"a step must take a finite time of more than zero (invariant 3): the "
+                f"cost model says {cost.total_s} s at {now_s} s; mend its parameters"
+            )
         self.recorder.step(self.num_steps, now_s, cost, output, self.scheduler)
         self._output = output
         self._end_s = end_s
-        # Nothing runs and nothing could be admitted: steps would repeat for ever.
-        self._blocked = not (
-            output.scheduled or output.preemptions or self.scheduler.num_running
-        )
+        # Nothing was scheduled and nothing runs: the head does not fit, even alone,
+        # and steps would repeat for ever.
+        self._blocked = not (output.scheduled or self.scheduler.num_running)
         return At(self.env, end_s, STEP_PRIORITY)
 
     def _end_step(self) -> None:

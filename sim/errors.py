@@ -17,3 +17,7 @@ class OutputError(UserError):
 
 class CapacityError(UserError):
     """A model, GPU and engine configuration that leaves no room for a KV cache."""
+
+
+class CostError(UserError):
+    """A cost model that gave a step no length, or an endless one."""

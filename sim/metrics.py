@@ -80,23 +80,35 @@ def latencies(requests: pd.DataFrame, itl: InterTokenLatencies) -> dict[str, Any
     return summary
 
 
-def throughput(requests: pd.DataFrame, duration_s: float) -> dict[str, Any]:
-    """Return counts and rates over the run, named as ``vllm bench serve`` does."""
+def throughput(
+    requests: pd.DataFrame, num_requests: int, duration_s: float
+) -> dict[str, Any]:
+    """Return counts and rates over the run, named as ``vllm bench serve`` does.
+
+    Parameters
+    ----------
+    requests
+        The requests that arrived.
+    num_requests
+        Requests of the workload; more where the run was interrupted.
+    duration_s
+        Simulated seconds.
+    """
     served = requests[requests["status"].isin(SERVED)]
     num_input = int(served["num_prompt_tokens"].sum())
     num_output = int(served["num_output_tokens"].sum())
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     statuses = requests["status"].value_counts()
+    rejected = int(statuses.get("finished_rejected", 0))
+    aborted = int(statuses.get("finished_aborted", 0))
     return {
         "duration": duration_s,
-        "num_requests": len(requests),
+        "num_requests": num_requests,
         "completed": len(served),
         "length_capped": int(statuses.get("finished_length_capped", 0)),
-        "rejected": int(statuses.get("finished_rejected", 0)),
-        "aborted": int(statuses.get("finished_aborted", 0)),
-        "unfinished": int((requests["finish_s"].isna()).sum())
-        - int(statuses.get("finished_rejected", 0))
-        - int(statuses.get("finished_aborted", 0)),
+        "rejected": rejected,
+        "aborted": aborted,
+        "unfinished": num_requests - len(served) - rejected - aborted,
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
         "request_throughput": len(served) * per_s,

@@ -14,14 +14,20 @@ import sys
 import typing
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
-from sim.errors import ConfigError
+from sim.errors import ConfigError, UserError
+from workloads.errors import WorkloadError
 
 if typing.TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+
+USER_MODULE_PREFIX = "kvsim_user_"
+"""Start of the names of modules that hold users' own classes."""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -72,11 +78,28 @@ def build(
     arguments |= {name: context[name] for name in parameters if name in context}
     try:
         return cls(**arguments)
-    except ConfigError as error:
+    except (UserError, WorkloadError) as error:
         raise ConfigError(f"{where}: {error}") from error
-    except (ValueError, TypeError) as error:
-        # A constructor's own refusal keeps its words; they name rule and value.
-        raise ConfigError(f"{where}: {error}") from error
+    except Exception as error:
+        if kind in table:
+            raise  # a fault of ours
+        raise ConfigError(
+            f"{where}: '{kind}' cannot be made: {type(error).__name__}: {error}; mend "
+            f"your class or its arguments"
+        ) from error
+
+
+def fault_in_user_code(error: BaseException) -> str | None:
+    """Return where and how a user's own class failed, in a line, or None."""
+    frame = error.__traceback__
+    found = None
+    while frame is not None:
+        module = frame.tb_frame.f_globals.get("__name__", "")
+        if module.startswith(USER_MODULE_PREFIX):
+            file_name = Path(frame.tb_frame.f_code.co_filename).name
+            found = f"{file_name}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return found and f"{found}: {type(error).__name__}: {error}; mend your class"
 
 
 def _refuse_unknown(
@@ -155,7 +178,8 @@ def _load(kind: str, table: Mapping[str, type], where: str) -> type:
     path = Path(file_name)
     if not path.is_file():
         raise ConfigError(f"{where}.kind: there is no file '{file_name}'")
-    name = f"kvsim_user_{path.stem}"
+    # Two files may share a stem; the module is found again by its whole path.
+    name = f"{USER_MODULE_PREFIX}{crc32(bytes(path.resolve())):08x}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -163,7 +187,8 @@ def _load(kind: str, table: Mapping[str, type], where: str) -> type:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
         raise ConfigError(
             f"{where}.kind: '{file_name}' cannot be imported: "
             f"{type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ _ROW_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class InterTokenLatencies:
-    """All inter-token latencies of a run, without a value per token.
+    """The inter-token latencies of all served requests, without a value per token.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Recording:
     preemptions: pd.DataFrame
     itl: InterTokenLatencies
     extrapolated_share: float
-    """Share of simulated time in steps that the cost model extrapolated."""
+    """Share of the engine's busy time in steps that the cost model extrapolated."""
     occupancy_s: float
     """Integral of the number of requests in the system over time (Little's law)."""
 
@@ -135,6 +135,7 @@ class Recorder:
             for request in finished:
                 del self.active[request.request_id]
                 self._close(request)
+                self._note_tokens(request)
             self.num_finished += len(finished)
 
     def left(self, request: Request, now_s: float) -> None:
@@ -150,13 +151,17 @@ class Recorder:
         Raises
         ------
         InvariantError
-            If the queues do not hold exactly the requests that came and did not go.
+            If the queues do not hold as many requests as came and did not go.
         """
         queued = scheduler.num_running + scheduler.num_waiting + scheduler.num_swapped
         gone = self.num_finished + self.num_left
         require(
             self.num_arrived == queued + gone,
             f"{self.num_arrived} requests arrived, {queued} are queued, {gone} left",
+        )
+        require(
+            len(self.active) == queued,
+            f"{len(self.active)} requests are active, {queued} are queued",
         )
 
     # -- collecting -----------------------------------------------------------
@@ -192,7 +197,7 @@ class Recorder:
         )
 
     def _close(self, request: Request) -> None:
-        """Keep the row of a request, and how its tokens followed one another."""
+        """Keep the row of a request."""
         num_output_tokens = request.num_output_tokens
         ttft_s = request.first_token_s - request.arrival_s
         e2el_s = request.finish_s - request.arrival_s
@@ -221,6 +226,9 @@ class Recorder:
                 request.num_recomputed_tokens,
             )
         )
+
+    def _note_tokens(self, request: Request) -> None:
+        """Keep how the tokens of a served request followed one another."""
         last_before = -1
         for first, last in request.streaks:
             if last_before >= 0:
@@ -236,15 +244,10 @@ class Recorder:
         self._occupy(now_s)
         self._flush()
         for request in self.active.values():
-            request.end_streak()
             self._close(request)
         table = np.concatenate(self._chunks)
         columns = {name: table[:, i] for i, name in enumerate(_ROW_COLUMNS)}
-        columns["num_finished"] = np.array(
-            # A run stopped in mid-step has a last step without an end.
-            ([*self._num_finished_by_step, 0])[: len(table)],
-            dtype=np.float64,
-        )
+        columns["num_finished"] = np.array(self._num_finished_by_step, dtype=np.float64)
         latency_s = columns["latency_s"]
         extrapolated_s = float((columns["extrapolated"] * latency_s).sum())
         requests = pd.DataFrame(self._requests, columns=list(schema.REQUESTS))

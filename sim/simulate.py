@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import warnings
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from sim.recorder import Recorder, Recording
 from sim.results import Results
 from sim.scheduler import SCHEDULERS
 from workloads.arrivals import ARRIVALS
-from workloads.errors import WorkloadWarning
+from workloads.errors import WorkloadError, WorkloadWarning
 from workloads.lengths import LENGTHS
 from workloads.preset import PresetWorkload
 from workloads.traces import TRACE_READERS
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
+MAX_NUM_GPU_BLOCKS = 50_000_000
+"""About 5 GB of block objects; an endless cache for any trace at hand."""
 _TRACE_KEYS = ("rate_scale", "window", "limit")
 
 
@@ -73,6 +76,12 @@ class Simulation:
         self.model = load_model(engine.model)
         self.gpu = load_gpu(engine.gpu)
         self.capacity = _capacity(engine, self.model, self.gpu)
+        if self.capacity.num_gpu_blocks > MAX_NUM_GPU_BLOCKS:
+            raise ConfigError(
+                f"a simulated pool holds at most {MAX_NUM_GPU_BLOCKS:,} blocks, got "
+                f"{self.capacity.num_gpu_blocks:,}; lower num_gpu_blocks_override or "
+                f"kv_cache_memory_bytes, or raise block_size"
+            )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", WorkloadWarning)
             self.specs: Sequence[RequestSpec] = build_workload(
@@ -113,6 +122,14 @@ class Simulation:
                 "kv_cache_dtype": engine.kv_cache_dtype,
             },
         )
+        try:
+            json.dumps(model.describe(), allow_nan=False)
+            model.step  # noqa: B018
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"cost: a cost model has step(shape) and describe(), the latter "
+                f"JSON-ready without NaN; '{self.config.cost['kind']}': {error}"
+            ) from error
         return model
 
     def _scheduler(self) -> Scheduler:
@@ -162,6 +179,8 @@ class Simulation:
         if check_every:
             self.engine.observe(check_every, lambda _: self.check())
         self.env.run(until=self.engine.done)
+        if check_every:
+            self.check()
         return self._results()
 
     def stop(self) -> None:
@@ -186,6 +205,11 @@ class Simulation:
     def _results(self) -> Results:
         recording = self.recorder.finish(self.env.now)
         self._check_rejections(recording)
+        if self.engine.stalled:
+            self.warnings.append(
+                f"the queue stalled: {self.scheduler.num_waiting} requests wait behind "
+                f"one that the cache can never hold; leave engine.admission_check on"
+            )
         return Results(
             config=self.config,
             requests=recording.requests,
@@ -214,7 +238,7 @@ class Simulation:
     def _summary(self, recording: Recording) -> dict[str, Any]:
         duration_s = self.env.now
         summary: dict[str, Any] = {"title": self.title()}
-        summary |= throughput(recording.requests, duration_s)
+        summary |= throughput(recording.requests, len(self.specs), duration_s)
         summary |= latencies(recording.requests, recording.itl)
         summary |= {
             "num_gpu_blocks": self.capacity.num_gpu_blocks,
@@ -329,7 +353,7 @@ def _refusing(where: str, make: Callable[..., Workload], **arguments: Any) -> Wo
     """Call `make`; name the table in what it refuses."""
     try:
         return make(**arguments)
-    except (ValueError, TypeError) as error:
+    except WorkloadError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 

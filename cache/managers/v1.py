@@ -235,9 +235,11 @@ class KVCacheManager:
                 f"request {request.request_id}: {request.num_computed_tokens} tokens "
                 f"computed, {len(table)} blocks held",
             )
+            cached = [b.block_hash for b in table if b.block_hash is not None]
             require(
-                request.num_cached_blocks <= len(table),
-                f"request {request.request_id}: more blocks cached than held",
+                cached == request.block_hashes[: request.num_cached_blocks],
+                f"request {request.request_id}: its cached blocks do not carry the "
+                f"hashes of its leading {request.num_cached_blocks} blocks",
             )
         require(
             num_logical_blocks == self.num_logical_blocks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from sim.config import RunConfig
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from sim.simulate import Simulation
 
 EXIT_INTERRUPTED = 130
+
+
+def _strict_int(type_: Any, tokens: Sequence[Any]) -> int:
+    """Refuse 1.7, which would be rounded."""
+    return int(tokens[0].value)
+
+
+StrictInt = Annotated[int, Parameter(converter=_strict_int)]
 
 
 def run(
@@ -31,8 +40,8 @@ def run(
     out: Path | None = None,
     overwrite: Annotated[bool, Parameter(negative="")] = False,
     figures: bool = True,
-    check: int = 0,
-    seed: int | None = None,
+    check: StrictInt = 0,
+    seed: StrictInt | None = None,
     quiet: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -63,7 +72,8 @@ def run(
 
     from sim.config import load_config
     from sim.errors import ConfigError
-    from sim.results import check_output, output_directory, write_json
+    from sim.output import check_output, output_directory
+    from sim.results import write_json
     from sim.simulate import Simulation
 
     started_s = perf_counter()
@@ -77,23 +87,44 @@ def run(
     check_output(directory, overwrite=overwrite)
 
     simulation = Simulation(run_config)
-    loop_started_s = perf_counter()
-    with _stopping_on_interrupt(simulation):
-        results = _run(simulation, check, show=not (quiet or json))
-    loop_s = perf_counter() - loop_started_s
     with output_directory(directory, overwrite=overwrite) as partial:
-        results.write(partial, figures=figures)
+        with _stopping_on_interrupt(simulation):
+            loop_started_s = perf_counter()
+            results = _run(simulation, check, show=not (quiet or json))
+            loop_s = perf_counter() - loop_started_s
+            results.write(partial)
+        complete = not simulation.engine.stop_requested
+        if figures:
+            complete = _draw(results, partial / "figures") and complete
         write_json(
             partial / "run.json",
             _run_info(run_config, loop_s, perf_counter() - started_s),
         )
     _report(results, directory, loop_s, quiet=quiet, as_json=json)
-    return EXIT_INTERRUPTED if results.summary["interrupted"] else 0
+    if not complete:
+        print(
+            f"kvsim: interrupted; what was finished is in '{directory}'",
+            file=sys.stderr,
+        )
+    return 0 if complete else EXIT_INTERRUPTED
+
+
+def _draw(results: Results, directory: Path) -> bool:
+    """Draw all figures or, on Ctrl-C, none; False then."""
+    try:
+        results.draw(directory)
+    except KeyboardInterrupt:
+        shutil.rmtree(directory, ignore_errors=True)
+        return False
+    return True
 
 
 @contextmanager
 def _stopping_on_interrupt(simulation: Simulation) -> Iterator[None]:
-    """Let the first Ctrl-C end the run between two steps, the second end it at once."""
+    """Let the first Ctrl-C end the run between two steps, the second end it at once.
+
+    A Ctrl-C while the tables are written lets that finish: it takes a moment only.
+    """
 
     def stop(signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
@@ -139,11 +170,6 @@ def _report(
     """Print warnings, and the summary as a table or as JSON."""
     for line in results.summary["warnings"]:
         print(f"kvsim: warning: {line}", file=sys.stderr)
-    if results.summary["interrupted"]:
-        print(
-            f"kvsim: interrupted; what was finished is in '{directory}'",
-            file=sys.stderr,
-        )
     if as_json:
         from json import dumps
 

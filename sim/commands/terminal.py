@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,13 +54,11 @@ def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) ->
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
-    console.print(f"[bold]{summary['title']}[/bold]")
+    console.print(Text(summary["title"], style="bold"))
     console.print(_facts(summary, loop_s))
     console.print(_latencies(summary))
-    console.print(
-        f"{summary['scheduling']}, {summary['path']} path; results in {directory}",
-        soft_wrap=True,
-    )
+    last = f"{summary['scheduling']}, {summary['path']} path; results in {directory}"
+    console.print(Text(last), soft_wrap=True)
 
 
 def _facts(summary: Mapping[str, Any], loop_s: float) -> Table:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import require
 from cache.managers.v1 import NO_BLOCKS, KVCacheManager
 from cache.stats import PrefixCacheStats
-from sim.cost import BatchShape
 from sim.request import Request, RequestStatus
 from sim.scheduler.base import (
     CacheUsage,
@@ -16,6 +15,7 @@ from sim.scheduler.base import (
     PreemptionMode,
     SchedulerOutput,
 )
+from sim.scheduler.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,7 +158,7 @@ class V1Scheduler:
         real engine does at the end of the call.
         """
         output = SchedulerOutput()
-        batch = _Batch(self.max_num_batched_tokens)
+        batch = Batch(self.max_num_batched_tokens)
         self._schedule_running(output, batch)
         if not output.preemptions and self.waiting:
             self._schedule_waiting(output, batch, now_s)
@@ -167,7 +167,7 @@ class V1Scheduler:
         self._num_logical_tokens += self.max_num_batched_tokens - batch.budget
         return output
 
-    def _schedule_running(self, output: SchedulerOutput, batch: _Batch) -> None:
+    def _schedule_running(self, output: SchedulerOutput, batch: Batch) -> None:
         """Let running requests catch up, in order, preempting from the tail."""
         scheduled = output.scheduled
         num_scheduled_tokens = output.num_scheduled_tokens
@@ -196,7 +196,10 @@ class V1Scheduler:
             budget -= num_new_tokens
             self._advance(request, num_new_tokens, output, batch)
         for request in self.running[len(scheduled) :]:
-            request.end_streak()  # no budget left: it gets no token in this step
+            # No budget left for it: its tokens stop coming one a step. Those ahead
+            # never take more than when it was admitted, so this takes a budget that
+            # shrinks meanwhile.
+            request.end_streak()
         batch.budget = budget
         batch.num_decodes += num_decodes
         batch.num_decode_context_tokens += num_context_tokens
@@ -240,12 +243,15 @@ class V1Scheduler:
         )
 
     def _schedule_waiting(
-        self, output: SchedulerOutput, batch: _Batch, now_s: float
+        self, output: SchedulerOutput, batch: Batch, now_s: float
     ) -> None:
         """Admit from the head of the queue while everything lasts."""
         waiting = self.waiting
         manager = self.kv_cache_manager
+        pool = manager.block_pool
         while waiting and batch.budget and len(self.running) < self.max_num_seqs:
+            if not pool.num_free_blocks:
+                break  # a token at least is computed, so a block at least is taken
             request = waiting[0]
             hits = manager.get_computed_blocks(request)
             num_hits = len(hits) * manager.block_size
@@ -278,7 +284,7 @@ class V1Scheduler:
         request: Request,
         num_new_tokens: int,
         output: SchedulerOutput,
-        batch: _Batch,
+        batch: Batch,
     ) -> None:
         """Put `request`, whose slots are there, into the batch."""
         before = request.num_computed_tokens
@@ -349,63 +355,16 @@ class V1Scheduler:
         for request in self.waiting:
             require(
                 request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-                and not request.block_table,
+                and not request.block_table
+                and request.num_computed_tokens == 0,
                 f"request {request.request_id} waits as {request.status.value} with "
-                f"{len(request.block_table)} blocks",
+                f"{len(request.block_table)} blocks and "
+                f"{request.num_computed_tokens} computed tokens",
             )
+        ids = [request.request_id for request in (*self.running, *self.waiting)]
+        require(len(set(ids)) == len(ids), "a request stands twice in the queues")
         num_tokens = sum(request.num_computed_tokens for request in self.running)
         require(
             num_tokens == self._num_logical_tokens,
             f"{num_tokens} computed tokens held, {self._num_logical_tokens} counted",
-        )
-
-
-class _Batch:
-    """Counts of the batch being formed, and what is left of its budget."""
-
-    __slots__ = (
-        "budget",
-        "num_decode_context_tokens",
-        "num_decodes",
-        "num_prefill_attention_pairs",
-        "num_prefill_context_tokens",
-        "num_prefill_tokens",
-        "num_prefills",
-        "num_recomputed_tokens",
-    )
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.num_decodes = 0
-        self.num_decode_context_tokens = 0
-        self.num_prefills = 0
-        self.num_prefill_tokens = 0
-        self.num_prefill_context_tokens = 0
-        self.num_prefill_attention_pairs = 0
-        self.num_recomputed_tokens = 0
-
-    def add(self, num_new_tokens: int, num_context_tokens: int) -> None:
-        """Count a query of `num_new_tokens` that ends at `num_context_tokens`."""
-        if num_new_tokens == 1:
-            self.num_decodes += 1
-            self.num_decode_context_tokens += num_context_tokens
-            return
-        self.num_prefills += 1
-        self.num_prefill_tokens += num_new_tokens
-        self.num_prefill_context_tokens += num_context_tokens
-        # Query j of the chunk sees all keys before the chunk and j of its own.
-        self.num_prefill_attention_pairs += (
-            num_new_tokens * (num_context_tokens - num_new_tokens)
-            + num_new_tokens * (num_new_tokens + 1) // 2
-        )
-
-    def shape(self) -> BatchShape:
-        """Return the counts as the cost model takes them."""
-        return BatchShape(
-            self.num_decodes,
-            self.num_decode_context_tokens,
-            self.num_prefills,
-            self.num_prefill_tokens,
-            self.num_prefill_context_tokens,
-            self.num_prefill_attention_pairs,
         )

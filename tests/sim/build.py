@@ -27,15 +27,15 @@ def spec(
     num_output_tokens: int,
     **more: Any,
 ) -> RequestSpec:
-    """A request whose prompt nobody shares."""
-    return RequestSpec(
-        request_id,
-        arrival_s,
-        ((2 * request_id, num_prompt_tokens),),
-        num_output_tokens,
-        2 * request_id + 1,
-        **more,
-    )
+    """A request whose prompt nobody shares, unless `prompt` says otherwise."""
+    facts: dict[str, Any] = {
+        "request_id": request_id,
+        "arrival_s": arrival_s,
+        "prompt": ((2 * request_id, num_prompt_tokens),),
+        "num_output_tokens": num_output_tokens,
+        "output_segment": 2 * request_id + 1,
+    }
+    return RequestSpec(**(facts | more))
 
 
 def scheduler(**changes: Any) -> V1Scheduler:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,15 @@ from hypothesis import strategies as st
 import sim.scheduler.base
 import sim.scheduler.v1
 from sim.cost import BatchShape, StepCost
+from sim.errors import CostError
 from tests.sim.build import Run, spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import simpy
+
+    from sim.engine import Engine
 
 
 class PricePerToken:
@@ -101,7 +111,9 @@ def test_requests_that_never_fit_are_rejected_with_a_reason() -> None:
         "a prompt of 90 tokens needs 6 blocks; the cache has 5"
         in (requests["reason"][1])
     )
-    assert "a prompt and its longest output of 110 tokens needs 7" in requests["reason"][2]
+    assert (
+        "a prompt and its longest output of 110 tokens needs 7" in requests["reason"][2]
+    )
 
 
 def test_without_the_admission_check_a_stall_ends_the_run() -> None:
@@ -131,33 +143,100 @@ def test_a_stop_keeps_what_was_done() -> None:
     assert recording.requests["status"].tolist() == ["finished_stopped", "running"]
 
 
-def test_an_abort_frees_its_blocks() -> None:
-    run = Run([spec(0, 0.0, 20, 50), spec(1, 0.0, 20, 5)])
-    victim = []
-    run.engine.observe(2, lambda engine: victim.extend(run.scheduler.running[:1]))
-    run.engine.observe(
-        2,
-        lambda engine: (
-            engine.abort(victim[0], "gone")
-            if not victim[0].status.is_finished
-            else None
-        ),
+def test_a_queue_that_takes_chunks_of_what_never_fits_ends_too() -> None:
+    # Without caching the head computes chunks, preempts itself, and begins again.
+    run = Run(
+        [spec(0, 0.0, 100, 1), spec(1, 3.0, 5, 1)],
+        admission_check=False,
+        num_gpu_blocks=4,
+        max_num_batched_tokens=16,
     )
-    requests = run.go().requests
+    recording = run.go()
+    assert run.engine.stalled
+    assert len(recording.steps) < 30
+
+
+class Client:
+    """Does one thing at a simulated time."""
+
+    def __init__(self, run: Run, at_s: float, act: Callable[[Run], None]) -> None:
+        self.run, self.at_s, self.act = run, at_s, act
+        run.env.process(self.process())
+
+    def process(self) -> Generator[simpy.Event, Any, None]:
+        yield self.run.env.timeout(self.at_s)
+        self.act(self.run)
+
+
+def abort_first(run: Run) -> None:
+    run.engine.abort(run.recorder.active[0], "gone")
+
+
+def stop(run: Run) -> None:
+    run.engine.stop_requested = True
+
+
+def test_an_abort_takes_effect_between_steps_and_frees_its_blocks() -> None:
+    run = Run([spec(0, 0.0, 20, 50), spec(1, 0.0, 20, 5)])
+    Client(run, 2.5, abort_first)
+    recording = run.go()
+    requests = recording.requests
     assert requests["status"].tolist() == ["finished_aborted", "finished_stopped"]
     assert requests["reason"][0] == "gone"
+    assert requests["num_output_tokens"][0] == 3  # the step in progress still counts
     assert run.scheduler.kv_cache_manager.usage == 0
+    assert recording.itl.weights.sum() == 4  # of served requests
+    # Little's law counts the aborted one for as long as it was there.
+    assert recording.occupancy_s == pytest.approx(3 + 5)
 
 
-def test_a_budget_smaller_than_the_batch_starves_the_tail_and_itl_shows_it() -> None:
-    run = Run([spec(i, 0.0, 2, 4) for i in range(3)], max_num_batched_tokens=2)
+def test_an_abort_during_the_last_step_comes_too_late() -> None:
+    run = Run([spec(0, 0.0, 20, 2)])
+    Client(run, 1.5, abort_first)
+    assert run.go().requests["status"].tolist() == ["finished_stopped"]
+
+
+def test_aborting_a_head_that_blocks_the_queue_frees_the_way() -> None:
+    run = Run(
+        [spec(0, 0.0, 100, 1), spec(1, 0.0, 5, 1), spec(2, 100.0, 5, 1)],
+        admission_check=False,
+        num_gpu_blocks=4,
+    )
+    Client(run, 10.0, abort_first)
+    requests = run.go().requests
+    assert requests["first_scheduled_s"].tolist()[1:] == [10.0, 100.0]
+
+
+def test_a_stop_during_a_burst_of_rejections_ends_the_run() -> None:
+    run = Run([spec(i, float(i), 9000, 1) for i in range(5)])
+    Client(run, 2.5, stop)
+    assert len(run.go().requests) < 5
+
+
+@pytest.mark.parametrize("step_s", [0.0, -1.0, math.nan, math.inf, 1e-300])
+def test_a_step_without_a_length_is_refused(step_s: float) -> None:
+    class Broken(PricePerToken):
+        def step(self, shape: BatchShape) -> StepCost:
+            return StepCost(step_s)
+
+    with pytest.raises(CostError, match="finite time of more than zero"):
+        Run([spec(0, 1.0, 20, 2)], Broken()).go()
+
+
+def test_a_budget_that_shrinks_starves_the_tail_and_itl_shows_it() -> None:
+    run = Run([spec(i, 0.0, 2, 8) for i in range(3)])
+
+    def shrink(engine: Engine) -> None:
+        run.scheduler.max_num_batched_tokens = 2 if engine.num_steps < 5 else 2048
+
+    run.engine.observe(1, shrink)
     recording = run.go()
-    total = recording.itl.weights.sum()
-    assert total == 3 * 3  # every token but the first has a predecessor
-    assert recording.requests["num_output_tokens"].tolist() == [4, 4, 4]
-    by_hand = (recording.itl.values_s * recording.itl.weights).sum()
-    spans = recording.requests["finish_s"] - recording.requests["first_token_s"]
-    assert by_hand == pytest.approx(spans.sum())
+    requests = recording.requests
+    # Steps 1 to 4 have room for two of the three decodes.
+    assert requests["finish_s"].tolist() == [8.0, 8.0, 12.0]
+    itl = recording.itl
+    spread = np.repeat(itl.values_s, itl.weights)
+    assert sorted(spread.tolist()) == [1.0] * 20 + [5.0]
 
 
 def test_no_policy_reads_how_long_an_output_will_be() -> None:
@@ -212,7 +291,19 @@ def test_every_run_ends_and_keeps_the_invariants(
     assert (steps["latency_s"] > 0).all()
     assert (steps["start_s"].iloc[1:].to_numpy() >= ends.iloc[:-1].to_numpy()).all()
     assert steps["kv_cache_usage"].between(0, 1).all()
-    assert recording.itl.weights.sum() == (served["num_output_tokens"] - 1).sum()
+    itl = recording.itl
+    assert itl.weights.sum() == (served["num_output_tokens"] - 1).sum()
+    spans_s = served["finish_s"] - served["first_token_s"]
+    assert (itl.values_s * itl.weights).sum() == pytest.approx(
+        spans_s.sum(), rel=1e-9, abs=1e-9
+    )
+    # Every token is computed once, less prefix hits, and again after preemptions.
+    once = (served["num_prompt_tokens"] + served["num_output_tokens"] - 1).sum()
+    stats = run.scheduler.prefix_cache_stats
+    assert steps["num_batched_tokens"].sum() == (
+        once - stats.hits + steps["num_recomputed_tokens"].sum()
+    )
+    assert served["num_cached_tokens"].sum() == stats.hits
     # Little's law, from counts on one side and time stamps on the other.
     sojourn_s = (served["finish_s"] - served["arrival_s"]).sum()
     assert recording.occupancy_s == pytest.approx(sojourn_s, rel=1e-9, abs=1e-9)

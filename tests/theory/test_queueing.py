@@ -94,8 +94,7 @@ def test_hits_never_fall_as_the_cache_grows_and_an_endless_one_never_evicts(
         for i in range(300):
             shared = int(rng.zipf(1.5)) % 25
             prompt = ((2 * shared, 128), (2 * (1000 + i), 40))
-            specs.append(spec(i, float(i), 1, 1))
-            object.__setattr__(specs[-1], "prompt", prompt)
+            specs.append(spec(i, float(i), 0, 1, prompt=prompt))
         run = Run(
             specs,
             ConstantCost(step_s=0.25),

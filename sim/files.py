@@ -1,0 +1,143 @@
+"""Configuration files: YAML as plain data, and the files that they name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+_USER_CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+_FETCH = "see 'kvsim workload fetch --help'"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, in which a key stands once."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, Any]:
+        """Refuse a key that stands twice; the first would be lost in silence."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key '{key_node.value}' stands twice",
+                        problem_mark=key_node.start_mark,
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a file that holds a table.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, is not YAML, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no configuration file '{path}'; start from one in examples/"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"'{path}' cannot be read: {error}; give a YAML file"
+        ) from error
+    data = parse_yaml(text, f"'{path}'")
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"'{path}' must hold the tables workload, engine and cost; see examples/"
+        )
+    return data
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the plain data that `text` spells: tables, lists, numbers and text.
+
+    Raises
+    ------
+    ConfigError
+        Starting with `where`, and with the line where there is one.
+    """
+    try:
+        data = yaml.load(text, _Loader)  # a SafeLoader
+        json.dumps(data)  # dates, loops and the like are YAML, but no configuration
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "a character is not allowed"
+        raise ConfigError(f"{where}{line}: not YAML: {problem}; mend it") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}: a value is no plain number, text, list or table ({error}); "
+            "put text in quotes"
+        ) from error
+    return data
+
+
+def find_files(data: dict[str, Any], directory: Path) -> None:
+    """Make the paths in a configuration absolute, in place.
+
+    Traces, models, GPUs and users' own classes are looked for from the working
+    directory, then beside the configuration, so that it runs from anywhere, and so
+    that what is written into the results runs again.
+
+    Raises
+    ------
+    ConfigError
+        If there is no trace at the path given.
+    """
+    engine = data.get("engine")
+    if isinstance(engine, dict):
+        for key in ("model", "gpu"):
+            engine[key] = _found(engine.get(key), directory) or engine.get(key)
+            if engine[key] is None:
+                del engine[key]  # missing, to be said so
+    _find_user_classes(data, directory)
+    workload = data.get("workload")
+    trace = workload.get("trace") if isinstance(workload, dict) else None
+    if isinstance(trace, dict) and isinstance(trace.get("path"), str):
+        found = _found(trace["path"], directory)
+        if found is None:
+            raise ConfigError(
+                f"workload.trace.path: there is no file '{trace['path']}'; point to "
+                f"yours with --set workload.trace.path=FILE, or {_FETCH}"
+            )
+        trace["path"] = found
+
+
+def _find_user_classes(table: dict[str, Any], directory: Path) -> None:
+    """Resolve every ``kind: file.py:Class``, and ``scheduler: file.py:Class``."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            _find_user_classes(value, directory)
+        elif key in ("kind", "scheduler") and isinstance(value, str):
+            own = _USER_CLASS.fullmatch(value)
+            found = own and _found(own["file"], directory)
+            if own and found:
+                table[key] = f"{found}:{own['name']}"
+
+
+def _found(given: object, directory: Path) -> str | None:
+    """Return the absolute path of what `given` names, if there is such a thing."""
+    if not isinstance(given, str) or not given:
+        return None
+    for candidate in (Path(given).expanduser(), directory / given):
+        try:
+            if candidate.exists():
+                return str(candidate.resolve())
+        except (OSError, RuntimeError, ValueError):
+            return None  # too long for a path, say
+    return None

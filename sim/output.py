@@ -1,0 +1,131 @@
+"""The results directory: refused early, or replaced as a whole."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sim.errors import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RESULT_FILES = ("config.yaml", "summary.json")
+"""What a directory must hold to be taken for results of ours."""
+
+
+def check_output(directory: Path, *, overwrite: bool) -> Path:
+    """Refuse a results directory that must not or cannot be written.
+
+    Called before anything is simulated, so that no work is lost.
+
+    Returns
+    -------
+    Path
+        The directory, absolute, links followed.
+
+    Raises
+    ------
+    OutputError
+        With the rule and the remedy.
+    """
+    try:
+        target = directory.resolve()
+        if target.exists():
+            _check_existing(directory, target, overwrite=overwrite)
+        _probe(target)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise OutputError(
+            f"'{directory}' cannot be written: {_why(error)}; choose another --out"
+        ) from error
+    return target
+
+
+def _check_existing(directory: Path, target: Path, *, overwrite: bool) -> None:
+    if not target.is_dir():
+        raise OutputError(f"'{directory}' is not a directory; choose another --out")
+    if not overwrite:
+        raise OutputError(
+            f"'{directory}' exists already; choose another --out or add --overwrite"
+        )
+    if Path.cwd().is_relative_to(target):
+        raise OutputError(
+            f"'{directory}' is or holds the working directory and will not be "
+            f"replaced; choose another --out"
+        )
+    if any(target.iterdir()) and not all(
+        (target / name).is_file() for name in RESULT_FILES
+    ):
+        raise OutputError(
+            f"'{directory}' does not hold results of a run and will not be "
+            f"overwritten; choose another --out"
+        )
+
+
+def _probe(target: Path) -> None:
+    """Write beside `target`, or in the nearest folder there is, and clean up."""
+    parent = target.parent
+    while not parent.exists():
+        parent = parent.parent
+    _sibling(parent).rmdir()
+
+
+def _why(error: Exception) -> str:
+    """Return the reason without the temporary name that it befell."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _sibling(parent: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=".kvsim-", suffix=".partial", dir=parent))
+
+
+@contextmanager
+def output_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a directory to write to that takes the place of `directory` at the end.
+
+    Nothing half-written stays behind: if the body raises, what it wrote is removed
+    and an older `directory` is as it was.
+
+    Raises
+    ------
+    OutputError
+        See `check_output`.
+    """
+    target = check_output(directory, overwrite=overwrite)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = _sibling(target.parent)
+    except OSError as error:
+        raise OutputError(
+            f"'{directory}' cannot be written: {_why(error)}; choose another --out"
+        ) from error
+    try:
+        yield partial
+        partial.chmod(0o755)
+        _replace(partial, target)
+    except OSError as error:
+        raise OutputError(
+            f"'{directory}' could not be written: {_why(error)}; make room or choose "
+            f"another --out"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace(partial: Path, target: Path) -> None:
+    """Put `partial` where `target` is, if it is; the old one goes last."""
+    if not target.exists():
+        partial.rename(target)
+        return
+    old = _sibling(target.parent)
+    target.rename(old / target.name)
+    try:
+        partial.rename(target)
+    except BaseException:
+        (old / target.name).rename(target)
+        old.rmdir()
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""The summary of a run small enough to do by hand: idle time, preemption, rejection.
+
+Engine: blocks of 4 tokens, 4 usable; a step takes 2 s. Requests: 0 and 1 with prompts
+of 7 tokens and 3 to generate, 2 far too long, 3 alone after an idle stretch.
+
+::
+
+    step  at  batch            blocks  what
+    0     0   7 + 7              4     both prompts
+    1     2   1 (pos 7) + 1      4     their last slots
+    2     4   1 (pos 8)          3     0 needs a third block: 1 is preempted
+    -     6   0 is done with 3 tokens
+    3     6   9                  3     1 again: its prompt and 2 tokens; done
+    -     8   idle until 10
+    4     10  4                  1     3: one token; done at 12
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.costs.constant import ConstantCost
+from sim.metrics import cache_and_queues, latencies, throughput
+from tests.sim.build import Run, spec
+
+
+@pytest.fixture(scope="module")
+def summary() -> dict[str, Any]:
+    run = Run(
+        [
+            spec(0, 0.0, 7, 3),
+            spec(1, 0.0, 7, 3),
+            spec(2, 1.0, 50, 3),
+            spec(3, 10.0, 4, 1),
+        ],
+        ConstantCost(step_s=2.0),
+        num_gpu_blocks=5,
+        block_size=4,
+        max_model_len=16,
+    )
+    recording = run.go()
+    duration_s = run.env.now
+    return (
+        throughput(recording.requests, 4, duration_s)
+        | latencies(recording.requests, recording.itl)
+        | cache_and_queues(recording, duration_s)
+        | {"steps": recording.steps, "preemptions": recording.preemptions}
+    )
+
+
+def test_what_happened(summary: dict[str, Any]) -> None:
+    steps = summary["steps"]
+    assert steps["start_s"].tolist() == [0, 2, 4, 6, 10]
+    assert steps["num_batched_tokens"].tolist() == [14, 2, 1, 9, 4]
+    assert steps["num_physical_blocks"].tolist() == [4, 4, 3, 3, 1]
+    assert steps["num_preempted"].tolist() == [0, 0, 1, 0, 0]
+    assert steps["num_recomputed_tokens"].tolist() == [0, 0, 0, 8, 0]
+    assert steps["num_finished"].tolist() == [0, 0, 1, 1, 1]
+    (preemption,) = summary["preemptions"].to_dict("records")
+    assert (preemption["request_id"], preemption["for_request_id"]) == (1, 0)
+    assert (preemption["num_tokens_lost"], preemption["num_output_tokens"]) == (8, 2)
+
+
+def test_counts_and_rates(summary: dict[str, Any]) -> None:
+    assert summary["duration"] == 12
+    counts = ("num_requests", "completed", "rejected", "aborted", "unfinished")
+    assert [summary[name] for name in counts] == [4, 3, 1, 0, 0]
+    assert summary["total_input_tokens"] == 18
+    assert summary["total_output_tokens"] == 7
+    assert summary["request_throughput"] == pytest.approx(3 / 12)
+    assert summary["output_throughput"] == pytest.approx(7 / 12)
+    assert summary["total_token_throughput"] == pytest.approx(25 / 12)
+    assert summary["num_steps"] == 5
+    assert summary["recomputed_tokens"] == 8
+    assert summary["num_preemptions"] == summary["num_preemptions_recompute"] == 1
+    assert summary["num_requests_preempted"] == 1
+
+
+def test_means_are_over_time_idle_time_included(summary: dict[str, Any]) -> None:
+    assert summary["kv_cache_usage_mean"] == pytest.approx(
+        (4 + 4 + 3 + 3 + 1) * 2 / 4 / 12
+    )
+    assert summary["kv_cache_usage_max"] == 1.0
+    assert summary["num_running_mean"] == pytest.approx((2 + 2 + 1 + 1 + 1) * 2 / 12)
+    assert summary["num_waiting_mean"] == pytest.approx(1 * 2 / 12)
+    assert summary["engine_busy_share"] == pytest.approx(10 / 12)
+    # Sojourns of 6, 8 and 2 s; the rejected request was never in the system.
+    assert summary["num_in_system_mean"] == pytest.approx(16 / 12)
+    assert summary["mean_step_ms"] == pytest.approx(2000)
+
+
+def test_latencies(summary: dict[str, Any]) -> None:
+    assert summary["mean_ttft_ms"] == pytest.approx(2000)
+    # TPOT: (6 - 2) / 2 and (8 - 2) / 2; a single token has none.
+    assert summary["mean_tpot_ms"] == pytest.approx(2500)
+    assert summary["p50_e2el_ms"] == pytest.approx(6000)
+    assert summary["std_e2el_ms"] == pytest.approx(
+        (((6 - 16 / 3) ** 2 + (8 - 16 / 3) ** 2 + (2 - 16 / 3) ** 2) / 3) ** 0.5 * 1e3
+    )
+    # ITL: 2, 2 of request 0; 2 and, across the preemption, 4 of request 1.
+    assert summary["mean_itl_ms"] == pytest.approx(2500)
+    assert summary["p99_itl_ms"] == pytest.approx(2000 + 2000 * 0.97)
+    assert summary["std_itl_ms"] == pytest.approx((3 * 0.25 + 2.25) ** 0.5 / 2 * 1e3)
