@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
+import json
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -47,13 +48,20 @@ class GpuSpec:
         return self.memory_bytes / GIB
 
 
+_RATES = (1e6, 1e20)
+_SIZES = (2.0**20, 2.0**50)
+"""Bounds of what a GPU file may say, far beyond any device."""
+_EXPONENT = re.compile(r"[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
+
 _PCIE4 = 32
 _PCIE5 = 64
 
 # name, memory as CUDA reports it (GiB), memory bandwidth (GB/s), dense bf16 and fp8
 # (TFLOP/s), GPU-to-GPU and host bandwidth in one direction (GB/s), datasheet.
 # GeForce rates are those with FP32 accumulation. Memory of h100, a100 40 GB and the
-# two GeForce cards was printed by engines; of the others, by CUDA's own messages.
+# two GeForce cards was printed by engines; of the others, by CUDA's own messages. The
+# server edition of the RTX PRO 6000 has slower memory; NVIDIA gives both the same
+# rounded tensor rates (1 PFLOP/s bf16 with sparsity), so it has the workstation's.
 # fmt: off
 _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...] = (
     ("h100_sxm", 79.19, 3350, 989.4, 1978.9, 450, _PCIE5, "NVIDIA H100 SXM5"),
@@ -65,8 +73,10 @@ _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...]
     ("a100_sxm_40gb", 39.49, 1555, 312, None, 300, _PCIE4, "NVIDIA A100 40GB SXM4"),
     ("l40s", 44.40, 864, 362.05, 733, _PCIE4, _PCIE4, "NVIDIA L40S"),
     ("l4", 22.03, 300, 121, 242.5, _PCIE4, _PCIE4, "NVIDIA L4"),
-    ("rtx_pro_6000", 94.97, 1792, 503.8, 1007.6, _PCIE5, _PCIE5,
+    ("rtx_pro_6000_workstation", 94.97, 1792, 503.8, 1007.6, _PCIE5, _PCIE5,
      "NVIDIA RTX Blackwell PRO architecture whitepaper"),
+    ("rtx_pro_6000_server", 94.97, 1597, 503.8, 1007.6, _PCIE5, _PCIE5,
+     "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
     ("rtx_4090", 23.516, 1008, 165.2, 330.3, _PCIE4, _PCIE4,
      "NVIDIA Ada architecture whitepaper"),
     ("rtx_3090", 23.58, 936.2, 71, None, _PCIE4, _PCIE4,
@@ -89,9 +99,15 @@ def _gpu(
         interconnect_bytes_per_s=interconnect * 1e9,
         host_bytes_per_s=host * 1e9,
         source=source,
-        family=name if name.startswith("rtx_") else name.split("_")[0],
+        family=_family(name),
         consumer=consumer,
     )
+
+
+def _family(name: str) -> str:
+    if not name.startswith("rtx_"):
+        return name.split("_", maxsplit=1)[0]
+    return name.removesuffix("_workstation").removesuffix("_server")
 
 
 GPUS: Mapping[str, GpuSpec] = MappingProxyType({row[0]: _gpu(row) for row in _TABLE})
@@ -107,7 +123,8 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
         "a100_sxm_80gb": "a100_sxm",
         "a100_80gb": "a100_sxm",
         "a100_40gb": "a100_sxm_40gb",
-        "rtxpro6000": "rtx_pro_6000",
+        "rtx_pro_6000": "rtx_pro_6000_workstation",
+        "rtxpro6000": "rtx_pro_6000_workstation",
     }
 )
 
@@ -133,9 +150,9 @@ def load_gpu(name: str | Path) -> GpuSpec:
     key = str(name).lower().replace("-", "_").replace(" ", "_")
     key = _ALIASES.get(key, key)
     if key not in GPUS:
-        near = difflib.get_close_matches(key, GPUS, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(key[:80], GPUS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {_known()}"
-        raise ConfigError(f"unknown gpu: {str(name)!r}; {hint}")
+        raise ConfigError(f"unknown gpu: {str(name)[:80]!r}; {hint}")
     return GPUS[key]
 
 
@@ -145,34 +162,73 @@ def _known() -> str:
 
 def _read_gpu(path: Path) -> GpuSpec:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        parse = json.loads if path.suffix == ".json" else yaml.safe_load
+        content = parse(text)
     except OSError as error:
         reason = error.strerror or "not readable"
-        raise ConfigError(f"no readable GPU file at {path}: {reason}") from error
-    except yaml.YAMLError as error:
-        line = " ".join(str(error).split())
+        raise ConfigError(
+            f"no readable GPU file at {str(path)[-200:]}: {reason}; give the path of"
+            " one, or a built-in name"
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} must hold YAML or JSON; {line}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping of the fields of a GPU")
     return _gpu_from_fields({"name": path.stem, **content}, path)
 
 
-def _gpu_from_fields(content: dict[str, Any], path: Path) -> GpuSpec:
+def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
     known = {field.name for field in fields(GpuSpec)}
+    texts = {"name", "source", "family"}
     optional = {"source", "family", "consumer"}
     if missing := sorted(known - optional - content.keys()):
         raise ConfigError(f"{missing[0]} is missing in {path}; add it")
-    if unknown := sorted(content.keys() - known):
+    if unknown := sorted(map(str, content.keys() - known)):
         allowed = ", ".join(sorted(known))
-        raise ConfigError(f"{unknown[0]} is no field of a GPU in {path}; use {allowed}")
-    for key in sorted(known - optional - {"name"}):
-        _check_quantity(key, content[key], path)
-    return GpuSpec(**{**content, "memory_bytes": int(content["memory_bytes"])})
+        shown = unknown[0][:40]
+        raise ConfigError(f"{shown} is no field of a GPU in {path}; use {allowed}")
+    checked = dict(content)
+    for key in texts & content.keys():
+        if not isinstance(content[key], str):
+            raise ConfigError(f"{key} must be a string in {path}; {_got(content[key])}")
+    if not isinstance(content.get("consumer", False), bool):
+        raise ConfigError(
+            f"consumer must be true or false in {path}; {_got(content['consumer'])}"
+        )
+    for key in sorted(known - texts - {"consumer"}):
+        checked[key] = _quantity(key, content[key], path)
+    return GpuSpec(**checked | {"memory_bytes": int(checked["memory_bytes"])})
 
 
-def _check_quantity(key: str, value: object, path: Path) -> None:
+def _quantity(key: str, value: object, path: Path) -> float | None:
+    """Return a rate or a size; YAML reads 3e14, without a point or sign, as text."""
     if key == "fp8_flops_per_s" and value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(float(str(value))) or float(str(value)) <= 0:
-        raise ConfigError(f"{key} must be a positive number in {path}; got {value!r}")
+        return None
+    number = value
+    if isinstance(value, str) and _EXPONENT.fullmatch(value):
+        number = float(value)
+    low, high = _SIZES if key == "memory_bytes" else _RATES
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, int | float)
+        or not low <= number <= high
+    ):
+        unit = key.partition("_")[2].replace("_per_s", "/s").rpartition("_")[2]
+        raise ConfigError(
+            f"{key} must be a positive number of {unit} from {low:.0e} to {high:.0e}"
+            f" in {path}; {_got(value)}"
+        )
+    return float(number)
+
+
+def _got(value: object) -> str:
+    try:
+        return f"got {str(value)[:40]!r}" if isinstance(value, str) else _plain(value)
+    except ValueError:  # more digits than Python prints
+        return "got a number of thousands of digits"
+
+
+def _plain(value: object) -> str:
+    return f"got {repr(value)[:40]}"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import CapacityError, ConfigError
-from sim.weights import count_parameters
+from sim.model_config import architecture_facts
+from sim.weights import count_parameters, quantization_scheme
 
 DTYPE_BYTES: dict[str, int] = {
     "bfloat16": 2,
@@ -27,6 +28,17 @@ DTYPE_BYTES: dict[str, int] = {
     "float32": 4,
 }
 """Bytes of an element by vLLM's ``dtype`` name."""
+
+KV_CACHE_DTYPE_BYTES: dict[str, int] = {
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+}
+"""Bytes of an element by vLLM's ``kv_cache_dtype``, but for "auto", which is the
+precision of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +54,12 @@ class ModelArchitecture:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
+    """Tokens of the longest request, stretched as the rope scaling says."""
     dtype: str = "bfloat16"
     tie_word_embeddings: bool = False
     quantization: str | None = None
-    """Scheme of the checkpoint, a key of `sim.weights.QUANTIZATION_SCHEMES`."""
+    """Scheme of the checkpoint, a name that `sim.weights.quantization_scheme` reads,
+    or the checkpoint's method where that is not modelled."""
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
@@ -79,6 +93,8 @@ class ModelArchitecture:
     ``config.json`` does not say (see `has_encoder`)."""
     has_encoder: bool = False
     """Whether the model has an encoder for images or sound."""
+    doubts: tuple[str, ...] = ()
+    """Why the shape may be counted wrongly, in words; empty for known models."""
 
     @property
     def num_parameters(self) -> int:
@@ -169,17 +185,22 @@ def load_model(name: str | Path) -> ModelArchitecture:
         When the name is neither (the nearest names are given), or the file is not
         readable or lacks a key.
     """
+    if not str(name).strip():
+        raise ConfigError(
+            f"model must be a bundled name or the path of a config.json; got {name!r}"
+        )
     path = Path(name)
-    if path.is_dir():
+    if _is_directory(path):
         path = path / "config.json"
     if path.suffix == ".json":
         return _read_config(path)
     found = _find_bundled(str(name))
     if found is None:
-        near = difflib.get_close_matches(str(name), bundled_models(), n=3, cutoff=0.4)
+        shown = _shortened(str(name))
+        near = difflib.get_close_matches(shown, bundled_models(), n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ConfigError(
-            f"unknown model: {str(name)!r}; {hint}any other model is read from the path"
+            f"unknown model: {shown!r}; {hint}any other model is read from the path"
             " of its config.json"
         )
     facts, quantization = found
@@ -202,155 +223,71 @@ def model_from_config(
     Raises
     ------
     ConfigError
-        When a key is missing or no positive integer; the message names it.
+        When a key is missing or wrong, or the model's shape is not modelled; the
+        message names the key.
     """
-    text = {**config, **config.get("text_config", {})}
-    kind = str(text.get("model_type", "")).removesuffix("_text")
-    heads = _count(text, "num_attention_heads", source)
-    hidden = _count(text, "hidden_size", source)
-    encoder = int(config.get("num_multimodal_parameters", 0))
-    bias = bool(text.get("attention_bias", False))
-    return ModelArchitecture(
-        name=name,
-        num_hidden_layers=_count(text, "num_hidden_layers", source),
-        hidden_size=hidden,
-        intermediate_size=_count(text, "intermediate_size", source),
-        num_attention_heads=heads,
-        num_key_value_heads=_count(text, "num_key_value_heads", source, heads),
-        head_dim=_count(text, "head_dim", source, hidden // heads),
-        vocab_size=_count(text, "vocab_size", source),
-        max_position_embeddings=_count(text, "max_position_embeddings", source),
-        dtype=str(text.get("torch_dtype") or text.get("dtype") or "bfloat16"),
-        tie_word_embeddings=bool(text.get("tie_word_embeddings", "gemma" in kind)),
-        quantization=_quantization_name(config.get("quantization_config")),
-        qkv_bias=bias or kind in {"qwen2", "qwen2_moe"},
-        attention_output_bias=bias,
-        mlp_bias=bool(text.get("mlp_bias", False)),
-        qk_norm=kind in {"qwen3", "qwen3_moe", "gemma3"},
-        num_norms_per_layer=4 if kind in {"gemma2", "gemma3"} else 2,
-        attention_sinks=kind == "gpt_oss",
-        expert_bias=kind == "gpt_oss",
-        num_rotary_positions=_rotary_positions(text),
-        num_multimodal_parameters=encoder,
-        has_encoder=bool(encoder or {"vision_config", "audio_config"} & config.keys()),
-        **_sliding_facts(text, kind),
-        **_expert_facts(text),
-        **_latent_facts(text),
-    )
+    return ModelArchitecture(name=name, **architecture_facts(config, source))
 
 
-def _sliding_facts(text: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Count the layers that see a window only.
+def resolved_model(
+    model: ModelArchitecture, dtype: str = "auto", quantization: str | None = None
+) -> ModelArchitecture:
+    """Return the model as the engine runs it.
 
-    ``layer_types`` says so in new files; gemma2 slides on every other layer, and
-    Mistral on all of them where the window is given.
+    Parameters
+    ----------
+    model
+        The checkpoint's architecture.
+    dtype, quantization
+        The engine's arguments: "auto" and None take the checkpoint's own.
+
+    Raises
+    ------
+    CapacityError
+        When the precision or the scheme is unknown.
     """
-    window = text.get("attention_chunk_size") or text.get("sliding_window")
-    if not window or text.get("use_sliding_window") is False:
-        return {}
-    layers = int(text["num_hidden_layers"])
-    pattern = int(text.get("sliding_window_pattern") or (2 if kind == "gemma2" else 0))
-    if "layer_types" in text:
-        sliding = sum(kind != "full_attention" for kind in text["layer_types"])
-    elif pattern:
-        sliding = layers - layers // pattern
-    else:
-        sliding = layers if kind in {"mistral", "mixtral"} else 0
-    if not sliding:
-        return {}
-    return {
-        "sliding_window": int(window),
-        "num_sliding_layers": sliding,
-        "chunked_attention": "attention_chunk_size" in text,
-    }
-
-
-def _rotary_positions(text: dict[str, Any]) -> int:
-    """Return positions in vLLM's rotary tables: linear scaling stretches them."""
-    positions = int(text["max_position_embeddings"])
-    scaling = text.get("rope_scaling") or {}
-    local = positions if text.get("rope_local_base_freq") else 0
-    if (scaling.get("rope_type") or scaling.get("type")) == "linear":
-        positions = int(positions * float(scaling.get("factor", 1)))
-    return positions + local
-
-
-def _expert_facts(text: dict[str, Any]) -> dict[str, Any]:
-    keys = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((int(text[key]) for key in keys if text.get(key)), 0)
-    if not experts:
-        return {}
-    dense = text.get("first_k_dense_replace") or len(text.get("mlp_only_layers") or ())
-    return {
-        "num_experts": experts,
-        "num_experts_per_tok": int(text.get("num_experts_per_tok") or 1),
-        "moe_intermediate_size": text.get("moe_intermediate_size"),
-        "num_shared_experts": int(text.get("n_shared_experts") or 0),
-        "num_dense_layers": int(dense),
-    }
-
-
-def _latent_facts(text: dict[str, Any]) -> dict[str, Any]:
-    if not text.get("kv_lora_rank"):
-        return {}
-    keys = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    facts: dict[str, Any] = {key: int(text.get(key) or 0) for key in keys}
-    return facts | {
-        "kv_lora_rank": int(text["kv_lora_rank"]),
-        "q_lora_rank": text.get("q_lora_rank"),
-    }
-
-
-def _count(
-    config: dict[str, Any], key: str, source: str, default: int | None = None
-) -> int:
-    if default is not None and config.get(key) is None:
-        return default
-    if key not in config:
-        raise ConfigError(
-            f"{key} is missing in {source}; add it, as in the model's own config.json"
-        )
-    value = config[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ConfigError(
-            f"{key} must be a positive integer in {source}; got {value!r}"
-        )
-    return value
-
-
-def _quantization_name(config: dict[str, Any] | None) -> str | None:
-    """Return our scheme's name for a ``quantization_config``, or the method's own."""
-    if not config:
-        return None
-    method = str(config.get("quant_method", ""))
-    if method != "compressed-tensors":
-        return method or None
-    for group in config.get("config_groups", {}).values():
-        weights = group.get("weights") or {}
-        bits, kind = weights.get("num_bits"), weights.get("type")
-        if bits == 8:
-            return "fp8" if kind == "float" else "w8a8"
-        if bits == 4 and kind == "int":
-            return "w4a16"
-    return method
+    dtype = model.dtype if dtype == "auto" else dtype
+    dtype_bytes(dtype)
+    quantization = quantization or model.quantization
+    quantization_scheme(quantization)
+    return replace(model, dtype=dtype, quantization=quantization)
 
 
 def _read_config(path: Path) -> ModelArchitecture:
+    where = _shortened(str(path))
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = error.strerror or "not readable"
         raise ConfigError(
-            f"no readable config.json at {path}: {reason}; give the path of one"
+            f"no readable config.json at {where}: {reason}; give the path of one"
         ) from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} must hold JSON; {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} must hold JSON; it is nested too deep") from error
+    except ValueError as error:  # no JSON, no UTF-8, or a null byte in the path
+        reason = _shortened(str(error))
+        raise ConfigError(f"{where} must hold JSON; {reason}") from error
     if not isinstance(config, dict):
         raise ConfigError(
-            f"{path} must hold a JSON object; got a {type(config).__name__}"
+            f"{where} must hold a JSON object; got a {type(config).__name__}"
         )
-    name = str(config.get("_name_or_path") or path.parent.name or path.stem)
-    return model_from_config(config, name, str(path))
+    name = config.get("_name_or_path")
+    if not isinstance(name, str) or not name:
+        name = path.parent.name or path.stem
+    return model_from_config(config, _shortened(name), where)
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    """Return `text` on one line, and its end only where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"...{line[-most:]}"
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # such as a name too long for the file system
+        return False
 
 
 def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:

@@ -7,11 +7,12 @@ the rounding is 56 MiB of the 14.2487 GiB that the engine reports.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from sim.errors import CapacityError
+from sim.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,31 +68,75 @@ class QuantizationScheme:
     """Input elements per scale; None is one scale per output row."""
     scale_bytes: float
     only_experts: bool = False
+    expert_row_alignment: int = 1
     expert_alignment: int = 1
-    """Packed experts are padded along their input to a multiple of this."""
+    """Packed experts are padded to multiples of these, along output and input."""
     quantized_activation: bool = False
     """Whether the layer's input is copied at one byte an element."""
+    needs_fp8_units: bool = False
+    """Whether the input stays as it is on a GPU without FP8 units."""
+
+    def quantizes_activation(self, has_fp8_units: bool) -> bool:
+        """Return whether inputs are copied on a GPU with or without FP8 units."""
+        return self.quantized_activation and (has_fp8_units or not self.needs_fp8_units)
 
 
-_FP8 = QuantizationScheme(8, None, 4, quantized_activation=True)
-_INT4 = QuantizationScheme(4, 128, 2)
-_INT4_ZERO = QuantizationScheme(4, 128, 2.5)
+_INT8 = QuantizationScheme(8, None, 4, quantized_activation=True)
 QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
-    "fp8": _FP8,
-    "w8a8": _FP8,
-    "int8": _FP8,
-    "w4a16": _INT4,
-    "gptq": _INT4_ZERO,
-    "gptq_marlin": _INT4_ZERO,
-    "awq": _INT4_ZERO,
-    "awq_marlin": _INT4_ZERO,
-    # E2M1 weights with one byte of scale per 32. Packed rows are padded to 128 bytes,
-    # scales are not: what gpt-oss-120b's 64.38 GiB on H100 comes to.
-    "mxfp4": QuantizationScheme(4, 32, 1, only_experts=True, expert_alignment=256),
+    "fp8": replace(_INT8, needs_fp8_units=True),
+    "w8a8": _INT8,
+    "int8": _INT8,
+    # E2M1 weights with one byte of scale per 32. On Hopper the kernel's layout pads
+    # output rows and packed input bytes. Source: triton_kernels, ``hopper_value.py``.
+    "mxfp4": QuantizationScheme(
+        4, 32, 1, only_experts=True, expert_row_alignment=256, expert_alignment=128
+    ),
 }
-"""Scheme by vLLM's ``quantization`` name. Embeddings, head, norms, routers and biases
-keep the model's precision in all of them. Source: vLLM ``model_executor/layers/
-quantization``; group size 128 is that of the published GPTQ and AWQ checkpoints."""
+"""Scheme by vLLM's ``quantization`` name; those of packed integers are in
+`PACKED_BITS`. Embeddings, head, norms, routers and biases keep the model's precision
+in all of them. Source: vLLM ``model_executor/layers/quantization``."""
+
+PACKED_BITS: dict[str, tuple[int, ...]] = {
+    "gptq": (4, 2, 3, 8),
+    "gptq_marlin": (4, 8),
+    "awq": (4,),
+    "awq_marlin": (4,),
+    "w4a16": (4,),
+}
+"""Bits that each scheme of packed integers has, the usual ones first. A name may add
+bits and group, as in ``gptq-8bit-g32`` (``gchannel`` for one group a row)."""
+USUAL_GROUP_SIZE = 128
+_PACKED_NAME = re.compile(r"([a-z0-9_]+?)(?:-(\d)bit)?(?:-g(\d{1,9}|channel))?")
+
+
+def packed_scheme_name(method: str, bits: int, group_size: int | None) -> str:
+    """Return the name of a scheme of packed integers.
+
+    Parameters
+    ----------
+    method
+        A key of `PACKED_BITS`.
+    bits, group_size
+        Of a weight; -1 and None are one group a row.
+
+    Raises
+    ------
+    ConfigError
+        When the method or its bits are not modelled.
+    """
+    if method not in PACKED_BITS:
+        known = ", ".join(PACKED_BITS)
+        raise ConfigError(f"quant_method must be of {known}; got {method[:40]!r}")
+    usual = PACKED_BITS[method]
+    if bits not in usual:
+        known = ", ".join(map(str, sorted(usual)))
+        raise ConfigError(
+            f"quantization of {method} must have bits of {known}; got {bits}"
+        )
+    name = method if bits == usual[0] else f"{method}-{bits}bit"
+    if group_size is None or group_size <= 0:
+        return f"{name}-gchannel"
+    return name if group_size == USUAL_GROUP_SIZE else f"{name}-g{group_size}"
 
 
 def quantization_scheme(name: str | None) -> QuantizationScheme | None:
@@ -109,12 +154,29 @@ def quantization_scheme(name: str | None) -> QuantizationScheme | None:
             "quantization must name a scheme: 'compressed-tensors' says neither bits"
             " nor groups; use 'fp8', 'w8a8' or 'w4a16', or the path of a config.json"
         )
-    if name not in QUANTIZATION_SCHEMES:
+    scheme = QUANTIZATION_SCHEMES.get(name) or _packed_scheme(name)
+    if scheme is None:
+        known = ", ".join(sorted({*QUANTIZATION_SCHEMES, *PACKED_BITS}))
         raise CapacityError(
-            f"unknown quantization: {name!r}; use one of"
-            f" {', '.join(sorted(QUANTIZATION_SCHEMES))}, or give weights_gib"
+            f"unknown quantization: {name[:40]!r}; use one of {known}, or, for a"
+            " checkpoint's own scheme, give weights_gib"
         )
-    return QUANTIZATION_SCHEMES[name]
+    return scheme
+
+
+def _packed_scheme(name: str) -> QuantizationScheme | None:
+    matched = _PACKED_NAME.fullmatch(name)
+    usual = PACKED_BITS.get(matched[1]) if matched else None
+    if not matched or not usual:
+        return None
+    bits = int(matched[2] or usual[0])
+    group = matched[3] or USUAL_GROUP_SIZE
+    group_size = None if group == "channel" else int(group)
+    if bits not in usual or group_size == 0:
+        return None
+    # A scale in 16 bits, and a zero point where the scheme has one.
+    scale_bytes = 2.0 if matched[1] == "w4a16" else 2 + bits / 8
+    return QuantizationScheme(bits, group_size, scale_bytes)
 
 
 def weight_tensors(
@@ -127,7 +189,7 @@ def weight_tensors(
     """
     tp = tensor_parallel_size
     multiple = VOCAB_PADDING if padded else 1
-    vocab_rows = _divide(-(-model.vocab_size // multiple) * multiple, tp)
+    vocab_rows = _divide(_padded(model.vocab_size, multiple), tp)
     yield WeightTensor(
         TensorRole.EMBEDDING,
         vocab_rows,
@@ -199,6 +261,10 @@ def _divide(amount: int, parts: int) -> int:
     return -(-amount // parts)
 
 
+def _padded(amount: int, multiple: int) -> int:
+    return _divide(amount, multiple) * multiple
+
+
 def _tensor_bytes(
     tensor: WeightTensor, itemsize_bytes: int, scheme: QuantizationScheme | None
 ) -> int:
@@ -206,9 +272,12 @@ def _tensor_bytes(
         return tensor.num_elements * itemsize_bytes
     rows, columns = tensor.num_groups * tensor.rows, tensor.columns
     scales_per_row = 1 if scheme.group_size is None else columns / scheme.group_size
+    packed_rows = rows
     if tensor.role is TensorRole.EXPERT:
-        columns = _divide(columns, scheme.expert_alignment) * scheme.expert_alignment
-    packed = rows * columns * scheme.weight_bits / 8
+        columns = _padded(columns, scheme.expert_alignment)
+        one = _padded(tensor.rows, scheme.expert_row_alignment)
+        packed_rows = tensor.num_groups * one
+    packed = packed_rows * columns * scheme.weight_bits / 8
     return int(packed + rows * scales_per_row * scheme.scale_bytes)
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.capacity import constants
 from sim.errors import CapacityError
-from sim.model import ModelArchitecture, dtype_bytes
+from sim.model import KV_CACHE_DTYPE_BYTES, ModelArchitecture, dtype_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sim.hardware import GpuSpec
 
 _VERSION = re.compile(r"v?0\.(\d+)(?:\.\d+)*(?:[.+a-z-].*)?")
-_KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16", "float32")
+MOST_BLOCKS = 2**31 - 1
+"""Engines number blocks in 32 bits."""
+MOST_BYTES = 2**50
+MOST_GIB = 10.0**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class EngineArguments:
     weights_gib: float | None
     swap_space: float
     defaults: tuple[str, ...] = field(default=())
-    """Names of the arguments that were not given."""
+    """Names of the arguments that are at the release's defaults."""
 
     @property
     def is_v1(self) -> bool:
@@ -56,9 +60,9 @@ class EngineArguments:
     @property
     def kv_itemsize_bytes(self) -> int:
         """Bytes of an element of the KV cache."""
-        if self.kv_cache_dtype.startswith("fp8"):
-            return 1
-        return dtype_bytes(self.kv_cache_dtype)
+        if self.kv_cache_dtype in KV_CACHE_DTYPE_BYTES:
+            return KV_CACHE_DTYPE_BYTES[self.kv_cache_dtype]
+        return dtype_bytes(self.kv_cache_dtype)  # the model's own, as "half"
 
 
 def parse_engine_version(engine_version: str) -> int:
@@ -67,15 +71,21 @@ def parse_engine_version(engine_version: str) -> int:
     Raises
     ------
     CapacityError
-        When the version is not of that form.
+        When the version is not of that form, or newer than those that are known.
     """
-    matched = _VERSION.fullmatch(str(engine_version).strip())
+    matched = _VERSION.fullmatch(str(engine_version).strip()[:40])
     if matched is None:
         raise CapacityError(
             "engine_version must be a vLLM release such as '0.11' or '0.19.1';"
-            f" got {engine_version!r}"
+            f" got {str(engine_version)[:40]!r}"
         )
-    return int(matched.group(1))
+    minor, last = int(matched[1]), constants.LAST_KNOWN_MINOR
+    if minor > last:
+        raise CapacityError(
+            f"engine_version must be at most 0.{last}, the last release whose defaults"
+            f" are known; got {str(engine_version)[:40]!r}: use '0.{last}'"
+        )
+    return minor
 
 
 def resolve_dtypes(
@@ -90,10 +100,10 @@ def resolve_dtypes(
     """
     dtype = model.dtype if dtype == "auto" else dtype
     dtype_bytes(dtype)
-    if kv_cache_dtype not in _KV_DTYPES:
+    if kv_cache_dtype not in {"auto", *KV_CACHE_DTYPE_BYTES}:
         raise CapacityError(
-            f"unknown kv_cache_dtype: {kv_cache_dtype!r}; use one of"
-            f" {', '.join(_KV_DTYPES)}"
+            f"unknown kv_cache_dtype: {kv_cache_dtype!r}; use 'auto' or one of"
+            f" {', '.join(KV_CACHE_DTYPE_BYTES)}"
         )
     return dtype, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
 
@@ -147,8 +157,8 @@ def resolve_batch(
     return tokens, seqs
 
 
-def check_positive(name: str, value: object) -> None:
-    """Refuse anything but None or a positive integer.
+def check_positive(name: str, value: object, most: int = MOST_BLOCKS) -> None:
+    """Refuse anything but None or a positive integer of at most `most`.
 
     Raises
     ------
@@ -159,15 +169,23 @@ def check_positive(name: str, value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise CapacityError(
-            f"{name} must be a positive integer; got {value!r}; leave it out for the"
-            " engine's default"
+            f"{name} must be a positive integer; got {_shown(value)}; leave it out for"
+            " the engine's default"
+        )
+    if value > most:
+        raise CapacityError(
+            f"{name} must be at most {most}; got {_shown(value)}; lower it"
         )
 
 
-def check_quantity(
-    name: str, value: float | None, *, low: float, high: float = math.inf
-) -> None:
-    """Refuse a number that is not finite or not in (low, high].
+def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) > MOST_BYTES:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:80]
+
+
+def check_quantity(name: str, value: float | None, *, low: float, high: float) -> None:
+    """Refuse a number that is not in (low, high].
 
     Raises
     ------
@@ -177,9 +195,49 @@ def check_quantity(
     if value is None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low < value <= high:
-        limit = f"in ({low:g}, {high:g}]" if high < math.inf else f"above {low:g}"
-        raise CapacityError(f"{name} must be a number {limit}; got {value!r}")
+    if not number or not low < value <= high:
+        raise CapacityError(
+            f"{name} must be a number in ({low:g}, {high:g}]; got {_shown(value)}"
+        )
+
+
+def check_numbers(
+    counts: Mapping[str, object],
+    *,
+    kv_cache_memory_bytes: int | None,
+    gpu_memory_utilization: float,
+    weights_gib: float | None,
+    swap_space: float,
+    pipeline_parallel_size: int,
+) -> None:
+    """Refuse numbers that no engine takes.
+
+    Parameters
+    ----------
+    counts
+        Positive integers by argument; None where the release decides.
+    kv_cache_memory_bytes, gpu_memory_utilization, weights_gib, swap_space
+        Quantities, as of `sim.capacity.estimate_capacity`.
+    pipeline_parallel_size
+        As of `sim.capacity.estimate_capacity`.
+
+    Raises
+    ------
+    CapacityError
+        Naming the argument.
+    """
+    for name, value in counts.items():
+        check_positive(name, value)
+    check_positive("kv_cache_memory_bytes", kv_cache_memory_bytes, MOST_BYTES)
+    check_quantity("gpu_memory_utilization", gpu_memory_utilization, low=0, high=1)
+    check_quantity("weights_gib", weights_gib, low=0, high=MOST_GIB)
+    check_quantity("swap_space", swap_space or None, low=0, high=MOST_GIB)
+    if pipeline_parallel_size != 1:
+        raise CapacityError(
+            "pipeline parallelism is not modelled; got pipeline_parallel_size"
+            f" {_shown(pipeline_parallel_size)}; use 1 and a larger"
+            " tensor_parallel_size"
+        )
 
 
 def check_parallelism(model: ModelArchitecture, tp: int) -> None:

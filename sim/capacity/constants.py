@@ -25,17 +25,17 @@ MEASURED_FAMILY = "h100"
 
 SAMPLER_BASE_GIB = 0.02
 """Inputs and small buffers of the profiled step."""
-SAMPLER_HIDDEN_COPIES = 1.0
-"""Hidden states of the batch that live while the dummy sampler runs: the residual of
-the activation against its vocabulary term is one batch of hidden states."""
-FORWARD_HIDDEN_COPIES = 4.26
+SAMPLER_HIDDEN_COPIES = 1
+"""Hidden states of the batch that live while the dummy sampler runs: the output of
+the forward pass, from which the logits were computed."""
+FORWARD_HIDDEN_COPIES = 4
 """Hidden states that live beside an MLP's two outputs, where the forward pass, not the
-sampler, is the peak. Few models are: fitted to CodeLlama (small vocabulary), and 4.5 in
-the quantised Mistral-Small (wide MLP)."""
-FORWARD_HIDDEN_COPIES_V0 = 3.0
-"""The same on V0's eager layers: with it, what two runs of 0.6.4 had left is
-proportional to their batches of 20,000 and 29,000 tokens (vLLM issue 10517). It rests
-on those two only, hence the wide interval of V0."""
+sampler, is the peak: the embeddings (input of the compiled graph), the residual, the
+normed input and the output. Few models show it: 4.3 was seen in CodeLlama, 4.5 in a
+quantised Mistral-Small."""
+FORWARD_HIDDEN_COPIES_V0 = 3
+"""The same on V0's eager layers, which keep no input of a graph: residual, normed
+input and output. Two runs of 0.6.4 agree (vLLM issue 10517); V0's interval is wide."""
 V0_MAX_NUM_SEQS = 256
 V0_CHUNKED_PREFILL_ABOVE_TOKENS = 32_768
 """V0 turned chunked prefill on by itself for longer models (vLLM 0.6 ``arg_utils``)."""
@@ -44,7 +44,9 @@ V0_CHUNKED_BATCHED_TOKENS = 2_048
 
 CUDA_GRAPH_BASE_GIB = 0.40
 CUDA_GRAPH_PER_LAYER_GIB = 0.016
-"""Graphs that were captured on 0.19: 0.87 GiB at 28 layers, 1.06 at 40, 1.6 at 80."""
+"""Graphs that were captured on 0.18 and 0.19 (not subtracted there): one GPU held 0.25
+GiB less to 0.18 more than this line, TP 2 and 4 0.24 less to 0.02 more, multi-head
+latent attention 0.43 to 0.74 more. The interval adds the whole estimate."""
 
 WIDE_MEMORY_GIB = 70
 VERY_WIDE_MEMORY_GIB = 160
@@ -54,6 +56,12 @@ vLLM ``EngineArgs``, defaults of ``max_num_batched_tokens`` and ``max_num_seqs``
 DEFAULT_BATCH = (2_048, 256)
 WIDE_BATCH = (8_192, 1_024)
 VERY_WIDE_BATCH = (16_384, 1_024)
+
+
+LAST_KNOWN_MINOR = VERY_WIDE_SINCE_MINOR
+"""The last release whose defaults are known."""
+MEASURED_BATCH = WIDE_BATCH
+"""Tokens and sequences of every log of a V1 engine with a breakdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class EngineEra:
     logits in the model's precision (``max_num_seqs`` x vocabulary)."""
     non_torch_gib: Mapping[int, float]
     """Memory outside PyTorch (CUDA context, NCCL) by tensor-parallel size."""
+    measured_sizes: frozenset[int]
+    """Tensor-parallel sizes of the era's own logs."""
     subtracts_cuda_graphs: bool
     keeps_moe_workspaces: bool
     """Whether the workspaces of fused experts stay allocated while sampling."""
@@ -76,7 +86,8 @@ ERAS: tuple[EngineEra, ...] = (
     EngineEra(
         0,
         9.06,
-        MappingProxyType({1: 0.35, 2: 0.40}),
+        MappingProxyType({1: 0.35}),
+        frozenset({1}),
         subtracts_cuda_graphs=False,
         keeps_moe_workspaces=False,
         source="V0: sampler as in 0.11, the rest from two runs of 0.6.4",
@@ -85,6 +96,7 @@ ERAS: tuple[EngineEra, ...] = (
         8,
         9.06,
         MappingProxyType({1: 0.13, 2: 0.55}),
+        frozenset({1, 2}),
         subtracts_cuda_graphs=False,
         keeps_moe_workspaces=False,
         source="measured on 0.11, 0.15 and 0.16 (six models)",
@@ -93,14 +105,16 @@ ERAS: tuple[EngineEra, ...] = (
         17,
         3.18,
         MappingProxyType({1: 0.13, 2: 0.55}),
+        frozenset({1}),
         subtracts_cuda_graphs=False,
         keeps_moe_workspaces=True,
-        source="measured on 0.17; TP 2 as in 0.11",
+        source="measured on 0.17 (one model); TP 2 as in 0.11",
     ),
     EngineEra(
         18,
         3.18,
         MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
+        frozenset({1, 2, 4}),
         subtracts_cuda_graphs=False,
         keeps_moe_workspaces=True,
         source="measured on 0.18 and 0.19 (fifteen models)",
@@ -109,6 +123,7 @@ ERAS: tuple[EngineEra, ...] = (
         21,
         3.18,
         MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
+        frozenset(),
         subtracts_cuda_graphs=True,
         keeps_moe_workspaces=True,
         source="as 0.19; graphs subtracted by default since 0.21 (vLLM's start-up log)",
@@ -130,9 +145,12 @@ class Margins:
     uncounted_encoder: float = 1.00
     """Encoders of the bundled models hold 0.8 to 1.6 GiB."""
     other_gpu: float = 0.35
-    consumer_gpu: float = 0.60
-    """An RTX 4090 held 0.385 GiB more than the rules say, which is the size of
-    FlashInfer's workspace (394 MiB); its log does not name the backend."""
+    consumer_gpu: float = 0.30
+    other_batch: float = 0.80
+    """At 2,048 tokens, an RTX 4090 (256 sequences, 0.19) held 0.385 GiB more than the
+    rules say, a Qwen3-32B on H100 (128 sequences, 0.15; no breakdown) 0.76 GiB. Two
+    hypotheses: a floor of the activations that does not scale with the batch; on the
+    4090 also FlashInfer's workspace (394 MiB; the log does not name the backend)."""
     other_version: float = 0.30
     old_v1: float = 4.00
     """Logs of 0.8 to 0.10 leave 0.5 to 3.6 GiB open: their arguments are not all
@@ -140,15 +158,17 @@ class Margins:
     other_tensor_parallel_size: float = 0.50
     enforce_eager: float = 0.30
     v0: float = 1.00
-    v0_multimodal: float = 40.0
-    """V0 profiled the encoder with as many images as fit: 36 GiB were seen."""
+    other_architecture: float = 0.30
 
 
 MARGINS = Margins()
 
 UNCERTAIN_WEIGHTS_SHARE = 0.01
-"""Packed 4-bit layouts differ by kernel: 0.6 % (GPTQ) and 0.3 % (MXFP4) were seen."""
-WIDE_BATCH_SHARE = 0.20
+"""Packed 4-bit layouts differ by kernel: 0.6 % (GPTQ) and 0.5 % (MXFP4) were seen."""
+UNKNOWN_WEIGHTS_SHARE = 0.25
+"""A model that is counted as a Llama may have an MLP without a gate: a third fewer
+elements in two thirds of the weights."""
+OTHER_BATCH_SHARE = 0.20
 """Of the activation peak, for batches beyond the 8,192 tokens of the data."""
 
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from sim.capacity import constants
 from sim.capacity.arguments import (
     EngineArguments,
+    check_numbers,
     check_parallelism,
-    check_positive,
-    check_quantity,
     parse_engine_version,
     resolve_batch,
     resolve_dtypes,
@@ -30,9 +29,16 @@ from sim.capacity.parts import MemoryParts, kv_layout, memory_parts
 from sim.errors import CapacityError
 from sim.hardware import GIB, GpuSpec, load_gpu
 from sim.model import ModelArchitecture, load_model
+from sim.weights import quantization_scheme
 
 if TYPE_CHECKING:
     from sim.capacity.parts import KvLayout
+
+
+DEFAULT_UTILIZATION = 0.9
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_ENGINE_VERSION = "0.11"
+LEAST_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,18 @@ class CapacityEstimate:
     extrapolated: tuple[str, ...]
     """Why the interval is wider than the data's, in words; empty inside the data."""
     defaults: tuple[str, ...]
-    """Arguments that were left to the release's defaults."""
+    """Arguments at the release's defaults: left to them, or given as they are."""
+    warnings: tuple[str, ...]
+    """What would not work on a real engine, in words."""
     constants_source: str
+
+    @property
+    def left_bytes(self) -> int:
+        """What is left of the request for the pool; an override may differ."""
+        held = self.weights_bytes + self.activation_peak_bytes
+        return (
+            self.requested_bytes - held - self.non_torch_bytes - self.cuda_graph_bytes
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, JSON-ready."""
@@ -96,15 +112,15 @@ def estimate_capacity(
     *,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
-    block_size: int = 16,
-    gpu_memory_utilization: float = 0.9,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     quantization: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
-    engine_version: str = "0.11",
+    engine_version: str = DEFAULT_ENGINE_VERSION,
     enforce_eager: bool = False,
     num_gpu_blocks_override: int | None = None,
     kv_cache_memory_bytes: int | None = None,
@@ -124,7 +140,8 @@ def estimate_capacity(
     gpu_memory_utilization
         Share of the GPU's memory that the engine may use, in (0, 1].
     dtype, kv_cache_dtype, quantization
-        Precisions, in vLLM's names; a quantised checkpoint needs no `quantization`.
+        Precisions, in vLLM's names; a quantised checkpoint needs no `quantization`,
+        and its own scheme may be an unknown one where `weights_gib` is given.
     max_model_len
         Tokens of the longest request; None for the least of the model's and what the
         pool holds.
@@ -168,21 +185,26 @@ def estimate_capacity(
         "tensor_parallel_size": tensor_parallel_size,
         "block_size": block_size,
         "num_gpu_blocks_override": num_gpu_blocks_override,
-        "kv_cache_memory_bytes": kv_cache_memory_bytes,
     }
-    for name, value in counts.items():
-        check_positive(name, value)
-    check_quantity("gpu_memory_utilization", gpu_memory_utilization, low=0, high=1)
-    check_quantity("weights_gib", weights_gib, low=0)
-    check_quantity("swap_space", swap_space, low=-1)
-    if pipeline_parallel_size != 1:
-        raise CapacityError(
-            "pipeline parallelism is not modelled; got pipeline_parallel_size"
-            f" {pipeline_parallel_size}; use 1 and a larger tensor_parallel_size"
-        )
+    check_numbers(
+        counts,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        gpu_memory_utilization=gpu_memory_utilization,
+        weights_gib=weights_gib,
+        swap_space=swap_space,
+        pipeline_parallel_size=pipeline_parallel_size,
+    )
     check_parallelism(model, tensor_parallel_size)
     minor = parse_engine_version(engine_version)
     tokens, seqs = resolve_batch(model, gpu, minor, **given)
+    standing = {
+        "gpu_memory_utilization": gpu_memory_utilization == DEFAULT_UTILIZATION,
+        "block_size": block_size == DEFAULT_BLOCK_SIZE,
+        "kv_cache_dtype": kv_cache_dtype == "auto",
+        "engine_version": engine_version == DEFAULT_ENGINE_VERSION,
+    }
+    if quantization:
+        quantization_scheme(quantization)
     dtype, kv_cache_dtype = resolve_dtypes(model, dtype, kv_cache_dtype)
     arguments = EngineArguments(
         model=model,
@@ -202,12 +224,16 @@ def estimate_capacity(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         weights_gib=weights_gib,
         swap_space=swap_space,
-        defaults=tuple(name for name, value in given.items() if value is None),
+        defaults=(
+            *(name for name, value in given.items() if value is None),
+            *(name for name, stands in standing.items() if stands),
+        ),
     )
     return _estimate(arguments, str(engine_version))
 
 
 def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstimate:
+    _refuse_images_on_v0(arguments)
     parts = memory_parts(arguments)
     layout = kv_layout(arguments)
     available, blocks, source = _pool(arguments, parts, layout)
@@ -251,7 +277,34 @@ def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstima
         pool_source=source,
         extrapolated=reasons if source == "profile" else (),
         defaults=arguments.defaults,
+        warnings=_warnings(arguments, parts, available),
         constants_source=constants.era_of(arguments.engine_minor).source,
+    )
+
+
+def _refuse_images_on_v0(arguments: EngineArguments) -> None:
+    given = arguments.num_gpu_blocks_override or arguments.kv_cache_memory_bytes
+    if arguments.is_v1 or given or not arguments.model.has_encoder:
+        return
+    raise CapacityError(
+        "V0 engines profile a multimodal model with as many images as fit, which is"
+        f" not modelled; got engine_version 0.{arguments.engine_minor}; use 0.8 or"
+        " later, or num_gpu_blocks_override"
+    )
+
+
+def _warnings(
+    arguments: EngineArguments, parts: MemoryParts, pool_bytes: int
+) -> tuple[str, ...]:
+    """Say where an override takes more than the GPU has."""
+    held = parts.requested_bytes - parts.available_kv_bytes
+    total = arguments.gpu.memory_bytes
+    if held + pool_bytes <= total:
+        return ()
+    return (
+        f"the pool needs {pool_bytes / GIB:.2f} GiB beside {held / GIB:.2f} GiB of the"
+        f" engine's, {arguments.gpu.name} has {total / GIB:.2f}: a real engine would"
+        " run out of memory",
     )
 
 
@@ -261,30 +314,37 @@ def _pool(
     """Return the pool's bytes and blocks, and what decided them."""
     if arguments.num_gpu_blocks_override:
         blocks = arguments.num_gpu_blocks_override
-        return blocks * layout.block_bytes, blocks, "num_gpu_blocks_override"
-    if arguments.kv_cache_memory_bytes:
+        available, source = blocks * layout.block_bytes, "num_gpu_blocks_override"
+    elif arguments.kv_cache_memory_bytes:
         available, source = arguments.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:
         available, source = parts.available_kv_bytes, "profile"
     blocks = available // layout.block_bytes
-    if blocks < 2:
-        raise CapacityError(_no_room(arguments, parts, available))
+    if blocks < LEAST_BLOCKS:
+        raise CapacityError(_no_room(arguments, parts, source))
     return available, blocks, source
 
 
-def _no_room(arguments: EngineArguments, parts: MemoryParts, available: int) -> str:
-    if arguments.kv_cache_memory_bytes:
+def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str:
+    if source != "profile":
+        more = "2" if source == "num_gpu_blocks_override" else "more"
         return (
-            "kv_cache_memory_bytes must hold two blocks at least; got"
-            f" {arguments.kv_cache_memory_bytes}; give more, or a smaller block_size"
+            f"{source} must hold two blocks at least (V1 keeps one as the null block);"
+            f" got {getattr(arguments, source)}; give {more}, or a smaller block_size"
         )
+    other = parts.non_torch_bytes + parts.cuda_graph_bytes
+    smaller = ", a smaller block_size" if parts.available_kv_bytes > 0 else ""
+    batch = arguments.max_num_batched_tokens, arguments.max_num_seqs
+    named = "max_num_batched_tokens", "max_num_seqs"
+    value = batch[named.index(parts.activation_argument)]
     return (
         f"no room for a KV cache: {arguments.model.name} on {arguments.gpu.name}"
-        f" leaves {available / GIB:.2f} GiB of {parts.requested_bytes / GIB:.2f} GiB"
-        f" (weights {parts.weights_bytes / GIB:.2f}, activations"
-        f" {parts.activation_peak_bytes / GIB:.2f}, other"
-        f" {(parts.non_torch_bytes + parts.cuda_graph_bytes) / GIB:.2f}); use a larger"
-        " tensor_parallel_size, quantization, a larger GPU or fewer max_num_seqs"
+        f" leaves {parts.available_kv_bytes / GIB:.2f} GiB of"
+        f" {parts.requested_bytes / GIB:.2f} GiB (weights"
+        f" {parts.weights_bytes / GIB:.2f}, activations"
+        f" {parts.activation_peak_bytes / GIB:.2f}, other {other / GIB:.2f}); use a"
+        f" larger tensor_parallel_size, quantization, a larger GPU{smaller} or less"
+        f" than {value} for {parts.activation_argument}"
     )
 
 
@@ -310,52 +370,3 @@ def _max_model_len(
             f" {layout.longest_request(blocks)}, or raise gpu_memory_utilization"
         )
     return asked
-
-
-def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
-    """Return the parts as (name, GiB, remark) in the order of the sum."""
-    share = f"{estimate.gpu_memory_utilization:g} of {estimate.gpu}"
-    graphs = "captured graphs" if estimate.cuda_graph_bytes else "not subtracted"
-    parts = [
-        ("total memory", estimate.total_bytes, estimate.gpu),
-        ("requested", estimate.requested_bytes, f"gpu_memory_utilization {share}"),
-        ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
-        (
-            "- activation peak",
-            estimate.activation_peak_bytes,
-            f"{estimate.max_num_batched_tokens} tokens,"
-            f" {estimate.max_num_seqs} sequences",
-        ),
-        ("- non-torch", estimate.non_torch_bytes, "CUDA context, NCCL"),
-        ("- CUDA graphs", estimate.cuda_graph_bytes, graphs),
-        ("= KV cache", estimate.available_kv_bytes, estimate.pool_source),
-    ]
-    return [(name, f"{size / GIB:.2f}", remark) for name, size, remark in parts]
-
-
-def _weights_remark(estimate: CapacityEstimate) -> str:
-    precision = estimate.quantization or estimate.dtype
-    return f"{estimate.model}, {precision}, TP {estimate.tensor_parallel_size}"
-
-
-def format_capacity(estimate: CapacityEstimate) -> str:
-    """Return the estimate as a text table, GiB by GiB, with what it rests on."""
-    rows = capacity_rows(estimate)
-    width = max(len(name) for name, _, _ in rows)
-    lines = [f"{n:<{width}}  {gib:>8} GiB  {remark}" for n, gib, remark in rows]
-    interval = f"{estimate.num_gpu_blocks_low:,} to {estimate.num_gpu_blocks_high:,}"
-    lines += [
-        f"block: {estimate.block_bytes / 2**20:g} MiB"
-        f" ({estimate.block_size} tokens, KV in {estimate.kv_cache_dtype})",
-        f"num_gpu_blocks: {estimate.num_gpu_blocks:,} (interval {interval})",
-        f"KV cache: {estimate.kv_cache_tokens:,} tokens,"
-        f" {estimate.max_concurrency:.2f} requests of {estimate.max_model_len:,}",
-        f"engine {estimate.engine_version}: {estimate.constants_source}",
-    ]
-    if estimate.num_cpu_blocks:
-        lines.append(f"num_cpu_blocks: {estimate.num_cpu_blocks:,}")
-    if estimate.defaults:
-        resolved = (f"{name}={getattr(estimate, name)}" for name in estimate.defaults)
-        lines.append(f"by default: {', '.join(resolved)}")
-    lines += [f"outside the data: {reason}" for reason in estimate.extrapolated]
-    return "\n".join(lines)

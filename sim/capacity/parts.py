@@ -25,6 +25,8 @@ class MemoryParts:
     activation_peak_bytes: int
     non_torch_bytes: int
     cuda_graph_bytes: int
+    activation_argument: str = "max_num_seqs"
+    """The argument that most of the activation peak scales with."""
 
     @property
     def available_kv_bytes(self) -> int:
@@ -127,12 +129,14 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
     graphs = 0.0
     if era.subtracts_cuda_graphs and not arguments.enforce_eager:
         graphs = cuda_graph_gib(arguments.model.num_hidden_layers)
+    activation_peak, argument = _activation_peak(arguments, scheme, era)
     return MemoryParts(
         requested_bytes=math.ceil(total * arguments.gpu_memory_utilization),
         weights_bytes=weights,
-        activation_peak_bytes=_activation_peak(arguments, scheme, era),
+        activation_peak_bytes=activation_peak,
         non_torch_bytes=round(non_torch_gib(era, arguments.tensor_parallel_size) * GIB),
         cuda_graph_bytes=round(graphs * GIB),
+        activation_argument=argument,
     )
 
 
@@ -177,12 +181,12 @@ def _activation_peak(
     arguments: EngineArguments,
     scheme: QuantizationScheme | None,
     era: constants.EngineEra,
-) -> int:
-    """Return the peak of the profiled step: its forward pass, or its dummy sampler.
+) -> tuple[int, str]:
+    """Return the peak of the profiled step, and the argument that it scales with.
 
-    The sampler sorts the logits of ``max_num_seqs`` sequences over the whole
-    vocabulary, on every rank; the forward pass holds an MLP's outputs of
-    ``max_num_batched_tokens`` tokens.
+    It is that of its forward pass, or of its dummy sampler. The sampler sorts the
+    logits of ``max_num_seqs`` sequences over the whole vocabulary, on every rank; the
+    forward pass holds an MLP's outputs of ``max_num_batched_tokens`` tokens.
     """
     model, itemsize = arguments.model, arguments.itemsize_bytes
     hidden = arguments.max_num_batched_tokens * model.hidden_size * itemsize
@@ -190,16 +194,18 @@ def _activation_peak(
     # A multimodal model holds the embeddings of its dummy input throughout.
     encoder = hidden if model.has_encoder else 0
     logits = arguments.max_num_seqs * model.vocab_size
-    sampler = logits * (4 * era.sampler_logits_copies + itemsize)
-    sampler += constants.SAMPLER_HIDDEN_COPIES * hidden
+    of_sequences = logits * (4 * era.sampler_logits_copies + itemsize)
+    of_tokens = constants.SAMPLER_HIDDEN_COPIES * hidden
     if era.keeps_moe_workspaces:
-        sampler += workspaces
+        of_tokens += workspaces
+    sampler = of_sequences + of_tokens + constants.SAMPLER_BASE_GIB * GIB
     copies = constants.FORWARD_HIDDEN_COPIES_V0
     if arguments.is_v1:
         copies = constants.FORWARD_HIDDEN_COPIES
     forward = workspaces + _mlp_outputs(arguments, scheme) + copies * hidden
-    base = constants.SAMPLER_BASE_GIB * GIB
-    return round(max(sampler + base, forward) + encoder)
+    by_tokens = forward > sampler or of_tokens > of_sequences
+    argument = "max_num_batched_tokens" if by_tokens else "max_num_seqs"
+    return round(max(sampler, forward) + encoder), argument
 
 
 def _mlp_outputs(
@@ -211,7 +217,8 @@ def _mlp_outputs(
     if model.num_moe_layers < model.num_hidden_layers:
         inner = max(inner, model.intermediate_size)
     per_token = 3.0 * arguments.itemsize_bytes
-    if scheme is not None and scheme.quantized_activation:
+    has_fp8_units = arguments.gpu.fp8_flops_per_s is not None
+    if scheme is not None and scheme.quantizes_activation(has_fp8_units):
         per_token += 1
     ranks = arguments.tensor_parallel_size
     return arguments.max_num_batched_tokens * inner / ranks * per_token

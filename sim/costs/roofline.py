@@ -63,9 +63,9 @@ class RooflineCost(RooflineParameters):
     FlashAttention 2 (`mixed_decode_tile_tokens`): its queries are padded to a tile of
     which one row is used, and every query head reads the KV again.
 
-    Layers with a sliding window see at most ``window`` keys a query. The shape holds
-    sums only, so the bound is applied to sums: an upper bound where some contexts are
-    longer than the window and some shorter.
+    Layers with a sliding window see at most ``window`` keys a query, and ``window``
+    keys before a chunk. The shape holds sums only, so the bounds are applied to sums:
+    upper bounds where some contexts are longer than the window and some shorter.
 
     Not modelled: skew of contexts within a batch, tile quantisation of GEMMs, clocks
     under power limits, collectives of embedding and head, expert parallelism.
@@ -140,7 +140,9 @@ class RooflineCost(RooflineParameters):
         if num_tokens:
             gemm_s = self._gemm_s(num_tokens)
             if num_prefills:
-                prefill_s = self._prefill_s(num_prefill_tokens, prefill_context, pairs)
+                prefill_s = self._prefill_s(
+                    num_prefills, num_prefill_tokens, prefill_context, pairs
+                )
             if num_decodes:
                 decode_s = self._decode_s(num_decodes, decode_context, num_prefills)
             memory_s = self._head_s + self._head_row_memory_s * num_rows
@@ -192,12 +194,17 @@ class RooflineCost(RooflineParameters):
         compute_s = key_s * context_tokens
         return compute_s if compute_s > decode_s else decode_s
 
-    def _prefill_s(self, num_tokens: int, context_tokens: float, pairs: float) -> float:
+    def _prefill_s(
+        self, num_prefills: int, num_tokens: int, context_tokens: float, pairs: float
+    ) -> float:
         if self._sliding_share:
-            bound = num_tokens * self._window_tokens
-            pairs = self._full_share * pairs + self._sliding_share * min(pairs, bound)
-            context_tokens = self._full_share * context_tokens + (
-                self._sliding_share * min(context_tokens, bound)
+            window = self._window_tokens
+            seen_pairs = min(pairs, num_tokens * window)
+            # a chunk reaches back one window from its first token
+            seen = min(context_tokens, num_prefills * window + num_tokens)
+            pairs = self._full_share * pairs + self._sliding_share * seen_pairs
+            context_tokens = (
+                self._full_share * context_tokens + self._sliding_share * seen
             )
         compute_s = self._pair_s * (pairs + self.prefill_tile_tokens * context_tokens)
         memory_s = self._kv_token_s * context_tokens
@@ -215,7 +222,7 @@ class RooflineCost(RooflineParameters):
 
     def _gemm_peak(self, scheme: QuantizationScheme | None, efficiency: float) -> float:
         fp8 = self.gpu.fp8_flops_per_s
-        if scheme is None or not scheme.quantized_activation or fp8 is None:
+        if fp8 is None or scheme is None or not scheme.quantized_activation:
             # weights alone are quantised: the kernel multiplies in bf16
             return self._peak(efficiency)
         ratio = self.fp8_gemm_compute_efficiency / self.gemm_compute_efficiency

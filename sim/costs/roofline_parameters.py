@@ -8,16 +8,7 @@ from typing import Any, Final
 from sim.costs.parts import at_least_zero, share
 from sim.errors import ConfigError
 from sim.hardware import GpuSpec  # noqa: TC001 - `sim.plug` resolves the annotations
-from sim.model import ModelArchitecture, dtype_bytes
-
-_KV_ITEMSIZE_BYTES: Final = {
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "float16": 2,
-    "bfloat16": 2,
-}
-"""By vLLM's ``kv_cache_dtype``; "auto" is the precision of the model."""
+from sim.model import KV_CACHE_DTYPE_BYTES, ModelArchitecture, dtype_bytes
 
 _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
 """Name prefixes of GPUs whose attention kernel keeps the query heads of a KV head
@@ -190,12 +181,12 @@ class RooflineParameters:
         """Return bytes of an element of the KV cache."""
         if self.kv_cache_dtype == "auto":
             return dtype_bytes(self.model.dtype)
-        if self.kv_cache_dtype not in _KV_ITEMSIZE_BYTES:
+        if self.kv_cache_dtype not in KV_CACHE_DTYPE_BYTES:
             raise ConfigError(
                 f"unknown kv_cache_dtype: {self.kv_cache_dtype!r}; use 'auto' or one "
-                f"of {', '.join(_KV_ITEMSIZE_BYTES)}"
+                f"of {', '.join(KV_CACHE_DTYPE_BYTES)}"
             )
-        return _KV_ITEMSIZE_BYTES[self.kv_cache_dtype]
+        return KV_CACHE_DTYPE_BYTES[self.kv_cache_dtype]
 
     def mixed_tile_tokens(self) -> int:
         """Return `mixed_decode_tile_tokens`, or what None means on this GPU."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,107 +13,16 @@ from hypothesis import strategies as st
 from sim.capacity import CapacityEstimate, estimate_capacity, format_capacity
 from sim.capacity.constants import ERAS, era_of
 from sim.errors import CapacityError, ConfigError
-from sim.hardware import GIB
-from tests.sim.capacity_points import (
-    CAUSES,
-    POINTS,
-    architecture,
-    estimate_row,
-    gpu_of,
-    group_errors,
-    judge_all,
-    median_and_p90,
-    rows_of_quality_a,
-    table,
-)
+from sim.hardware import GIB, load_gpu
+from sim.model import load_model
 
 LLAMA = "meta-llama/Llama-3.1-8B"
-needs_points = pytest.mark.skipif(
-    not POINTS.is_file(), reason="kv_capacity_points.csv of the engine logs is not here"
-)
 
 
 def estimate(
     model: str = LLAMA, gpu: str = "h100_sxm", **more: Any
 ) -> CapacityEstimate:
     return estimate_capacity(model, gpu, **({"engine_version": "0.19"} | more))
-
-
-@needs_points
-@pytest.mark.parametrize(
-    ("weights_given", "median_limit", "p90_limit"),
-    [(True, 0.003, 0.03), (False, 0.01, 0.04)],
-    ids=["weights given", "weights counted"],
-)
-def test_accuracy_on_engine_logs(
-    weights_given: bool, median_limit: float, p90_limit: float
-) -> None:
-    judged, skipped = judge_all(weights_given=weights_given)
-    middle, p90 = median_and_p90(list(group_errors(judged).values()))
-    print(f"\n{table(judged)}")
-    print("not judged:", *skipped, sep="\n  ")
-    print(f"{len(judged)} rows: median {middle:.3%}, 90th percentile {p90:.3%}")
-    assert len(judged) >= 50
-    assert middle <= median_limit
-    assert p90 <= p90_limit
-
-
-@needs_points
-@pytest.mark.parametrize("weights_given", [True, False])
-def test_rows_beyond_five_percent_are_those_with_a_known_cause(
-    weights_given: bool,
-) -> None:
-    judged, _ = judge_all(weights_given=weights_given)
-    odd = {point.row_id for point in judged if abs(point.error) > 0.05}
-    assert odd <= set(CAUSES)
-
-
-@needs_points
-def test_the_interval_holds_the_engines_number() -> None:
-    judged, _ = judge_all(weights_given=True)
-    outside = set()
-    for point in judged:
-        bytes_held = point.measured * point.estimate.block_bytes
-        if point.measured < 1000:  # rows that print GiB only
-            bytes_held = point.measured * GIB
-        low = point.estimate.num_gpu_blocks_low * point.estimate.block_bytes
-        high = (point.estimate.num_gpu_blocks_high + 1) * point.estimate.block_bytes
-        if not low <= bytes_held <= high:
-            outside.add(point.row_id)
-    assert outside <= {71}
-
-
-@needs_points
-def test_tokens_and_concurrency_follow_from_the_blocks() -> None:
-    """Hybrid pools included: the engine's own numbers, from its own blocks."""
-    checked = 0
-    for row in rows_of_quality_a():
-        if row["pp"] != "1" or not row["max_concurrency"]:
-            continue
-        model = architecture(row)
-        assert model is not None
-        version = row["vllm_version"].rstrip("~")
-        result = estimate_capacity(
-            model,
-            gpu_of(row),
-            tensor_parallel_size=int(row["tp"]),
-            block_size=int(row["block_size"]),
-            max_model_len=int(row["max_model_len"]),
-            engine_version=version,
-            num_gpu_blocks_override=int(row["num_gpu_blocks"]),
-        )
-        assert result.kv_cache_tokens == int(row["kv_cache_tokens"]), row["id"]
-        concurrency = float(row["max_concurrency"])
-        assert result.max_concurrency == pytest.approx(concurrency, abs=0.011)
-        checked += 1
-    assert checked >= 40
-
-
-@needs_points
-def test_the_start_that_the_engine_refused_is_refused() -> None:
-    row = next(row for row in rows_of_quality_a() if row["id"] == "84")
-    blocks = estimate_row(row, weights_given=True).num_gpu_blocks
-    assert blocks * 16 < int(row["max_model_len"])
 
 
 def test_the_parts_add_up() -> None:
@@ -196,10 +106,14 @@ def test_defaults_of_the_release(
 ) -> None:
     result = estimate(gpu=gpu, engine_version=version)
     assert (result.max_num_batched_tokens, result.max_num_seqs) == (tokens, seqs)
-    assert result.defaults == (
+    assert result.defaults[:3] == (
         "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
+    )
+    told = {"gpu_memory_utilization", "block_size", "kv_cache_dtype"}
+    assert told | ({"engine_version"} if version == "0.11" else set()) == set(
+        result.defaults[3:]
     )
     assert estimate(max_num_batched_tokens=64).max_num_seqs == 64
 
@@ -233,8 +147,22 @@ def test_inside_the_data_nothing_is_extrapolated() -> None:
         ({"tensor_parallel_size": 8}, "tensor_parallel_size 8"),
         ({"enforce_eager": True}, "enforce_eager"),
         ({"quantization": "w4a16"}, "packed layouts"),
-        ({"max_num_batched_tokens": 16384}, "above the measured 8192"),
+        ({"max_num_batched_tokens": 16384}, "measured with 8192 and 1024 only"),
+        ({"max_num_seqs": 256}, "max_num_batched_tokens 8192, max_num_seqs 256: mea"),
+        ({"gpu": "l40s"}, "max_num_batched_tokens 2048, max_num_seqs 256: measured"),
         ({"model": "google/gemma-3-12b-it"}, "multimodal"),
+        ({"engine_version": "0.17", "tensor_parallel_size": 2}, "not measured in thi"),
+        ({"engine_version": "0.15", "tensor_parallel_size": 4}, "not measured in thi"),
+        (
+            {
+                "gpu": "a100_sxm",
+                "engine_version": "0.6.4",
+                "max_model_len": 8192,
+                "tensor_parallel_size": 2,
+            },
+            "tensor_parallel_size 2: not measured",
+        ),
+        ({"gpu": "a100_sxm", "quantization": "fp8"}, "no FP8 units: weight-only"),
     ],
 )
 def test_outside_the_data_the_interval_says_why(
@@ -243,6 +171,59 @@ def test_outside_the_data_the_interval_says_why(
     result = estimate(**more)
     assert any(reason in said for said in result.extrapolated)
     assert reason in format_capacity(result)
+
+
+def test_a_measured_size_of_the_release_is_no_reason() -> None:
+    for version, tp in (("0.11", 2), ("0.18", 4), ("0.33", 2)):
+        result = estimate(engine_version=version, tensor_parallel_size=tp)
+        assert not any("tensor_parallel" in said for said in result.extrapolated)
+
+
+def test_another_batch_widens_the_interval() -> None:
+    def width(**more: Any) -> int:
+        result = estimate(**more)
+        return result.num_gpu_blocks_high - result.num_gpu_blocks_low
+
+    assert width(max_num_seqs=256) > 4 * width()
+    assert width(max_num_seqs=1024, max_num_batched_tokens=8192) == width()
+
+
+def test_a_gpu_without_fp8_copies_no_quantised_input() -> None:
+    h100 = load_gpu("h100_sxm")
+    name = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"  # its MLP is the peak
+    with_units, without = (
+        estimate_capacity(
+            load_model(name), gpu, engine_version="0.19", quantization="fp8"
+        )
+        for gpu in (h100, replace(h100, fp8_flops_per_s=None))
+    )
+    assert with_units.activation_peak_bytes > without.activation_peak_bytes
+    int8 = estimate_capacity(
+        load_model(name),
+        replace(h100, fp8_flops_per_s=None),
+        engine_version="0.19",
+        quantization="w8a8",
+    )
+    assert int8.activation_peak_bytes == with_units.activation_peak_bytes
+
+
+def test_v0_with_images_is_refused_unless_the_pool_is_given() -> None:
+    arguments = {"model": "google/gemma-3-12b-it", "engine_version": "0.6.6"}
+    with pytest.raises(CapacityError, match="as many images as fit, which is not mod"):
+        estimate(**arguments)
+    assert estimate(**arguments, num_gpu_blocks_override=500).num_gpu_blocks == 500
+
+
+def test_an_override_is_no_part_of_the_sum() -> None:
+    result = estimate(gpu="rtx_4090", num_gpu_blocks_override=10_000)
+    text = format_capacity(result)
+    assert "= left                 5.44 GiB  not used: num_gpu_blocks_override" in text
+    assert "KV cache              19.53 GiB  by num_gpu_blocks_override" in text
+    assert "interval" not in text
+    assert "warning: the pool needs 19.53 GiB beside 15.72 GiB of the engine's" in text
+    assert estimate(num_gpu_blocks_override=100).warnings == ()
+    told = estimate(kv_cache_memory_bytes=90 * GIB).warnings
+    assert "would run out of memory" in told[0]
 
 
 def test_override_and_kv_cache_memory_win() -> None:
@@ -264,8 +245,11 @@ def test_max_model_len_is_the_models_or_the_pools() -> None:
 
 def test_weights_given_in_gib() -> None:
     assert estimate(weights_gib=14.0).weights_bytes == 14 * GIB
-    odd = estimate(weights_gib=4.5, quantization="my-own-scheme")
+    own = replace(load_model(LLAMA), quantization="my-own-scheme")
+    odd = estimate_capacity(own, "h100_sxm", weights_gib=4.5)
     assert odd.quantization == "my-own-scheme"
+    with pytest.raises(CapacityError, match="unknown quantization: 'gibberish'"):
+        estimate(weights_gib=4.5, quantization="gibberish")
 
 
 def test_prediction_of_a_real_engine_to_the_block() -> None:
@@ -284,7 +268,18 @@ def test_prediction_of_a_real_engine_to_the_block() -> None:
         ({"gpu_memory_utilization": 1.01}, r"must be a number in \(0, 1\]"),
         ({"gpu_memory_utilization": float("nan")}, r"in \(0, 1\]; got nan"),
         ({"gpu_memory_utilization": True}, r"in \(0, 1\]; got True"),
-        ({"weights_gib": float("inf")}, "weights_gib must be a number above 0"),
+        ({"weights_gib": float("inf")}, r"weights_gib must be a number in \(0"),
+        ({"weights_gib": 1e308}, r"weights_gib must be a number in \(0, 1e\+06\]"),
+        ({"num_gpu_blocks_override": 10**29}, "num_gpu_blocks_override must be at mo"),
+        ({"kv_cache_memory_bytes": 10**400}, "kv_cache_memory_bytes must be at most"),
+        ({"max_num_seqs": 10**5000}, "max_num_seqs must be at most .* bits; lower it"),
+        ({"swap_space": 1e300}, "swap_space must be a number in"),
+        ({"swap_space": -0.5}, "swap_space must be a number in"),
+        ({"num_gpu_blocks_override": 1}, "must hold two blocks at least .* give 2"),
+        ({"engine_version": "0.34"}, "must be at most 0.33, .* known; got '0.34'"),
+        ({"engine_version": "0." + "9" * 30}, "must be at most 0.33"),
+        ({"block_size": 10**6}, "a larger GPU, a smaller block_size or"),
+        ({"max_num_batched_tokens": 2**20}, "less than 1048576 for max_num_batched_to"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism is not modelled"),
         ({"max_num_seqs": -1}, "max_num_seqs must be a positive integer"),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, "at least max_num_seqs"),
@@ -296,7 +291,7 @@ def test_prediction_of_a_real_engine_to_the_block() -> None:
         ({"quantization": "gguf"}, "unknown quantization"),
         ({"kv_cache_memory_bytes": 1000}, "must hold two blocks"),
         ({"model": "Qwen/Qwen2.5-72B"}, "no room|weights must fit"),
-        ({"gpu_memory_utilization": 0.2}, "no room for a KV cache"),
+        ({"gpu_memory_utilization": 0.2}, "no room .* less than 1024 for max_num_seqs"),
         ({"model": "Qwen/Qwen2.5-7B", "tensor_parallel_size": 7}, "4 KV heads"),
     ],
 )
@@ -316,9 +311,10 @@ def test_unknown_names() -> None:
 def test_text_and_json_tell_the_same() -> None:
     result = estimate(gpu_memory_utilization=0.95)
     text = format_capacity(result)
-    assert "= KV cache            58.11 GiB" in text
+    assert "= KV cache            58.11 GiB  what is left" in text
+    assert "block_size=16, kv_cache_dtype=bfloat16" in text
     assert "num_gpu_blocks: 29,751" in text
-    assert "by default: max_model_len=131072" in text
+    assert "at their defaults: max_model_len=131072" in text
     told = json.loads(json.dumps(result.to_dict()))
     assert told["num_gpu_blocks"] == 29_751
     assert told["defaults"][0] == "max_model_len"

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.capacity import estimate_capacity
 from sim.cost import BatchShape, StepCost
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.parts import step_cost
 from sim.errors import ConfigError
 from sim.hardware import GpuSpec
-from sim.model import ModelArchitecture
+from sim.model import KV_CACHE_DTYPE_BYTES, ModelArchitecture, resolved_model
 from sim.plug import build
 
 EMPTY = BatchShape(0, 0, 0, 0, 0, 0)
@@ -337,6 +338,28 @@ def test_a_window_bounds_the_layers_that_slide():
     )
 
 
+def test_a_window_bounds_the_context_of_chunks():
+    window, past, tokens = 100, 10_000, 64
+    all_slide = bare(
+        replace(TINY, sliding_window=window, num_sliding_layers=2),
+        prefill_tile_tokens=32.0,
+    )
+    cost = all_slide.step(chunk(tokens, past=past))
+    pair_s = 4 * 4 * 64 * 2 / 1e14
+    # each query sees the window; the tiles see it and the chunk itself
+    seen = tokens * window + 32 * (window + tokens)
+    assert cost.prefill_attention_s == pytest.approx(pair_s * seen)
+    # two chunks reach back twice
+    one = chunk(tokens, past=past)
+    two = BatchShape(*(2 * field for field in one))
+    twice_s = all_slide.step(two).prefill_attention_s
+    assert twice_s == pytest.approx(2 * cost.prefill_attention_s)
+    # few queries: what is read is the window, not the context
+    short = bare(replace(TINY, sliding_window=window, num_sliding_layers=2))
+    read_s = (window + 1) * 2 * 2 * 2 * 64 * 2 / 1e12
+    assert short.step(chunk(1, past=past)).prefill_attention_s == pytest.approx(read_s)
+
+
 def test_llama_8b_on_h200_reads_its_weights_once_a_step():
     cost = RooflineCost(model=LLAMA_8B, gpu=H200).step(decodes(1, 128))
     linear_bytes = 2 * 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
@@ -412,6 +435,31 @@ def test_quantised_weights_are_read_faster():
     assert bare(awq_model, H200).step(chunk(16384)).gemm_s > 0.99 * long
     no_fp8 = replace(H200, fp8_flops_per_s=None)
     assert bare(fp8_model, no_fp8).step(chunk(16384)).gemm_s > 0.99 * long
+
+
+def test_the_engines_precision_is_priced():
+    shape = decodes(1, 100)
+
+    def gemm_s(*arguments):
+        return bare(resolved_model(LLAMA_8B, *arguments), H200).step(shape).gemm_s
+
+    plain = gemm_s()
+    assert gemm_s("auto", "fp8") == pytest.approx(plain / 2, rel=0.01)
+    assert gemm_s("float32") == pytest.approx(2 * plain, rel=0.01)
+    long = chunk(8192)
+    wide = RooflineCost(model=resolved_model(LLAMA_8B, "float32"), gpu=H200)
+    fp8 = RooflineCost(model=resolved_model(LLAMA_8B, "auto", "fp8"), gpu=H200)
+    base = RooflineCost(model=resolved_model(LLAMA_8B), gpu=H200)
+    totals = [cost.step(long).total_s for cost in (fp8, base, wide)]
+    assert totals == sorted(totals)
+    assert totals[0] < 0.9 * totals[1] < 0.6 * totals[2]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", *KV_CACHE_DTYPE_BYTES])
+def test_roofline_and_capacity_agree_on_the_kv_cache(kv_cache_dtype):
+    cost = RooflineCost(model=TINY, gpu=ROUND, kv_cache_dtype=kv_cache_dtype)
+    held = estimate_capacity(TINY, ROUND, kv_cache_dtype=kv_cache_dtype)
+    assert held.block_bytes == 16 * TINY.kv_bytes_per_token(1, cost.kv_itemsize_bytes())
 
 
 def test_decodes_of_mixed_batches_cost_more_without_packing():

@@ -27,21 +27,47 @@ def test_memory_is_physical_not_the_catalogues() -> None:
     assert load_gpu("rtx_4090").memory_gib == pytest.approx(23.516)
 
 
-def test_every_datasheet_is_plausible() -> None:
-    assert len(GPUS) >= 8
-    for name, gpu in GPUS.items():
-        assert gpu.name == name
-        assert 16 < gpu.memory_gib < 300
-        assert 3e11 <= gpu.memory_bandwidth_bytes_per_s <= 1e13
-        assert gpu.interconnect_bytes_per_s >= gpu.host_bytes_per_s
-        assert gpu.source.startswith("NVIDIA")
-        if gpu.fp8_flops_per_s is not None:
-            ratio = gpu.fp8_flops_per_s / gpu.bf16_flops_per_s
-            assert ratio == pytest.approx(2, rel=0.02)
+# Physical GiB, memory GB/s, dense bf16 and fp8 TFLOP/s, GPU-to-GPU and host GB/s.
+DATASHEETS = {
+    "h100_sxm": (79.19, 3350, 989.4, 1978.9, 450, 64),
+    "h100_pcie": (79.19, 2000, 756, 1513, 64, 64),
+    "h200_sxm": (139.81, 4800, 989.4, 1978.9, 450, 64),
+    "b200_sxm": (178.35, 7700, 2250, 4500, 900, 64),
+    "a100_sxm": (79.25, 2039, 312, None, 300, 32),
+    "a100_pcie": (79.25, 1935, 312, None, 32, 32),
+    "a100_sxm_40gb": (39.49, 1555, 312, None, 300, 32),
+    "l40s": (44.40, 864, 362.05, 733, 32, 32),
+    "l4": (22.03, 300, 121, 242.5, 32, 32),
+    "rtx_pro_6000_workstation": (94.97, 1792, 503.8, 1007.6, 64, 64),
+    "rtx_pro_6000_server": (94.97, 1597, 503.8, 1007.6, 64, 64),
+    "rtx_4090": (23.516, 1008, 165.2, 330.3, 32, 32),
+    "rtx_3090": (23.58, 936.2, 71, None, 32, 32),
+}
+
+
+@pytest.mark.parametrize(("name", "sheet"), DATASHEETS.items())
+def test_datasheets(name: str, sheet: tuple[float | None, ...]) -> None:
+    gpu = GPUS[name]
+    rates = (
+        gpu.memory_bandwidth_bytes_per_s / 1e9,
+        gpu.bf16_flops_per_s / 1e12,
+        gpu.fp8_flops_per_s and gpu.fp8_flops_per_s / 1e12,
+        gpu.interconnect_bytes_per_s / 1e9,
+        gpu.host_bytes_per_s / 1e9,
+    )
+    assert (gpu.name, gpu.source.split()[0]) == (name, "NVIDIA")
+    assert gpu.memory_gib == pytest.approx(sheet[0], abs=1e-8)
+    assert rates == pytest.approx(sheet[1:])
+
+
+def test_every_gpu_has_its_literals() -> None:
+    assert set(GPUS) == set(DATASHEETS)
 
 
 def test_form_factors_share_a_family() -> None:
     assert load_gpu("a100_pcie").family == load_gpu("a100_sxm_40gb").family == "a100"
+    pro = {GPUS[f"rtx_pro_6000_{name}"].family for name in ("server", "workstation")}
+    assert pro == {"rtx_pro_6000"}
     assert [name for name, gpu in GPUS.items() if gpu.consumer] == [
         "rtx_4090",
         "rtx_3090",
@@ -52,6 +78,7 @@ def test_spellings() -> None:
     assert load_gpu("H100-SXM") is GPUS["h100_sxm"]
     assert load_gpu("rtx 4090") is GPUS["rtx_4090"]
     assert load_gpu("a100") is GPUS["a100_sxm"]
+    assert load_gpu("rtx_pro_6000") is GPUS["rtx_pro_6000_workstation"]
 
 
 def test_unknown_name_gives_the_nearest() -> None:
@@ -69,6 +96,39 @@ def test_gpu_by_path(tmp_path: Path, suffix: str) -> None:
     assert (gpu.name, gpu.memory_bytes) == ("mine", 50_000_000_000)
 
 
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_rates_with_an_exponent(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"mine.{suffix}"
+    lines = json.dumps(FIELDS).replace("200000000000000.0", "3e14")
+    assert "3e14" in lines
+    path.write_text(lines, encoding="utf-8")
+    assert load_gpu(path).bf16_flops_per_s == 3e14
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"[" * 100_000, b"a: 2001-99-99", b'{"a": 1' + b"0" * 5000]
+)
+def test_files_that_are_no_text(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"mine.{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"must hold|is missing") as caught:
+        load_gpu(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    for name in (str(tmp_path / "folder.yaml"), "x" * 100_000 + ".json"):
+        with pytest.raises(ConfigError, match="no readable GPU file") as caught:
+            load_gpu(name)
+        assert len(str(caught.value)) < 400
+    for name in ("", "y" * 100_000, str(tmp_path)):
+        with pytest.raises(ConfigError, match="unknown gpu") as caught:
+            load_gpu(name)
+        assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -78,6 +138,16 @@ def test_gpu_by_path(tmp_path: Path, suffix: str) -> None:
         ({"memory_bytes": float("nan")}, "memory_bytes must be a positive number"),
         ({"bf16_flops_per_s": "fast"}, "bf16_flops_per_s must be a positive number"),
         ({"memory_bytes": True}, "memory_bytes must be a positive number"),
+        ({"memory_bytes": 80}, "number of bytes from 1e\\+06 to 1e\\+15 in .*; got 80"),
+        ({"memory_bytes": 1e300}, "memory_bytes must be a positive number"),
+        ({"memory_bytes": 10**400}, "memory_bytes must be a positive number"),
+        ({"host_bytes_per_s": 1e-300}, "host_bytes_per_s must be a positive number"),
+        ({"bf16_flops_per_s": 1e300}, "number of flops/s from 1e\\+06 to 1e\\+20"),
+        ({"bf16_flops_per_s": [1]}, "bf16_flops_per_s must be a positive number"),
+        ({"name": 3}, "name must be a string in .*; got 3"),
+        ({"family": None}, "family must be a string in .*; got None"),
+        ({"source": ["x"]}, "source must be a string"),
+        ({"consumer": "no"}, "consumer must be true or false in .*; got 'no'"),
     ],
 )
 def test_wrong_files(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -90,7 +160,11 @@ def test_wrong_files(tmp_path: Path, change: dict[str, object], message: str) ->
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a: [", "must hold YAML or JSON"), ("- 1", "must hold a mapping")],
+    [
+        ("a: [", "must hold YAML or JSON"),
+        ("- 1", "must hold a mapping"),
+        (json.dumps(FIELDS)[:-1] + ", 3: 4}", "3 is no field of a GPU"),
+    ],
 )
 def test_unparsable_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "gpu.yaml"

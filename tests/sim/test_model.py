@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.capacity import estimate_capacity
 from sim.errors import CapacityError, ConfigError
-from sim.model import bundled_models, dtype_bytes, load_model
+from sim.model import bundled_models, dtype_bytes, load_model, resolved_model
 from sim.weights import (
     MIB,
     TensorRole,
@@ -17,9 +14,6 @@ from sim.weights import (
     weight_bytes,
     weight_tensors,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Totals of the published safetensors indices (encoders included).
 PUBLISHED_PARAMETERS = {
@@ -146,108 +140,51 @@ def test_unknown_name_gives_the_nearest() -> None:
         load_model("zzz")
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """Write the facts of Qwen3-8B as a user's ``config.json``."""
-    facts = {
-        "model_type": "qwen3",
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "torch_dtype": "bfloat16",
-        "tie_word_embeddings": False,
-    }
-    path = tmp_path / "my-model" / "config.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(facts), encoding="utf-8")
-    return path
+def test_the_model_as_the_engine_runs_it() -> None:
+    model = load_model("meta-llama/Llama-3.1-8B")
+    assert resolved_model(model) == model
+    assert resolved_model(model, "float32", "fp8") == replace(
+        model, dtype="float32", quantization="fp8"
+    )
+    quantised = load_model("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16")
+    assert resolved_model(quantised).quantization == "w4a16"
+    with pytest.raises(CapacityError, match="unknown dtype: 'int3'"):
+        resolved_model(model, "int3")
+    with pytest.raises(CapacityError, match="unknown quantization: 'q4'"):
+        resolved_model(model, quantization="q4")
 
 
-def rewrite(path: Path, **changes: object) -> None:
-    facts = json.loads(path.read_text(encoding="utf-8")) | changes
-    kept = {key: value for key, value in facts.items() if value is not ...}
-    path.write_text(json.dumps(kept), encoding="utf-8")
+def test_gemma_says_its_length_after_scaling() -> None:
+    assert load_model("google/gemma-3-12b-it").max_position_embeddings == 131072
 
 
-def test_config_by_file_and_by_directory(config: Path) -> None:
-    by_file, by_folder = load_model(config), load_model(str(config.parent))
-    assert by_file == by_folder
-    assert by_file.name == "my-model"
-    assert replace(by_file, name="Qwen/Qwen3-8B") == load_model("Qwen/Qwen3-8B")
+def test_bits_and_groups_cost_what_they_say() -> None:
+    model = load_model("meta-llama/Llama-3.1-8B")
+    linear = 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
+
+    def bytes_of(name: str) -> float:
+        return weight_bytes(model, 1, 2, quantization_scheme(name))
+
+    more = bytes_of("gptq-8bit") - bytes_of("gptq")
+    assert more == pytest.approx(linear * (0.5 + 0.5 / 128), rel=0.005)
+    finer = bytes_of("gptq-g8") - bytes_of("gptq")
+    assert finer == pytest.approx(linear * 2.5 * (1 / 8 - 1 / 128), rel=0.05)
+    assert bytes_of("awq-gchannel") < bytes_of("awq")
 
 
-def test_config_nests_the_text_model(config: Path) -> None:
-    text = json.loads(config.read_text(encoding="utf-8"))
-    config.write_text(json.dumps({"model_type": "x", "text_config": text}))
-    assert load_model(config).num_parameters == 8_190_735_360
-
-
-def test_missing_key_is_named_with_its_file(config: Path) -> None:
-    rewrite(config, num_hidden_layers=...)
-    with pytest.raises(ConfigError, match=r"num_hidden_layers is missing in .*config"):
-        load_model(config)
-
-
-def test_optional_keys(config: Path) -> None:
-    rewrite(config, head_dim=None, num_key_value_heads=...)
-    model = load_model(config)
-    assert (model.head_dim, model.num_key_value_heads) == (128, 32)
-    rewrite(config, head_dim="wide")
-    with pytest.raises(ConfigError, match="head_dim must be a positive integer"):
-        load_model(config)
-
-
-def test_an_encoder_is_seen_but_not_counted(config: Path) -> None:
-    rewrite(config, vision_config={"hidden_size": 1024})
-    model = load_model(config)
-    assert model.has_encoder
-    assert model.num_multimodal_parameters == 0
-    said = estimate_capacity(model, "h100_sxm").extrapolated
-    assert any("give weights_gib" in reason for reason in said)
-
-
-@pytest.mark.parametrize("value", [0, -1, "32", True, 1.5, None])
-def test_wrong_value_is_named(config: Path, value: object) -> None:
-    rewrite(config, vocab_size=value)
-    with pytest.raises(ConfigError, match="vocab_size must be a positive integer"):
-        load_model(config)
-
-
-def test_unreadable_configs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no readable config\.json at"):
-        load_model(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match="must hold JSON"):
-        load_model(path)
-    path.write_text("[]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="must hold a JSON object"):
-        load_model(path)
-
-
-@pytest.mark.parametrize(
-    ("facts", "scheme"),
-    [
-        ({"quant_method": "fp8"}, "fp8"),
-        ({"quant_method": "awq"}, "awq"),
-        ({"num_bits": 8, "type": "float"}, "fp8"),
-        ({"num_bits": 8, "type": "int"}, "w8a8"),
-        ({"num_bits": 4, "type": "int"}, "w4a16"),
-        ({"num_bits": 3, "type": "int"}, "compressed-tensors"),
-    ],
-)
-def test_quantization_config(
-    config: Path, facts: dict[str, object], scheme: str
-) -> None:
-    groups = {"group_0": {"weights": facts}}
-    tensors = {"quant_method": "compressed-tensors", "config_groups": groups}
-    rewrite(config, quantization_config=facts if "quant_method" in facts else tensors)
-    assert load_model(config).quantization == scheme
+def test_packed_experts_are_padded_as_the_kernel_lays_them_out() -> None:
+    # gate and up: 5760 -> 5888 rows; 2880 elements in 1440 -> 1472 bytes; one byte of
+    # scale per 32, not padded
+    model = load_model("openai/gpt-oss-20b")
+    gate_up = next(t for t in weight_tensors(model) if t.role is TensorRole.EXPERT)
+    scheme = quantization_scheme("mxfp4")
+    alone = replace(model, num_hidden_layers=1, num_sliding_layers=0)
+    none = weight_bytes(
+        replace(alone, num_experts=0, intermediate_size=1), 1, 2, scheme
+    )
+    both = 32 * (5888 * 1472 + 5760 * 90 + 3072 * 1472 + 2880 * 90)
+    assert gate_up.rows == 5760
+    assert weight_bytes(alone, 1, 2, scheme) - none == pytest.approx(both, rel=0.01)
 
 
 def test_unknown_quantization_and_dtype() -> None:

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.capacity import estimate_capacity, format_capacity
+from sim.costs import RooflineCost
+from sim.errors import CapacityError, ConfigError
+from sim.hardware import load_gpu
+from sim.model import bundled_models, load_model, model_from_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Write the facts of Qwen3-8B as a user's ``config.json``."""
+    facts = {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    }
+    path = tmp_path / "my-model" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(facts), encoding="utf-8")
+    return path
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    facts = json.loads(path.read_text(encoding="utf-8")) | changes
+    kept = {key: value for key, value in facts.items() if value is not ...}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def test_config_by_file_and_by_directory(config: Path) -> None:
+    by_file, by_folder = load_model(config), load_model(str(config.parent))
+    assert by_file == by_folder
+    assert by_file.name == "my-model"
+    assert replace(by_file, name="Qwen/Qwen3-8B") == load_model("Qwen/Qwen3-8B")
+
+
+def test_config_nests_the_text_model(config: Path) -> None:
+    text = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps({"model_type": "x", "text_config": text}))
+    assert load_model(config).num_parameters == 8_190_735_360
+
+
+def test_missing_key_is_named_with_its_file(config: Path) -> None:
+    rewrite(config, num_hidden_layers=...)
+    with pytest.raises(ConfigError, match=r"num_hidden_layers is missing in .*config"):
+        load_model(config)
+
+
+def test_optional_keys(config: Path) -> None:
+    rewrite(config, head_dim=None, num_key_value_heads=...)
+    model = load_model(config)
+    assert (model.head_dim, model.num_key_value_heads) == (128, 32)
+    rewrite(config, head_dim="wide")
+    with pytest.raises(ConfigError, match="head_dim must be a positive integer"):
+        load_model(config)
+
+
+def test_an_encoder_is_seen_but_not_counted(config: Path) -> None:
+    rewrite(config, vision_config={"hidden_size": 1024})
+    model = load_model(config)
+    assert model.has_encoder
+    assert model.num_multimodal_parameters == 0
+    said = estimate_capacity(model, "h100_sxm").extrapolated
+    assert any("give weights_gib" in reason for reason in said)
+
+
+@pytest.mark.parametrize("value", [0, -1, "32", True, 1.5, None])
+def test_wrong_value_is_named(config: Path, value: object) -> None:
+    rewrite(config, vocab_size=value)
+    with pytest.raises(ConfigError, match="vocab_size must be a positive integer"):
+        load_model(config)
+
+
+FUZZED: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama",
+        "attention_bias": False,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "type": "yarn"},
+        "rope_local_base_freq": 1e4,
+        "text_config": {},
+        "vision_config": {},
+        "num_multimodal_parameters": 0,
+    },
+    "sliding": {
+        "model_type": "gemma2",
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "use_sliding_window": True,
+        "attention_chunk_size": None,
+    },
+    "listed": {
+        "model_type": "mistral",
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 128,
+    },
+    "experts": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_local_experts": None,
+        "n_routed_experts": None,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    },
+    "latent": {
+        "model_type": "deepseek_v2",
+        "kv_lora_rank": 64,
+        "q_lora_rank": 32,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 64,
+    },
+    "packed": {
+        "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    },
+    "grouped": {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "g": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}
+            },
+        }
+    },
+}
+COMMON: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+BAD = [None, "x", "8", -1, 0, 1.5, True, [], {}, [1], {"a": 1}, 10**30, math.nan, 1e300]
+
+
+def paths(
+    facts: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    for key, value in facts.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, key))
+
+
+@pytest.mark.parametrize("kind", FUZZED)
+def test_any_wrong_value_is_answered_in_one_line(kind: str) -> None:
+    base = COMMON | FUZZED[kind]
+    gpu, complaints, accepted = load_gpu("b200_sxm"), [], 0
+    known = model_from_config(base, "m", "the test")
+    assert estimate_capacity(known, gpu).num_gpu_blocks > 1000
+    assert RooflineCost(model=known, gpu=gpu)
+    for path, bad in itertools.product(list(paths(base)), BAD):
+        facts = copy.deepcopy(base)
+        inner = facts
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = bad
+        try:
+            model = model_from_config(facts, "m", "the test")
+            estimate = estimate_capacity(model, gpu, weights_gib=None)
+            format_capacity(estimate)
+            RooflineCost(model=model, gpu=gpu)
+        except (ConfigError, CapacityError) as error:
+            complaints.append(str(error))
+        else:
+            accepted += 1
+    assert accepted >= 5
+    assert len(complaints) > 100
+    assert all("\n" not in said and len(said) < 400 for said in complaints)
+
+
+def test_lists_and_lengths_that_contradict(config: Path) -> None:
+    rewrite(config, layer_types=["full_attention"])
+    with pytest.raises(ConfigError, match="must name each of the 36 num_hidden_lay"):
+        load_model(config)
+    rewrite(config, layer_types=None, num_attention_heads=8192, head_dim=None)
+    with pytest.raises(ConfigError, match=r"at most hidden_size \(4096\)"):
+        load_model(config)
+
+
+def test_an_unknown_model_type_is_doubted(config: Path) -> None:
+    plain = load_model(config)
+    for kind, said in (("falcon", "model_type 'falcon' is not known"), (..., "no mod")):
+        rewrite(config, model_type=kind)
+        model = load_model(config)
+        known, doubted = (estimate_capacity(m, "h100_sxm") for m in (plain, model))
+        assert known.extrapolated == ()
+        assert any(said in reason for reason in doubted.extrapolated)
+        assert doubted.num_gpu_blocks_low < 0.95 * known.num_gpu_blocks_low
+    assert all(not load_model(name).doubts for name in bundled_models())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("interleave_moe_layer_step", 2),
+        ("decoder_sparse_step", 2),
+        ("moe_layer_freq", [0, 1]),
+        ("shared_expert_intermediate_size", 5632),
+        ("full_attention_interval", 4),
+        ("num_kv_shared_layers", 10),
+    ],
+)
+def test_layers_that_are_not_counted_are_refused(
+    config: Path, key: str, value: object
+) -> None:
+    rewrite(config, **{key: value})
+    with pytest.raises(ConfigError, match=f"{key} must be . or left out"):
+        load_model(config)
+
+
+def test_linear_attention_is_refused(config: Path) -> None:
+    rewrite(config, layer_types=["linear_attention"] * 36)
+    with pytest.raises(ConfigError, match="'linear_attention', whose memory is not"):
+        load_model(config)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest", "rotary"),
+    [
+        (None, 40960, 40960),
+        (
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32768,
+            },
+            131072,
+            131072,
+        ),
+        ({"type": "yarn", "factor": 2.0}, 81920, 81920),
+        ({"type": "linear", "factor": 2}, 81920, 81920),
+        ({"rope_type": "dynamic", "factor": 2}, 81920, 81920),
+        ({"rope_type": "llama3", "factor": 8}, 40960, 40960),
+        ({"type": "longrope"}, 40960, 40960),
+        ({"rope_type": "default"}, 40960, 40960),
+    ],
+)
+def test_rope_scaling_stretches_the_longest_request(
+    config: Path, scaling: object, longest: int, rotary: int
+) -> None:
+    rewrite(config, rope_scaling=scaling)
+    model = load_model(config)
+    assert model.max_position_embeddings == longest
+    assert model.num_rotary_positions == rotary
+
+
+def test_names_that_are_none(tmp_path: Path) -> None:
+    for empty in ("", "  "):
+        with pytest.raises(ConfigError, match="model must be a bundled name"):
+            load_model(empty)
+    for long in ("x" * 100_000, "x" * 100_000 + ".json", f"{tmp_path}/{'d' * 300}"):
+        with pytest.raises(ConfigError) as caught:
+            load_model(long)
+        assert len(str(caught.value)) < 500
+    with pytest.raises(ConfigError) as caught:
+        load_model("a\nb.json")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="must hold JSON"):
+        load_model("a\0b.json")
+
+
+def test_unreadable_configs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no readable config\.json at"):
+        load_model(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="must hold JSON"):
+        load_model(path)
+    path.write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        load_model(path)
+    for content in (b"\xff\xfe{", b"[" * 100_000, b'{"vocab_size": 1' + b"0" * 5000):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="must hold JSON") as caught:
+            load_model(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("facts", "scheme"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq-g64"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, "gptq-8bit-g32"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq-gchannel"),
+        ({"num_bits": 8, "type": "float"}, "fp8"),
+        ({"num_bits": 8, "type": "int"}, "w8a8"),
+        ({"num_bits": 4, "type": "int", "group_size": 128}, "w4a16"),
+        ({"num_bits": 4, "type": "int", "group_size": 32}, "w4a16-g32"),
+        ({"num_bits": 4, "type": "int", "strategy": "channel"}, "w4a16-gchannel"),
+        ({"num_bits": 3, "type": "int"}, "compressed-tensors"),
+    ],
+)
+def test_quantization_config(
+    config: Path, facts: dict[str, object], scheme: str
+) -> None:
+    groups = {"group_0": {"weights": facts}}
+    tensors = {"quant_method": "compressed-tensors", "config_groups": groups}
+    rewrite(config, quantization_config=facts if "quant_method" in facts else tensors)
+    assert load_model(config).quantization == scheme
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"quant_method": "gptq", "group_size": 128}, "quantization_config.bits is mi"),
+        ({"quant_method": "gptq", "bits": 4}, "group_size must be the weights of a gr"),
+        ({"quant_method": "awq", "bits": 8, "group_size": 128}, "bits of 4; got 8"),
+        ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "bits of 2, 3, 4, 8"),
+        ({"quant_method": "gptq_x", "bits": 4, "group_size": 1}, "quant_method must b"),
+        ({"bits": 4}, "quant_method must be the name of a method"),
+    ],
+)
+def test_quantization_that_is_not_modelled(
+    config: Path, facts: dict[str, object], message: str
+) -> None:
+    rewrite(config, quantization_config=facts)
+    with pytest.raises(ConfigError, match=message):
+        load_model(config)
