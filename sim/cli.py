@@ -67,7 +67,8 @@ def build_app() -> App:
     for name, (target, help_line) in COMMANDS.items():
         app.command(target, name=name, help=help_line)
     for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda p: p.name):
-        app.command(point.value, name=point.name)
+        # Loaded for its help line: such a module must import nothing heavy.
+        app.command(point.load(), name=point.name)
     return app
 
 

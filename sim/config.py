@@ -27,6 +27,7 @@ NOT_BUILT = {
     "kv_offloading_size": "KV offloading of v1",
     "kv_transfer_config": "disaggregation",
     "data_parallel_size": "data parallelism",
+    "async_scheduling": "asynchronous scheduling",
     "enable_expert_parallel": "expert parallelism",
     "watermark": "the watermark of later releases",
     "scheduling_policy": "priority scheduling",
@@ -114,6 +115,20 @@ class EngineConfig(_Table):
     engine_version: str = "0.11"
     preemption_mode: Literal["recompute", "swap"] | None = None
     admission_check: bool = True
+
+    @field_validator("pipeline_parallel_size", mode="before")
+    @classmethod
+    def _no_pipeline(cls, value: object) -> object:
+        if value != 1:
+            raise ValueError("pipeline parallelism is not built; leave it at 1")
+        return value
+
+    @field_validator("enable_chunked_prefill", mode="before")
+    @classmethod
+    def _chunked(cls, value: object) -> object:
+        if value is not True:
+            raise ValueError("scheduling without chunks is not built; leave it true")
+        return value
 
     @field_validator("engine_version", mode="before")
     @classmethod
@@ -222,7 +237,7 @@ def _one_line(error: ValidationError) -> str:
         return f"{path}: this key is needed; give it{more}"
     rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if problem["type"] in {"model_type", "dict_type"}:
-        rule = "should be a table of keys"
+        rule = "should be a table of keys, such as {kind: ...}"
     value = problem["input"]
     shown = "" if isinstance(value, dict) else f", got {value!r}"
     return f"{path or 'configuration'}: {rule}{shown}{more}"

@@ -21,3 +21,7 @@ class CapacityError(UserError):
 
 class CostError(UserError):
     """A cost model that gave a step no length, or an endless one."""
+
+
+class SchedulerError(UserError):
+    """A scheduler of the user's own that does not serve what it was given."""

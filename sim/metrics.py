@@ -98,6 +98,7 @@ def throughput(
     num_input = int(served["num_prompt_tokens"].sum())
     num_output = int(served["num_output_tokens"].sum())
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
+    last_arrival_s = float(requests["arrival_s"].max()) if len(requests) else 0.0
     statuses = requests["status"].value_counts()
     rejected = int(statuses.get("finished_rejected", 0))
     aborted = int(statuses.get("finished_aborted", 0))
@@ -111,6 +112,7 @@ def throughput(
         "unfinished": num_requests - len(served) - rejected - aborted,
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
+        "request_rate": len(requests) / last_arrival_s if last_arrival_s > 0 else None,
         "request_throughput": len(served) * per_s,
         "output_throughput": num_output * per_s,
         "total_token_throughput": (num_input + num_output) * per_s,
@@ -120,7 +122,9 @@ def throughput(
 def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
     """Return preemptions, cache usage and queue lengths; means are over time.
 
-    The engine's idle time counts as an empty cache and empty queues.
+    The engine's idle time counts as an empty cache and empty queues. Queues are read
+    right after each scheduler call, so ``num_waiting_mean`` leaves out the wait of a
+    request until the next call; ``num_in_system_mean`` counts it.
     """
     steps, preemptions = recording.steps, recording.preemptions
     latency_s = steps["latency_s"].to_numpy(np.float64)

@@ -41,6 +41,7 @@ def build(
     config: Mapping[str, Any],
     where: str,
     context: Mapping[str, Any] | None = None,
+    more_keys: Iterable[str] = (),
 ) -> Any:
     """Construct what `config` describes.
 
@@ -53,7 +54,10 @@ def build(
     where
         Path of the table in the configuration, for messages.
     context
-        Arguments that the engine provides to constructors that name them.
+        Arguments that the engine provides to constructors that name them, or that
+        take any keyword.
+    more_keys
+        Keys of the same table that are somebody else's, for the messages.
 
     Raises
     ------
@@ -71,11 +75,12 @@ def build(
     context = context or {}
     parameters = inspect.signature(cls).parameters
     settable = [name for name in parameters if name not in context]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        _refuse_unknown(given, settable, where, kind)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not takes_any:
+        _refuse_unknown(given, [*settable, *more_keys], where, kind)
     _refuse_missing(given, settable, parameters, where, kind)
     arguments = _typed(cls, given, where)
-    arguments |= {name: context[name] for name in parameters if name in context}
+    arguments |= {n: v for n, v in context.items() if takes_any or n in parameters}
     try:
         return cls(**arguments)
     except (UserError, WorkloadError) as error:

@@ -32,6 +32,8 @@ class PublicTrace:
 
     Parameters
     ----------
+    file_name
+        Name that it gets here; the examples' configurations use it.
     url
         Where one version of it lies for good.
     sha256
@@ -44,21 +46,18 @@ class PublicTrace:
         What its authors ask to be cited.
     """
 
+    file_name: str
     url: str
     sha256: str
     kind: str
     licence: str
     citation: str
 
-    @property
-    def file_name(self) -> str:
-        """Name of the file in a cache directory; one of its own per content."""
-        return f"{self.sha256[:12]}-{self.url.rpartition('/')[2]}"
-
 
 PUBLIC_TRACES: Mapping[str, PublicTrace] = MappingProxyType(
     {
         "azure_llm_2023_code": PublicTrace(
+            file_name="azure_llm_2023_code.csv",
             url=_AZURE + "AzureLLMInferenceTrace_code.csv",
             sha256="54e9a6d2a4bd06ba1e060304b900abbc74cbea53de96506e60fe5bb4f2277fb6",
             kind="azure",
@@ -66,6 +65,7 @@ PUBLIC_TRACES: Mapping[str, PublicTrace] = MappingProxyType(
             citation=_SPLITWISE,
         ),
         "azure_llm_2023_conv": PublicTrace(
+            file_name="azure_llm_2023_conv.csv",
             url=_AZURE + "AzureLLMInferenceTrace_conv.csv",
             sha256="2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8",
             kind="azure",
@@ -73,6 +73,7 @@ PUBLIC_TRACES: Mapping[str, PublicTrace] = MappingProxyType(
             citation=_SPLITWISE,
         ),
         "mooncake_conversation": PublicTrace(
+            file_name="mooncake_conversation.jsonl",
             url=_MOONCAKE + "conversation_trace.jsonl",
             sha256="b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
             kind="mooncake",

@@ -357,16 +357,16 @@ def _max_model_len(
     profiled, not against the override.
     """
     asked = arguments.max_model_len
+    # The null block holds no tokens: leave it out of what a request may fill.
+    fitting = layout.longest_request(blocks - 1 if arguments.is_v1 else blocks)
     if asked is None:
-        # The null block holds no tokens: leave it out of what a request may fill.
-        usable = blocks - 1 if arguments.is_v1 else blocks
-        fitting = layout.longest_request(usable)
         return max(1, min(arguments.model.max_position_embeddings, fitting))
     if layout.blocks_for(asked) > blocks and source != "num_gpu_blocks_override":
         need = layout.blocks_for(asked) * layout.block_bytes / GIB
         raise CapacityError(
             f"max_model_len must fit the KV cache: {asked} tokens need {need:.2f} GiB,"
             f" the pool has {blocks * layout.block_bytes / GIB:.2f} GiB; lower it to"
-            f" {layout.longest_request(blocks)}, or raise gpu_memory_utilization"
+            f" {fitting}, or use a larger gpu_memory_utilization or"
+            " tensor_parallel_size"
         )
     return asked

@@ -32,6 +32,7 @@ StrictInt = Annotated[int, Parameter(converter=_strict_int)]
 
 def run(
     config: Path,
+    /,
     *,
     set_: Annotated[
         list[str] | None,
@@ -72,7 +73,7 @@ def run(
 
     from sim.config import load_config
     from sim.errors import ConfigError
-    from sim.output import check_output, output_directory
+    from sim.output import output_directory
     from sim.results import write_json
     from sim.simulate import Simulation
 
@@ -84,8 +85,6 @@ def run(
         overrides.append(f"seed={seed}")
     run_config = load_config(config, overrides)
     directory = out or Path("results") / config.stem
-    check_output(directory, overwrite=overwrite)
-
     simulation = Simulation(run_config)
     with output_directory(directory, overwrite=overwrite) as partial:
         with _stopping_on_interrupt(simulation):

@@ -89,17 +89,18 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("simulated time", f"{clock(s['duration'])} in {s['num_steps']:,} steps"),
         (
             "throughput",
-            f"{s['request_throughput']:.2f} requests/s, "
+            f"{s['request_throughput']:.2f} requests/s{_offered(s)}, "
             f"{s['output_throughput']:,.0f} output tokens/s",
         ),
         (
             "KV cache",
-            f"{s['num_gpu_blocks']:,} blocks of {s['block_size']} tokens; usage mean "
-            f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
+            f"{s['num_gpu_blocks']:,} blocks{_interval(s)} of {s['block_size']} "
+            f"tokens; usage mean {s['kv_cache_usage_mean']:.1%}, max "
+            f"{s['kv_cache_usage_max']:.1%}",
         ),
         (
             "preemptions",
-            f"{s['num_preemptions']:,} of {s['num_requests_preempted']:,} requests; "
+            f"{s['num_preemptions']:,}, of {s['num_requests_preempted']:,} requests; "
             f"{s['recomputed_tokens']:,} tokens recomputed",
         ),
         (
@@ -118,6 +119,18 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         )
     return rows
+
+
+def _offered(summary: Mapping[str, Any]) -> str:
+    """Return the rate of arrivals, where it has one."""
+    rate = summary["request_rate"]
+    return "" if rate is None else f" of {rate:.2f} offered"
+
+
+def _interval(summary: Mapping[str, Any]) -> str:
+    """Return the range that the number of blocks lies in, where it is a prediction."""
+    low, high = summary["num_gpu_blocks_low"], summary["num_gpu_blocks_high"]
+    return "" if low == high else f" ({low:,} to {high:,})"
 
 
 def _latencies(summary: Mapping[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ def fetch(
     Parameters
     ----------
     name
-        Name of the trace, such as azure_llm_2023_conv.
+        azure_llm_2023_conv, azure_llm_2023_code or mooncake_conversation.
     to
         Folder to put it in; default: the user's cache folder.
     quiet
@@ -30,6 +31,9 @@ def fetch(
     """
     from workloads.fetch import fetch as fetch_trace
 
+    if not quiet:
+        print(f"fetching {name} ...", file=sys.stderr)
     path = fetch_trace(name, to)
-    print(path if quiet else f"{name} is in {path}")
+    hint = f"; use it with --set workload.trace.path={path}"
+    print(path if quiet else f"{name} is in {path}{hint}")
     return 0

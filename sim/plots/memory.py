@@ -146,7 +146,7 @@ def _draw_share(
     name, fill, line = look
     draw_band(axes, tables.pixels, percent, fill, f"{name}, min to max")
     draw_line(axes, tables.pixels, tables.pixels.mean(percent), line, "mean")
-    set_percent_axis(axes, "share (%)", float(percent.max()) or 1.0)
+    set_percent_axis(axes, "share of slots (%)", float(percent.max()) or 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     legend_above(axes)
 

@@ -75,7 +75,7 @@ def queues(tables: Tables) -> Figure:
         _draw_queue(lower, tables, "waiting", (PURPLE, BLACK, "-"))
     else:
         say(upper, "No engine step in this run")
-    set_count_axis(upper, "admitted (requests)")
+    set_count_axis(upper, "running (requests)")
     set_count_axis(lower, "waiting (requests)")
     set_time_axis(lower, tables.stop_s)
     legend_above(upper, [*_handles(upper), *absent])

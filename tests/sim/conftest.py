@@ -1,12 +1,32 @@
+"""Fixtures of several test files."""
+
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sim.plots import Tables  # noqa: TC001
 from tests.sim.plot_tables import a_run
+from tests.sim.test_config import minimal, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
 def full_run() -> Tables:
     """A long run with preemptions of both modes; copy what you change."""
     return a_run(20_000, modes=("recompute", "swap"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run of a second with preemptions."""
+    data = minimal(num_gpu_blocks_override=40, max_model_len=600)
+    data["workload"]["synthetic"] |= {
+        "num_requests": 120,
+        "prompt_tokens": {"kind": "uniform", "low": 20, "high": 200},
+        "output_tokens": {"kind": "uniform", "low": 2, "high": 120},
+    }
+    return write(tmp_path, data)

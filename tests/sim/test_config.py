@@ -133,7 +133,11 @@ def test_set_overrides_in_order_and_in_yaml(tmp_path: Path) -> None:
         ("engine.block_size", "--set takes key.path=value"),
         ("engine..block_size=3", "--set takes key.path=value"),
         ("seed.x=3", "'seed' is not a table"),
-        ("engine.block_size=[", "is not a YAML value"),
+        ("engine.block_size=[", "not YAML"),
+        ("seed=2020-99-99", "put text in quotes"),
+        ("seed=2020-01-01", "put text in quotes"),
+        ("cost=&c {kind: constant, step_s: *c}", "put text in quotes"),
+        ("cost={kind: a, kind: b}", "the key 'kind' stands twice"),
         ("engine.block_sise=16", "did you mean 'block_size'"),
     ],
 )

@@ -52,7 +52,9 @@ def base_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def described(url: str, sha256: str = hashlib.sha256(CONTENT).hexdigest()) -> Any:
-    return PublicTrace(url, sha256, "azure", "CC0-1.0", "nobody")
+    return PublicTrace(
+        url.rpartition("/")[2], url, sha256, "azure", "CC0-1.0", "nobody"
+    )
 
 
 def test_fetch_brings_the_file_once(base_url: str, tmp_path: Path) -> None:

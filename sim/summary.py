@@ -1,0 +1,133 @@
+"""The summary of a run: numbers, provenance, and what the user should be told."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.metrics import cache_and_queues, latencies, throughput
+
+if TYPE_CHECKING:
+    from sim.capacity import CapacityEstimate
+    from sim.config import RunConfig, WorkloadConfig
+    from sim.model import ModelArchitecture
+    from sim.recorder import Recording
+
+_PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
+_OVERLOAD_SHARE = 0.05
+
+
+def numbers(
+    recording: Recording,
+    capacity: CapacityEstimate,
+    num_requests: int,
+    duration_s: float,
+) -> dict[str, Any]:
+    """Return what was measured, and the engine's resolved arguments.
+
+    Parameters
+    ----------
+    recording
+        The tables of the run.
+    capacity
+        The engine's pool and arguments.
+    num_requests
+        Requests of the workload.
+    duration_s
+        Simulated seconds.
+    """
+    summary = throughput(recording.requests, num_requests, duration_s)
+    summary |= latencies(recording.requests, recording.itl)
+    summary |= {
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+        "num_gpu_blocks_low": capacity.num_gpu_blocks_low,
+        "num_gpu_blocks_high": capacity.num_gpu_blocks_high,
+        "num_cpu_blocks": capacity.num_cpu_blocks,
+        "block_size": capacity.block_size,
+        "max_model_len": capacity.max_model_len,
+        "max_num_seqs": capacity.max_num_seqs,
+        "max_num_batched_tokens": capacity.max_num_batched_tokens,
+    }
+    return summary | cache_and_queues(recording, duration_s)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in _PACKAGES
+    }
+
+
+def pool_warnings(
+    capacity: CapacityEstimate, model: ModelArchitecture, config: RunConfig
+) -> list[str]:
+    """Say where the pool is not what the user may take it for."""
+    warnings = list(capacity.warnings)
+    held, asked = capacity.max_model_len, config.engine.max_model_len
+    whose = "the model's own" if asked is None else "the one asked for"
+    longest = model.max_position_embeddings if asked is None else asked
+    if held < longest:
+        warnings.append(
+            f"max_model_len is {held:,}, what the cache holds; {whose} is {longest:,}, "
+            f"with which a real engine may refuse to start"
+        )
+    window = model.sliding_window
+    if window is not None and window < held:
+        warnings.append(
+            f"blocks behind the sliding window of {window:,} tokens stay held: freeing "
+            f"them is not built, so the cache looks fuller than it would be"
+        )
+    return warnings
+
+
+def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | None:
+    """Say so if the queue was long when the last request arrived.
+
+    Latencies then tell how long the run was, not how good the engine is.
+    """
+    requests, steps = recording.requests, recording.steps
+    if requests.empty or steps.empty:
+        return None
+    last_s = requests["arrival_s"].max()
+    after = steps[steps["start_s"] >= last_s]
+    num_waiting = int(after["num_waiting"].iloc[0]) if len(after) else 0
+    limit = max(10, _OVERLOAD_SHARE * len(requests))
+    if last_s <= 0 or num_waiting < limit:
+        return None
+    return (
+        f"overloaded: {num_waiting:,} requests were waiting when the last one arrived "
+        f"({summary['request_rate']:.2f} requests/s came, "
+        f"{summary['request_throughput']:.2f} were served); latencies grow with the "
+        f"length of the run"
+    )
+
+
+def title(config: RunConfig) -> str:
+    """Return what was simulated, in a line."""
+    engine = config.engine
+    kind = engine.scheduler
+    name = kind if isinstance(kind, str) else str(kind.get("kind"))
+    num_gpus = engine.tensor_parallel_size
+    gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
+    return ", ".join(
+        (
+            f"{Path(engine.model).name} on {Path(gpus).name}",
+            f"{Path(name).name} {engine.engine_version}",
+            _workload_title(config.workload),
+        )
+    )
+
+
+def _workload_title(workload: WorkloadConfig) -> str:
+    if workload.trace:
+        path = Path(str(workload.trace.get("path", "trace")))
+        return f"{path.name} at {workload.trace.get('rate_scale', 1.0):g} x rate"
+    if workload.preset:
+        return f"{workload.preset.name} at {workload.preset.rate_scale:g} x rate"
+    assert workload.synthetic is not None
+    arrivals = workload.synthetic.arrivals
+    rate = f" {arrivals['rate']:g}/s" if "rate" in arrivals else ""
+    scale = workload.synthetic.rate_scale
+    return f"synthetic, {arrivals.get('kind')}{rate} at {scale:g} x rate"

@@ -1,0 +1,50 @@
+"""What tests of commands share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.cli import run as kvsim
+from tests.sim.test_config import minimal, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2225670,879,55
+"""
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def trace_config(tmp_path: Path, text: str, **engine: Any) -> Path:
+    (tmp_path / "trace.csv").write_text(text)
+    data = minimal(**engine)
+    data["workload"] = {"trace": {"kind": "azure", "path": str(tmp_path / "trace.csv")}}
+    return write(tmp_path, data)
+
+
+def refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], directory: Path
+) -> str:
+    """Run, expect a refusal in one line, and nothing new in `directory`."""
+    capsys.readouterr()
+    before = sorted(directory.rglob("*"))
+    assert kvsim(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    assert sorted(directory.rglob("*")) == before
+    return lines[0]

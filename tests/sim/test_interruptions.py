@@ -1,0 +1,117 @@
+"""Ctrl-C at every stage, and directories that must survive."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.cli import run as kvsim
+from tests.sim.commands import files, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Send Ctrl-C to ourselves when `name` is called for the n-th time."""
+
+    def install(name: str, nth: int) -> None:
+        module_name, _, attribute = name.rpartition(".")
+        owner: Any = pkgutil.resolve_name(module_name)
+        original = getattr(owner, attribute)
+        calls = iter(range(1, 1_000_000))
+
+        def wrapped(*args: Any, **more: Any) -> Any:
+            if next(calls) == nth:
+                signal.raise_signal(signal.SIGINT)
+            return original(*args, **more)
+
+        monkeypatch.setattr(owner, attribute, wrapped)
+
+    return install
+
+
+def test_ctrl_c_in_the_loop_keeps_what_was_finished(
+    config: Path,
+    tmp_path: Path,
+    interrupting: Callable[[str, int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    interrupting("sim.engine.Engine._end_step", 200)
+    out = tmp_path / "out"
+    assert kvsim(["run", str(config), "--out", str(out)]) == 130
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["interrupted"]
+    assert summary["num_steps"] == 200
+    assert 0 < summary["completed"] < 120 == summary["num_requests"]
+    assert summary["unfinished"] == 120 - summary["completed"]
+    assert len(list((out / "figures").glob("*.png"))) == 6
+    assert "interrupted; what was finished is in" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run.yaml"]
+
+
+def test_ctrl_c_while_writing_or_drawing_keeps_the_tables(
+    config: Path, tmp_path: Path, interrupting: Callable[[str, int], None]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["run", str(config), "--quiet", "--out", str(out)]
+    interrupting("sim.results._write_parquet", 2)
+    assert kvsim(arguments) == 130
+    assert len(files(out)) == 12
+    interrupting("sim.plots.to_png", 3)
+    assert kvsim([*arguments, "--overwrite"]) == 130
+    assert not (out / "figures").exists()
+    assert len(files(out)) == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run.yaml"]
+
+
+def test_ctrl_c_before_the_loop_says_so_and_leaves_nothing(
+    config: Path,
+    tmp_path: Path,
+    interrupting: Callable[[str, int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    interrupting("workloads.workload.SyntheticWorkload.requests", 1)
+    assert kvsim(["run", str(config), "--out", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err == "kvsim: interrupted\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_ctrl_c_while_old_results_are_replaced_loses_neither(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["run", str(config), "--no-figures", "--quiet", "--out", str(out)]
+    assert kvsim(arguments) == 0
+    before = files(tmp_path)
+    rename = Path.rename
+    calls = iter(range(1, 100))
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    assert kvsim([*arguments, "--overwrite"]) == 130
+    assert files(tmp_path) == before
+
+
+def test_the_working_directory_is_not_replaced(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    line = refused(["run", str(config), "--out", ".", "--overwrite"], capsys, tmp_path)
+    assert "is or holds the working directory" in line
+    long = refused(["run", str(config), "--out", "x" * 300], capsys, tmp_path)
+    assert "File name too long" in long

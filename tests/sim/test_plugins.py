@@ -1,0 +1,134 @@
+"""Users' own classes, and what becomes of their faults."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.cli import run as kvsim
+from sim.config import parse_config
+from sim.simulate import simulate
+from tests.sim.commands import TRACE, files, refused
+from tests.sim.test_config import minimal, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COST_CLASS = """
+from sim.cost import StepCost
+class Mine:
+    def step(self, shape):
+        {step}
+    def describe(self):
+        return {describe}
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "describe", "message"),
+    [
+        ("return StepCost(0.0)", "{}", "must take more than 0 s"),
+        ("return StepCost(0.1, gemm_s=0.5)", "{}", "must add up to 0.1, got 0.5"),
+        ("return 0.1", "{}", "needs step"),
+        ("return StepCost(0.1)", "float('nan')", "JSON-ready"),
+        (
+            "return StepCost(0.1) if shape.num_decodes == 0 else StepCost(-1.0)",
+            "{}",
+            "finite time of more than zero",
+        ),
+        (
+            "return StepCost(0.1) if shape.num_decodes == 0 else {}['x']",
+            "{}",
+            "mine.py:5: KeyError: 'x'; mend your class",
+        ),
+    ],
+)
+def test_a_users_cost_model_is_held_to_its_contract(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    step: str,
+    describe: str,
+    message: str,
+) -> None:
+    (tmp_path / "mine.py").write_text(COST_CLASS.format(step=step, describe=describe))
+    data = minimal()
+    data["cost"] = {"kind": "mine.py:Mine"}
+    path = write(tmp_path, data)
+    sys.dont_write_bytecode = True
+    line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
+    assert message in line
+
+
+def test_a_scheduler_that_forgets_requests_is_found_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from sim.scheduler.v1 import V1Scheduler\n"
+        "class Forgetful(V1Scheduler):\n"
+        "    def __init__(self, *args, every: int = 2, **more):\n"
+        "        super().__init__(*args, **more)\n"
+        "        self.every = every\n"
+        "    def add_request(self, request):\n"
+        "        if request.request_id % self.every == 0:\n"
+        "            super().add_request(request)\n"
+    )
+    path = write(tmp_path, minimal(scheduler={"kind": "mine.py:Forgetful"}))
+    line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
+    assert "forgot 2; mend it" in line
+
+
+def test_a_configuration_runs_from_anywhere_with_the_files_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mine.py").write_text(
+        "from sim.cost import StepCost\n"
+        "class Mine:\n"
+        "    def __init__(self, step_s: float = 0.5): self.step_s = step_s\n"
+        "    def step(self, shape): return StepCost(self.step_s)\n"
+        "    def describe(self): return {}\n"
+    )
+    (there / "trace.csv").write_text(TRACE)
+    data = minimal()
+    data["workload"] = {"trace": {"kind": "azure", "path": "trace.csv"}}
+    data["cost"] = {"kind": "mine.py:Mine", "step_s": 0.25}
+    path = write(there, data)
+    monkeypatch.chdir(tmp_path)
+    assert kvsim(["run", str(path), "--out", "a", "--no-figures", "--quiet"]) == 0
+    monkeypatch.chdir(tmp_path / "a")
+    again = ["run", "config.yaml", "--out", "../b", "--no-figures", "--quiet"]
+    assert kvsim(again) == 0
+    first, second = files(tmp_path / "a"), files(tmp_path / "b")
+    del first["run.json"], second["run.json"]
+    assert first == second
+    assert json.loads(first["summary.json"])["mean_step_ms"] == 250
+
+
+def test_the_roofline_prices_the_weights_that_are_there(tmp_path: Path) -> None:
+    tpot_ms = {}
+    for name, engine in {
+        "bf16": {},
+        "fp8": {"quantization": "fp8"},
+        "fp32": {"dtype": "float32"},
+    }.items():
+        data = minimal(num_gpu_blocks_override=5000, max_model_len=600, **engine)
+        data["cost"] = {"kind": "roofline"}
+        results = simulate(parse_config(data))
+        tpot_ms[name] = results.summary["mean_tpot_ms"]
+    assert tpot_ms["fp8"] < tpot_ms["bf16"] < tpot_ms["fp32"]
+
+
+def test_a_fault_of_ours_is_not_hidden(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr("sim.recorder.Recorder.step", broken)
+    with pytest.raises(ValueError, match="ours"):
+        kvsim(["run", str(config), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
