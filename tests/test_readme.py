@@ -65,7 +65,7 @@ def test_figures_quoted_in_the_text_are_those_of_the_demo() -> None:
             summary["mean_ttft_ms"] / 1e3,
         )
     assert found[1.0][0] == "26"
-    assert "26 requests are preempted" in README.replace("\n", " ")
+    assert "with 26 preemptions" in README.replace("\n", " ")
     assert f"makes it {found[1.15][0]}" in README.replace("\n", " ")
     assert found[1.0][1] == pytest.approx(0.4, abs=0.05)
     assert found[1.15][1] == pytest.approx(32, abs=0.5)
