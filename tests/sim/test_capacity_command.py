@@ -1,0 +1,78 @@
+"""`kvsim capacity` and `kvsim workload fetch` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sim.cli import run as kvsim
+
+H100 = ["capacity", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100_sxm"]
+PUBLISHED = [*H100, "--engine-version", "0.19", "--gpu-memory-utilization", "0.95"]
+
+
+def test_it_explains_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kvsim(PUBLISHED) == 0
+    lines = capsys.readouterr().out
+    for part in (
+        "requested             75.23 GiB",
+        "- weights             14.99 GiB",
+        "- activation peak      1.88 GiB",
+        "- non-torch            0.25 GiB",
+        "= KV cache            58.11 GiB",
+        "block: 2 MiB",
+        "num_gpu_blocks: 29,751 (interval",
+        "476,016 tokens, 3.63 requests of 131,072",
+        "max_num_seqs=1024, max_num_batched_tokens=8192",
+    ):
+        assert part in lines
+
+
+def test_json_and_quiet_give_the_same_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kvsim([*PUBLISHED, "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)
+    assert estimate["num_gpu_blocks"] == 29_751
+    assert estimate["available_kv_bytes"] // estimate["block_bytes"] == 29_751
+    assert kvsim([*PUBLISHED, "--quiet"]) == 0
+    assert capsys.readouterr().out == "29751\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--block-size", "0"], "block_size"),
+        (["--gpu-memory-utilization", "nan"], "gpu_memory_utilization"),
+        (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization"),
+        (["--tensor-parallel-size", "3"], "tensor_parallel_size"),
+        (["--max-model-len", "1000000"], "max_model_len must fit the KV cache"),
+        (["--engine-version", "latest"], "engine_version"),
+        (["--kv-cache-dtype", "fp3"], "kv_cache_dtype"),
+        (["--model", "meta-llama/Llama-3.1-70B"], "tensor_parallel_size"),
+        (["--model", "meta-llama/Llama-9"], "Llama"),
+        (["--gpu", "h300"], "h100_sxm"),
+        (["--bogus"], "--bogus"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = H100
+    for flag in ("--model", "--gpu"):
+        if flag in arguments:
+            at = base.index(flag)
+            base = base[:at] + base[at + 2 :]
+    assert kvsim([*base, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert message in captured.err
+
+
+def test_fetching_an_unknown_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kvsim(["workload", "fetch", "burstgpt", "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "azure_llm_2023_conv" in err
