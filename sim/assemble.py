@@ -11,7 +11,7 @@ from sim.capacity import CapacityEstimate, estimate_capacity
 from sim.cost import EMPTY_SHAPE, CostModel
 from sim.costs import COST_MODELS
 from sim.errors import ConfigError
-from sim.model import ModelArchitecture, resolved_model
+from sim.model import resolved_model
 from sim.plug import build
 from sim.scheduler import SCHEDULERS
 from workloads.arrivals import ARRIVALS
@@ -24,6 +24,7 @@ from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sim.architecture import ModelArchitecture
     from sim.config import EngineConfig, RunConfig, WorkloadConfig
     from sim.hardware import GpuSpec
     from sim.scheduler.base import Scheduler

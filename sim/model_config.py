@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ConfigError
-from sim.weights import packed_scheme_name
+from sim.quantization import packed_scheme_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

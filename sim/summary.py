@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from sim.metrics import cache_and_queues, latencies, throughput
 
 if TYPE_CHECKING:
+    from sim.architecture import ModelArchitecture
     from sim.capacity import CapacityEstimate
     from sim.config import RunConfig, WorkloadConfig
-    from sim.model import ModelArchitecture
     from sim.recorder import Recording
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")

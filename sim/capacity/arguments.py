@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sim.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture, dtype_bytes
 from sim.capacity import constants
 from sim.errors import CapacityError
-from sim.model import KV_CACHE_DTYPE_BYTES, ModelArchitecture, dtype_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

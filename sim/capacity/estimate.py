@@ -28,10 +28,11 @@ from sim.capacity.interval import uncertainty
 from sim.capacity.parts import MemoryParts, kv_layout, memory_parts
 from sim.errors import CapacityError
 from sim.hardware import GIB, GpuSpec, load_gpu
-from sim.model import ModelArchitecture, load_model
-from sim.weights import quantization_scheme
+from sim.model import load_model
+from sim.quantization import quantization_scheme
 
 if TYPE_CHECKING:
+    from sim.architecture import ModelArchitecture
     from sim.capacity.parts import KvLayout
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from sim.capacity import constants
 from sim.errors import CapacityError
 from sim.hardware import GIB
-from sim.weights import QuantizationScheme, quantization_scheme, weight_bytes
+from sim.quantization import QuantizationScheme, quantization_scheme
+from sim.weights import weight_bytes
 
 if TYPE_CHECKING:
     from sim.capacity.arguments import EngineArguments

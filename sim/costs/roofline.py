@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.architecture import dtype_bytes
 from sim.costs.parts import step_cost
 from sim.costs.roofline_parameters import RooflineParameters
-from sim.model import dtype_bytes
-from sim.weights import TensorRole, quantization_scheme, weight_tensors
+from sim.quantization import quantization_scheme
+from sim.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
+    from sim.architecture import ModelArchitecture
     from sim.cost import BatchShape, StepCost
-    from sim.model import ModelArchitecture
-    from sim.weights import QuantizationScheme, WeightTensor
+    from sim.quantization import QuantizationScheme
+    from sim.weights import WeightTensor
 
 
 _NO_GEMM: Final = frozenset(

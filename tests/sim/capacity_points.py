@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
+from sim.architecture import ModelArchitecture
 from sim.capacity import CapacityEstimate, constants, estimate_capacity
 from sim.errors import ConfigError
 from sim.hardware import GIB, GpuSpec, load_gpu
-from sim.model import ModelArchitecture, load_model
+from sim.model import load_model
 from tests.shared import shared
 
 if TYPE_CHECKING:

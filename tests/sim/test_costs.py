@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
 from sim.capacity import estimate_capacity
 from sim.cost import BatchShape, StepCost
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.parts import step_cost
 from sim.errors import ConfigError
 from sim.hardware import GpuSpec
-from sim.model import KV_CACHE_DTYPE_BYTES, ModelArchitecture, resolved_model
+from sim.model import resolved_model
 from sim.plug import build
 
 EMPTY = BatchShape(0, 0, 0, 0, 0, 0)

@@ -1,0 +1,128 @@
+"""Quantisation schemes: what weights weigh in them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from sim.errors import CapacityError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationScheme:
+    """How a scheme stores linear layers (`weight_bits`) and their scales."""
+
+    weight_bits: float
+    group_size: int | None
+    """Input elements per scale; None is one scale per output row."""
+    scale_bytes: float
+    only_experts: bool = False
+    expert_row_alignment: int = 1
+    expert_alignment: int = 1
+    """Packed experts are padded to multiples of these, along output and input."""
+    quantized_activation: bool = False
+    """Whether the layer's input is copied at one byte an element."""
+    needs_fp8_units: bool = False
+    """Whether the input stays as it is on a GPU without FP8 units."""
+
+    def quantizes_activation(self, has_fp8_units: bool) -> bool:
+        """Return whether inputs are copied on a GPU with or without FP8 units."""
+        return self.quantized_activation and (has_fp8_units or not self.needs_fp8_units)
+
+
+_INT8 = QuantizationScheme(8, None, 4, quantized_activation=True)
+QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
+    "fp8": replace(_INT8, needs_fp8_units=True),
+    "w8a8": _INT8,
+    "int8": _INT8,
+    # E2M1 weights with one byte of scale per 32. On Hopper the kernel's layout pads
+    # output rows and packed input bytes. Source: triton_kernels, ``hopper_value.py``.
+    "mxfp4": QuantizationScheme(
+        4, 32, 1, only_experts=True, expert_row_alignment=256, expert_alignment=128
+    ),
+}
+"""Scheme by vLLM's ``quantization`` name; those of packed integers are in
+`PACKED_BITS`. Embeddings, head, norms, routers and biases keep the model's precision
+in all of them. Source: vLLM ``model_executor/layers/quantization``."""
+
+PACKED_BITS: dict[str, tuple[int, ...]] = {
+    "gptq": (4, 2, 3, 8),
+    "gptq_marlin": (4, 8),
+    "awq": (4,),
+    "awq_marlin": (4,),
+    "w4a16": (4,),
+}
+"""Bits that each scheme of packed integers has, the usual ones first. A name may add
+bits and group, as in ``gptq-8bit-g32`` (``gchannel`` for one group a row)."""
+USUAL_GROUP_SIZE = 128
+_PACKED_NAME = re.compile(r"([a-z0-9_]+?)(?:-(\d)bit)?(?:-g(\d{1,9}|channel))?")
+
+
+def packed_scheme_name(method: str, bits: int, group_size: int | None) -> str:
+    """Return the name of a scheme of packed integers.
+
+    Parameters
+    ----------
+    method
+        A key of `PACKED_BITS`.
+    bits, group_size
+        Of a weight; -1 and None are one group a row.
+
+    Raises
+    ------
+    ConfigError
+        When the method or its bits are not modelled.
+    """
+    if method not in PACKED_BITS:
+        known = ", ".join(PACKED_BITS)
+        raise ConfigError(f"quant_method must be of {known}; got {method[:40]!r}")
+    usual = PACKED_BITS[method]
+    if bits not in usual:
+        known = ", ".join(map(str, sorted(usual)))
+        raise ConfigError(
+            f"quantization of {method} must have bits of {known}; got {bits}"
+        )
+    name = method if bits == usual[0] else f"{method}-{bits}bit"
+    if group_size is None or group_size <= 0:
+        return f"{name}-gchannel"
+    return name if group_size == USUAL_GROUP_SIZE else f"{name}-g{group_size}"
+
+
+def quantization_scheme(name: str | None) -> QuantizationScheme | None:
+    """Return the scheme of that name, or None for an unquantised model.
+
+    Raises
+    ------
+    CapacityError
+        When the name is unknown, or says too little (``compressed-tensors``).
+    """
+    if name is None:
+        return None
+    if name == "compressed-tensors":
+        raise CapacityError(
+            "quantization must name a scheme: 'compressed-tensors' says neither bits"
+            " nor groups; use 'fp8', 'w8a8' or 'w4a16', or the path of a config.json"
+        )
+    scheme = QUANTIZATION_SCHEMES.get(name) or _packed_scheme(name)
+    if scheme is None:
+        known = ", ".join(sorted({*QUANTIZATION_SCHEMES, *PACKED_BITS}))
+        raise CapacityError(
+            f"unknown quantization: {name[:40]!r}; use one of {known}, or, for a"
+            " checkpoint's own scheme, give weights_gib"
+        )
+    return scheme
+
+
+def _packed_scheme(name: str) -> QuantizationScheme | None:
+    matched = _PACKED_NAME.fullmatch(name)
+    usual = PACKED_BITS.get(matched[1]) if matched else None
+    if not matched or not usual:
+        return None
+    bits = int(matched[2] or usual[0])
+    group = matched[3] or USUAL_GROUP_SIZE
+    group_size = None if group == "channel" else int(group)
+    if bits not in usual or group_size == 0:
+        return None
+    # A scale in 16 bits, and a zero point where the scheme has one.
+    scale_bytes = 2.0 if matched[1] == "w4a16" else 2 + bits / 8
+    return QuantizationScheme(bits, group_size, scale_bytes)
