@@ -155,8 +155,9 @@ class Engine:
                 self._wake = self.env.event()
                 yield self._wake
             else:
-                yield self._step()
-                self._end_step()
+                output, end_s = self._begin_step()
+                yield At(self.env, end_s, STEP_PRIORITY)
+                self._end_step(output, end_s)
 
     def _apply_aborts(self) -> None:
         for request, reason in self._aborts:
@@ -173,8 +174,8 @@ class Engine:
             scheduler.num_running or scheduler.num_waiting or scheduler.num_swapped
         )
 
-    def _step(self) -> simpy.Event:
-        """Decide and price the next step; return its end as an event."""
+    def _begin_step(self) -> tuple[SchedulerOutput, float]:
+        """Decide and price the next step; return the decisions and its end."""
         now_s = self.env.now
         output = self.scheduler.schedule(now_s)
         cost = self.cost_model.step(output.shape)
@@ -185,18 +186,16 @@ class Engine:
                 f"cost model says {cost.total_s} s at {now_s} s; mend its parameters"
             )
         self.recorder.step(self.num_steps, now_s, cost, output, self.scheduler)
-        self._output = output
-        self._end_s = end_s
         # Nothing was scheduled and nothing runs: the head does not fit, even alone,
         # and steps would repeat for ever.
         self._blocked = not (output.scheduled or self.scheduler.num_running)
-        return At(self.env, end_s, STEP_PRIORITY)
+        return output, end_s
 
-    def _end_step(self) -> None:
+    def _end_step(self, output: SchedulerOutput, end_s: float) -> None:
         """Let the output of the step appear."""
-        finished = sample(self._output.scheduled, self.num_steps, self._end_s)
+        finished = sample(output.scheduled, self.num_steps, end_s)
         self.scheduler.update(finished)
-        self.recorder.stepped(self._end_s, finished)
+        self.recorder.stepped(end_s, finished)
         self.num_steps += 1
         if self._observers:
             self._notify()
