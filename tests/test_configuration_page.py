@@ -1,0 +1,500 @@
+"""`docs/configuration.md` says what the code does: keys, defaults, examples, terms."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import shlex
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sim.assemble import _TRACE_KEYS
+from sim.capacity import constants, estimate_capacity
+from sim.cli import run as kvsim
+from sim.config import (
+    EngineConfig,
+    PresetConfig,
+    RunConfig,
+    SyntheticConfig,
+    WorkloadConfig,
+    load_config,
+    parse_config,
+)
+from sim.costs import COST_MODELS
+from sim.costs.roofline_parameters import RooflineParameters
+from sim.errors import ConfigError
+from sim.files import parse_yaml
+from sim.hardware import GpuSpec, load_gpu
+from sim.schema import PREEMPTIONS
+from sim.simulate import Simulation, simulate
+from tests.shared import ROOT
+from tests.sim.test_config import minimal, write
+from workloads.arrivals import ARRIVALS
+from workloads.lengths import LENGTHS
+from workloads.preset import preset_names
+from workloads.traces import TRACE_READERS
+from workloads.workload import TraceWorkload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pydantic import BaseModel
+
+    from sim.results import Results
+
+PATH = ROOT / "docs/configuration.md"
+PAGE = PATH.read_text(encoding="utf-8")
+FLAT = " ".join(PAGE.split())
+
+Keys = dict[tuple[str, str, str], Any]
+"""Default, or `REQUIRED`, of each (section, kind, key)."""
+
+REQUIRED = "required, whatever the type"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+EXAMPLES = [text for text in blocks("yaml") if "workload:" in text]
+(DATASHEET,) = (text for text in blocks("yaml") if "workload:" not in text)
+(PLUGINS,) = blocks("python")
+(LOOP,) = blocks("sh")
+
+
+# -- tables ---------------------------------------------------------------------
+
+
+def rows(page: str) -> Iterator[tuple[str, tuple[str, ...], list[str]]]:
+    """Yield the section, header and cells of every row of every table."""
+    section, header = "run", None
+    for line in page.splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ").strip("`")
+        if not line.startswith("|"):
+            header = None
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if header is None:
+            header = tuple(cells)
+        elif set(line) != set("|-"):
+            assert len(cells) == len(header), line
+            yield section, header, cells
+
+
+def documented(page: str) -> Keys:
+    found: Keys = {}
+
+    def note(section: str, kinds: str, keys: str, default: str) -> None:
+        value = re.fullmatch(r"`(.*)`.*", default)
+        assert value or default == "required", default
+        for kind in re.findall(r"`(.*?)`", kinds) or [kinds]:
+            for key in re.findall(r"`(.*?)`", keys):
+                assert (section, kind, key) not in found, f"{kind}.{key} stands twice"
+                found[section, kind, key] = (
+                    yaml.safe_load(value[1]) if value else REQUIRED
+                )
+
+    for section, header, cells in rows(page):
+        if header[0] == "roofline key":
+            note(section, "roofline", cells[0], cells[1])
+            note(section, "roofline", cells[2], cells[3])
+            continue
+        assert header[-1] == "meaning", header
+        assert cells[-1].endswith("."), cells
+        kinds = "" if header[0] == "key" else cells[0]
+        note(section, kinds, *(cells[header.index(n)] for n in ("key", "default")))
+    return found
+
+
+def arguments(cls: type, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
+    return {
+        name: REQUIRED if p.default is p.empty else p.default
+        for name, p in inspect.signature(cls).parameters.items()
+        if name not in leave_out
+    }
+
+
+def fields(model: type[BaseModel]) -> dict[str, Any]:
+    return {
+        name: REQUIRED
+        if field.is_required()
+        else field.get_default(call_default_factory=True)
+        for name, field in model.model_fields.items()
+    }
+
+
+GIVEN = frozenset(
+    f.name for f in dataclasses.fields(RooflineParameters) if not f.metadata
+)
+"""What the engine gives to a cost model."""
+
+
+def built() -> Keys:
+    trace = arguments(TraceWorkload)
+    sources: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("run", "", fields(RunConfig)),
+        ("engine", "", fields(EngineConfig)),
+        ("workload", "synthetic", fields(SyntheticConfig)),
+        ("workload", "preset", fields(PresetConfig)),
+        ("workload", "trace", {key: trace[key] for key in _TRACE_KEYS}),
+    ]
+    for registry in (TRACE_READERS, ARRIVALS, LENGTHS):
+        sources += [("workload", k, arguments(cls)) for k, cls in registry.items()]
+    sources += [("cost", k, arguments(cls, GIVEN)) for k, cls in COST_MODELS.items()]
+    return {(s, k, key): v for s, k, keys in sources for key, v in keys.items()}
+
+
+def differences(page: str) -> list[str]:
+    said, there = documented(page), built()
+    wrong = [f"{'.'.join(key)}: not on the page" for key in there.keys() - said.keys()]
+    wrong += [f"{'.'.join(key)}: invented" for key in said.keys() - there.keys()]
+    for key in said.keys() & there.keys():
+        # 1, 1.0 and True are equal to Python, but not to the configuration.
+        if (type(said[key]), said[key]) != (type(there[key]), there[key]):
+            wrong.append(f"{'.'.join(key)}: {said[key]!r}, in the code {there[key]!r}")
+    return sorted(wrong)
+
+
+def test_keys_and_defaults_are_those_of_the_code() -> None:
+    assert differences(PAGE) == []
+    assert len(built()) > 80
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "difference"),
+    [
+        (r"\| `block_size` .*\n", "", "engine..block_size: not on the page"),
+        ("`swap_space`", "`swap_spice`", "engine..swap_spice: invented"),
+        (r"\| `16` \|", "| `32` |", "engine..block_size: 32, in the code 16"),
+        (r"\| `4\.0` \|", "| `4` |", "engine..swap_space: 4, in the code 4.0"),
+        ("`burstiness` (.*)`1.0`", r"`burstiness` \1required", "workload.gamma.burst"),
+        ("`low`, `high`", "`low`", "workload.uniform.high: not on the page"),
+        ("`low`, `high`", "`low`, `high`, `mid`", "workload.uniform.mid: invented"),
+        ("`0.86`", "`0.68`", "cost.roofline.gemm_bandwidth_efficiency: 0.68"),
+        (r"`step_s` \| number", "`step_ms` | number", "cost.constant.step_ms: inv"),
+        (r"\| `seed` .*\n", "", "run..seed: not on the page"),
+        ("`synthetic`, `preset`", "`synthetic`", "workload.preset.num_requests: not"),
+    ],
+)
+def test_a_page_that_differs_is_found_out(old: str, new: str, difference: str) -> None:
+    changed = re.sub(old, new, PAGE, count=1)
+    assert changed != PAGE
+    assert any(line.startswith(difference) for line in differences(changed))
+
+
+def test_names_in_the_text_are_those_of_the_code() -> None:
+    for name in (*WorkloadConfig.model_fields, *preset_names(), *TRACE_READERS):
+        assert f"`{name}`" in PAGE, name
+    sentence = re.search(r"A cost model that names (.*?) is given", FLAT)
+    assert sentence
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == GIVEN
+    for batch in (constants.WIDE_BATCH, constants.DEFAULT_BATCH):
+        assert "{:,} and {:,}".format(*batch) in FLAT
+    assert f"GPUs of {constants.WIDE_MEMORY_GIB} GiB or more but the A100" in FLAT
+
+
+def test_the_page_is_narrow_and_its_links_lead_somewhere() -> None:
+    assert max(map(len, PAGE.splitlines())) <= 100
+    links = re.findall(r"\]\(([^)#:]+)\)", PAGE)
+    assert links
+    for link in links:
+        assert (PATH.parent / link).exists(), link
+
+
+# -- examples -------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the classes of the page and a trace for their reader."""
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    name = re.match(r"# (\w+\.py)\n", PLUGINS)
+    assert name
+    (tmp_path / name[1]).write_text(PLUGINS)
+    (tmp_path / "my_trace.txt").write_text("0.0 30 4\n0.5 70 3\n0.5 20 2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_every_configuration_on_the_page_runs(text: str, plugins: Path) -> None:
+    parse_config(parse_yaml(text, "the page"))
+    path = plugins / "run.yaml"
+    path.write_text(text)
+    config = load_config(path, ["workload.synthetic.num_requests=12"])
+    assert simulate(config).summary["completed"] == 12
+
+
+def own_parts() -> dict[str, dict[str, Any]]:
+    """Return the tables that name classes of the page, by class."""
+    (text,) = (text for text in EXAMPLES if "my_parts.py" in text)
+    trace = re.search(r"# or trace: ({.*})", text)
+    assert trace
+    data = yaml.safe_load(text)
+    synthetic = data["workload"]["synthetic"]
+    return {
+        table["kind"].rpartition(":")[2]: table
+        for table in (
+            data["cost"],
+            data["engine"]["scheduler"],
+            synthetic["arrivals"],
+            synthetic["prompt_tokens"],
+            yaml.safe_load(trace[1]),
+        )
+    }
+
+
+def own_run(plugins: Path, changes: dict[str, Any]) -> Results:
+    """Simulate a small configuration with some of its tables replaced."""
+    data = minimal(num_gpu_blocks_override=500)
+    data["workload"]["synthetic"]["num_requests"] = 3
+    for dotted, value in changes.items():
+        *tables, key = dotted.split(".")
+        table = data
+        for name in tables:
+            table = table[name]
+        table[key] = value
+    results = Simulation(load_config(write(plugins, data))).run(check_every=1)
+    assert results.summary["completed"] == results.summary["num_requests"] > 0
+    return results
+
+
+def test_every_class_on_the_page_is_shown_in_use() -> None:
+    assert set(own_parts()) == set(re.findall(r"^class (\w+)", PLUGINS, re.MULTILINE))
+
+
+def test_the_cost_model_on_the_page(plugins: Path) -> None:
+    run = own_run(plugins, {"cost": own_parts()["PerToken"] | {"token_s": 0.5}})
+    first = run.steps.iloc[0]
+    assert first["latency_s"] == pytest.approx(0.01 + 0.5 * first["num_batched_tokens"])
+    assert run.summary["cost"]["token_s"] == 0.5
+
+
+def test_the_scheduler_on_the_page(plugins: Path) -> None:
+    part = own_parts()["ShortestFirst"]
+    (plugins / "my_trace.txt").write_text(
+        "0 50 4\n0.001 90 4\n0.002 30 4\n0.003 60 4\n"
+    )
+    order = {}
+    for patience_s in (part["patience_s"], 0.001):
+        changes = {
+            "workload": {"trace": own_parts()["Lines"]},
+            "engine.max_num_seqs": 1,
+            "engine.scheduler": part | {"patience_s": patience_s},
+        }
+        by_time = own_run(plugins, changes).requests.sort_values("first_scheduled_s")
+        order[patience_s] = by_time["num_prompt_tokens"].tolist()
+    assert order[2.0] == [50, 30, 60, 90]
+    assert order[0.001] == [50, 90, 30, 60]  # all are late, hence in order
+
+
+def test_the_arrival_process_on_the_page(plugins: Path) -> None:
+    table = own_parts()["Ramp"] | {"growth": 5.0}
+    where = "workload.synthetic.arrivals"
+    count = {"workload.synthetic.num_requests": 40}
+    gaps_s = own_run(plugins, {where: table} | count).requests["arrival_s"].diff()[1:]
+    assert gaps_s[:10].sum() > gaps_s[-10:].sum() > 0
+
+
+def test_the_length_distribution_on_the_page(plugins: Path) -> None:
+    table = own_parts()["Exponential"] | {"mean": 40.0}
+    where = "workload.synthetic.prompt_tokens"
+    count = {"workload.synthetic.num_requests": 500}
+    lengths = own_run(plugins, {where: table} | count).requests["num_prompt_tokens"]
+    assert lengths.min() >= 1
+    assert lengths.mean() == pytest.approx(40, rel=0.15)
+
+
+def test_the_trace_reader_on_the_page(plugins: Path) -> None:
+    table = own_parts()["Lines"] | {"rate_scale": 2.0}
+    requests = own_run(plugins, {"workload": {"trace": table}}).requests
+    assert requests["arrival_s"].tolist() == [0.0, 0.25, 0.25]
+    assert requests["num_prompt_tokens"].tolist() == [30, 70, 20]
+    assert requests["num_output_tokens"].tolist() == [4, 3, 2]
+
+
+def test_the_datasheet_on_the_page(tmp_path: Path) -> None:
+    name = re.match(r"# (\w+\.yaml)\n", DATASHEET)
+    assert name
+    path = tmp_path / name[1]
+    path.write_text(DATASHEET)
+    whole = load_gpu(path)
+    said = yaml.safe_load(DATASHEET)
+    assert list(said)[-4:] == ["name", "source", "family", "consumer"]
+    assert set(said) == {field.name for field in dataclasses.fields(GpuSpec)}
+    needed = {key: said[key] for key in list(said)[:-4]}
+    path.write_text(yaml.safe_dump(needed))
+    assert load_gpu(path) == whole
+    for key in needed:
+        path.write_text(yaml.safe_dump({k: v for k, v in needed.items() if k != key}))
+        with pytest.raises(ConfigError, match=key):
+            load_gpu(path)
+
+
+def overrides(text: str) -> list[str]:
+    words = shlex.split(text)
+    return [value for word, value in pairwise(words) if word == "--set"]
+
+
+def test_overrides_in_the_text_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(EXAMPLES[0])
+    spans = [s for s in re.findall(r"`(--set [^`]*)`", FLAT) if "key.path" not in s]
+    config = load_config(path, overrides(" ".join(spans).replace("seed=N", "seed=7")))
+    assert config.seed == 7
+    assert config.engine.max_num_seqs == 64
+    assert config.cost == {"kind": "constant", "step_s": 0.02}
+
+
+def test_the_loop_over_rates_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    command = re.search(r"kvsim (.*?) \| grep -E '(.*?)'", LOOP, re.DOTALL)
+    rates = re.search(r"for rate in (.*);", LOOP)
+    assert command
+    assert rates
+    out = tmp_path / "rate"
+    line = command[1].replace("\\\n", " ").replace("results/rate_$rate", str(out))
+    line = line.replace("$rate", rates[1].split()[-1])
+    shorter = ["--set", "workload.preset.duration_s=20"]
+    assert kvsim([*shlex.split(line), *shorter]) == 0
+    printed = re.findall(rf"^(?:{command[2]})", capsys.readouterr().out, re.MULTILINE)
+    assert set(printed) == set(command[2].split("|"))
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["workload"]["preset"]["rate_scale"] == 1.2
+
+
+# -- what is said of keys and terms ---------------------------------------------
+
+
+def meanings() -> dict[str, str]:
+    return {
+        cells[0].strip("`"): cells[-1]
+        for section, _, cells in rows(PAGE)
+        if section == "engine"
+    }
+
+
+CHANGES: dict[str, Any] = {
+    "swap_space": 0.0,
+    "enforce_eager": True,
+    "preemption_mode": "recompute",
+    "gpu": "h100_sxm",
+    "tensor_parallel_size": 2,
+    "dtype": "float32",
+    "quantization": "fp8",
+    "kv_cache_dtype": "fp8",
+    "block_size": 32,
+    "gpu_memory_utilization": 0.8,
+    "num_gpu_blocks_override": 100,
+    "kv_cache_memory_bytes": 2**32,
+    "max_model_len": 64,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 16,
+    "long_prefill_token_threshold": 4,
+    "enable_prefix_caching": False,
+}
+BOUNDS = {"title", "capacity", "num_gpu_blocks_low", "num_gpu_blocks_high"}
+
+
+def measured(**engine: Any) -> dict[str, Any]:
+    data = minimal(**engine) | {"cost": {"kind": "roofline"}}
+    summary = simulate(parse_config(data)).summary
+    return {key: value for key, value in summary.items() if key not in BOUNDS}
+
+
+def test_keys_without_effect_are_those_that_the_page_names() -> None:
+    said = {key for key, text in meanings().items() if text.startswith("No effect")}
+    before = measured()
+    same = {key for key, value in CHANGES.items() if measured(**{key: value}) == before}
+    assert said == same
+
+
+def test_keys_with_one_value_are_those_that_the_page_names() -> None:
+    said = {k for k, t in meanings().items() if re.search(r"only .* built\.$", t)}
+    others = {
+        "pipeline_parallel_size": 2,
+        "enable_chunked_prefill": False,
+        "engine_version": "0.12",
+    }
+    assert said == set(others)
+    for key, value in others.items():
+        with pytest.raises(ConfigError, match=key):
+            parse_config(minimal(**{key: value}))
+    with pytest.raises(ConfigError, match="preemption_mode"):
+        parse_config(minimal(preemption_mode="swap"))
+    untried = {"model", "scheduler", "admission_check"}
+    assert set(EngineConfig.model_fields) == set(CHANGES) | set(others) | untried
+
+
+def test_batch_defaults_are_those_of_the_page() -> None:
+    for gpu, batch in (
+        ("h200_sxm", constants.WIDE_BATCH),
+        ("a100_sxm", constants.DEFAULT_BATCH),
+        ("l40s", constants.DEFAULT_BATCH),
+    ):
+        capacity = estimate_capacity("meta-llama/Llama-3.1-8B", gpu)
+        assert (capacity.max_num_batched_tokens, capacity.max_num_seqs) == batch
+
+
+def test_the_admission_check_does_what_the_page_says() -> None:
+    def summary(**engine: Any) -> dict[str, Any]:
+        data = minimal(num_gpu_blocks_override=11, **engine)
+        lengths = {"kind": "uniform", "low": 10, "high": 300}
+        data["workload"]["synthetic"] |= {"prompt_tokens": lengths, "num_requests": 20}
+        return simulate(parse_config(data)).summary
+
+    on, off = summary(max_model_len=1000), summary(admission_check=False)
+    assert on["max_model_len"] == 160
+    assert on["rejected"] > 0
+    assert on["completed"] + on["rejected"] == 20
+    assert any("max_model_len is 160" in line for line in on["warnings"])
+    assert not on["stalled"]
+    assert off["stalled"]
+    with pytest.raises(ValueError, match="max_model_len must fit"):
+        simulate(parse_config(minimal(kv_cache_memory_bytes=2**25, max_model_len=1000)))
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_terms_mean_what_the_page_says(caching: bool) -> None:
+    data = minimal(num_gpu_blocks_override=40, enable_prefix_caching=caching)
+    data["workload"]["synthetic"] |= {
+        "num_requests": 40,
+        "prompt_tokens": {"kind": "uniform", "low": 40, "high": 120},
+        "output_tokens": {"kind": "fixed", "tokens": 60},
+    }
+    results = simulate(parse_config(data))
+    summary = results.summary
+    lost = results.preemptions["num_tokens_lost"].sum()
+    assert lost > 0
+    if caching:
+        assert summary["recomputed_tokens"] < lost
+        assert summary["prefix_cache_preempted_hits"] > 0
+    else:
+        assert summary["recomputed_tokens"] == lost
+    queues = summary["num_running_mean"] + summary["num_waiting_mean"]
+    assert queues < summary["num_in_system_mean"]
+    assert summary["num_in_system_mean"] == pytest.approx(
+        summary["mean_e2el_ms"] / 1e3 * summary["request_throughput"]
+    )
+    last_s = results.requests["arrival_s"].max()
+    assert summary["request_rate"] == pytest.approx(40 / last_s)
+    assert (summary["path"], summary["profile"]) == ("stepwise", None)
+    assert summary["extrapolated_share"] == 0
+    for part in re.split(r"^- ", PAGE.partition("## Terms")[2], flags=re.MULTILINE)[1:]:
+        for name in re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", part.partition("\n\n")[0]):
+            known = {*summary, *summary["capacity"], *PREEMPTIONS, "max_tokens"}
+            assert name in known, name
+
+
+def test_requests_cut_short_are_length_capped() -> None:
+    summary = simulate(parse_config(minimal(max_model_len=22))).summary
+    assert summary["length_capped"] == summary["completed"] == 5
