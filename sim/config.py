@@ -239,8 +239,15 @@ def _one_line(error: ValidationError) -> str:
     if problem["type"] in {"model_type", "dict_type"}:
         rule = "should be a table of keys, such as {kind: ...}"
     value = problem["input"]
-    shown = "" if isinstance(value, dict) else f", got {value!r}"
+    shown = "" if isinstance(value, dict) else f", got {_shortened(value)}"
+    if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
+        shown += "; write it without quotes, as 16 or 1.0e-3"
     return f"{path or 'configuration'}: {rule}{shown}{more}"
+
+
+def _shortened(value: object, most: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _unknown_key(path: str) -> str:

@@ -90,7 +90,7 @@ def parse_yaml(text: str, where: str) -> Any:
 def find_files(data: dict[str, Any], directory: Path) -> None:
     """Make the paths in a configuration absolute, in place.
 
-    Traces, models, GPUs and users' own classes are looked for from the working
+    Traces, presets, models, GPUs and users' own classes are looked for from the working
     directory, then beside the configuration, so that it runs from anywhere, and so
     that what is written into the results runs again.
 
@@ -108,6 +108,9 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
     _find_user_classes(data, directory)
     workload = data.get("workload")
     trace = workload.get("trace") if isinstance(workload, dict) else None
+    preset = workload.get("preset") if isinstance(workload, dict) else None
+    if isinstance(preset, dict) and str(preset.get("name")).endswith(".json"):
+        preset["name"] = _found(preset["name"], directory) or preset["name"]
     if isinstance(trace, dict) and isinstance(trace.get("path"), str):
         found = _found(trace["path"], directory)
         if found is None:

@@ -1,0 +1,9 @@
+"""Settings of all tests."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# Machines are shared and noisy: an example may take its time. pytest-timeout bounds all.
+settings.register_profile("kvsim", deadline=None)
+settings.load_profile("kvsim")
