@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-# Machines are shared and noisy: an example may take its time. pytest-timeout bounds all.
+# Machines are noisy: an example may take its time; pytest-timeout bounds the test.
 settings.register_profile("kvsim", deadline=None)
 settings.load_profile("kvsim")
