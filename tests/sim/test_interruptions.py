@@ -14,12 +14,16 @@ from sim.cli import run as kvsim
 from tests.sim.commands import files, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
-def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+def interrupting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[str, int], None]]:
     """Send Ctrl-C to ourselves when `name` is called for the n-th time."""
+    # A shell starts background jobs with the signal ignored; a user's is not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def install(name: str, nth: int) -> None:
         module_name, _, attribute = name.rpartition(".")
@@ -34,7 +38,8 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
 
         monkeypatch.setattr(owner, attribute, wrapped)
 
-    return install
+    yield install
+    signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_in_the_loop_keeps_what_was_finished(
