@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from sim.scheduler.base import Scheduler, SchedulerOutput
 
 
+MAX_NUM_EMPTY_STEPS = 100_000
+"""So many empty steps in a row end a run (invariant 7): a policy may wait for a while,
+but not for ever."""
+
+
 class StepRecorder(Protocol):
     """What the engine tells of a run, as it happens."""
 
@@ -99,6 +104,7 @@ class Engine:
         self.stalled = False
         self._arrivals_closed = False
         self._blocked = False
+        self._num_empty_steps = 0
         self._aborts: list[tuple[Request, str]] = []
         self._wake = env.event()
         self.done = env.process(self._run())
@@ -135,6 +141,7 @@ class Engine:
 
     def _wake_up(self) -> None:
         self._blocked = False
+        self._num_empty_steps = 0
         if not self._wake.triggered:
             self._wake.succeed()
 
@@ -186,9 +193,12 @@ class Engine:
                 f"cost model says {cost.total_s} s at {now_s} s; mend its parameters"
             )
         self.recorder.step(self.num_steps, now_s, cost, output, self.scheduler)
-        # Nothing was scheduled and nothing runs: the head does not fit, even alone,
-        # and steps would repeat for ever.
-        self._blocked = not (output.scheduled or self.scheduler.num_running)
+        if output.scheduled:
+            self._num_empty_steps = 0
+        else:
+            self._num_empty_steps += 1
+            most = self._num_empty_steps >= MAX_NUM_EMPTY_STEPS
+            self._blocked = output.stuck or most
         return output, end_s
 
     def _end_step(self, output: SchedulerOutput, end_s: float) -> None:

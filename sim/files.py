@@ -102,7 +102,12 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
     engine = data.get("engine")
     if isinstance(engine, dict):
         for key in ("model", "gpu"):
-            engine[key] = _found(engine.get(key), directory) or engine.get(key)
+            found = _found(engine.get(key), directory)
+            # A folder is a model only if it holds one, and never a GPU.
+            if found and Path(found).is_dir():
+                config = Path(found) / "config.json"
+                found = found if key == "model" and config.is_file() else None
+            engine[key] = found or engine.get(key)
             if engine[key] is None:
                 del engine[key]  # missing, to be said so
     _find_user_classes(data, directory)

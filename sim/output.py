@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,18 @@ from sim.errors import OutputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RESULT_FILES = ("config.yaml", "summary.json")
-"""What a directory must hold to be taken for results of ours."""
+RESULT_FILES = frozenset(
+    {
+        "config.yaml",
+        "summary.json",
+        "run.json",
+        "requests.parquet",
+        "steps.parquet",
+        "preemptions.parquet",
+        "figures",
+    }
+)
+"""What a results directory holds; with anything else in it, it is not replaced."""
 
 
 def check_output(directory: Path, *, overwrite: bool) -> Path:
@@ -56,12 +66,16 @@ def _check_existing(directory: Path, target: Path, *, overwrite: bool) -> None:
             f"'{directory}' is or holds the working directory and will not be "
             f"replaced; choose another --out"
         )
-    if any(target.iterdir()) and not all(
-        (target / name).is_file() for name in RESULT_FILES
-    ):
+    names = {path.name for path in target.iterdir()}
+    if names and "summary.json" not in names:
         raise OutputError(
             f"'{directory}' does not hold results of a run and will not be "
             f"overwritten; choose another --out"
+        )
+    if foreign := sorted(names - RESULT_FILES):
+        raise OutputError(
+            f"'{directory}' also holds '{foreign[0]}', which --overwrite would delete; "
+            f"move it, or choose another --out"
         )
 
 
@@ -95,6 +109,7 @@ def output_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         See `check_output`.
     """
     target = check_output(directory, overwrite=overwrite)
+    missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = _sibling(target.parent)
@@ -113,6 +128,10 @@ def output_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if not target.exists():
+            with suppress(OSError):
+                for parent in missing:
+                    parent.rmdir()
 
 
 def _replace(partial: Path, target: Path) -> None:

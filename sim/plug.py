@@ -157,7 +157,8 @@ def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
                 if isinstance(error, ValidationError)
                 else str(error)
             )
-            raise ConfigError(f"{where}.{name}: {rule}, got {value!r}") from error
+            hint = "; write numbers as 16 or 1.0e-3" if isinstance(value, str) else ""
+            raise ConfigError(f"{where}.{name}: {rule}, got {value!r}{hint}") from error
     return typed
 
 

@@ -338,14 +338,19 @@ def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str
     batch = arguments.max_num_batched_tokens, arguments.max_num_seqs
     named = "max_num_batched_tokens", "max_num_seqs"
     value = batch[named.index(parts.activation_argument)]
+    less = (
+        f" or less than {value} for {parts.activation_argument}"
+        if parts.available_kv_bytes + parts.activation_peak_bytes > 0
+        else ""
+    )
     return (
         f"no room for a KV cache: {arguments.model.name} on {arguments.gpu.name}"
         f" leaves {parts.available_kv_bytes / GIB:.2f} GiB of"
         f" {parts.requested_bytes / GIB:.2f} GiB (weights"
         f" {parts.weights_bytes / GIB:.2f}, activations"
         f" {parts.activation_peak_bytes / GIB:.2f}, other {other / GIB:.2f}); use a"
-        f" larger tensor_parallel_size, quantization, a larger GPU{smaller} or less"
-        f" than {value} for {parts.activation_argument}"
+        f" larger tensor_parallel_size, quantization, a larger GPU{smaller}{less}, or"
+        " a larger gpu_memory_utilization"
     )
 
 

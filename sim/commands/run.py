@@ -24,7 +24,10 @@ EXIT_INTERRUPTED = 130
 
 def _strict_int(type_: Any, tokens: Sequence[Any]) -> int:
     """Refuse 1.7, which would be rounded."""
-    return int(tokens[0].value)
+    text = tokens[0].value
+    if not text.lstrip("-").isdecimal():
+        raise ValueError(f"must be a whole number, got {text}")
+    return int(text)
 
 
 StrictInt = Annotated[int, Parameter(converter=_strict_int)]
@@ -130,10 +133,13 @@ def _stopping_on_interrupt(simulation: Simulation) -> Iterator[None]:
         simulation.stop()
 
     before = signal.signal(signal.SIGINT, stop)
+    # A batch system's end of time, which likewise should cost no results.
+    before_term = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, before_term)
 
 
 def _run(simulation: Simulation, check: int, *, show: bool) -> Results:

@@ -170,4 +170,6 @@ def _swap_sides(rate: Axes, total: Axes) -> None:
     rate.yaxis.set_ticks_position("right")
     rate.yaxis.set_label_position("right")
     rate.spines["right"].set_visible(True)
-    rate.grid(visible=False, axis="y")
+    # One grid, behind the bars and of their own axis: bars are read against lines.
+    rate.set_axisbelow(True)
+    total.grid(visible=False)

@@ -50,7 +50,7 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "allreduce_s": ("all-reduce", PURPLE, "\\\\\\"),
     "swap_s": ("swap", VERMILLION, ""),
     "copy_s": ("copy", SKY, "..."),
-    "host_s": ("host", "#E5E5E5", ""),
+    "host_s": ("other", "#E5E5E5", ""),
 }
 """Parts of a step's latency: column, and name, colour and hatch in the figure."""
 

@@ -72,6 +72,9 @@ class SchedulerOutput:
         The batch as the cost model sees it.
     num_recomputed_tokens
         Tokens of this batch that had been computed before.
+    stuck
+        Nothing can be scheduled until a request arrives or is aborted: the engine
+        then stops asking. An empty batch without this is asked for again.
     """
 
     scheduled: list[Request] = field(default_factory=list)
@@ -80,6 +83,7 @@ class SchedulerOutput:
     preemptions: list[Preemption] = field(default_factory=list)
     shape: BatchShape = EMPTY_SHAPE
     num_recomputed_tokens: int = 0
+    stuck: bool = False
 
     @property
     def num_batched_tokens(self) -> int:

@@ -131,7 +131,6 @@ class V1Scheduler:
             self._release(request)
         else:
             self.waiting.remove(request)
-        request.end_streak()
 
     def update(self, finished: Sequence[Request]) -> None:
         """Release finished requests, in batch order."""
@@ -164,6 +163,8 @@ class V1Scheduler:
             self._schedule_waiting(output, batch, now_s)
         output.shape = batch.shape()
         output.num_recomputed_tokens = batch.num_recomputed_tokens
+        # Nothing runs, so all blocks are free, and still the head does not fit.
+        output.stuck = not self.running
         self._num_logical_tokens += self.max_num_batched_tokens - batch.budget
         return output
 

@@ -105,7 +105,7 @@ class Judged:
     defaults: str
     """Arguments that the row leaves to the release, with their values."""
     in_sample: bool
-    """Whether the constants were fitted to rows of this GPU and generation."""
+    """Whether the row is none of those named as odd, with a cause."""
 
     @property
     def error(self) -> float:
@@ -207,7 +207,7 @@ def median_and_p90(judged: list[Judged]) -> tuple[float, float]:
 def table(judged: list[Judged], causes: dict[int, str]) -> str:
     lines = [
         f"{'row':>4} {'model':<46} tp  {'release':<7} {'engine':>10} {'kvsim':>10}"
-        f" {'error':>9}  fit by default; remarks"
+        f" {'error':>9}  ok or odd; by default; remarks"
     ]
     for point in sorted(judged, key=lambda point: point.row_id):
         model, tp, version = point.group
@@ -219,7 +219,7 @@ def table(judged: list[Judged], causes: dict[int, str]) -> str:
         lines.append(
             f"{point.row_id:>4} {model[-46:]:<46} tp{tp} {version:<7}"
             f" {point.measured:>10.2f} {point.predicted:>10.2f}"
-            f" {100 * point.error:>+7.2f} %  {'in ' if point.in_sample else 'out'}"
+            f" {100 * point.error:>+7.2f} %  {'ok ' if point.in_sample else 'odd'}"
             f" {'; '.join(filter(None, remarks))}"
         )
     return "\n".join(lines)

@@ -79,7 +79,7 @@ def test_accuracy_on_engine_logs(
     print(f"\n{table(judged, causes)}")
     print(group_table(judged))
     print("not judged:", *skipped, sep="\n  ")
-    print("in: the constants were fitted to rows of this kind; out: they were not")
+    print("odd: named, with a cause; all constants were fitted to rows in this file")
     uncorrected = [point for point in judged if point.row_id not in ERRATA]
     assert (len(judged), len(group_errors(judged))) == (num_rows, num_groups)
     assert len(uncorrected) == num_rows - len(ERRATA)

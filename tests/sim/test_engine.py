@@ -15,6 +15,8 @@ import sim.scheduler.base
 import sim.scheduler.v1
 from sim.cost import BatchShape, StepCost
 from sim.errors import CostError
+from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.v1 import V1Scheduler
 from tests.sim.build import Run, spec
 
 if TYPE_CHECKING:
@@ -154,6 +156,35 @@ def test_a_queue_that_takes_chunks_of_what_never_fits_ends_too() -> None:
     recording = run.go()
     assert run.engine.stalled
     assert len(recording.steps) < 30
+
+
+class Patient(V1Scheduler):
+    """Waits for company before it starts, with empty steps meanwhile."""
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        if not self.running and self.num_waiting < 3 and now_s < 50:
+            return SchedulerOutput()
+        return super().schedule(now_s)
+
+
+def test_empty_steps_of_a_policy_that_waits_cost_time_and_lose_nobody() -> None:
+    run = Run([spec(0, 0.0, 20, 2), spec(1, 5.0, 20, 2)])
+    run.scheduler.__class__ = Patient
+    recording = run.go()
+    assert not run.engine.stalled
+    assert recording.requests["first_scheduled_s"].tolist() == [50.0, 50.0]
+    assert (recording.steps["latency_s"] == 1.0).all()
+    assert len(recording.steps) == 52
+
+
+def test_a_policy_that_waits_for_ever_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sim.engine.MAX_NUM_EMPTY_STEPS", 20)
+    run = Run([spec(0, 0.0, 20, 2)])
+    run.scheduler.__class__ = Patient
+    assert len(run.go().steps) == 20
+    assert run.engine.stalled
 
 
 class Client:

@@ -36,6 +36,7 @@ def test_results_are_complete_and_agree(
         "figures",
     }
     assert len(list((out / "figures").glob("*.png"))) == 6
+    assert out.stat().st_mode & 0o777 == 0o755  # colleagues may look
     summary = json.loads((out / "summary.json").read_text())
     tables = {
         name: pd.read_parquet(out / f"{name}.parquet")
@@ -114,7 +115,7 @@ def test_bad_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
     path = trace_config(tmp_path, text)
-    out = tmp_path / "out"
+    out = tmp_path / "new" / "deep" / "out"
     line = refused(["run", str(path), "--out", str(out)], capsys, tmp_path)
     assert message.lower() in line.lower()
 
@@ -135,6 +136,7 @@ def test_bad_arguments(
     )
     assert "--check takes" in line("run", str(config), "--check", "-1", *out)
     assert "Did you mean" in line("rum", str(config))
+    assert "must be a whole number, got 1.7" in line("run", str(config), "--seed=1.7")
     assert "not built yet" in line("sweep", str(config))
     assert "not built yet" in line("calibrate", "--model", "x")
 
@@ -166,6 +168,8 @@ def test_a_prompt_longer_than_the_cache_is_rejected_and_named(
     path = trace_config(tmp_path, TRACE, num_gpu_blocks_override=5)
     line = refused(["run", str(path), "--out", str(tmp_path / "b")], capsys, tmp_path)
     assert "3 of 3 requests were rejected" in line
+    deep = str(tmp_path / "new" / "deep")
+    line = refused(["run", str(path), "--out", deep], capsys, tmp_path)
 
 
 def test_an_existing_directory_is_kept_unless_it_holds_results(
@@ -175,9 +179,13 @@ def test_an_existing_directory_is_kept_unless_it_holds_results(
     arguments = ["run", str(config), "--out", str(out), "--no-figures", "--quiet"]
     assert kvsim(arguments) == 0
     assert "exists already" in refused(arguments, capsys, tmp_path)
-    (out / "stale.txt").write_text("old")
+    (out / "notes.txt").write_text("mine")
+    line = refused([*arguments, "--overwrite"], capsys, tmp_path)
+    assert "also holds 'notes.txt', which --overwrite would delete" in line
+    (out / "notes.txt").unlink()
+    stale = (out / "run.json").read_bytes()
     assert kvsim([*arguments, "--overwrite"]) == 0
-    assert not (out / "stale.txt").exists()
+    assert (out / "run.json").read_bytes() != stale
     foreign = tmp_path / "home"
     foreign.mkdir()
     (foreign / "precious.txt").write_text("mine")

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from cache.errors import InvariantError
+from sim.cost import BatchShape, StepCost
 from sim.costs.constant import ConstantCost
 from sim.metrics import cache_and_queues, latencies, throughput
 from tests.sim.build import Run, spec
@@ -103,3 +105,29 @@ def test_latencies(summary: dict[str, Any]) -> None:
     assert summary["mean_itl_ms"] == pytest.approx(2500)
     assert summary["p99_itl_ms"] == pytest.approx(2000 + 2000 * 0.97)
     assert summary["std_itl_ms"] == pytest.approx((3 * 0.25 + 2.25) ** 0.5 / 2 * 1e3)
+
+
+class Extrapolating:
+    """Steps of 1 s; those with more than 100 tokens are outside of the data, and 3 s."""
+
+    def step(self, shape: BatchShape) -> StepCost:
+        outside = shape.num_prefill_tokens > 100
+        return StepCost(3.0 if outside else 1.0, extrapolated=outside)
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+
+def test_the_extrapolated_share_is_of_busy_time() -> None:
+    run = Run([spec(0, 0.0, 200, 4), spec(1, 50.0, 20, 1)], Extrapolating())
+    recording = run.go()
+    assert recording.steps["latency_s"].tolist() == [3, 1, 1, 1, 1]
+    assert recording.extrapolated_share == pytest.approx(3 / 7)
+    assert recording.requests["queue_s"].tolist() == [0, 0]
+
+
+def test_the_books_are_checked_against_the_queues() -> None:
+    run = Run([spec(0, 0.0, 20, 4)])
+    run.engine.observe(2, lambda _: setattr(run.recorder, "num_arrived", 2))
+    with pytest.raises(InvariantError, match="2 requests arrived, 1 are queued"):
+        run.go()
