@@ -108,7 +108,7 @@ def test_latencies(summary: dict[str, Any]) -> None:
 
 
 class Extrapolating:
-    """Steps of 1 s; those with more than 100 tokens are outside of the data, and 3 s."""
+    """Steps of 1 s; with more than 100 prompt tokens 3 s, outside of the data."""
 
     def step(self, shape: BatchShape) -> StepCost:
         outside = shape.num_prefill_tokens > 100
