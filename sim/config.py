@@ -240,9 +240,19 @@ def _one_line(error: ValidationError) -> str:
         rule = "should be a table of keys, such as {kind: ...}"
     value = problem["input"]
     shown = "" if isinstance(value, dict) else f", got {_shortened(value)}"
+    if problem["type"].startswith(("greater_than", "less_than", "finite")):
+        shown += _default_of(path)
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
         shown += "; write it without quotes, as 16 or 1.0e-3"
     return f"{path or 'configuration'}: {rule}{shown}{more}"
+
+
+def _default_of(path: str) -> str:
+    """Return the remedy for a number out of range: what the key is otherwise."""
+    table, _, key = path.rpartition(".")
+    model = _TABLES.get(table.rpartition(".")[2], RunConfig)
+    default = model.model_fields[key].default
+    return f"; its default is {'null' if default is None else default}"
 
 
 def _shortened(value: object, most: int = 80) -> str:

@@ -33,9 +33,6 @@ FORWARD_HIDDEN_COPIES = 4
 sampler, is the peak: the embeddings (input of the compiled graph), the residual, the
 normed input and the output. Few models show it: 4.3 was seen in CodeLlama, 4.5 in a
 quantised Mistral-Small."""
-FORWARD_HIDDEN_COPIES_V0 = 3
-"""The same on V0's eager layers, which keep no input of a graph: residual, normed
-input and output. Two runs of 0.6.4 agree (vLLM issue 10517); V0's interval is wide."""
 V0_MAX_NUM_SEQS = 256
 V0_CHUNKED_PREFILL_ABOVE_TOKENS = 32_768
 """V0 turned chunked prefill on by itself for longer models (vLLM 0.6 ``arg_utils``)."""
@@ -86,11 +83,11 @@ ERAS: tuple[EngineEra, ...] = (
     EngineEra(
         0,
         9.06,
-        MappingProxyType({1: 0.35}),
+        MappingProxyType({1: 0.13}),
         frozenset({1}),
         subtracts_cuda_graphs=False,
         keeps_moe_workspaces=False,
-        source="V0: sampler as in 0.11, the rest from two runs of 0.6.4",
+        source="V0: all as in 0.11, nothing fitted",
     ),
     EngineEra(
         8,

@@ -200,10 +200,8 @@ def _activation_peak(
     if era.keeps_moe_workspaces:
         of_tokens += workspaces
     sampler = of_sequences + of_tokens + constants.SAMPLER_BASE_GIB * GIB
-    copies = constants.FORWARD_HIDDEN_COPIES_V0
-    if arguments.is_v1:
-        copies = constants.FORWARD_HIDDEN_COPIES
-    forward = workspaces + _mlp_outputs(arguments, scheme) + copies * hidden
+    inputs = constants.FORWARD_HIDDEN_COPIES * hidden
+    forward = workspaces + _mlp_outputs(arguments, scheme) + inputs
     by_tokens = forward > sampler or of_tokens > of_sequences
     argument = "max_num_batched_tokens" if by_tokens else "max_num_seqs"
     return round(max(sampler, forward) + encoder), argument

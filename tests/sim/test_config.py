@@ -51,7 +51,11 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("engine.block_size", 0, "engine.block_size: .*greater than or equal to 1.*0"),
+        (
+            "engine.block_size",
+            0,
+            "engine.block_size: .*equal to 1, got 0; its default is 16",
+        ),
         ("engine.block_size", True, "engine.block_size: .*valid integer, got True"),
         ("engine.block_size", "16", "engine.block_size: .*valid integer, got '16'"),
         ("engine.blok_size", 16, "unknown key; did you mean 'block_size'"),
@@ -65,7 +69,7 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         ("engine.preemption_mode", "swap", "by recomputation only.*got 'swap'"),
         ("engine.enable_chunked_prefill", False, "enable_chunked_prefill: .*False"),
         ("workload.preset", {"name": "x"}, "exactly one of trace, synthetic and"),
-        ("seed", -1, "seed: .*greater than or equal to 0, got -1"),
+        ("seed", -1, "seed: .*equal to 0, got -1; its default is 0"),
         ("workload.synthetic.rate_scale", 0, "greater than 0, got 0"),
     ],
 )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+from tests.shared import shared
 
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 AZURE_CONV = "azure_llm_2023_conv.csv"
 AZURE_CODE = "azure_llm_2023_code.csv"
 MOONCAKE = "mooncake_fast25_conversation.jsonl"
 
 
 def shared_trace(name: str) -> Path:
-    path = TRACES / name
-    if not path.exists():
-        pytest.skip(f"real trace not at hand: {path.name}")
-    return path
+    return shared(f"traces/{name}")
