@@ -10,17 +10,20 @@ lists work too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from bisect import bisect_right
+from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 from cache.hashing import NONE_HASH, hash_block
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Segment = tuple[int, int]
 
 OPEN_END = 1 << 62
 """Length of a segment that grows for as long as tokens are generated."""
+
+
+MAX_NUM_BRANCHES = 1024
+"""Most continuations of a prompt."""
 
 
 class TokenIds(Protocol):
@@ -42,14 +45,58 @@ class TokenIds(Protocol):
         """
         ...
 
+    def prompt(self) -> TokenSlice:
+        """Return the prompt, for generations that place sequences."""
+        ...
+
+    def output(self, branch: int, index: int) -> int | tuple[int, int]:
+        """Return the generated token `index` of a continuation of the prompt.
+
+        Parameters
+        ----------
+        branch
+            0 for the first, or only, continuation.
+        index
+            From 0.
+
+        Returns
+        -------
+        int or (int, int)
+            Of the kind of `prompt`: a token id, or segment id and offset.
+        """
+        ...
+
 
 class ListTokens:
-    """Plain token ids; `tokens` may grow behind our back as output is appended."""
+    """Plain token ids; `tokens` may grow behind our back as output is appended.
 
-    __slots__ = ("tokens",)
+    Parameters
+    ----------
+    tokens
+        Prompt, and output as far as it is known.
+    num_prompt_tokens
+        Length of the prompt; None if all of `tokens` is.
+    """
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    __slots__ = ("num_prompt_tokens", "tokens")
+
+    def __init__(
+        self, tokens: Sequence[int], num_prompt_tokens: int | None = None
+    ) -> None:
         self.tokens = tokens
+        self.num_prompt_tokens = (
+            len(tokens) if num_prompt_tokens is None else num_prompt_tokens
+        )
+
+    def prompt(self) -> TokenSlice:
+        """See `TokenIds.prompt`."""
+        return self.tokens[: self.num_prompt_tokens]
+
+    def output(self, branch: int, index: int) -> int:
+        """See `TokenIds.output`; knows one continuation only."""
+        if branch:
+            raise ValueError(f"these tokens have one continuation, not {branch + 1}")
+        return self.tokens[self.num_prompt_tokens + index]
 
     def extend_block_hashes(
         self, block_hashes: list[int], num_blocks: int, block_size: int
@@ -81,6 +128,21 @@ class SegmentTokens:
         # answer does not walk its prompt again.
         self._walk_index = 0
         self._num_walked_tokens = 0
+
+    def prompt(self) -> TokenRuns:
+        """See `TokenIds.prompt`."""
+        return TokenRuns.from_segments(self.segments[:-1])
+
+    def output(self, branch: int, index: int) -> tuple[int, int]:
+        """See `TokenIds.output`.
+
+        Later prompts may quote branch 0; the others have segments of their own, whose
+        ids are negative, as no workload's are.
+        """
+        segment_id = self.segments[-1][0]
+        if branch:
+            segment_id = -(segment_id * MAX_NUM_BRANCHES + branch) - MAX_NUM_BRANCHES
+        return segment_id, index
 
     def extend_block_hashes(
         self, block_hashes: list[int], num_blocks: int, block_size: int
@@ -134,3 +196,104 @@ class SegmentTokens:
             index += 1
             offset = 0
         return tuple(pieces)
+
+
+Piece = tuple[int, int, int]
+"""Segment id, offset in the segment, number of tokens."""
+
+
+class TokenRuns:
+    """A sequence's tokens as runs of segments: sliced, appended to, compared.
+
+    Slices are `TokenRuns` again; a slice costs O(runs it spans), whatever its length.
+
+    Parameters
+    ----------
+    pieces
+        Runs in order; a run that continues the one before is merged with it, so equal
+        tokens have equal runs.
+    """
+
+    __slots__ = ("_ends", "_pieces")
+
+    def __init__(self, pieces: Sequence[Piece] = ()) -> None:
+        self._pieces: list[Piece] = []
+        self._ends: list[int] = []
+        for segment_id, offset, num_tokens in pieces:
+            self.append(segment_id, offset, num_tokens)
+
+    @classmethod
+    def from_segments(cls, segments: Sequence[Segment]) -> TokenRuns:
+        """Return a prompt of whole ``(segment_id, num_tokens)`` segments."""
+        return cls([(segment_id, 0, length) for segment_id, length in segments])
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The runs; equal for equal tokens."""
+        return tuple(self._pieces)
+
+    def append(self, segment_id: int, offset: int, num_tokens: int = 1) -> None:
+        """Add `num_tokens` tokens of a segment from `offset` on. O(1)."""
+        if num_tokens <= 0:
+            return
+        pieces, ends = self._pieces, self._ends
+        end = (ends[-1] if ends else 0) + num_tokens
+        if pieces:
+            last_id, last_offset, last_num_tokens = pieces[-1]
+            if last_id == segment_id and last_offset + last_num_tokens == offset:
+                pieces[-1] = (last_id, last_offset, last_num_tokens + num_tokens)
+                ends[-1] = end
+                return
+        pieces.append((segment_id, offset, num_tokens))
+        ends.append(end)
+
+    def copy(self) -> TokenRuns:
+        """Return an independent copy, O(runs)."""
+        copied = TokenRuns()
+        copied._pieces = self._pieces.copy()
+        copied._ends = self._ends.copy()
+        return copied
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, wanted: slice) -> TokenRuns:
+        start, stop, step = wanted.indices(len(self))
+        if step != 1:
+            raise ValueError(f"token runs slice in steps of 1, got {step}")
+        found = TokenRuns()
+        if start >= stop:
+            return found
+        pieces, ends = self._pieces, self._ends
+        index = bisect_right(ends, start)
+        while start < stop:
+            segment_id, offset, num_tokens = pieces[index]
+            end = ends[index]
+            inside = start - (end - num_tokens)
+            found.append(segment_id, offset + inside, min(end, stop) - start)
+            start = end
+            index += 1
+        return found
+
+    def __add__(self, other: TokenRuns) -> TokenRuns:
+        joined = self.copy()
+        for piece in other._pieces:
+            joined.append(*piece)
+        return joined
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenRuns) and self._pieces == other._pieces
+
+    __hash__ = None  # type: ignore[assignment]  # it grows; hash its content
+
+    def __repr__(self) -> str:
+        return f"TokenRuns({self._pieces})"
+
+
+TokenSlice = Sequence[int] | TokenRuns
+"""Tokens in order: plain ids, or runs of segments."""
+
+
+def content_of(tokens: TokenSlice) -> Hashable:
+    """Return what a block key is made of: equal for equal tokens."""
+    return tokens.pieces if isinstance(tokens, TokenRuns) else tuple(tokens)

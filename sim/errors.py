@@ -24,4 +24,8 @@ class CostError(UserError):
 
 
 class SchedulerError(UserError):
-    """A scheduler of the user's own that does not serve what it was given."""
+    """A scheduler that was set up wrongly, or does not serve what it was given."""
+
+
+class SwapSpaceError(UserError):
+    """A preempted group that must be swapped out, and a CPU pool without room."""

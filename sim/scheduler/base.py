@@ -68,6 +68,8 @@ class SchedulerOutput:
         Requests that came from the waiting queue in this call.
     preemptions
         In the order performed.
+    ignored
+        Requests that the policy refused in this call; their status has been set.
     shape
         The batch as the cost model sees it.
     num_recomputed_tokens
@@ -81,6 +83,7 @@ class SchedulerOutput:
     num_scheduled_tokens: list[int] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
+    ignored: list[Request] = field(default_factory=list)
     shape: BatchShape = EMPTY_SHAPE
     num_recomputed_tokens: int = 0
     stuck: bool = False
