@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +12,7 @@ from sim.generation import sample
 from sim.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
     import simpy
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 MAX_NUM_EMPTY_STEPS = 100_000
 """So many empty steps in a row end a run (invariant 7): a policy may wait for a while,
 but not for ever."""
+
+
+Sampler = Callable[[Any, int, float], list[Request]]
+"""From a scheduler's output, the step and its end to the requests it finished."""
 
 
 class StepRecorder(Protocol):
@@ -69,6 +74,8 @@ class Engine:
         The clock.
     scheduler, cost_model, recorder
         The three roles.
+    sample
+        Lets the output of a step appear; schedulers of sequence groups need theirs.
     admission_check
         Whether requests that can never be served are rejected on arrival; without
         it they block the queue as they would the real engine's (invariant 7).
@@ -91,12 +98,14 @@ class Engine:
         cost_model: CostModel,
         recorder: StepRecorder,
         *,
+        sample: Sampler = sample,
         admission_check: bool = True,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
         self.cost_model = cost_model
         self.recorder = recorder
+        self.sample = sample
         self.admission_check = admission_check
         self.num_steps = 0
         self.stop_requested = False
@@ -193,7 +202,9 @@ class Engine:
                 f"cost model says {cost.total_s} s at {now_s} s; mend its parameters"
             )
         self.recorder.step(self.num_steps, now_s, cost, output, self.scheduler)
-        if output.scheduled:
+        for request in output.ignored:
+            self.recorder.left(request, now_s)
+        if output.scheduled or output.ignored:
             self._num_empty_steps = 0
         else:
             self._num_empty_steps += 1
@@ -203,7 +214,7 @@ class Engine:
 
     def _end_step(self, output: SchedulerOutput, end_s: float) -> None:
         """Let the output of the step appear."""
-        finished = sample(output.scheduled, self.num_steps, end_s)
+        finished = self.sample(output, self.num_steps, end_s)
         self.scheduler.update(finished)
         self.recorder.stepped(end_s, finished)
         self.num_steps += 1

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from sim.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from sim.scheduler.base import SchedulerOutput
 
 
-def sample(scheduled: Sequence[Request], step: int, end_s: float) -> list[Request]:
+def sample(output: SchedulerOutput, step: int, end_s: float) -> list[Request]:
     """Give a token to every request of the batch that has caught up.
 
     Parameters
     ----------
-    scheduled
-        The batch, in order; computed tokens have advanced.
+    output
+        The scheduler's decisions; computed tokens have advanced.
     step
         Index of the step.
     end_s
@@ -39,7 +39,7 @@ def sample(scheduled: Sequence[Request], step: int, end_s: float) -> list[Reques
     (`check_stop`), with the end of sequence known from the workload.
     """
     finished: list[Request] = []
-    for request in scheduled:
+    for request in output.scheduled:
         num_tokens = request.num_tokens
         if request.num_computed_tokens == num_tokens:
             num_tokens += 1

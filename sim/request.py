@@ -83,6 +83,8 @@ class Request:
     oracle_num_tokens
         Length at which the model will end it. Only `sim.generation` may read it
         (invariant 4).
+    max_output_tokens
+        The client's own limit, part of `max_num_tokens`; None for none.
     num_sequences
         Continuations of the prompt: parallel samples, or the beam width.
     use_beam_search
@@ -121,6 +123,7 @@ class Request:
         "first_scheduled_s",
         "first_token_s",
         "max_num_tokens",
+        "max_output_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -154,6 +157,7 @@ class Request:
         max_num_tokens: int,
         oracle_num_tokens: int,
         priority: int = 0,
+        max_output_tokens: int | None = None,
         num_sequences: int = 1,
         use_beam_search: bool = False,
         oracle_branch_num_tokens: tuple[int, ...] = (),
@@ -167,6 +171,7 @@ class Request:
         self.max_num_tokens = max_num_tokens
         self.oracle_num_tokens = oracle_num_tokens
         self.priority = priority
+        self.max_output_tokens = max_output_tokens
         self.num_sequences = num_sequences
         self.use_beam_search = use_beam_search
         self.oracle_branch_num_tokens = oracle_branch_num_tokens
@@ -257,6 +262,18 @@ class Request:
             self.streaks.append((self._streak_step, last))
             self._streak_step = -1
         self.num_tokens_at_event = 0
+
+    def note_token(self, step: int) -> None:
+        """Note that `step` gives a token, which ends a run if it skipped a step."""
+        if (
+            self._streak_step < 0
+            or self._streak_step + self.num_tokens - self._streak_num_tokens != step - 1
+        ):
+            self.end_streak()
+            self.num_tokens += 1
+            self.begin_streak(step)
+        else:
+            self.num_tokens += 1
 
     @property
     def is_streaking(self) -> bool:

@@ -232,7 +232,6 @@ class Sequence:
         self.tokens = parent.tokens.copy()
         self.num_computed_tokens = parent.num_computed_tokens
         self.is_prefill = parent.is_prefill
-        self.branch = parent.branch
 
     def __repr__(self) -> str:
         return (

@@ -35,11 +35,11 @@ def test_decode_steps(
         for i in range(num_running):
             request = request_from_spec(spec(i, 0.0, 1000 + i, 2000), 8192)
             scheduler.add_request(request)
-        sample(scheduler.schedule(0.0).scheduled, 0, 1.0)
+        sample(scheduler.schedule(0.0), 0, 1.0)
         return (scheduler,), {}
 
     def decode(scheduler: V1Scheduler) -> None:
         for step in range(1, NUM_STEPS + 1):
-            scheduler.update(sample(scheduler.schedule(0.0).scheduled, step, 1.0))
+            scheduler.update(sample(scheduler.schedule(0.0), step, 1.0))
 
     benchmark.pedantic(decode, setup=running, rounds=5, warmup_rounds=1)

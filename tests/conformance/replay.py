@@ -110,7 +110,7 @@ class Replay:
         line["free"] = [pool.num_free_blocks]
         if self.caching:
             line["hashes"] = len(pool.cached_blocks)
-        finished = sample(output.scheduled, self.step, float(self.step))
+        finished = sample(output, self.step, float(self.step))
         scheduler.update(finished)
         scheduler.check()
         if finished:

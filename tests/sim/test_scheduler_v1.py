@@ -34,7 +34,7 @@ class Steps:
     def step(self) -> SchedulerOutput:
         output = self.policy.schedule(float(self.num_steps))
         self.policy.check()
-        finished = sample(output.scheduled, self.num_steps, self.num_steps + 1.0)
+        finished = sample(output, self.num_steps, self.num_steps + 1.0)
         self.policy.update(finished)
         self.policy.check()
         self.num_steps += 1

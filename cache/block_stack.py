@@ -1,0 +1,161 @@
+"""Physical blocks with reference counts and a last-in, first-out free list.
+
+What the generations before V1 allocate from: the block freed last is the next one
+used. V1's pool (`cache.block_pool`) keeps a queue instead, since it evicts from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.block import KVCacheBlock
+from cache.errors import CacheError, DoubleFreeError, NoFreeBlocksError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class BlockStack:
+    """A pool of blocks, handed out from the top of a stack.
+
+    Parameters
+    ----------
+    block_ids
+        Ids of the pool, bottom of the stack first: the last one is used first.
+    name
+        What errors call the pool.
+    """
+
+    def __init__(self, block_ids: Iterable[int], name: str) -> None:
+        self.name = name
+        self._free = [KVCacheBlock(block_id) for block_id in block_ids]
+        self._blocks = {block.block_id: block for block in self._free}
+
+    @property
+    def num_blocks(self) -> int:
+        """Size of the pool."""
+        return len(self._blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks on the stack."""
+        return len(self._free)
+
+    def __contains__(self, block_id: object) -> bool:
+        return block_id in self._blocks
+
+    def block(self, block_id: int) -> KVCacheBlock:
+        """Return the block of that id.
+
+        Raises
+        ------
+        CacheError
+            If the pool has no such block.
+        """
+        if block_id not in self._blocks:
+            raise CacheError(f"the {self.name} pool has no block {block_id}")
+        return self._blocks[block_id]
+
+    def take(self) -> KVCacheBlock:
+        """Return the top block, with one reference. O(1).
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If no block is free; nothing changes.
+        """
+        if not self._free:
+            raise NoFreeBlocksError(
+                f"out of memory: none of the {self.num_blocks} blocks of the "
+                f"{self.name} pool is free"
+            )
+        block = self._free.pop()
+        block.ref_cnt = 1
+        return block
+
+    def retain(self, block: KVCacheBlock) -> None:
+        """Add a reference to a block in use.
+
+        Raises
+        ------
+        CacheError
+            If the block is free.
+        """
+        if block.ref_cnt <= 0:
+            raise CacheError(
+                f"block {block.block_id} of the {self.name} pool is free; only a block "
+                f"in use can be shared"
+            )
+        block.ref_cnt += 1
+
+    def drop(self, block: KVCacheBlock) -> int:
+        """Take a reference away and return how many are left; the stack is unchanged.
+
+        For callers that keep unreferenced blocks elsewhere (cached, evictable); others
+        call `release`.
+
+        Raises
+        ------
+        DoubleFreeError
+            If there is no reference; nothing changes.
+        """
+        if block.ref_cnt <= 0:
+            raise DoubleFreeError(
+                f"double free: block {block.block_id} of the {self.name} pool is free "
+                f"already; free a table once"
+            )
+        block.ref_cnt -= 1
+        return block.ref_cnt
+
+    def release(self, block: KVCacheBlock) -> bool:
+        """Take a reference away; True if it was the last, and the block is free now.
+
+        Raises
+        ------
+        DoubleFreeError
+            If there is no reference; nothing changes.
+        """
+        if self.drop(block):
+            return False
+        self._free.append(block)
+        return True
+
+    def put_back(self, block: KVCacheBlock) -> None:
+        """Put a block without references, which `drop` left outside, on the stack."""
+        self._free.append(block)
+
+    def check(
+        self, references: Mapping[int, int], outside: frozenset[int] = frozenset()
+    ) -> None:
+        """Prove invariant 2 in O(n).
+
+        Parameters
+        ----------
+        references
+            By block id, how many tables hold it; ids of other pools are ignored.
+        outside
+            Blocks without references that the caller keeps off the stack.
+
+        Raises
+        ------
+        InvariantError
+            With the rule and the block.
+        """
+        free = {block.block_id for block in self._free}
+        require(
+            len(free) == len(self._free), f"{self.name} pool: a block is free twice"
+        )
+        for block_id, block in self._blocks.items():
+            held = references.get(block_id, 0)
+            require(
+                block.ref_cnt == held,
+                f"{self.name} pool: block {block_id} counts {block.ref_cnt} references,"
+                f" {held} tables hold it",
+            )
+            places = (held > 0) + (block_id in free) + (block_id in outside)
+            require(
+                places == 1,
+                f"{self.name} pool: block {block_id} is held {held} times, "
+                f"{'' if block_id in free else 'not '}free and "
+                f"{'' if block_id in outside else 'not '}kept outside",
+            )
