@@ -34,11 +34,14 @@ COMMANDS = {
         "sim.commands.capacity:capacity",
         "Predict the number of KV blocks, explained GiB by GiB.",
     ),
+    "decisions": (
+        "sim.commands.decisions:decisions",
+        "Write a schedule step by step, or show where two part.",
+    ),
     "workload": ("sim.commands.workload:app", "Traffic: fetch public traces."),
 }
 
 NOT_BUILT = (
-    "decisions",
     "conform",
     "sweep",
     "plan",

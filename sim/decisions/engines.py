@@ -1,0 +1,141 @@
+"""From a decision workload to a scheduler and its requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.decisions.tokens import StreamTokens
+from sim.decisions.workload import (
+    MAX_LEN,
+    CacheflowEngine,
+    V0Engine,
+    V02Engine,
+    V1Engine,
+)
+from sim.request import Request
+from sim.scheduler.settings import CacheConfig, SchedulerConfig
+
+if TYPE_CHECKING:
+    from sim.decisions.workload import DecisionRequest, DecisionWorkload
+    from sim.scheduler.groups import GroupScheduler
+    from sim.scheduler.v1 import V1Scheduler
+
+
+def make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
+    """Construct the scheduler that a workload names."""
+    engine = workload.engine
+    if isinstance(engine, V1Engine):
+        return _v1(engine, workload.engine_version)
+    if isinstance(engine, V0Engine):
+        return _v0(engine)
+    cache_config = CacheConfig(
+        block_size=engine.block_size,
+        num_gpu_blocks=engine.num_gpu_blocks,
+        num_cpu_blocks=engine.num_cpu_blocks,
+        watermark=engine.watermark,
+        sliding_window=engine.sliding_window if isinstance(engine, V02Engine) else None,
+    )
+    if isinstance(engine, CacheflowEngine):
+        from sim.scheduler.cacheflow import Scheduler  # noqa: PLC0415
+
+        return Scheduler(
+            SchedulerConfig(
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_num_seqs=engine.max_num_seqs,
+                max_model_len=MAX_LEN,
+                preemption_mode=engine.forced_mode,
+            ),
+            cache_config,
+        )
+    from sim.scheduler.v0_2 import Scheduler as V02Scheduler  # noqa: PLC0415
+
+    return V02Scheduler(
+        SchedulerConfig(
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_seqs=engine.max_num_seqs,
+            max_model_len=engine.max_model_len,
+            max_paddings=engine.max_paddings,
+            preemption_mode=engine.forced_mode,
+        ),
+        cache_config,
+    )
+
+
+def _v0(engine: V0Engine) -> GroupScheduler:
+    from sim.scheduler.v0 import Scheduler  # noqa: PLC0415
+
+    return Scheduler(
+        SchedulerConfig(
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_seqs=engine.max_num_seqs,
+            max_model_len=engine.max_model_len,
+            preemption_mode=engine.forced_mode,
+            policy=engine.policy,
+            enable_chunked_prefill=engine.chunked_prefill,
+            num_lookahead_slots=engine.num_lookahead_slots,
+            delay_factor=engine.delay_factor,
+            max_num_partial_prefills=engine.max_num_partial_prefills,
+            max_long_partial_prefills=engine.max_long_partial_prefills,
+            long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        ),
+        CacheConfig(
+            block_size=engine.block_size,
+            num_gpu_blocks=engine.num_gpu_blocks,
+            num_cpu_blocks=engine.num_cpu_blocks,
+            watermark=engine.watermark,
+            sliding_window=engine.sliding_window,
+            enable_prefix_caching=engine.enable_prefix_caching,
+        ),
+    )
+
+
+def _v1(engine: V1Engine, engine_version: str) -> V1Scheduler:
+    from sim.scheduler.v1 import V1Scheduler  # noqa: PLC0415
+
+    later = {
+        name: getattr(engine, name)
+        for name in (
+            "watermark",
+            "scheduler_reserve_full_isl",
+            "long_prefill_token_threshold_adaptive",
+            "max_num_active_seqs",
+            "prefill_schedule_interval",
+            "max_num_scheduled_tokens",
+        )
+        if getattr(engine, name) is not None
+    }
+    return V1Scheduler(
+        engine.num_gpu_blocks,
+        engine.block_size,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=engine.max_model_len,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        enable_chunked_prefill=engine.chunked_prefill,
+        scheduling_policy=engine.policy,
+        sliding_window=engine.sliding_window,
+        engine_version=engine_version,
+        **later,
+    )
+
+
+def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Request:
+    """Construct the engine's request; its arrival time is its place in the list."""
+    length = raw.num_prompt_tokens
+    branches = raw.branch_output_lens or [raw.output_len] * raw.n
+    return Request(
+        request_id=index,
+        arrival_s=float(index),
+        num_prompt_tokens=length,
+        tokens=StreamTokens(raw.prompt, raw.out_seed),
+        max_num_tokens=min(length + raw.output_len, max_model_len),
+        oracle_num_tokens=length + raw.output_len,
+        priority=raw.priority,
+        max_output_tokens=None,
+        num_sequences=raw.n,
+        use_beam_search=raw.beam,
+        oracle_branch_num_tokens=tuple(length + own for own in branches),
+        beam_seed=raw.beam_seed,
+        beam_percent=raw.beam_pct,
+    )

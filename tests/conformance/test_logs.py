@@ -1,0 +1,63 @@
+"""Our decisions against the logs that the real engines wrote (promise 2).
+
+Every field of every step, byte for byte: no tolerance and no exclusions.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sim.decisions import DecisionDriver, first_difference, load_workload, read_log
+from sim.decisions.logs import write_log
+from tests.shared import SHARED, shared
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDERS = ("cacheflow", "old", "v0", "v1", "v1_33")
+ENDING = ".workload.json"
+NAMES = [
+    f"{folder}/{path.name.removesuffix(ENDING)}"
+    for folder in FOLDERS
+    for path in sorted((SHARED / "conformance" / folder).glob(f"*{ENDING}"))
+]
+
+
+@pytest.mark.parametrize("name", NAMES or ["cacheflow/light"])
+def test_decisions_equal_the_real_engines(name: str, tmp_path: Path) -> None:
+    workload = load_workload(shared(f"conformance/{name}{ENDING}"))
+    golden = shared(f"conformance/{name}.golden.jsonl.gz")
+    ours = tmp_path / "ours.jsonl.gz"
+    write_log(DecisionDriver(workload).lines(), ours)
+    difference = first_difference(read_log(golden), read_log(ours))
+    assert difference is None, difference.in_words(("real engine", "kvsim"))
+    with gzip.open(golden) as theirs, gzip.open(ours) as mine:
+        assert mine.read() == theirs.read()
+
+
+def test_all_the_logs_are_compared() -> None:
+    shared("conformance")
+    assert len(NAMES) >= 111
+    assert {name.partition("/")[0] for name in NAMES} == set(FOLDERS)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "pressure" in n or "swap" in n])
+def test_invariants_hold_after_every_call(name: str) -> None:
+    workload = load_workload(shared(f"conformance/{name}{ENDING}"))
+    driver = DecisionDriver(workload, check=True)
+    assert sum(1 for _ in driver.lines()) == driver.num_steps
+
+
+def test_a_changed_decision_is_found() -> None:
+    path = shared("conformance/v1/light.golden.jsonl.gz")
+    with gzip.open(path, "rt") as text:
+        lines = [json.loads(row) for row in text]
+    changed = [dict(line) for line in lines]
+    changed[7]["free"] = [changed[7]["free"][0] - 1]
+    difference = first_difference(lines, changed)
+    assert difference is not None
+    assert (difference.line, difference.field) == (8, "free")
