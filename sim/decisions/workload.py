@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +29,7 @@ class DecisionRequest(_Model):
 
     id: str
     arrival_step: Count
-    prompt: Annotated[list[Segment], Field(min_length=1, strict=False)]
+    prompt: Annotated[list[Segment], Field(min_length=1)]
     output_len: Positive
     out_seed: int
     n: Positive = 1
@@ -217,16 +216,16 @@ def load_workload(path: Path | str) -> DecisionWorkload:
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a JSON file: {error}") from error
-    return parse_workload(data, str(path))
+    return parse_workload(text, str(path))
 
 
-def parse_workload(data: Any, where: str) -> DecisionWorkload:
-    """Validate a workload given as plain data; `where` names it in errors.
+def parse_workload(text: str, where: str) -> DecisionWorkload:
+    """Read a workload from JSON text; `where` names it in errors.
 
     Raises
     ------
@@ -234,7 +233,7 @@ def parse_workload(data: Any, where: str) -> DecisionWorkload:
         See `load_workload`.
     """
     try:
-        workload = DecisionWorkload.model_validate(data)
+        workload = DecisionWorkload.model_validate_json(text)
         workload.engine  # noqa: B018  # validates the engine's keys
     except ValidationError as error:
         raise ConfigError(f"{where}: {_in_words(error)}") from error
