@@ -297,3 +297,42 @@ TokenSlice = Sequence[int] | TokenRuns
 def content_of(tokens: TokenSlice) -> Hashable:
     """Return what a block key is made of: equal for equal tokens."""
     return tokens.pieces if isinstance(tokens, TokenRuns) else tuple(tokens)
+
+
+class RunTokens:
+    """A prompt given as runs, such as a beam's: text that was generated in pieces.
+
+    Block keys equal those of `SegmentTokens` for equal tokens.
+
+    Parameters
+    ----------
+    runs
+        The prompt; not changed any more.
+    """
+
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: TokenRuns) -> None:
+        self.runs = runs
+
+    def prompt(self) -> TokenRuns:
+        """See `TokenIds.prompt`."""
+        return self.runs
+
+    def output(self, branch: int, index: int) -> tuple[int, int]:
+        """Refuse: what continues these runs is another request's prompt."""
+        raise ValueError(f"no output {index} of branch {branch} is known of these runs")
+
+    def extend_block_hashes(
+        self, block_hashes: list[int], num_blocks: int, block_size: int
+    ) -> None:
+        """See `TokenIds.extend_block_hashes`."""
+        parent = block_hashes[-1] if block_hashes else NONE_HASH
+        for index in range(len(block_hashes), num_blocks):
+            pieces = self.runs[index * block_size : (index + 1) * block_size].pieces
+            if len(pieces) == 1:
+                segment_id, offset, _ = pieces[0]
+                parent = hash((parent, segment_id, offset))
+            else:
+                parent = hash_block(parent, pieces)
+            block_hashes.append(parent)

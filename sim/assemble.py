@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from cache.evictor import EVICTORS
 from sim.capacity import CapacityEstimate, estimate_capacity
+from sim.capacity.arguments import parse_engine_version, v0_chunks_by_itself
 from sim.cost import EMPTY_SHAPE, CostModel
 from sim.costs import COST_MODELS
 from sim.errors import ConfigError
+from sim.generations import GENERATION_KEYS
 from sim.model import resolved_model
 from sim.plug import build
 from sim.scheduler import SCHEDULERS
+from sim.scheduler.base import PreemptionMode
+from sim.scheduler.settings import CacheConfig, SchedulerConfig
 from workloads.arrivals import ARRIVALS
 from workloads.errors import WorkloadError
 from workloads.lengths import LENGTHS
 from workloads.preset import PresetWorkload
+from workloads.sampling import SampledWorkload
 from workloads.traces import TRACE_READERS
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cache.evictor import Evictor
     from sim.architecture import ModelArchitecture
     from sim.config import EngineConfig, RunConfig, WorkloadConfig
     from sim.hardware import GpuSpec
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
 
 MAX_NUM_GPU_BLOCKS = 50_000_000
 """About 5 GB of block objects; an endless cache for any trace at hand."""
+
+T = TypeVar("T")
 
 _TRACE_KEYS = ("rate_scale", "window", "limit")
 
@@ -59,7 +69,7 @@ def make_capacity(
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        engine_version=engine.engine_version,
+        engine_version=engine.version,
         enforce_eager=engine.enforce_eager,
         num_gpu_blocks_override=engine.num_gpu_blocks_override,
         kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
@@ -132,15 +142,41 @@ def _check_protocol(cost_model: CostModel, kind: str) -> None:
         raise ConfigError(f"cost: '{kind}': {problem}; mend your class")
 
 
-def make_scheduler(config: EngineConfig, capacity: CapacityEstimate) -> Scheduler:
+def make_scheduler(
+    config: EngineConfig, capacity: CapacityEstimate
+) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool.
+
+    Returns
+    -------
+    Scheduler
+        The policy, empty.
+    CapacityEstimate
+        `capacity`, with the longest sequence that pool and scheduler can serve as
+        `max_model_len` (invariant 7).
 
     Raises
     ------
     ConfigError
         If it cannot be made.
     """
+    scheduler = _construct(config, capacity)
+    most = getattr(scheduler, "max_servable_tokens", capacity.max_model_len)
+    if not config.admission_check or most >= capacity.max_model_len:
+        return scheduler, capacity
+    if most < 1:
+        raise ConfigError(
+            f"engine: a cache of {capacity.num_gpu_blocks} blocks of "
+            f"{config.block_size} tokens cannot serve a single token under the rules "
+            f"of the {config.scheduler} scheduler; give it a larger cache"
+        )
+    capacity = replace(capacity, max_model_len=most)
+    return _construct(config, capacity), capacity
+
+
+def _construct(config: EngineConfig, capacity: CapacityEstimate) -> Scheduler:
     kind = config.scheduler
+    optional = {key: getattr(config, key) for key in sorted(GENERATION_KEYS)}
     scheduler: Scheduler = build(
         SCHEDULERS,
         {"kind": kind} if isinstance(kind, str) else kind,
@@ -151,11 +187,61 @@ def make_scheduler(config: EngineConfig, capacity: CapacityEstimate) -> Schedule
             "max_num_batched_tokens": capacity.max_num_batched_tokens,
             "max_num_seqs": capacity.max_num_seqs,
             "max_model_len": capacity.max_model_len,
-            "enable_prefix_caching": config.enable_prefix_caching,
-            "long_prefill_token_threshold": config.long_prefill_token_threshold,
-        },
+            "enable_prefix_caching": config.prefix_caching,
+            "engine_version": config.version,
+            "scheduler_config": _scheduler_config(config, capacity),
+            "cache_config": _cache_config(config, capacity),
+        }
+        | {key: value for key, value in optional.items() if value is not None},
     )
     return scheduler
+
+
+def _scheduler_config(
+    config: EngineConfig, capacity: CapacityEstimate
+) -> SchedulerConfig:
+    """Return what the generations before V1 are configured with."""
+    mode, chunked = config.preemption_mode, config.enable_chunked_prefill
+    if chunked is None:
+        minor = parse_engine_version(config.version)
+        chunked = v0_chunks_by_itself(capacity.max_model_len, minor)
+    return SchedulerConfig(
+        max_num_batched_tokens=capacity.max_num_batched_tokens,
+        max_num_seqs=capacity.max_num_seqs,
+        max_model_len=capacity.max_model_len,
+        max_paddings=_or(config.max_paddings, 256),
+        preemption_mode=None if mode is None else PreemptionMode(mode),
+        policy=_or(config.scheduling_policy, "fcfs"),
+        enable_chunked_prefill=chunked,
+        num_lookahead_slots=_or(config.num_lookahead_slots, 0),
+        delay_factor=_or(config.scheduler_delay_factor, 0.0),
+        max_num_partial_prefills=_or(config.max_num_partial_prefills, 1),
+        max_long_partial_prefills=_or(config.max_long_partial_prefills, 1),
+        long_prefill_token_threshold=_or(config.long_prefill_token_threshold, 0),
+    )
+
+
+def _cache_config(config: EngineConfig, capacity: CapacityEstimate) -> CacheConfig:
+    evictor: str | Callable[[], Evictor] = "lru"
+    if config.evictor is not None:
+        kind = config.evictor
+        table = {"kind": kind} if isinstance(kind, str) else kind
+        # A manager has one a tier; the first is made now, to refuse it early.
+        evictor = partial(build, EVICTORS, table, "engine.evictor")
+        evictor()
+    return CacheConfig(
+        block_size=config.block_size,
+        num_gpu_blocks=capacity.num_gpu_blocks,
+        num_cpu_blocks=capacity.num_cpu_blocks,
+        watermark=_or(config.watermark, 0.01),
+        sliding_window=config.sliding_window,
+        enable_prefix_caching=config.prefix_caching,
+        evictor=evictor,
+    )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 def make_workload(config: WorkloadConfig, seed: int) -> Workload:
@@ -166,6 +252,26 @@ def make_workload(config: WorkloadConfig, seed: int) -> Workload:
     ConfigError, WorkloadError
         With the path of the key.
     """
+    workload = _source(config, seed)
+    sampling = {
+        "best_of": config.best_of,
+        "beam_width": config.beam_width,
+        "priority": config.priority,
+    }
+    if sampling == {"best_of": 1, "beam_width": 1, "priority": 0}:
+        return workload
+    return _refusing(
+        "workload",
+        SampledWorkload,
+        workload=workload,
+        beam_switch_share=config.beam_switch_share,
+        seed=seed,
+        **sampling,
+    )
+
+
+def _source(config: WorkloadConfig, seed: int) -> Workload:
+    """Construct what arrives, without what is drawn on top."""
     if config.trace is not None:
         common = {key: config.trace[key] for key in _TRACE_KEYS if key in config.trace}
         own = {key: v for key, v in config.trace.items() if key not in _TRACE_KEYS}

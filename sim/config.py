@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,29 +17,34 @@ from pydantic import (
 
 from sim.errors import ConfigError
 from sim.files import find_files, parse_yaml, read_yaml
+from sim.generations import (
+    DEFAULT_GENERATION,
+    GENERATION_KEYS,
+    GENERATIONS,
+    Generation,
+    owners,
+)
 from sim.plug import did_you_mean
 
 NOT_BUILT = {
     "speculative_config": "speculative decoding",
     "num_speculative_tokens": "speculative decoding",
-    "num_lookahead_slots": "speculative decoding",
     "kv_offloading_size": "KV offloading of v1",
     "kv_transfer_config": "disaggregation",
     "data_parallel_size": "data parallelism",
     "async_scheduling": "asynchronous scheduling",
     "enable_expert_parallel": "expert parallelism",
-    "watermark": "the watermark of later releases",
-    "scheduling_policy": "priority scheduling",
-    "policy": "priority scheduling",
-    "sliding_window": "sliding-window layers",
 }
 """Keys that engines have and this simulator does not, and what they stand for."""
 
 Positive = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
 Kind = dict[str, Any]
 
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Shares = Annotated[dict[int, float], Field(strict=False)]
+"""From a value to the share of requests that have it."""
 
 
 class _Table(BaseModel):
@@ -76,6 +80,10 @@ class WorkloadConfig(_Table):
     trace: Kind | None = None
     synthetic: SyntheticConfig | None = None
     preset: PresetConfig | None = None
+    best_of: Shares | int = 1
+    beam_width: Shares | int = 1
+    beam_switch_share: Annotated[float, Field(ge=0, le=1)] = 0.35
+    priority: Shares | int = 0
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadConfig:
@@ -108,13 +116,46 @@ class EngineConfig(_Table):
     max_model_len: Count | None = None
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
-    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: Literal[True] = True
+    max_num_scheduled_tokens: Count | None = None
+    max_num_active_seqs: Count | None = None
+    max_paddings: Whole | None = None
+    long_prefill_token_threshold: Whole | None = None
+    long_prefill_token_threshold_adaptive: bool | None = None
+    max_num_partial_prefills: Count | None = None
+    max_long_partial_prefills: Count | None = None
+    prefill_schedule_interval: Count | None = None
+    num_lookahead_slots: Whole | None = None
+    scheduler_delay_factor: Annotated[float, Field(ge=0)] | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    scheduling_policy: Literal["fcfs", "priority"] | None = None
+    sliding_window: Count | None = None
+    watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
+    enable_prefix_caching: bool | None = None
+    evictor: str | Kind | None = None
+    enable_chunked_prefill: bool | None = None
     enforce_eager: bool = False
-    engine_version: str = "0.11"
+    engine_version: str | None = None
     preemption_mode: Literal["recompute", "swap"] | None = None
     admission_check: bool = True
+
+    @property
+    def generation(self) -> Generation:
+        """The chosen generation; the newest for a scheduler of the user's own."""
+        if isinstance(self.scheduler, str):
+            return GENERATIONS.get(self.scheduler, DEFAULT_GENERATION)
+        return DEFAULT_GENERATION
+
+    @property
+    def version(self) -> str:
+        """The release that decides dialect, defaults and capacity."""
+        return self.engine_version or self.generation.engine_version
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether full blocks are found again by their content."""
+        if self.enable_prefix_caching is None:
+            return bool(self.generation.enable_prefix_caching)
+        return self.enable_prefix_caching
 
     @field_validator("pipeline_parallel_size", mode="before")
     @classmethod
@@ -123,37 +164,42 @@ class EngineConfig(_Table):
             raise ValueError("pipeline parallelism is not built; leave it at 1")
         return value
 
-    @field_validator("enable_chunked_prefill", mode="before")
-    @classmethod
-    def _chunked(cls, value: object) -> object:
-        if value is not True:
-            raise ValueError("scheduling without chunks is not built; leave it true")
-        return value
-
     @field_validator("engine_version", mode="before")
     @classmethod
     def _version_as_text(cls, value: object) -> object:
         # YAML reads an unquoted 0.11 as a number.
         return repr(value) if isinstance(value, float) else value
 
-    @field_validator("engine_version")
-    @classmethod
-    def _built_version(cls, value: str) -> str:
-        if not re.fullmatch(r"0\.11(\.\d{1,3})?", value):
+    @model_validator(mode="after")
+    def _of_the_generation(self) -> EngineConfig:
+        """Refuse what the chosen generation does not have."""
+        name = self.scheduler
+        if not isinstance(name, str) or name not in GENERATIONS:
+            return self
+        generation = GENERATIONS[name]
+        for key in sorted(GENERATION_KEYS - generation.keys):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"the {name} generation has no {key} (it belongs to "
+                    f"{owners(key)}); remove it, got {getattr(self, key)!r}"
+                )
+        if not generation.takes(self.version):
             raise ValueError(
-                "only the 0.11 dialect of the v1 scheduler is built; set it to '0.11'"
+                f"the {name} generation covers engine_version "
+                f"{generation.versions_in_words}, got {self.engine_version!r}; leave "
+                f"it out for {generation.engine_version}"
             )
-        return value
-
-    @field_validator("preemption_mode")
-    @classmethod
-    def _built_mode(cls, value: str | None) -> str | None:
-        if value == "swap":
+        if self.enable_prefix_caching and generation.enable_prefix_caching is None:
             raise ValueError(
-                "the v1 generation preempts by recomputation only; use recompute or "
-                "null"
+                f"the {name} generation has no prefix caching; set "
+                f"enable_prefix_caching to false, or leave it out"
             )
-        return value
+        if self.preemption_mode == "swap" and not generation.has_cpu_tier:
+            raise ValueError(
+                f"the {name} generation preempts by recomputation only; set "
+                f"preemption_mode to recompute or null, got 'swap'"
+            )
+        return self
 
 
 class RunConfig(_Table):

@@ -129,10 +129,16 @@ class Engine:
         if error is not None:
             request.reason = error
             request.move_to(RequestStatus.FINISHED_REJECTED)
-            self.recorder.left(request, self.env.now)
+            self._leave(request)
             return
         self.scheduler.add_request(request)
         self._wake_up()
+
+    def _leave(self, request: Request) -> None:
+        """Record and announce the end of a request that got no answer."""
+        self.recorder.left(request, self.env.now)
+        if request.on_end is not None:
+            request.on_end(request)
 
     def abort(self, request: Request, reason: str) -> None:
         """Withdraw a request before the next scheduler call, if it is unfinished.
@@ -180,7 +186,7 @@ class Engine:
             if not request.status.is_finished:
                 request.reason = reason
                 self.scheduler.abort(request)
-                self.recorder.left(request, self.env.now)
+                self._leave(request)
         self._aborts.clear()
 
     def _is_idle(self) -> bool:
@@ -203,7 +209,7 @@ class Engine:
             )
         self.recorder.step(self.num_steps, now_s, cost, output, self.scheduler)
         for request in output.ignored:
-            self.recorder.left(request, now_s)
+            self._leave(request)
         if output.scheduled or output.ignored:
             self._num_empty_steps = 0
         else:
@@ -217,6 +223,9 @@ class Engine:
         finished = self.sample(output, self.num_steps, end_s)
         self.scheduler.update(finished)
         self.recorder.stepped(end_s, finished)
+        for request in finished:
+            if request.on_end is not None:
+                request.on_end(request)
         self.num_steps += 1
         if self._observers:
             self._notify()

@@ -96,7 +96,7 @@ def throughput(
     """
     served = requests[requests["status"].isin(SERVED)]
     num_input = int(served["num_prompt_tokens"].sum())
-    num_output = int(served["num_output_tokens"].sum())
+    num_output = int(served["num_generated_tokens"].sum())
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     last_arrival_s = float(requests["arrival_s"].max()) if len(requests) else 0.0
     statuses = requests["status"].value_counts()

@@ -48,7 +48,10 @@ REQUESTS: dict[str, str] = {
     "request_id": "int64",
     "arrival_s": "float64",
     "num_prompt_tokens": "int64",
-    "num_output_tokens": "int64",  # generated in the simulation
+    "num_output_tokens": "int64",  # generated in the simulation, of the longest sample
+    "num_sequences": "int64",  # samples, or beams, that the engine schedules as one
+    "num_generated_tokens": "int64",  # of all samples, dropped beams included
+    "parent_id": "int64",  # request of the workload; v1 serves samples one by one
     "status": "str",  # value of sim.request.RequestStatus
     "reason": "str",  # why it was rejected or aborted, else ""
     "first_scheduled_s": "float64",  # NaN where it never came to that

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from sim import summary
 from sim.assemble import make_capacity, make_cost_model, make_scheduler, make_workload
-from sim.clients import open_loop, request_from_spec
-from sim.engine import Engine
+from sim.clients import FanOutClient, GroupClient, RequestFactory, open_loop
+from sim.engine import Engine, Sampler
 from sim.errors import ConfigError, SchedulerError
+from sim.generation import sample
+from sim.generation_groups import sampler_for
 from sim.hardware import load_gpu
 from sim.model import load_model
 from sim.recorder import Recorder, Recording
 from sim.results import Results
+from sim.scheduler.groups import GroupScheduler
 from workloads.errors import WorkloadWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sim.config import RunConfig
+    from sim.scheduler.base import Scheduler
     from workloads.spec import RequestSpec
 
 
@@ -58,7 +61,7 @@ class Simulation:
         self.warnings = summary.pool_warnings(self.capacity, model, config)
         self.specs = self._read_workload()
         self.cost_model = make_cost_model(config, model, gpu)
-        self.scheduler = make_scheduler(config.engine, self.capacity)
+        self.scheduler, self.capacity = make_scheduler(config.engine, self.capacity)
         self.recorder = Recorder()
         self.env = simpy.Environment()
         self.engine = Engine(
@@ -66,16 +69,17 @@ class Simulation:
             self.scheduler,
             self.cost_model,
             self.recorder,
+            sample=_sampler(self.scheduler),
             admission_check=config.engine.admission_check,
         )
-        self.env.process(
-            open_loop(
-                self.env,
-                self.engine,
-                self.specs,
-                partial(request_from_spec, max_model_len=self.capacity.max_model_len),
-            )
+        factory = RequestFactory(self.capacity.max_model_len)
+        client = (
+            GroupClient(factory)
+            if isinstance(self.scheduler, GroupScheduler)
+            else FanOutClient(factory)
         )
+        self.num_requests = client.num_requests(self.specs)
+        self.env.process(open_loop(self.env, self.engine, self.specs, client))
 
     def _read_workload(self) -> Sequence[RequestSpec]:
         with warnings.catch_warnings(record=True) as caught:
@@ -127,7 +131,7 @@ class Simulation:
         recorder = self.recorder
         return Progress(
             now_s=self.env.now,
-            num_requests=len(self.specs),
+            num_requests=self.num_requests,
             num_arrived=recorder.num_arrived,
             num_done=recorder.num_finished + recorder.num_left,
         )
@@ -166,7 +170,7 @@ class Simulation:
             f"{len(rejected)} of {len(requests)} requests were rejected, the first "
             f"(request {first['request_id']}): {first['reason']}"
         )
-        if len(rejected) == len(requests) == len(self.specs):
+        if len(rejected) == len(requests) == self.num_requests:
             raise ConfigError(
                 f"{line}; give the engine a larger cache, or requests a smaller limit"
             )
@@ -174,7 +178,7 @@ class Simulation:
 
     def _summary(self, recording: Recording) -> dict[str, Any]:
         numbers = summary.numbers(
-            recording, self.capacity, len(self.specs), self.env.now
+            recording, self.capacity, self.num_requests, self.env.now
         )
         if overload := summary.overload_warning(recording, numbers):
             self.warnings.append(overload)
@@ -201,6 +205,11 @@ class Simulation:
                 "versions": summary.versions(),
             }
         )
+
+
+def _sampler(scheduler: Scheduler) -> Sampler:
+    """Return how the output of the scheduler's steps appears."""
+    return sampler_for(scheduler) if isinstance(scheduler, GroupScheduler) else sample
 
 
 def simulate(config: RunConfig) -> Results:

@@ -114,7 +114,7 @@ def title(config: RunConfig) -> str:
     return ", ".join(
         (
             f"{Path(engine.model).name} on {Path(gpus).name}",
-            f"{Path(name).name} {engine.engine_version}",
+            f"{Path(name).name} {engine.version}",
             _workload_title(config.workload),
         )
     )

@@ -35,6 +35,12 @@ class RequestSpec:
         the only bound on the output that a policy may see.
     priority
         Smaller is more urgent.
+    best_of
+        Samples of the prompt.
+    beam_width
+        Beams, if more than 1; there is then no parallel sampling.
+    beam_switch_share
+        Share of a beam's steps in which another beam's continuation takes its place.
     """
 
     request_id: int
@@ -44,8 +50,16 @@ class RequestSpec:
     output_segment: int
     max_tokens: int | None = None
     priority: int = 0
+    best_of: int = 1
+    beam_width: int = 1
+    beam_switch_share: float = 0.0
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt in tokens."""
         return sum(num_tokens for _, num_tokens in self.prompt)
+
+    @property
+    def num_sequences(self) -> int:
+        """Continuations of the prompt: beams, or samples."""
+        return self.beam_width if self.beam_width > 1 else self.best_of

@@ -280,6 +280,9 @@ def _moved(request: RequestSpec, request_id: int, arrival_s: float) -> RequestSp
         request.output_segment,
         request.max_tokens,
         request.priority,
+        request.best_of,
+        request.beam_width,
+        request.beam_switch_share,
     )
 
 

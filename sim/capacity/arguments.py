@@ -122,6 +122,14 @@ def default_batch(gpu: GpuSpec, minor: int) -> tuple[int, int]:
     return constants.WIDE_BATCH
 
 
+def v0_chunks_by_itself(max_model_len: int, minor: int) -> bool:
+    """Whether a V0 release turns chunked prefill on where nothing is said."""
+    return (
+        minor >= constants.FIRST_V0_CHUNKING_MINOR
+        and max_model_len > constants.V0_CHUNKED_PREFILL_ABOVE_TOKENS
+    )
+
+
 def resolve_batch(
     model: ModelArchitecture,
     gpu: GpuSpec,
@@ -141,11 +149,14 @@ def resolve_batch(
     if minor >= constants.FIRST_V1_MINOR:
         tokens, seqs = default_batch(gpu, minor)
     else:
-        # V0 without chunked prefill profiles a prompt of the longest length.
+        # Without chunked prefill a prompt of the longest length must fit a step.
         longest = max_model_len or model.max_position_embeddings
-        chunked = longest > constants.V0_CHUNKED_PREFILL_ABOVE_TOKENS
         least = constants.V0_CHUNKED_BATCHED_TOKENS
-        tokens = least if chunked else max(longest, least)
+        tokens = max(longest, least)
+        if minor <= constants.LAST_CACHEFLOW_MINOR:
+            tokens = constants.CACHEFLOW_BATCHED_TOKENS
+        elif v0_chunks_by_itself(longest, minor):
+            tokens = least
         seqs = constants.V0_MAX_NUM_SEQS
     tokens = max_num_batched_tokens or tokens
     seqs = max_num_seqs or min(seqs, tokens)

@@ -33,6 +33,10 @@ FORWARD_HIDDEN_COPIES = 4
 sampler, is the peak: the embeddings (input of the compiled graph), the residual, the
 normed input and the output. Few models show it: 4.3 was seen in CodeLlama, 4.5 in a
 quantised Mistral-Small."""
+LAST_CACHEFLOW_MINOR = 1
+CACHEFLOW_BATCHED_TOKENS = 2_560
+"""Batch of vLLM 0.1, whatever the model (``ServerArgs``)."""
+FIRST_V0_CHUNKING_MINOR = 6
 V0_MAX_NUM_SEQS = 256
 V0_CHUNKED_PREFILL_ABOVE_TOKENS = 32_768
 """V0 turned chunked prefill on by itself for longer models (vLLM 0.6 ``arg_utils``)."""

@@ -148,7 +148,7 @@ def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
         return simulation.run(check_every=check)
     from sim.commands.terminal import progress_bar
 
-    with progress_bar(len(simulation.specs)) as on_progress:
+    with progress_bar(simulation.num_requests) as on_progress:
         return simulation.run(on_progress, check_every=check)
 
 

@@ -6,7 +6,15 @@ from sim.cost import BatchShape
 
 
 class Batch:
-    """Counts of the batch being formed, and what is left of its budget."""
+    """Counts of the batch being formed, and what is left of its budget.
+
+    Parameters
+    ----------
+    budget
+        Tokens that may still be scheduled.
+    sliding_window
+        Tokens that attention looks back, its own included; None for all.
+    """
 
     __slots__ = (
         "budget",
@@ -17,10 +25,12 @@ class Batch:
         "num_prefill_tokens",
         "num_prefills",
         "num_recomputed_tokens",
+        "sliding_window",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, sliding_window: int | None = None) -> None:
         self.budget = budget
+        self.sliding_window = sliding_window
         self.num_decodes = 0
         self.num_decode_context_tokens = 0
         self.num_prefills = 0
@@ -31,18 +41,29 @@ class Batch:
 
     def add(self, num_new_tokens: int, num_context_tokens: int) -> None:
         """Count a query of `num_new_tokens` that ends at `num_context_tokens`."""
+        window = self.sliding_window
         if num_new_tokens == 1:
             self.num_decodes += 1
+            if window is not None and window < num_context_tokens:
+                num_context_tokens = window
             self.num_decode_context_tokens += num_context_tokens
             return
         self.num_prefills += 1
         self.num_prefill_tokens += num_new_tokens
+        num_before = num_context_tokens - num_new_tokens
+        if window is not None and window < num_context_tokens:
+            self.num_prefill_context_tokens += min(
+                num_context_tokens, num_new_tokens + window - 1
+            )
+            # Queries within the window see all before them, the others a window full.
+            num_within = max(0, window - num_before)
+            self.num_prefill_attention_pairs += (
+                _num_pairs(num_within, num_before)
+                + (num_new_tokens - num_within) * window
+            )
+            return
         self.num_prefill_context_tokens += num_context_tokens
-        # Query j of the chunk sees all keys before the chunk and j of its own.
-        self.num_prefill_attention_pairs += (
-            num_new_tokens * (num_context_tokens - num_new_tokens)
-            + num_new_tokens * (num_new_tokens + 1) // 2
-        )
+        self.num_prefill_attention_pairs += _num_pairs(num_new_tokens, num_before)
 
     def shape(self) -> BatchShape:
         """Return the counts as the cost model takes them."""
@@ -54,3 +75,8 @@ class Batch:
             self.num_prefill_context_tokens,
             self.num_prefill_attention_pairs,
         )
+
+
+def _num_pairs(num_new_tokens: int, num_before: int) -> int:
+    """Query j of a chunk sees all keys before the chunk and j of its own."""
+    return num_new_tokens * num_before + num_new_tokens * (num_new_tokens + 1) // 2

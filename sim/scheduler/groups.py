@@ -389,7 +389,7 @@ class GroupScheduler(ABC):
 
     def _account(self, output: GroupSchedulerOutput, now_s: float) -> None:
         """Advance computed tokens and fill the engine's view of the output."""
-        batch = Batch(0)
+        batch = Batch(0, self.cache_config.sliding_window)
         for entry in output.scheduled_seq_groups:
             group = entry.seq_group
             request = group.request
@@ -437,7 +437,10 @@ class GroupScheduler(ABC):
     ) -> int:
         """Count a prefill and return its computed (not cached) tokens."""
         seqs = entry.seq_group.get_seqs(SequenceStatus.RUNNING)
-        if len(seqs) > 1 and seqs[0].get_output_len():
+        # A group of vLLM 0.1.0 may revive finished sequences: its prefill is as long as
+        # the first of them and computes nothing for the others.
+        revived = entry.token_chunk_size == seqs[0].get_len()
+        if len(seqs) > 1 and seqs[0].get_output_len() and not revived:
             return self._account_group_recompute(entry, request, batch, seqs)
         after = entry.num_computed_tokens + entry.token_chunk_size
         for seq in seqs:
@@ -495,20 +498,11 @@ class GroupScheduler(ABC):
         config = self.cache_config
         manager = self.block_manager
         num_physical = config.num_gpu_blocks - manager.get_num_free_gpu_blocks()
-        num_logical_tokens = 0
-        num_unshared_tokens = 0
-        for group in self.running:
-            seqs = group.get_seqs(SequenceStatus.RUNNING)
-            num_logical_tokens += sum(seq.num_computed_tokens for seq in seqs)
-            if len(seqs) > 1:
-                num_unshared_tokens += self._num_empty_shared_slots(seqs)
-        num_extra = manager.num_logical_blocks - num_physical
+        num_physical_tokens, num_logical_tokens = self._num_tokens(num_physical)
         return CacheUsage(
             num_physical_blocks=num_physical,
             num_logical_blocks=manager.num_logical_blocks,
-            num_physical_tokens=num_logical_tokens
-            - num_extra * config.block_size
-            + num_unshared_tokens,
+            num_physical_tokens=num_physical_tokens,
             num_logical_tokens=num_logical_tokens,
             kv_cache_usage=num_physical / config.num_gpu_blocks,
             cpu_cache_usage=1.0
@@ -516,6 +510,22 @@ class GroupScheduler(ABC):
             if config.num_cpu_blocks
             else 0.0,
         )
+
+    def _num_tokens(self, num_physical_blocks: int) -> tuple[int, int]:
+        """Return tokens in the physical blocks, and those of all tables."""
+        num_logical_tokens = 0
+        num_unshared_tokens = 0
+        for group in self.running:
+            seqs = group.get_seqs(SequenceStatus.RUNNING)
+            num_logical_tokens += sum(seq.num_computed_tokens for seq in seqs)
+            if len(seqs) > 1:
+                num_unshared_tokens += self._num_empty_shared_slots(seqs)
+        num_extra = self.block_manager.num_logical_blocks - num_physical_blocks
+        num_shared_tokens = num_extra * self.cache_config.block_size
+        num_physical_tokens = (
+            num_logical_tokens - num_shared_tokens + num_unshared_tokens
+        )
+        return num_physical_tokens, num_logical_tokens
 
     def _num_empty_shared_slots(self, seqs: list[Sequence]) -> int:
         """Empty slots of partly filled blocks, once for each sharer but one.

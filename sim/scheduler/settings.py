@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from sim.errors import SchedulerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cache.evictor import Evictor
     from sim.scheduler.base import PreemptionMode
 
 
@@ -28,7 +31,8 @@ class CacheConfig:
     enable_prefix_caching
         Whether full blocks are found again by their content (`v0` only).
     evictor
-        Which cached block goes first (`v0` only), a key of `cache.evictor.EVICTORS`.
+        Which cached block goes first (`v0` only): a key of `cache.evictor.EVICTORS`, or
+        what makes an evictor.
     """
 
     block_size: int
@@ -37,7 +41,7 @@ class CacheConfig:
     watermark: float = 0.01
     sliding_window: int | None = None
     enable_prefix_caching: bool = False
-    evictor: str = "lru"
+    evictor: str | Callable[[], Evictor] = "lru"
 
     def __post_init__(self) -> None:
         _at_least(1, block_size=self.block_size, num_gpu_blocks=self.num_gpu_blocks)

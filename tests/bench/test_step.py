@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.clients import request_from_spec
 from sim.generation import sample
 from sim.scheduler.v1 import V1Scheduler
-from tests.sim.build import spec
+from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from sim.clients import open_loop, request_from_spec
+from sim.clients import FanOutClient, RequestFactory, open_loop
 from sim.costs.constant import ConstantCost
 from sim.engine import Engine
 from sim.recorder import Recorder, Recording
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.cost import CostModel
+    from sim.request import Request
 
 
 def spec(
@@ -36,6 +36,13 @@ def spec(
         "output_segment": 2 * request_id + 1,
     }
     return RequestSpec(**(facts | more))
+
+
+def request_from_spec(spec: RequestSpec, max_model_len: int) -> Request:
+    """The engine's request, numbered as the workload's."""
+    request = RequestFactory(max_model_len).group(spec)
+    request.request_id = spec.request_id
+    return request
 
 
 def scheduler(**changes: Any) -> V1Scheduler:
@@ -73,8 +80,8 @@ class Run:
             self.recorder,
             admission_check=admission_check,
         )
-        make = partial(request_from_spec, max_model_len=self.scheduler.max_model_len)
-        self.env.process(open_loop(self.env, self.engine, specs, make))
+        client = FanOutClient(RequestFactory(self.scheduler.max_model_len))
+        self.env.process(open_loop(self.env, self.engine, specs, client))
         if check:
             self.engine.observe(1, lambda _: self.check())
 

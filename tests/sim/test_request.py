@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.clients import request_from_spec
 from sim.request import TRANSITIONS, IllegalTransitionError, RequestStatus
-from tests.sim.build import spec
+from tests.sim.build import request_from_spec, spec
 
 
 @given(st.sampled_from(RequestStatus), st.sampled_from(RequestStatus))

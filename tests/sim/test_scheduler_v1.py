@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cache.errors import InvariantError
-from sim.clients import request_from_spec
 from sim.cost import BatchShape
 from sim.generation import sample
-from tests.sim.build import scheduler, spec
+from tests.sim.build import request_from_spec, scheduler, spec
 
 if TYPE_CHECKING:
     from sim.request import Request

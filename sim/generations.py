@@ -1,0 +1,131 @@
+"""What each generation of engines is configured with: releases, keys and defaults.
+
+`sim.config` refuses what the chosen generation does not have; `sim.assemble` builds it
+from what is left.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation, as a configuration names it.
+
+    Parameters
+    ----------
+    engine_version
+        The release that it follows; the default of ``engine_version``.
+    versions
+        Pattern of the releases that may be named.
+    versions_in_words
+        The same for messages.
+    keys
+        Engine keys that this generation has and others may lack.
+    enable_prefix_caching
+        Its default; None where it has no prefix caching.
+    has_cpu_tier
+        Whether blocks can be swapped out.
+    schedules_groups
+        Whether the samples of a prompt are one scheduled unit; if not, each is a
+        request of its own.
+    """
+
+    engine_version: str
+    versions: str
+    versions_in_words: str
+    keys: frozenset[str]
+    enable_prefix_caching: bool | None
+    has_cpu_tier: bool
+    schedules_groups: bool
+
+    def takes(self, engine_version: str) -> bool:
+        """Whether the generation covers a release."""
+        return re.fullmatch(self.versions, engine_version) is not None
+
+
+_TWO_TIERS = frozenset({"watermark"})
+
+GENERATIONS: Mapping[str, Generation] = MappingProxyType(
+    {
+        "cacheflow": Generation(
+            engine_version="0.1.0",
+            versions=r"0\.(0(\.\d+)?|1(\.[01])?)",
+            versions_in_words="0.0 to 0.1.1",
+            keys=_TWO_TIERS,
+            enable_prefix_caching=None,
+            has_cpu_tier=True,
+            schedules_groups=True,
+        ),
+        "v0_2": Generation(
+            engine_version="0.2.7",
+            versions=r"0\.2(\.\d{1,3})?",
+            versions_in_words="0.2",
+            keys=_TWO_TIERS | {"max_paddings", "sliding_window"},
+            enable_prefix_caching=None,
+            has_cpu_tier=True,
+            schedules_groups=True,
+        ),
+        "v0": Generation(
+            engine_version="0.7.3",
+            versions=r"0\.7(\.\d{1,3})?",
+            versions_in_words="0.7",
+            keys=_TWO_TIERS
+            | {
+                "enable_chunked_prefill",
+                "evictor",
+                "long_prefill_token_threshold",
+                "max_long_partial_prefills",
+                "max_num_partial_prefills",
+                "num_lookahead_slots",
+                "scheduler_delay_factor",
+                "scheduling_policy",
+                "sliding_window",
+            },
+            enable_prefix_caching=False,
+            has_cpu_tier=True,
+            schedules_groups=True,
+        ),
+        "v1": Generation(
+            engine_version="0.33",
+            versions=r"0\.(8|9|[12]\d|3[0-3])(\.\d{1,3})?",
+            versions_in_words="0.8 to 0.33",
+            keys=frozenset(
+                {
+                    "enable_chunked_prefill",
+                    "long_prefill_token_threshold",
+                    "long_prefill_token_threshold_adaptive",
+                    "max_num_active_seqs",
+                    "max_num_scheduled_tokens",
+                    "prefill_schedule_interval",
+                    "scheduler_reserve_full_isl",
+                    "scheduling_policy",
+                    "sliding_window",
+                    "watermark",
+                }
+            ),
+            enable_prefix_caching=True,
+            has_cpu_tier=False,
+            schedules_groups=False,
+        ),
+    }
+)
+"""Generations by the name that ``engine.scheduler`` takes."""
+
+DEFAULT_GENERATION = GENERATIONS["v1"]
+"""Stands in for a user's own scheduler."""
+
+GENERATION_KEYS = frozenset().union(*(g.keys for g in GENERATIONS.values()))
+"""Keys that some generation lacks."""
+
+
+def owners(key: str) -> str:
+    """Return the generations that have `key`, for messages."""
+    return ", ".join(name for name, g in GENERATIONS.items() if key in g.keys)

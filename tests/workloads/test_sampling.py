@@ -1,0 +1,89 @@
+"""Samples, beams and priorities drawn on top of a workload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from workloads.arrivals import ARRIVALS
+from workloads.errors import WorkloadError
+from workloads.lengths import LENGTHS
+from workloads.sampling import SampledWorkload
+from workloads.workload import SyntheticWorkload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from workloads.spec import RequestSpec
+
+
+def source(num_requests: int = 2000) -> SyntheticWorkload:
+    return SyntheticWorkload(
+        arrivals=ARRIVALS["poisson"](rate=1.0),
+        prompt_tokens=LENGTHS["uniform"](low=1, high=50),
+        output_tokens=LENGTHS["uniform"](low=1, high=50),
+        num_requests=num_requests,
+        seed=3,
+    )
+
+
+def drawn(num_requests: int = 2000, **more: Any) -> Sequence[RequestSpec]:
+    return SampledWorkload(source(num_requests), **more).requests()
+
+
+def test_a_number_holds_for_all_and_changes_nothing_else() -> None:
+    plain = source().requests()
+    wide = drawn(best_of=4)
+    assert {request.best_of for request in wide} == {4}
+    assert {request.num_sequences for request in wide} == {4}
+    for before, after in zip(plain, wide, strict=True):
+        assert before.arrival_s == after.arrival_s
+        assert before.prompt == after.prompt
+        assert before.num_output_tokens == after.num_output_tokens
+
+
+def test_shares_are_met_and_a_longer_workload_begins_with_the_shorter() -> None:
+    shares = {1: 0.7, 2: 0.2, 4: 0.1}
+    found = [request.best_of for request in drawn(best_of=shares)]
+    for value, share in shares.items():
+        assert found.count(value) / len(found) == pytest.approx(share, abs=0.03)
+    assert [request.best_of for request in drawn(50, best_of=shares)] == found[:50]
+
+
+def test_beams_have_no_samples_beside_them() -> None:
+    requests = drawn(best_of=3, beam_width={1: 0.5, 2: 0.5}, beam_switch_share=0.2)
+    beams = [request for request in requests if request.beam_width > 1]
+    others = [request for request in requests if request.beam_width == 1]
+    assert 800 < len(beams) < 1200
+    assert {(r.best_of, r.num_sequences, r.beam_switch_share) for r in beams} == {
+        (1, 2, 0.2)
+    }
+    assert {(r.best_of, r.num_sequences, r.beam_switch_share) for r in others} == {
+        (3, 3, 0.0)
+    }
+
+
+def test_streams_are_independent() -> None:
+    priority = {0: 0.5, 5: 0.5}
+    alone = [request.priority for request in drawn(priority=priority)]
+    assert {0, 5} == set(alone)
+    with_beams = drawn(priority=priority, beam_width={1: 0.5, 4: 0.5}, best_of={2: 1.0})
+    assert [request.priority for request in with_beams] == alone
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"best_of": 0}, "best_of must be .*got 0"),
+        ({"beam_width": {1: 0.5, 2: 0.4}}, "beam_width: shares must add up to 1"),
+        ({"beam_width": {1: 1.5, 2: -0.5}}, "the share of 1"),
+        ({"best_of": {0: 1.0}}, "best_of"),
+        ({"best_of": 5000}, "best_of"),
+        ({"beam_switch_share": 1.5}, "beam_switch_share"),
+        ({"priority": {}}, "priority: shares must add up to 1, got 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(more: dict[str, Any], rule: str) -> None:
+    with pytest.raises(WorkloadError, match=rule):
+        drawn(**more)
