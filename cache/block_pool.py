@@ -82,6 +82,10 @@ class BlockPool:
         Size of the pool, the null block included. At least 2.
     enable_caching
         Whether freed full blocks stay findable by their hash until reused.
+    unhashed_first
+        Whether freed blocks without a hash go to the front of the free queue: no hit
+        can come of them, so they are reused before anything is evicted (vLLM from
+        0.24 on). Otherwise all freed blocks join the back.
 
     Attributes
     ----------
@@ -96,7 +100,9 @@ class BlockPool:
     Source: vLLM 0.11.2, ``vllm/v1/core/block_pool.py`` (`BlockPool`).
     """
 
-    def __init__(self, num_gpu_blocks: int, *, enable_caching: bool) -> None:
+    def __init__(
+        self, num_gpu_blocks: int, *, enable_caching: bool, unhashed_first: bool = False
+    ) -> None:
         if num_gpu_blocks < 2:
             raise CacheError(
                 f"a pool needs at least 2 blocks (one is the null block), "
@@ -104,6 +110,7 @@ class BlockPool:
             )
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
+        self.unhashed_first = unhashed_first
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_gpu_blocks)]
         self.free_block_queue = FreeKVCacheBlockQueue(self.blocks)
         self.cached_blocks = PrefixCacheIndex()
@@ -193,8 +200,8 @@ class BlockPool:
         Parameters
         ----------
         ordered_blocks
-            Blocks of one table, in eviction order: what stands first is reused
-            first. No block stands twice.
+            Blocks of one table, in eviction order: of those that go to the same end
+            of the queue, what stands first is reused first. No block stands twice.
 
         Raises
         ------
@@ -211,7 +218,18 @@ class BlockPool:
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
                 freed.append(block)
-        self.free_block_queue.append_n(freed)
+        self._queue_freed(freed)
+
+    def _queue_freed(self, freed: list[KVCacheBlock]) -> None:
+        """Put blocks that lost their last reference where the release puts them."""
+        queue = self.free_block_queue
+        if not self.unhashed_first:
+            queue.append_n(freed)
+        elif not self.enable_caching:
+            queue.prepend_n(freed)
+        else:
+            queue.prepend_n([block for block in freed if block.block_hash is None])
+            queue.append_n([block for block in freed if block.block_hash is not None])
 
     def check(self) -> None:
         """Prove invariant 2 for the pool in O(n).

@@ -124,6 +124,10 @@ class BlockStack:
         """Put a block without references, which `drop` left outside, on the stack."""
         self._free.append(block)
 
+    def revive(self, block: KVCacheBlock) -> None:
+        """Give its first reference to a block that `drop` left outside the stack."""
+        block.ref_cnt = 1
+
     def check(
         self, references: Mapping[int, int], outside: frozenset[int] = frozenset()
     ) -> None:

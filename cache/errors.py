@@ -7,12 +7,27 @@ class CacheError(RuntimeError):
     """A cache structure was used against its rules; nothing has changed."""
 
 
-class NoFreeBlocksError(CacheError):
+class NoFreeBlocksError(CacheError, ValueError):
     """More blocks were asked for than are free."""
 
 
-class DoubleFreeError(CacheError):
+class DoubleFreeError(CacheError, ValueError):
     """A block without references was freed."""
+
+
+class ImmutableBlockError(CacheError, ValueError):
+    """Tokens were appended to a block whose content is settled."""
+
+
+class BlockTableError(CacheError, ValueError):
+    """A block table was allocated twice, or used without being allocated."""
+
+
+class UnallocatedSequenceError(CacheError, KeyError):
+    """A sequence that holds no blocks was asked to share, grow or show them."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class InvariantError(CacheError):

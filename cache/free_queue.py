@@ -119,6 +119,24 @@ class FreeKVCacheBlockQueue:
         self._tail.prev_free_block = last
         self.num_free_blocks += num_blocks
 
+    def prepend_n(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Put `blocks` at the front, the first of them first. O(len(blocks)).
+
+        As with `append_n`, the blocks must not be in the queue.
+        """
+        before = self._head
+        first = before.next_free_block
+        assert first is not None
+        num_blocks = 0
+        for block in blocks:
+            before.next_free_block = block
+            block.prev_free_block = before
+            before = block
+            num_blocks += 1
+        before.next_free_block = first
+        first.prev_free_block = before
+        self.num_free_blocks += num_blocks
+
     def __iter__(self) -> Iterator[KVCacheBlock]:
         """Walk the free blocks, front first."""
         block = self._head.next_free_block

@@ -88,8 +88,12 @@ class PagedSequence(Protocol):
         """Tokens, prompt and output."""
         ...
 
+    def get_prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        ...
+
     def get_token_ids(self) -> TokenSlice:
-        """All tokens, prompt and output; not to be changed."""
+        """All tokens, prompt and output; not to be changed, but they may grow."""
         ...
 
     def is_finished(self) -> bool:

@@ -180,24 +180,24 @@ class EngineConfig(_Table):
         for key in sorted(GENERATION_KEYS - generation.keys):
             if getattr(self, key) is not None:
                 raise ValueError(
-                    f"the {name} generation has no {key} (it belongs to "
-                    f"{owners(key)}); remove it, got {getattr(self, key)!r}"
+                    f"{key}: the {name} generation has no such key ({owners(key)} "
+                    f"has); remove it, got {getattr(self, key)!r}"
                 )
         if not generation.takes(self.version):
             raise ValueError(
-                f"the {name} generation covers engine_version "
+                f"engine_version: the {name} generation covers "
                 f"{generation.versions_in_words}, got {self.engine_version!r}; leave "
                 f"it out for {generation.engine_version}"
             )
         if self.enable_prefix_caching and generation.enable_prefix_caching is None:
             raise ValueError(
-                f"the {name} generation has no prefix caching; set "
-                f"enable_prefix_caching to false, or leave it out"
+                f"enable_prefix_caching: the {name} generation has no prefix caching, "
+                f"got True; set it to false, or leave it out"
             )
         if self.preemption_mode == "swap" and not generation.has_cpu_tier:
             raise ValueError(
-                f"the {name} generation preempts by recomputation only; set "
-                f"preemption_mode to recompute or null, got 'swap'"
+                f"preemption_mode: the {name} generation preempts by recomputation "
+                f"only, got 'swap'; set it to recompute or null"
             )
         return self
 
@@ -284,6 +284,9 @@ def _one_line(error: ValidationError) -> str:
     rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if problem["type"] in {"model_type", "dict_type"}:
         rule = "should be a table of keys, such as {kind: ...}"
+    key, colon, _ = rule.partition(": ")
+    if colon and key in _TABLES.get(path, RunConfig).model_fields:
+        return f"{path}.{rule}{more}"
     value = problem["input"]
     shown = "" if isinstance(value, dict) else f", got {_shortened(value)}"
     if problem["type"].startswith(("greater_than", "less_than", "finite")):

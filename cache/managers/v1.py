@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from cache.block_pool import BlockPool
 from cache.errors import CacheError, require
+from cache.sliding_window import SlidingWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +29,8 @@ class PagedRequest(Protocol):
     num_computed_tokens
         Tokens whose KV entries are in the cache.
     block_table
-        Physical blocks, logical order; the manager's own.
+        Physical blocks, logical order; the manager's own. The null block stands for
+        blocks that a sliding window has left behind.
     block_hashes
         Keys of the leading full blocks; the manager's own, kept over a preemption.
     num_cached_blocks
@@ -58,6 +61,12 @@ class KVCacheManager:
         Tokens a block, at least 1.
     enable_caching
         Prefix caching.
+    sliding_window
+        Tokens that attention looks back, the token itself included; None for all.
+    unhashed_first
+        See `BlockPool`.
+    max_model_len
+        Longest sequence: positions beyond get no slots. None for no such limit.
 
     Notes
     -----
@@ -71,19 +80,36 @@ class KVCacheManager:
     prompt later in the same call hits them already; a block completed by a sampled
     token is registered with that token, one step later.
     Source: vLLM 0.11.2, ``vllm/v1/core/kv_cache_manager.py`` and
-    ``single_type_kv_cache_manager.py``, full attention.
+    ``single_type_kv_cache_manager.py``, one group of layers.
     """
 
     def __init__(
-        self, num_gpu_blocks: int, block_size: int, *, enable_caching: bool
+        self,
+        num_gpu_blocks: int,
+        block_size: int,
+        *,
+        enable_caching: bool,
+        sliding_window: int | None = None,
+        unhashed_first: bool = False,
+        max_model_len: int | None = None,
     ) -> None:
         if block_size < 1:
             raise CacheError(f"block_size must be at least 1, got {block_size}")
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self.block_pool = BlockPool(num_gpu_blocks, enable_caching=enable_caching)
+        self.max_model_len = sys.maxsize if max_model_len is None else max_model_len
+        self.window = (
+            None
+            if sliding_window is None
+            else SlidingWindow(sliding_window, block_size)
+        )
+        self.block_pool = BlockPool(
+            num_gpu_blocks, enable_caching=enable_caching, unhashed_first=unhashed_first
+        )
         self.num_logical_blocks = 0
-        """Entries of all tables."""
+        """Entries of all tables, but for the null block."""
+        self.num_skipped_blocks = 0
+        """Entries of all tables that are the null block."""
 
     @property
     def usage(self) -> float:
@@ -93,6 +119,7 @@ class KVCacheManager:
     def get_computed_blocks(self, request: PagedRequest) -> Sequence[KVCacheBlock]:
         """Return the longest cached prefix of `request`, as whole blocks.
 
+        With a sliding window, blocks that no token to come reads are the null block.
         At least one token is left to compute, since the engine needs its logits: of
         a prompt that is cached whole and ends with a block, the last block is
         computed again. Nothing is reserved; give the blocks to `allocate_slots`.
@@ -103,6 +130,10 @@ class KVCacheManager:
         num_blocks = (request.num_tokens - 1) // self.block_size
         hashes = self._block_hashes(request, num_blocks)
         get = self.block_pool.get_cached_block
+        if self.window is not None:
+            return self.window.longest_hit(
+                hashes, num_blocks, get, self.block_pool.null_block
+            )
         hits: list[KVCacheBlock] = []
         for index in range(num_blocks):
             block = get(hashes[index])
@@ -111,11 +142,47 @@ class KVCacheManager:
             hits.append(block)
         return hits
 
+    def can_hold_all(
+        self,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        *,
+        num_spare_blocks: int = 0,
+        most_blocks: int | None = None,
+    ) -> bool:
+        """Whether a sequence without a table would fit whole. Nothing is set aside.
+
+        Parameters
+        ----------
+        num_tokens
+            Length of the sequence.
+        new_computed_blocks
+            Its hits.
+        num_spare_blocks
+            Free blocks that must be left.
+        most_blocks
+            Most blocks that it ever holds at a time (sliding window), or None.
+        """
+        num_blocks = self.num_blocks_for(min(num_tokens, self.max_model_len))
+        if most_blocks is not None:
+            num_blocks = min(num_blocks, most_blocks)
+        num_new_blocks = max(num_blocks - len(new_computed_blocks), 0)
+        return (
+            num_new_blocks + self._num_revived(new_computed_blocks) + num_spare_blocks
+            <= self.block_pool.num_free_blocks
+        )
+
+    def _num_revived(self, hits: Sequence[KVCacheBlock]) -> int:
+        """Hits in the free queue: each is used up as a new block would be."""
+        null_block = self.block_pool.null_block
+        return sum(block.ref_cnt == 0 and block is not null_block for block in hits)
+
     def allocate_slots(
         self,
         request: PagedRequest,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] = NO_BLOCKS,
+        num_spare_blocks: int = 0,
     ) -> bool:
         """Make room for the next `num_new_tokens` tokens of `request`.
 
@@ -127,43 +194,79 @@ class KVCacheManager:
             Tokens to be computed in this step, at least 1.
         new_computed_blocks
             Hits from `get_computed_blocks`, for a request without a table.
+        num_spare_blocks
+            Free blocks that must be left.
 
         Returns
         -------
         bool
-            False if the free blocks do not suffice; then nothing changed.
+            False if the free blocks do not suffice; then nothing changed, but for
+            blocks behind the sliding window, which are given up in any case.
         """
         block_size = self.block_size
         pool = self.block_pool
         table = request.block_table
+        if self.window is not None and table:
+            self._give_up_skipped(request, self.window)
         num_tokens = (
             request.num_computed_tokens
             + len(new_computed_blocks) * block_size
             + num_new_tokens
         )
+        num_tokens = min(num_tokens, self.max_model_len)
         num_new_blocks = (
             -(-num_tokens // block_size) - len(table) - len(new_computed_blocks)
         )
-        # A hit that waits in the free queue is used up as a new block would be.
-        num_revived = sum(block.ref_cnt == 0 for block in new_computed_blocks)
-        if num_new_blocks + num_revived > pool.num_free_blocks:
+        num_needed_blocks = num_new_blocks + num_spare_blocks
+        if new_computed_blocks:
+            num_needed_blocks += self._num_revived(new_computed_blocks)
+        if num_needed_blocks > pool.num_free_blocks:
             return False
         if new_computed_blocks:
-            pool.touch(new_computed_blocks)
-            table.extend(new_computed_blocks)
-            request.num_cached_blocks = len(table)
-            self.num_logical_blocks += len(new_computed_blocks)
+            self._share(request, new_computed_blocks)
         if num_new_blocks > 0:
             table += pool.get_new_blocks(num_new_blocks)
             self.num_logical_blocks += num_new_blocks
         request.num_quiet_tokens = len(table) * block_size
         if self.enable_caching:
             self._cache_blocks(request, min(num_tokens, request.num_tokens))
+        if self.window is not None:
+            # One token more than may be computed without giving up a block.
+            most = self.window.num_tokens_before_next_skip(request.num_computed_tokens)
+            request.num_quiet_tokens = min(request.num_quiet_tokens, most + 1)
         return True
 
+    def _share(self, request: PagedRequest, hits: Sequence[KVCacheBlock]) -> None:
+        """Begin the table of `request` with hits."""
+        table = request.block_table
+        table.extend(hits)
+        request.num_cached_blocks = len(table)
+        if self.window is not None:
+            null_block = self.block_pool.null_block
+            hits = [block for block in hits if block is not null_block]
+            self.num_skipped_blocks += len(table) - len(hits)
+        self.block_pool.touch(hits)
+        self.num_logical_blocks += len(hits)
+
+    def _give_up_skipped(self, request: PagedRequest, window: SlidingWindow) -> None:
+        """Put the null block in place of what nobody reads any more."""
+        table = request.block_table
+        null_block = self.block_pool.null_block
+        skipped = []
+        last = window.num_skipped_blocks(request.num_computed_tokens) - 1
+        for index in range(last, -1, -1):
+            if table[index] is null_block:
+                break  # and so are those before it
+            skipped.append(table[index])
+            table[index] = null_block
+        if skipped:
+            self.block_pool.free_blocks(skipped)
+            self.num_logical_blocks -= len(skipped)
+            self.num_skipped_blocks += len(skipped)
+
     def _cache_blocks(self, request: PagedRequest, num_tokens: int) -> None:
-        """Register the blocks that `num_tokens` tokens fill."""
-        num_full_blocks = num_tokens // self.block_size
+        """Register the blocks that `num_tokens` tokens fill, as far as there are."""
+        num_full_blocks = min(num_tokens // self.block_size, len(request.block_table))
         first = request.num_cached_blocks
         if num_full_blocks > first:
             hashes = self._block_hashes(request, num_full_blocks)
@@ -194,16 +297,21 @@ class KVCacheManager:
             Number of blocks that became free; shared ones stay with others.
         """
         table = request.block_table
+        blocks = table[::-1]
+        if self.window is not None:
+            null_block = self.block_pool.null_block
+            blocks = [block for block in blocks if block is not null_block]
+            self.num_skipped_blocks -= len(table) - len(blocks)
         num_free_before = self.block_pool.num_free_blocks
-        self.block_pool.free_blocks(table[::-1])
-        self.num_logical_blocks -= len(table)
+        self.block_pool.free_blocks(blocks)
+        self.num_logical_blocks -= len(blocks)
         table.clear()
         request.num_cached_blocks = 0
         request.num_quiet_tokens = 0
         return self.block_pool.num_free_blocks - num_free_before
 
     def get_block_ids(self, request: PagedRequest) -> list[int]:
-        """Return the block table as physical block ids."""
+        """Return the block table as physical block ids, 0 for the null block."""
         return [block.block_id for block in request.block_table]
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -224,27 +332,22 @@ class KVCacheManager:
             With the rule, the block and the request.
         """
         self.block_pool.check()
+        null_block = self.block_pool.null_block
         references: Counter[int] = Counter()
-        num_logical_blocks = 0
+        num_skipped_blocks = 0
         for request in requests:
             table = request.block_table
-            num_logical_blocks += len(table)
-            references.update(block.block_id for block in table)
-            require(
-                request.num_computed_tokens <= len(table) * self.block_size,
-                f"request {request.request_id}: {request.num_computed_tokens} tokens "
-                f"computed, {len(table)} blocks held",
-            )
-            cached = [b.block_hash for b in table if b.block_hash is not None]
-            require(
-                cached == request.block_hashes[: request.num_cached_blocks],
-                f"request {request.request_id}: its cached blocks do not carry the "
-                f"hashes of its leading {request.num_cached_blocks} blocks",
-            )
+            held = [block.block_id for block in table if block is not null_block]
+            num_skipped_blocks += len(table) - len(held)
+            references.update(held)
+            self._check_table(request)
+        num_logical_blocks = references.total()
         require(
-            num_logical_blocks == self.num_logical_blocks,
-            f"manager: {num_logical_blocks} table entries, "
-            f"{self.num_logical_blocks} counted",
+            num_logical_blocks == self.num_logical_blocks
+            and num_skipped_blocks == self.num_skipped_blocks,
+            f"manager: {num_logical_blocks} table entries and {num_skipped_blocks} "
+            f"null blocks, {self.num_logical_blocks} and {self.num_skipped_blocks} "
+            f"counted",
         )
         for block in self.block_pool.blocks[1:]:
             require(
@@ -252,3 +355,38 @@ class KVCacheManager:
                 f"block {block.block_id}: {block.ref_cnt} references counted, "
                 f"{references[block.block_id]} tables hold it",
             )
+
+    def _check_table(self, request: PagedRequest) -> None:
+        """Prove that a table holds what it must, under the right hashes."""
+        table = request.block_table
+        who = f"request {request.request_id}"
+        require(
+            min(request.num_computed_tokens, self.max_model_len)
+            <= len(table) * self.block_size,
+            f"{who}: {request.num_computed_tokens} tokens computed, {len(table)} "
+            f"blocks held",
+        )
+        null_block = self.block_pool.null_block
+        num_skipped = sum(block is null_block for block in table)
+        most = (
+            self.window.num_skipped_blocks(request.num_computed_tokens)
+            if self.window is not None
+            else 0
+        )
+        require(
+            num_skipped <= most
+            and all(block is null_block for block in table[:num_skipped]),
+            f"{who}: {num_skipped} null blocks, of which at most {most}, the leading "
+            f"ones, lie behind the window",
+        )
+        num_cached = request.num_cached_blocks
+        hashes = request.block_hashes
+        require(
+            all(
+                block.block_hash == (hashes[index] if index < num_cached else None)
+                for index, block in enumerate(table)
+                if block is not null_block
+            ),
+            f"{who}: its cached blocks do not carry the hashes of its leading "
+            f"{num_cached} blocks",
+        )

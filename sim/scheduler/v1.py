@@ -1,28 +1,25 @@
-"""The scheduler of vLLM's V1 engine, release 0.11."""
+"""The scheduler of vLLM's V1 engine, releases 0.8 to 0.33."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cache.errors import require
-from cache.managers.v1 import NO_BLOCKS, KVCacheManager
-from cache.stats import PrefixCacheStats
-from sim.request import Request, RequestStatus
-from sim.scheduler.base import (
-    CacheUsage,
-    Preemption,
-    PreemptionMode,
-    SchedulerOutput,
-)
-from sim.scheduler.batch import Batch
+from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.prefill_interval import PrefillInterval, is_prefilling
+from sim.scheduler.queues import urgency
+from sim.scheduler.v1_batch import V1Batch
+from sim.scheduler.v1_settings import V1Settings
+from sim.scheduler.v1_state import V1State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cache.block import KVCacheBlock
+    from sim.request import Request
 
-class V1Scheduler:
-    """First come, first served, with one token budget a step.
+
+class V1Scheduler(V1State):
+    """One token budget a step, shared out in the order of the queues.
 
     There is no prefill or decode phase: every request has tokens that are known and
     tokens that are computed, and each step lets the computed ones catch up as far as
@@ -30,8 +27,8 @@ class V1Scheduler:
     preemption are all the same to it.
 
     1. Running requests come first, in order. Where blocks run out, the last running
-       request is preempted, and again, until the blocks suffice or the request has
-       preempted itself.
+       request (or, by priority, the least urgent one) is preempted, and again, until
+       the blocks suffice or the request has preempted itself.
     2. If nobody was preempted, waiting requests are admitted from the head of the
        queue, strictly in order, while budget, ``max_num_seqs`` and blocks last.
 
@@ -51,11 +48,37 @@ class V1Scheduler:
         Whether full blocks are found again by their content.
     long_prefill_token_threshold
         Most tokens of one request in a step; 0 for no such limit.
+    enable_chunked_prefill
+        Whether a waiting request may be admitted with part of its tokens.
+    scheduling_policy
+        ``"fcfs"``, or ``"priority"``: the smallest `Request.priority` first.
+    sliding_window
+        Tokens that attention looks back, or None for all.
+    engine_version
+        Release whose rules are followed; see `sim.scheduler.dialect`.
+    watermark
+        Share of the pool that admissions leave free while something runs.
+    scheduler_reserve_full_isl
+        Admit a request only if all its known tokens would fit; None for the
+        release's default.
+    long_prefill_token_threshold_adaptive
+        Raise the threshold to a fair share of the budget.
+    max_num_active_seqs
+        Limit on running requests below `max_num_seqs`, or None.
+    prefill_schedule_interval
+        Steps from one with prefill to the next while decodes run; 1 for no such rule.
+    max_num_scheduled_tokens
+        Token budget below `max_num_batched_tokens`, or None.
+
+    Raises
+    ------
+    SchedulerError
+        If the release does not have a key that is used, or values are impossible.
 
     Notes
     -----
-    Source: vLLM 0.11.2, ``vllm/v1/core/sched/scheduler.py``, FCFS policy, chunked
-    prefill on, synchronous scheduling.
+    Source: vLLM 0.11.2, ``vllm/v1/core/sched/scheduler.py``, synchronous scheduling;
+    what other releases do differently is in `sim.scheduler.dialect`.
     """
 
     def __init__(
@@ -68,85 +91,54 @@ class V1Scheduler:
         max_model_len: int,
         enable_prefix_caching: bool = True,
         long_prefill_token_threshold: int = 0,
+        enable_chunked_prefill: bool = True,
+        scheduling_policy: str = "fcfs",
+        sliding_window: int | None = None,
+        engine_version: str = "0.33",
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool | None = None,
+        long_prefill_token_threshold_adaptive: bool = False,
+        max_num_active_seqs: int | None = None,
+        prefill_schedule_interval: int = 1,
+        max_num_scheduled_tokens: int | None = None,
     ) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.max_model_len = max_model_len
-        self.long_prefill_token_threshold = long_prefill_token_threshold
-        self.kv_cache_manager = KVCacheManager(
-            num_gpu_blocks, block_size, enable_caching=enable_prefix_caching
+        settings = V1Settings(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            enable_chunked_prefill=enable_chunked_prefill,
+            scheduling_policy=scheduling_policy,
+            engine_version=engine_version,
+            watermark=watermark,
+            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
+            long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
+            max_num_active_seqs=max_num_active_seqs,
+            prefill_schedule_interval=prefill_schedule_interval,
+            max_num_scheduled_tokens=max_num_scheduled_tokens,
         )
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
-        self.prefix_cache_stats = PrefixCacheStats()
-        self._num_logical_tokens = 0
-
-    # -- queues ---------------------------------------------------------------
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold blocks."""
-        return len(self.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without blocks: new and preempted ones."""
-        return len(self.waiting)
-
-    @property
-    def num_swapped(self) -> int:
-        """Always 0: this generation preempts by recomputation only."""
-        return 0
-
-    def admission_error(self, request: Request) -> str | None:
-        """Return why `request` can never be served, or None (invariant 7)."""
-        num_tokens = request.num_prompt_tokens
-        if num_tokens >= self.max_model_len:
-            return (
-                f"a prompt of {num_tokens} tokens leaves no room for output within "
-                f"max_model_len {self.max_model_len}"
-            )
-        num_usable = self.kv_cache_manager.block_pool.num_usable_blocks
-        for what, length in (
-            ("a prompt", num_tokens),
-            ("a prompt and its longest output", request.max_num_tokens),
-        ):
-            num_blocks = self.kv_cache_manager.num_blocks_for(length)
-            if num_blocks > num_usable:
-                return (
-                    f"{what} of {length} tokens needs {num_blocks} blocks; the cache "
-                    f"has {num_usable}"
-                )
-        return None
-
-    def add_request(self, request: Request) -> None:
-        """Put an arrived request at the end of the waiting queue."""
-        self.waiting.append(request)
-
-    def abort(self, request: Request) -> None:
-        """Withdraw an unfinished request and free what it holds."""
-        request.move_to(RequestStatus.FINISHED_ABORTED)
-        if request in self.running:
-            self.running.remove(request)
-            self._release(request)
-        else:
-            self.waiting.remove(request)
-
-    def update(self, finished: Sequence[Request]) -> None:
-        """Release finished requests, in batch order."""
-        if not finished:
-            return
-        for request in finished:
-            self._release(request)
-        self.running = [
-            request
-            for request in self.running
-            if request.status is RequestStatus.RUNNING
-        ]
-
-    def _release(self, request: Request) -> int:
-        self._num_logical_tokens -= request.num_computed_tokens
-        return self.kv_cache_manager.free(request)
+        super().__init__(
+            settings,
+            num_gpu_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            sliding_window=sliding_window,
+        )
+        self._skips_heads = (
+            not enable_chunked_prefill and self.dialect.skips_over_budget_heads
+        )
+        self._watermark_blocks = int(watermark * num_gpu_blocks)
+        self._interval = (
+            PrefillInterval(prefill_schedule_interval)
+            if prefill_schedule_interval > 1 and self.dialect.spaces_prefills
+            else None
+        )
+        window = self.kv_cache_manager.window
+        self._most_held_blocks = (
+            None
+            if window is None
+            else window.most_held_blocks(max_num_batched_tokens, max_model_len)
+        )
 
     # -- a step ---------------------------------------------------------------
 
@@ -157,23 +149,52 @@ class V1Scheduler:
         real engine does at the end of the call.
         """
         output = SchedulerOutput()
-        batch = Batch(self.max_num_batched_tokens)
-        self._schedule_running(output, batch)
-        if not output.preemptions and self.waiting:
-            self._schedule_waiting(output, batch, now_s)
+        interval = self._interval
+        batch = V1Batch(
+            self.settings.token_budget,
+            self._threshold(),
+            holds_prefill=interval is not None and interval.holds(self.running),
+        )
+        if self._by_priority:
+            self._schedule_running_by_priority(output, batch)
+        else:
+            self._schedule_running(output, batch)
+        if not output.preemptions:
+            if self.waiting:
+                self._schedule_waiting(output, batch, now_s)
+            if interval is not None and not batch.holds_prefill:
+                interval.saw_queue(len(self.waiting))
+        num_tokens = self.settings.token_budget - batch.budget
+        if interval is not None:
+            interval.stepped(num_tokens, carries_prefill=batch.carries_prefill)
         output.shape = batch.shape()
         output.num_recomputed_tokens = batch.num_recomputed_tokens
-        # Nothing runs, so all blocks are free, and still the head does not fit.
-        output.stuck = not self.running
-        self._num_logical_tokens += self.max_num_batched_tokens - batch.budget
+        # Nothing has moved, so nothing will. Or the last running request gave up its
+        # own blocks with the pool to itself: it can never be served, and would come
+        # back for ever.
+        output.stuck = not output.scheduled and not (
+            output.preemptions and self.running
+        )
+        self._num_logical_tokens += num_tokens
         return output
 
-    def _schedule_running(self, output: SchedulerOutput, batch: Batch) -> None:
+    def _threshold(self) -> int:
+        """Most tokens of one request in the call that begins; 0 for no limit."""
+        threshold = self.long_prefill_token_threshold
+        if threshold and self.dialect.spares_lone_requests:
+            num_requests = len(self.running) + len(self.waiting)
+            if num_requests <= 1:
+                return 0
+            if self.settings.long_prefill_token_threshold_adaptive:
+                return max(threshold, self.max_num_batched_tokens // num_requests)
+        return threshold
+
+    def _schedule_running(self, output: SchedulerOutput, batch: V1Batch) -> None:
         """Let running requests catch up, in order, preempting from the tail."""
         scheduled = output.scheduled
         num_scheduled_tokens = output.num_scheduled_tokens
         budget = batch.budget
-        num_decodes = num_context_tokens = 0
+        num_decodes = num_context_tokens = num_passed_over = 0
         # The list may lose its tail while it is walked; a list iterator stops there.
         for request in self.running:
             if not budget:
@@ -189,28 +210,36 @@ class V1Scheduler:
                 scheduled.append(request)
                 num_scheduled_tokens.append(1)
                 continue
-            num_new_tokens = self._limited(
-                num_tokens - request.num_computed_tokens, budget
-            )
+            num_new_tokens = min(self._next_chunk(request, batch), budget)
+            if num_new_tokens <= 0:
+                num_passed_over += 1
+                continue
+            was_prefilling = is_prefilling(request)
             if not self._allocate_or_preempt(request, num_new_tokens, output):
                 break  # the request has preempted itself; it was the last
+            batch.carries_prefill |= was_prefilling
             budget -= num_new_tokens
             self._advance(request, num_new_tokens, output, batch)
-        for request in self.running[len(scheduled) :]:
+        for request in self.running[len(scheduled) + num_passed_over :]:
             # No budget left for it: its tokens stop coming one a step. Those ahead
             # never take more than when it was admitted, so this takes a budget that
-            # shrinks meanwhile.
+            # shrinks meanwhile, or a threshold that grows.
             request.end_streak()
         batch.budget = budget
         batch.num_decodes += num_decodes
         batch.num_decode_context_tokens += num_context_tokens
 
-    def _limited(self, num_new_tokens: int, budget: int) -> int:
-        """Cut missing tokens to the per-request threshold and the budget."""
-        threshold = self.long_prefill_token_threshold
-        if 0 < threshold < num_new_tokens:
-            num_new_tokens = threshold
-        return min(num_new_tokens, budget)
+    def _next_chunk(self, request: Request, batch: V1Batch) -> int:
+        """Tokens that a running request asks for, whatever the budget; 0 for none."""
+        if batch.holds_prefill and is_prefilling(request):
+            return 0
+        num_computed_tokens = request.num_computed_tokens
+        # The last position is never computed: nothing can be sampled behind it. So
+        # a prompt of that length, admitted unchecked, stays in mid-way for ever.
+        return min(
+            batch.limited(request.num_tokens - num_computed_tokens),
+            self.max_model_len - 1 - num_computed_tokens,
+        )
 
     def _allocate_or_preempt(
         self, request: Request, num_new_tokens: int, output: SchedulerOutput
@@ -224,148 +253,104 @@ class V1Scheduler:
                 return False
         return True
 
-    def _preempt(self, victim: Request, for_request: Request) -> Preemption:
-        """Take all blocks from `victim` and put it at the head of the queue."""
-        manager = self.kv_cache_manager
-        usage_before = manager.usage
-        num_blocks_freed = self._release(victim)
-        num_tokens_lost = victim.preempt()
-        self.waiting.appendleft(victim)
-        return Preemption(
-            request=victim,
-            for_request=for_request,
-            reason="no free block for a running request",
-            mode=PreemptionMode.RECOMPUTE,
-            num_tokens_lost=num_tokens_lost,
-            num_blocks_freed=num_blocks_freed,
-            num_blocks_moved=0,
-            kv_cache_usage_before=usage_before,
-            kv_cache_usage_after=manager.usage,
+    def _schedule_running_by_priority(
+        self, output: SchedulerOutput, batch: V1Batch
+    ) -> None:
+        """Let running requests catch up, in order, preempting the least urgent.
+
+        That one may stand ahead, with its tokens planned already; so nothing
+        advances before all is planned.
+        """
+        running = self.running
+        planned: dict[Request, int] = {}
+        index = 0
+        while index < len(running) and batch.budget:
+            request = running[index]
+            index += 1
+            num_new_tokens = min(self._next_chunk(request, batch), batch.budget)
+            if num_new_tokens <= 0:
+                continue
+            was_prefilling = is_prefilling(request)
+            while not self._has_slots(request, num_new_tokens):
+                victim = max(running, key=urgency)
+                index -= running.index(victim) < index
+                running.remove(victim)
+                batch.budget += planned.pop(victim, 0)
+                output.preemptions.append(self._preempt(victim, request))
+                if victim is request:
+                    break
+            else:
+                batch.carries_prefill |= was_prefilling
+                batch.budget -= num_new_tokens
+                planned[request] = num_new_tokens
+                continue
+            if not self.dialect.passes_over_self_preempted:
+                break
+        for request, num_new_tokens in planned.items():
+            self._advance(request, num_new_tokens, output, batch)
+        for request in running:
+            if request not in planned:
+                request.end_streak()
+
+    def _has_slots(self, request: Request, num_new_tokens: int) -> bool:
+        """Whether `request` has, or now got, slots for its next tokens."""
+        return (
+            request.num_tokens <= request.num_quiet_tokens
+            or self.kv_cache_manager.allocate_slots(request, num_new_tokens)
         )
 
     def _schedule_waiting(
-        self, output: SchedulerOutput, batch: Batch, now_s: float
+        self, output: SchedulerOutput, batch: V1Batch, now_s: float
     ) -> None:
         """Admit from the head of the queue while everything lasts."""
         waiting = self.waiting
         manager = self.kv_cache_manager
         pool = manager.block_pool
-        while waiting and batch.budget and len(self.running) < self.max_num_seqs:
-            if not pool.num_free_blocks:
-                break  # a token at least is computed, so a block at least is taken
-            request = waiting[0]
+        most_running = self.settings.most_running
+        set_aside: list[Request] = []
+        while waiting and batch.budget and len(self.running) < most_running:
+            request = waiting.peek_request()
+            if (
+                not pool.num_free_blocks
+                and not self._skips_heads
+                and request.num_tokens <= self.max_model_len
+            ):
+                break  # a token at least gets a slot, so a block at least is taken
             hits = manager.get_computed_blocks(request)
             num_hits = len(hits) * manager.block_size
-            num_new_tokens = self._limited(request.num_tokens - num_hits, batch.budget)
-            if not manager.allocate_slots(request, num_new_tokens, hits or NO_BLOCKS):
+            num_missing_tokens = request.num_tokens - num_hits
+            if batch.holds_prefill and num_missing_tokens > 1:
                 break
-            waiting.popleft()
+            num_new_tokens = batch.limited(num_missing_tokens)
+            if num_new_tokens > batch.budget:
+                if self._skips_heads:
+                    set_aside.append(waiting.pop_request())
+                    continue
+                if not self.settings.enable_chunked_prefill:
+                    break
+                num_new_tokens = batch.budget
+            if not self._allocate_waiting(request, num_new_tokens, hits):
+                break
+            waiting.pop_request()
             self._admit(request, num_hits, now_s)
             output.admitted.append(request)
+            batch.carries_prefill |= num_missing_tokens > 1
             batch.budget -= num_new_tokens
             self._advance(request, num_new_tokens, output, batch)
+        if set_aside:
+            waiting.prepend_requests(set_aside)
 
-    def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
-        """Move a request that got its blocks to the running queue."""
-        resumed = request.status is RequestStatus.PREEMPTED
-        if self.kv_cache_manager.enable_caching:
-            self.prefix_cache_stats.record(
-                request.num_tokens, num_hits, preempted=resumed
-            )
-        request.move_to(RequestStatus.RUNNING)
-        request.num_computed_tokens = num_hits
-        self._num_logical_tokens += num_hits
-        if not resumed:
-            request.first_scheduled_s = now_s
-            request.num_cached_tokens = num_hits
-        self.running.append(request)
-
-    def _advance(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        output: SchedulerOutput,
-        batch: Batch,
-    ) -> None:
-        """Put `request`, whose slots are there, into the batch."""
-        before = request.num_computed_tokens
-        after = before + num_new_tokens
-        request.num_computed_tokens = after
-        output.scheduled.append(request)
-        output.num_scheduled_tokens.append(num_new_tokens)
-        if before < request.num_recompute_tokens:
-            num_again = min(after, request.num_recompute_tokens) - before
-            request.num_recomputed_tokens += num_again
-            batch.num_recomputed_tokens += num_again
-        batch.add(num_new_tokens, after)
-        if after < request.num_tokens:
-            request.num_quiet_tokens = 0  # the next step brings another chunk
-
-    # -- proof ----------------------------------------------------------------
-
-    def cache_usage(self) -> CacheUsage:
-        """Return what the cache holds. O(1)."""
+    def _allocate_waiting(
+        self, request: Request, num_new_tokens: int, hits: Sequence[KVCacheBlock]
+    ) -> bool:
+        """Get the first slots of a waiting request; False if it must wait."""
         manager = self.kv_cache_manager
-        num_physical_blocks = manager.block_pool.num_used_blocks
-        num_logical_blocks = manager.num_logical_blocks
-        # Only full blocks are ever shared, so each extra entry is a block of tokens.
-        num_shared_tokens = (
-            num_logical_blocks - num_physical_blocks
-        ) * manager.block_size
-        return CacheUsage(
-            num_physical_blocks,
-            num_logical_blocks,
-            self._num_logical_tokens - num_shared_tokens,
-            self._num_logical_tokens,
-            num_physical_blocks / manager.block_pool.num_usable_blocks,
-            0.0,
-        )
-
-    def summary(self) -> dict[str, Any]:
-        """Return prefix-cache counters, in tokens of first admissions."""
-        stats = self.prefix_cache_stats
-        return {
-            "prefix_cache_queries": stats.queries,
-            "prefix_cache_hits": stats.hits,
-            "prefix_cache_hit_rate": stats.hits / stats.queries
-            if stats.queries
-            else 0.0,
-            "prefix_cache_preempted_queries": stats.preempted_queries,
-            "prefix_cache_preempted_hits": stats.preempted_hits,
-            "num_evictions": self.kv_cache_manager.block_pool.num_evictions,
-        }
-
-    def check(self) -> None:
-        """Prove queues, blocks and counters in O(n).
-
-        Raises
-        ------
-        InvariantError
-            With the rule and who breaks it.
-        """
-        self.kv_cache_manager.check(self.running)
-        require(
-            len(self.running) <= self.max_num_seqs,
-            f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}",
-        )
-        for request in self.running:
-            require(
-                request.status is RequestStatus.RUNNING,
-                f"request {request.request_id} runs as {request.status.value}",
-            )
-        for request in self.waiting:
-            require(
-                request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-                and not request.block_table
-                and request.num_computed_tokens == 0,
-                f"request {request.request_id} waits as {request.status.value} with "
-                f"{len(request.block_table)} blocks and "
-                f"{request.num_computed_tokens} computed tokens",
-            )
-        ids = [request.request_id for request in (*self.running, *self.waiting)]
-        require(len(set(ids)) == len(ids), "a request stands twice in the queues")
-        num_tokens = sum(request.num_computed_tokens for request in self.running)
-        require(
-            num_tokens == self._num_logical_tokens,
-            f"{num_tokens} computed tokens held, {self._num_logical_tokens} counted",
-        )
+        num_spare_blocks = self._watermark_blocks if self.running else 0
+        if self.settings.reserve_full_isl and not manager.can_hold_all(
+            request.num_tokens,
+            hits,
+            num_spare_blocks=num_spare_blocks,
+            most_blocks=self._most_held_blocks,
+        ):
+            return False
+        return manager.allocate_slots(request, num_new_tokens, hits, num_spare_blocks)

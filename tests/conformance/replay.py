@@ -35,6 +35,37 @@ def make_request(index: int, raw: dict[str, Any], max_model_len: int) -> Request
         tokens=ListTokens(prompt + output),
         max_num_tokens=min(length + num_output_tokens, max_model_len),
         oracle_num_tokens=length + num_output_tokens,
+        priority=raw.get("priority", 0),
+    )
+
+
+ENGINE_KEYS = {
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "max_model_len": "max_model_len",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "long_prefill_token_threshold": "long_prefill_token_threshold",
+    "chunked_prefill": "enable_chunked_prefill",
+    "policy": "scheduling_policy",
+    "sliding_window": "sliding_window",
+    "watermark": "watermark",
+    "scheduler_reserve_full_isl": "scheduler_reserve_full_isl",
+    "long_prefill_token_threshold_adaptive": "long_prefill_token_threshold_adaptive",
+    "max_num_active_seqs": "max_num_active_seqs",
+    "prefill_schedule_interval": "prefill_schedule_interval",
+    "max_num_scheduled_tokens": "max_num_scheduled_tokens",
+}
+"""Key of a workload's configuration to argument of the scheduler."""
+
+
+def make_scheduler(workload: dict[str, Any]) -> V1Scheduler:
+    """Construct the scheduler of a workload, in the dialect of its reference."""
+    config = workload["config"]
+    return V1Scheduler(
+        config["num_gpu_blocks"],
+        config["block_size"],
+        engine_version=workload["reference"].removeprefix("vllm "),
+        **{ENGINE_KEYS[key]: config[key] for key in ENGINE_KEYS if key in config},
     )
 
 
@@ -44,15 +75,7 @@ class Replay:
     def __init__(self, workload: dict[str, Any]) -> None:
         config = workload["config"]
         self.caching = config["enable_prefix_caching"]
-        self.scheduler = V1Scheduler(
-            config["num_gpu_blocks"],
-            config["block_size"],
-            max_num_batched_tokens=config["max_num_batched_tokens"],
-            max_num_seqs=config["max_num_seqs"],
-            max_model_len=config["max_model_len"],
-            enable_prefix_caching=self.caching,
-            long_prefill_token_threshold=config["long_prefill_token_threshold"],
-        )
+        self.scheduler = make_scheduler(workload)
         self.names = [raw["id"] for raw in workload["requests"]]
         self.pending = [
             make_request(i, raw, config["max_model_len"])
@@ -80,8 +103,20 @@ class Replay:
                 if aborted:
                     line["abort"] = aborted
                 lines.append(line | self._one_step())
+                if self._has_stalled(lines[-1]):
+                    lines[-1]["stalled"] = True
+                    break
             self.step += 1
         return lines
+
+    def _has_stalled(self, line: dict[str, Any]) -> bool:
+        """Whether a step did nothing, and nobody is to come or to go."""
+        return not (
+            line["sched"]
+            or "preempt" in line
+            or self.pending
+            or any(not request.status.is_finished for *_, request in self.aborts)
+        )
 
     def _abort_due(self) -> list[str]:
         aborted = []
@@ -133,8 +168,7 @@ class Replay:
                 kind = "c" if request.request_id in resumed else "n"
                 cached[name] = computed
             sched.append([name, num_tokens, kind, computed])
-        if sched:
-            line["sched"] = sched
+        line["sched"] = sched
         line["nbt"] = output.num_batched_tokens
         if cached and self.caching:
             line["cached"] = cached

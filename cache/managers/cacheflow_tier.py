@@ -1,0 +1,231 @@
+"""One tier of KV memory under the block manager of 2023: blocks, and who holds them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from cache.block_stack import BlockStack
+from cache.errors import CacheError, NoFreeBlocksError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cache.block import KVCacheBlock
+    from cache.sequences import Device, PagedSequence
+
+BlockTable = list["KVCacheBlock"]
+"""Physical blocks in logical order; under a sliding window one may stand repeatedly."""
+
+
+class BlockAllocator:
+    """The blocks of one tier, each with a reference count.
+
+    Blocks are numbered from 0 in either tier. The free list is a stack: the highest
+    number goes first, a freed block is the next one handed out.
+
+    Parameters
+    ----------
+    device
+        The tier.
+    block_size
+        Tokens a block.
+    num_blocks
+        Size of the pool.
+
+    Notes
+    -----
+    Source: vLLM 0.1.0 and 0.2.7, ``vllm/core/block_manager.py``.
+    """
+
+    def __init__(self, device: Device, block_size: int, num_blocks: int) -> None:
+        self.device = device
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._stack = BlockStack(range(num_blocks), device.name)
+
+    def allocate(self) -> KVCacheBlock:
+        """Return a free block, with one reference.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If none is free; nothing changes.
+        """
+        return self._stack.take()
+
+    def share(self, block: KVCacheBlock, num_sharers: int = 1) -> None:
+        """Add references to a block in use.
+
+        Raises
+        ------
+        CacheError
+            If the block is free, or of another pool.
+        """
+        self._own(block)
+        for _ in range(num_sharers):
+            self._stack.retain(block)
+
+    def free(self, block: KVCacheBlock) -> None:
+        """Take a reference away; the block is free when none is left.
+
+        Raises
+        ------
+        DoubleFreeError
+            If there is no reference; nothing changes.
+        CacheError
+            If the block is of another pool.
+        """
+        self._own(block)
+        self._stack.release(block)
+
+    def _own(self, block: KVCacheBlock) -> None:
+        if self._stack.block(block.block_id) is not block:
+            raise CacheError(
+                f"block {block.block_id} is not of this {self.device.name} pool; give "
+                f"it to the allocator that handed it out"
+            )
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks are free."""
+        return self._stack.num_free_blocks
+
+    def check(self, tables: Iterable[Sequence[KVCacheBlock]]) -> None:
+        """Prove that `tables` hold what is counted (invariant 2), in O(n).
+
+        A block counts once for each table, however often it stands there.
+
+        Raises
+        ------
+        InvariantError
+            With the rule and the block.
+        """
+        references: Counter[int] = Counter()
+        for table in tables:
+            for block in dict.fromkeys(table):
+                self._own(block)
+                references[block.block_id] += 1
+        self._stack.check(references)
+
+
+class Tier:
+    """An allocator and the block tables that lie in its tier.
+
+    Parameters
+    ----------
+    device, block_size, num_blocks
+        As of `BlockAllocator`.
+    block_sliding_window
+        Blocks that a table goes round in, or None.
+
+    Attributes
+    ----------
+    tables
+        By sequence number.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        block_size: int,
+        num_blocks: int,
+        block_sliding_window: int | None,
+    ) -> None:
+        self.allocator = BlockAllocator(device, block_size, num_blocks)
+        self.block_sliding_window = block_sliding_window
+        self.tables: dict[int, BlockTable] = {}
+
+    def distinct(self, table: BlockTable) -> Iterable[KVCacheBlock]:
+        """Return the blocks of a table, each once, in order of first occurrence."""
+        return table if self.block_sliding_window is None else dict.fromkeys(table)
+
+    def num_distinct(self, seqs: Iterable[PagedSequence]) -> int:
+        """Return how many blocks the unfinished of `seqs` hold here."""
+        blocks: set[KVCacheBlock] = set()
+        for seq in seqs:
+            if not seq.is_finished():
+                blocks.update(self.tables.get(seq.seq_id, ()))
+        return len(blocks)
+
+    def require_free(self, num_blocks: int, who: str) -> None:
+        """Refuse what needs more blocks than are free, before anything changes.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            Naming `who`.
+        """
+        num_free = self.allocator.get_num_free_blocks()
+        if num_blocks > num_free:
+            raise NoFreeBlocksError(
+                f"out of memory: {who} needs {num_blocks} blocks of the "
+                f"{self.allocator.device.name} pool, {num_free} are free; ask whether "
+                f"it fits before"
+            )
+
+    def drop(self, seq_id: int) -> int:
+        """Free the table of a sequence, front to back; return its entries, if any."""
+        table = self.tables.pop(seq_id, None)
+        if table is None:
+            return 0
+        for block in self.distinct(table):
+            self.allocator.free(block)
+        return len(table)
+
+    def extend(self, table: BlockTable, num_blocks: int) -> BlockTable:
+        """Append fresh blocks, or those of the window's last round, to `table`."""
+        window = self.block_sliding_window
+        while len(table) < num_blocks:
+            if window is not None and len(table) >= window:
+                table.append(table[len(table) % window])
+            else:
+                table.append(self.allocator.allocate())
+        return table
+
+    def copy_last(self, seq: PagedSequence, table: BlockTable) -> tuple[int, int]:
+        """Replace the last block, which others hold, by one of the sequence's own."""
+        self.require_free(1, f"sequence {seq.seq_id}")
+        last = table[-1]
+        copy = self.allocator.allocate()
+        if self.block_sliding_window is None:
+            table[-1] = copy
+        else:
+            table[:] = [copy if block is last else block for block in table]
+        self.allocator.free(last)
+        return last.block_id, copy.block_id
+
+    def num_stored_tokens(self, seqs: Sequence[PagedSequence]) -> tuple[int, int]:
+        """Return the filled slots of blocks, and the tokens that tables reach.
+
+        The first counts a slot once, the second once for each table that holds it.
+
+        Parameters
+        ----------
+        seqs
+            The running sequences of a group, which share blocks with one another only.
+        """
+        block_size = self.allocator.block_size
+        if len(seqs) == 1 and self.block_sliding_window is None:
+            num_entries = len(self.tables[seqs[0].seq_id])
+            num_tokens = min(seqs[0].num_computed_tokens, num_entries * block_size)
+            return num_tokens, num_tokens
+        full: set[KVCacheBlock] = set()
+        partial: dict[KVCacheBlock, int] = {}
+        num_logical_tokens = 0
+        for seq in seqs:
+            table = self.tables[seq.seq_id]
+            num_tokens = min(seq.num_computed_tokens, len(table) * block_size)
+            num_logical_tokens += num_tokens
+            num_full, num_rest = divmod(num_tokens, block_size)
+            full.update(table[:num_full])
+            if num_rest:
+                last = table[num_full]
+                partial[last] = max(num_rest, partial.get(last, 0))
+        num_partial_tokens = sum(
+            num_rest for block, num_rest in partial.items() if block not in full
+        )
+        return len(full) * block_size + num_partial_tokens, num_logical_tokens
+
+    def check(self) -> None:
+        """Prove invariant 2, see `BlockAllocator.check`."""
+        self.allocator.check(self.tables.values())

@@ -1,0 +1,140 @@
+"""What the V1 scheduler does differently from release to release.
+
+Everything that is not named here is the same in all releases. Every switch says its
+rule and where it came or went; `dialect_of` is the one place that knows the releases.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sim.errors import SchedulerError
+
+LAST_MINOR = 33
+"""Newest release whose decisions were recorded: 0.33."""
+
+_FIRST_MINOR = 8
+_VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(\.[0-9a-z.+]{1,40})?")
+
+KEYS_SINCE: dict[str, int] = {
+    "max_num_scheduled_tokens": 17,
+    "scheduler_reserve_full_isl": 20,
+    "watermark": 24,
+    "prefill_schedule_interval": 24,
+    "max_num_active_seqs": 31,
+    "long_prefill_token_threshold_adaptive": 31,
+}
+"""The minor release from which on an engine argument exists.
+
+``scheduler_reserve_full_isl`` is absent in 0.16.0 and present in 0.20.0; in between
+it is taken as absent. ``max_num_scheduled_tokens`` was merged between 0.16 and 0.17
+(vLLM pull request 34898).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class V1Dialect:
+    """The rules of one range of releases.
+
+    Parameters
+    ----------
+    minor
+        The release asked for: 33 for 0.33.
+    has_priority_policy
+        Whether ``scheduling_policy="priority"`` and chunked prefill switched off are
+        known to be scheduled as here. V1 of 0.8 has no priority policy and another
+        rule without chunking.
+    skips_over_budget_heads
+        Chunking off, and the head of the queue needs more than the budget that is
+        left: set it aside and look at the next one; after the scan those set aside go
+        back to the front in reverse order. Up to 0.11; from 0.12 on the scan stops.
+    reserves_full_isl
+        Default of ``scheduler_reserve_full_isl``: a request is admitted only if all
+        its known tokens fit. On from 0.20 on, where the key appears.
+    puts_unhashed_blocks_first
+        Of blocks that are freed, those without a hash are reused next, ahead of
+        everything in the free queue, since no hit can come of them. From 0.24 on;
+        before, all join the back.
+    spares_lone_requests
+        ``long_prefill_token_threshold`` does not apply in a call that starts with one
+        request in the engine, nobody else being there to wait. From 0.31 on.
+    passes_over_self_preempted
+        Priority policy, and a running request gives up its own blocks, being the
+        least urgent: the next running request is tried, as from 0.33 on, rather than
+        the running part ended.
+    spaces_prefills
+        ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
+        exists, but acts between data-parallel ranks only.
+    """
+
+    minor: int
+    has_priority_policy: bool
+    skips_over_budget_heads: bool
+    reserves_full_isl: bool
+    puts_unhashed_blocks_first: bool
+    spares_lone_requests: bool
+    passes_over_self_preempted: bool
+    spaces_prefills: bool
+
+    @property
+    def release(self) -> str:
+        """The release, as users write it: ``0.33``."""
+        return f"0.{self.minor}"
+
+    def has_key(self, key: str) -> bool:
+        """Whether the release has this engine argument."""
+        return self.minor >= KEYS_SINCE[key]
+
+    def refuse_key(self, key: str) -> SchedulerError:
+        """Return what to raise at a key that the release does not have."""
+        return SchedulerError(
+            f"{key} exists from 0.{KEYS_SINCE[key]} on, the engine_version is "
+            f"{self.release}; leave the key out, or raise engine_version"
+        )
+
+
+def dialect_of(engine_version: str) -> V1Dialect:
+    """Return the rules of a release.
+
+    Releases that were hosted on the conformance workloads are 0.8.5, 0.11.2, 0.12,
+    0.13, 0.16, 0.20, 0.22, 0.24, 0.26 and 0.29 to 0.33. One in between follows the
+    older neighbour where the two differ: 0.23 is as 0.22, 0.9 and 0.10 as 0.8.
+
+    Parameters
+    ----------
+    engine_version
+        A vLLM release from 0.8 to 0.33, such as ``"0.33"`` or ``"0.11.2"``.
+
+    Raises
+    ------
+    SchedulerError
+        If it is no such release.
+
+    Notes
+    -----
+    Source: conformance/README.md beside the decision logs, sections 7 and 9 ("Which
+    release follows which rules").
+    """
+    matched = _VERSION.fullmatch(str(engine_version).strip()[:60])
+    if not matched:
+        raise SchedulerError(
+            f"engine_version must be a vLLM release such as '0.33' or '0.11.2', got "
+            f"{str(engine_version)[:40]!r}"
+        )
+    major, minor = int(matched[1]), int(matched[2])
+    if major or not _FIRST_MINOR <= minor <= LAST_MINOR:
+        raise SchedulerError(
+            f"engine_version must be from 0.{_FIRST_MINOR} to 0.{LAST_MINOR}, the "
+            f"releases whose V1 scheduler is known, got {str(engine_version)[:40]!r}"
+        )
+    return V1Dialect(
+        minor=minor,
+        has_priority_policy=minor >= 11,
+        skips_over_budget_heads=minor <= 11,
+        reserves_full_isl=minor >= KEYS_SINCE["scheduler_reserve_full_isl"],
+        puts_unhashed_blocks_first=minor >= 24,
+        spares_lone_requests=minor >= 31,
+        passes_over_self_preempted=minor >= 33,
+        spaces_prefills=minor >= 33,
+    )

@@ -1,0 +1,80 @@
+"""Which requests the V1 scheduler could never serve (invariant 7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cache.managers.v1 import KVCacheManager
+    from sim.request import Request
+    from sim.scheduler.v1_settings import V1Settings
+
+
+def admission_error(
+    request: Request, settings: V1Settings, manager: KVCacheManager
+) -> str | None:
+    """Return why `request` can never be served, or None.
+
+    What passes is served at last whatever runs beside it: alone in the engine it is
+    admitted, and every chunk gets its blocks. A watermark does not count, since it
+    does not hold while nothing runs.
+
+    Parameters
+    ----------
+    request
+        A request that has just arrived.
+    settings, manager
+        Of the scheduler that it would join.
+    """
+    num_tokens = request.num_prompt_tokens
+    if num_tokens >= settings.max_model_len:
+        return (
+            f"a prompt of {num_tokens} tokens leaves no room for output within "
+            f"max_model_len {settings.max_model_len}"
+        )
+    for what, length in (
+        ("a prompt", num_tokens),
+        ("a prompt and its longest output", request.max_num_tokens),
+    ):
+        error = _budget_error(length, settings) or _pool_error(
+            length, settings, manager
+        )
+        if error is not None:
+            return f"{what} of {length} tokens {error}"
+    return None
+
+
+def _budget_error(length: int, settings: V1Settings) -> str | None:
+    """Say that a sequence, preempted at this length, would block the queue.
+
+    It is computed again in one piece where prompts are not chunked, output included.
+    """
+    budget = settings.token_budget
+    if settings.enable_chunked_prefill or settings.has_steady_threshold:
+        return None  # in the latter case the threshold chunks it
+    if length <= budget:
+        return None
+    return (
+        f"must be computed in one step, chunked prefill being off; a step has {budget}"
+    )
+
+
+def _pool_error(
+    length: int, settings: V1Settings, manager: KVCacheManager
+) -> str | None:
+    num_usable = manager.block_pool.num_usable_blocks
+    num_blocks = manager.num_blocks_for(length)
+    if manager.window is not None:
+        # The test on admission counts with the whole budget, whatever the chunks.
+        num_new_tokens = (
+            settings.max_num_batched_tokens
+            if settings.reserve_full_isl
+            else settings.most_new_tokens
+        )
+        num_blocks = min(
+            num_blocks,
+            manager.window.most_held_blocks(num_new_tokens, settings.max_model_len),
+        )
+    if num_blocks > num_usable:
+        return f"needs {num_blocks} blocks; the cache has {num_usable}"
+    return None
