@@ -50,20 +50,9 @@ class SequenceStatus(Enum):
     FINISHED_IGNORED = "finished_ignored"
     """Refused by the scheduler: its prompt can never be served."""
 
-    @property
-    def is_finished(self) -> bool:
+    def __init__(self, value: str) -> None:
+        self.is_finished = value.startswith("finished")
         """Whether the sequence will never be scheduled again."""
-        return self in _FINISHED
-
-
-_FINISHED = frozenset(
-    {
-        SequenceStatus.FINISHED_STOPPED,
-        SequenceStatus.FINISHED_LENGTH_CAPPED,
-        SequenceStatus.FINISHED_ABORTED,
-        SequenceStatus.FINISHED_IGNORED,
-    }
-)
 
 
 class PagedSequence(Protocol):

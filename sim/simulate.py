@@ -61,7 +61,9 @@ class Simulation:
         self.warnings = summary.pool_warnings(self.capacity, model, config)
         self.specs = self._read_workload()
         self.cost_model = make_cost_model(config, model, gpu)
-        self.scheduler, self.capacity = make_scheduler(config.engine, self.capacity)
+        self.scheduler, capacity = make_scheduler(config.engine, self.capacity)
+        self.warnings += summary.scheduler_warnings(self.capacity, capacity, config)
+        self.capacity = capacity
         self.recorder = Recorder()
         self.env = simpy.Environment()
         self.engine = Engine(

@@ -74,12 +74,27 @@ def pool_warnings(
             f"with which a real engine may refuse to start"
         )
     window = model.sliding_window
-    if window is not None and window < held:
+    if window is not None and window < held and config.engine.sliding_window is None:
         warnings.append(
-            f"blocks behind the sliding window of {window:,} tokens stay held: freeing "
-            f"them is not built, so the cache looks fuller than it would be"
+            f"blocks behind the model's sliding window stay held and are attended to: "
+            f"set engine.sliding_window to {window} to free them"
         )
     return warnings
+
+
+def scheduler_warnings(
+    estimated: CapacityEstimate, used: CapacityEstimate, config: RunConfig
+) -> list[str]:
+    """Say where the scheduler's own rules bound the length of a sequence."""
+    if used.max_model_len >= estimated.max_model_len:
+        return []
+    return [
+        f"max_model_len is {used.max_model_len:,} instead of "
+        f"{estimated.max_model_len:,}: longer sequences could not be admitted again "
+        f"after a preemption by the rules of {config.engine.scheduler} "
+        f"({used.max_num_batched_tokens:,} max_num_batched_tokens, "
+        f"{used.num_gpu_blocks:,} blocks)"
+    ]
 
 
 def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | None:

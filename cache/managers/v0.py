@@ -52,7 +52,7 @@ class SelfAttnBlockSpaceManager:
         By request id, of encoder-decoder models.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (positional as in vLLM)
         self,
         block_size: int,
         num_gpu_blocks: int,

@@ -193,8 +193,10 @@ class SequenceTables:
         num_logical = 0
         for seq_id, table in self.by_seq.items():
             swapped = seq_id in self.swapped_out
+            # The reference leaves the CPU blocks of an ignored sequence where they are.
+            on_cpu = (SequenceStatus.SWAPPED, SequenceStatus.FINISHED_IGNORED)
             require(
-                (statuses[seq_id] is SequenceStatus.SWAPPED) == swapped,
+                (statuses[seq_id] in on_cpu) == swapped,
                 f"sequence {seq_id} is {statuses[seq_id].value}, its blocks are "
                 f"{'' if swapped else 'not '}on the CPU",
             )

@@ -266,15 +266,15 @@ class KVCacheManager:
 
     def _cache_blocks(self, request: PagedRequest, num_tokens: int) -> None:
         """Register the blocks that `num_tokens` tokens fill, as far as there are."""
-        num_full_blocks = min(num_tokens // self.block_size, len(request.block_table))
+        num_full_blocks = num_tokens // self.block_size
         first = request.num_cached_blocks
         if num_full_blocks > first:
             hashes = self._block_hashes(request, num_full_blocks)
+            blocks = request.block_table[first:num_full_blocks]
+            request.num_cached_blocks = first + len(blocks)
             self.block_pool.cache_full_blocks(
-                request.block_table[first:num_full_blocks],
-                hashes[first:num_full_blocks],
+                blocks, hashes[first : request.num_cached_blocks]
             )
-            request.num_cached_blocks = num_full_blocks
         # The token that completes the next block wants us back, to register it.
         request.num_quiet_tokens = min(
             request.num_quiet_tokens,

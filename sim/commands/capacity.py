@@ -22,7 +22,7 @@ def capacity(
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
-    engine_version: str = "0.11",
+    engine_version: str = "0.33",
     enforce_eager: Flag = False,
     num_gpu_blocks_override: int | None = None,
     kv_cache_memory_bytes: int | None = None,

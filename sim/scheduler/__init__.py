@@ -5,10 +5,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sim.scheduler.cacheflow import Scheduler as CacheflowScheduler
+from sim.scheduler.v0 import Scheduler as V0Scheduler
+from sim.scheduler.v0_2 import Scheduler as V02Scheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEDULERS: Mapping[str, type] = MappingProxyType({"v1": V1Scheduler})
+SCHEDULERS: Mapping[str, type] = MappingProxyType(
+    {
+        "cacheflow": CacheflowScheduler,
+        "v0_2": V02Scheduler,
+        "v0": V0Scheduler,
+        "v1": V1Scheduler,
+    }
+)
 """Built-in schedulers by the name that ``engine.scheduler`` takes."""

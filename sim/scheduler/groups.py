@@ -98,8 +98,10 @@ class GroupSchedulerOutput(SchedulerOutput):
 class GroupBlockManager(Protocol):
     """What this module asks of a generation's block manager."""
 
-    num_logical_blocks: int
-    """Entries of all GPU tables."""
+    @property
+    def num_logical_blocks(self) -> int:
+        """Entries of all GPU tables."""
+        ...
 
     def fork(self, parent_seq: Sequence, child_seq: Sequence) -> None:
         """Let the child share all blocks of its parent."""
@@ -140,6 +142,9 @@ class GroupScheduler(ABC):
         The queues, heads first.
     block_manager
         Made by the subclass, before it calls this constructor's `super`.
+    abandoned_seqs
+        Sequences of groups that are gone, whose blocks a generation's reference never
+        gives back.
     """
 
     block_manager: GroupBlockManager
@@ -157,6 +162,7 @@ class GroupScheduler(ABC):
         self.seq_counter = count()
         self._groups: dict[int, SequenceGroup] = {}
         self.num_swap_preemptions = 0
+        self.abandoned_seqs: list[Sequence] = []
 
     # -- the policy -----------------------------------------------------------
 
@@ -302,8 +308,20 @@ class GroupScheduler(ABC):
         for_group: SequenceGroup,
         output: GroupSchedulerOutput,
         reason: str = "no free block for a running group",
+        mode: PreemptionMode | None = None,
     ) -> PreemptionMode:
         """Take the GPU blocks of `group`, and say where it has to queue.
+
+        Parameters
+        ----------
+        group, for_group
+            Who loses its blocks, and who needs them.
+        output
+            Takes the record, and the moves of a swap.
+        reason
+            For the record.
+        mode
+            How; None for what `_preemption_mode` says.
 
         Returns
         -------
@@ -318,7 +336,7 @@ class GroupScheduler(ABC):
         """
         assert group.request is not None
         assert for_group.request is not None
-        mode = self._preemption_mode(group)
+        mode = mode or self._preemption_mode(group)
         manager = self.block_manager
         usage_before = self._gpu_usage()
         num_free_before = manager.get_num_free_gpu_blocks()
@@ -558,7 +576,7 @@ class GroupScheduler(ABC):
         InvariantError
             With the rule and who breaks it.
         """
-        holders = []
+        holders = list(self.abandoned_seqs)
         for queue, status in (
             (self.waiting, SequenceStatus.WAITING),
             (self.running, SequenceStatus.RUNNING),

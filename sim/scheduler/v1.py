@@ -124,6 +124,7 @@ class V1Scheduler(V1State):
             enable_prefix_caching=enable_prefix_caching,
             sliding_window=sliding_window,
         )
+        self.max_num_scheduled_tokens = max_num_scheduled_tokens
         self._skips_heads = (
             not enable_chunked_prefill and self.dialect.skips_over_budget_heads
         )
@@ -150,11 +151,11 @@ class V1Scheduler(V1State):
         """
         output = SchedulerOutput()
         interval = self._interval
-        batch = V1Batch(
-            self.settings.token_budget,
-            self._threshold(),
-            holds_prefill=interval is not None and interval.holds(self.running),
-        )
+        budget = self.max_num_scheduled_tokens or self.max_num_batched_tokens
+        batch = V1Batch(budget)
+        batch.threshold = self._threshold() if self.long_prefill_token_threshold else 0
+        batch.holds_prefill = interval is not None and interval.holds(self.running)
+        batch.carries_prefill = False
         if self._by_priority:
             self._schedule_running_by_priority(output, batch)
         else:
@@ -164,7 +165,7 @@ class V1Scheduler(V1State):
                 self._schedule_waiting(output, batch, now_s)
             if interval is not None and not batch.holds_prefill:
                 interval.saw_queue(len(self.waiting))
-        num_tokens = self.settings.token_budget - batch.budget
+        num_tokens = budget - batch.budget
         if interval is not None:
             interval.stepped(num_tokens, carries_prefill=batch.carries_prefill)
         output.shape = batch.shape()
@@ -181,7 +182,7 @@ class V1Scheduler(V1State):
     def _threshold(self) -> int:
         """Most tokens of one request in the call that begins; 0 for no limit."""
         threshold = self.long_prefill_token_threshold
-        if threshold and self.dialect.spares_lone_requests:
+        if self.dialect.spares_lone_requests:
             num_requests = len(self.running) + len(self.waiting)
             if num_requests <= 1:
                 return 0
@@ -210,14 +211,17 @@ class V1Scheduler(V1State):
                 scheduled.append(request)
                 num_scheduled_tokens.append(1)
                 continue
-            num_new_tokens = min(self._next_chunk(request, batch), budget)
-            if num_new_tokens <= 0:
-                num_passed_over += 1
-                continue
+            num_new_tokens = 1
             was_prefilling = is_prefilling(request)
+            if was_prefilling or request.num_computed_tokens + 1 < num_tokens:
+                num_new_tokens = min(self._next_chunk(request, batch), budget)
+                if num_new_tokens <= 0:
+                    num_passed_over += 1
+                    continue
             if not self._allocate_or_preempt(request, num_new_tokens, output):
                 break  # the request has preempted itself; it was the last
-            batch.carries_prefill |= was_prefilling
+            if was_prefilling:
+                batch.carries_prefill = True
             budget -= num_new_tokens
             self._advance(request, num_new_tokens, output, batch)
         for request in self.running[len(scheduled) + num_passed_over :]:
@@ -280,7 +284,8 @@ class V1Scheduler(V1State):
                 if victim is request:
                     break
             else:
-                batch.carries_prefill |= was_prefilling
+                if was_prefilling:
+                    batch.carries_prefill = True
                 batch.budget -= num_new_tokens
                 planned[request] = num_new_tokens
                 continue

@@ -6,17 +6,23 @@ from sim.scheduler.batch import Batch
 
 
 class V1Batch(Batch):
-    """The batch being formed, and the rules that hold for this call."""
+    """The batch being formed, and the rules that hold for this call.
+
+    Attributes
+    ----------
+    threshold
+        Most tokens of one request; 0 for no such limit.
+    holds_prefill
+        Whether prefill is left alone in this call.
+    carries_prefill
+        Whether some was scheduled all the same.
+    """
 
     __slots__ = ("carries_prefill", "holds_prefill", "threshold")
 
-    def __init__(self, budget: int, threshold: int, *, holds_prefill: bool) -> None:
-        super().__init__(budget)
-        self.threshold = threshold
-        """Most tokens of one request; 0 for no such limit."""
-        self.holds_prefill = holds_prefill
-        """Whether prefill is left alone in this call."""
-        self.carries_prefill = False
+    threshold: int
+    holds_prefill: bool
+    carries_prefill: bool
 
     def limited(self, num_missing_tokens: int) -> int:
         """Cut missing tokens to the threshold."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.scheduler.base import SchedulerOutput
+    from sim.scheduler.v1_batch import V1Batch
     from sim.scheduler.v1_settings import V1Settings
 
 

@@ -112,3 +112,20 @@ def test_the_index_refuses_to_drop_a_stranger() -> None:
     (block,) = pool.get_new_blocks(1)
     with pytest.raises(CacheError, match="not in the prefix cache"):
         pool.cached_blocks.remove(3, block)
+
+
+def test_unhashed_blocks_go_to_the_front_as_a_whole() -> None:
+    pool = BlockPool(8, enable_caching=True, unhashed_first=True)
+    table = pool.get_new_blocks(5)
+    pool.cache_full_blocks(table[:3], [11, 12, 13])
+    pool.free_blocks(table[::-1])
+    # 5 and 4 have no hash and go first, the last of the table ahead; 3, 2, 1 go last.
+    queue = pool.free_block_queue
+    assert [block.block_id for block in queue] == [5, 4, 6, 7, 3, 2, 1]
+    pool.check()
+
+
+def test_without_caching_all_that_is_freed_goes_to_the_front() -> None:
+    pool = BlockPool(6, enable_caching=False, unhashed_first=True)
+    pool.free_blocks(pool.get_new_blocks(3)[::-1])
+    assert [block.block_id for block in pool.free_block_queue] == [3, 2, 1, 4, 5]

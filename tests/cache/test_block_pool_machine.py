@@ -22,9 +22,13 @@ blocks_at = st.integers(0, NUM_BLOCKS - 2)
 class PoolMachine(RuleBasedStateMachine):
     """Tables come and go; the model keeps references, hashes and the free order."""
 
+    unhashed_first = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS, enable_caching=True)
+        self.pool = BlockPool(
+            NUM_BLOCKS, enable_caching=True, unhashed_first=self.unhashed_first
+        )
         self.free = list(range(1, NUM_BLOCKS))
         self.tables: list[list[KVCacheBlock]] = []
         self.hashes: dict[int, int] = {}  # block id to hash, oldest entry first
@@ -77,7 +81,9 @@ class PoolMachine(RuleBasedStateMachine):
         ordered = table[::-1]
         self.pool.free_blocks(ordered)
         held = {block.block_id for other in self.tables for block in other}
-        self.free += [b.block_id for b in ordered if b.block_id not in held]
+        freed = [b.block_id for b in ordered if b.block_id not in held]
+        front = [i for i in freed if self.unhashed_first and i not in self.hashes]
+        self.free = front + self.free + [i for i in freed if i not in front]
 
     @precondition(lambda self: self.free)
     @rule(data=st.data())
@@ -99,4 +105,14 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40)
+TestPool.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+class UnhashedFirstMachine(PoolMachine):
+    """The same with the free order of vLLM 0.24."""
+
+    unhashed_first = True
+
+
+TestUnhashedFirst = UnhashedFirstMachine.TestCase
+TestUnhashedFirst.settings = settings(max_examples=100, stateful_step_count=40)

@@ -28,6 +28,16 @@ def test_takes_from_the_front_and_appends_at_the_back() -> None:
     assert ids(queue) == [3, 1, 2, 0]
 
 
+def test_puts_blocks_before_everything_in_their_order() -> None:
+    _, queue = make(4)
+    queue.prepend_n(queue.popleft_n(3)[::-1])
+    assert ids(queue) == [2, 1, 0, 3]
+    queue.prepend_n([])
+    queue.prepend_n(queue.popleft_n(4))
+    assert ids(queue) == [2, 1, 0, 3]
+    queue.check()
+
+
 def test_removes_from_the_middle() -> None:
     blocks, queue = make(4)
     queue.remove(blocks[2])

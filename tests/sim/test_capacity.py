@@ -112,7 +112,7 @@ def test_defaults_of_the_release(
         "max_num_batched_tokens",
     )
     told = {"gpu_memory_utilization", "block_size", "kv_cache_dtype"}
-    assert told | ({"engine_version"} if version == "0.11" else set()) == set(
+    assert told | ({"engine_version"} if version == "0.33" else set()) == set(
         result.defaults[3:]
     )
     assert estimate(max_num_batched_tokens=64).max_num_seqs == 64

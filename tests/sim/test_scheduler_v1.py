@@ -143,6 +143,14 @@ def test_a_long_prompt_is_cut_to_the_threshold() -> None:
     steps.add(spec(0, 0.0, 40, 1))
     steps.add(spec(1, 0.0, 10, 1))
     assert steps.step().num_scheduled_tokens == [16, 10]
+    # Alone in the engine it is not cut any more (0.31 on).
+    assert steps.step().num_scheduled_tokens == [24]
+
+
+def test_before_0_31_a_long_prompt_is_cut_even_when_it_is_alone() -> None:
+    steps = Steps(scheduler(long_prefill_token_threshold=16, engine_version="0.30"))
+    steps.add(spec(0, 0.0, 40, 1))
+    assert steps.step().num_scheduled_tokens == [16]
     assert steps.step().num_scheduled_tokens == [16]
     assert steps.step().num_scheduled_tokens == [8]
 
