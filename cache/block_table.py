@@ -255,6 +255,11 @@ class BlockTable:
             or not blocks
         ):
             self._require_allocated("appended to")
+            if num_new < 0:
+                raise BlockTableError(
+                    f"the sequence has {len(sequence_token_ids)} tokens, its table "
+                    f"{num_full}: free the table before tokens are taken back"
+                )
             self._make_room(
                 num_new, num_lookahead_slots, num_computed_slots, extra_hash
             )

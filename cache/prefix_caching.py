@@ -61,6 +61,8 @@ class PrefixCachingBlock(NaiveBlock):
 
     __slots__ = ("_content_hash",)
 
+    hash_block_tokens = staticmethod(hash_block_tokens)
+
     def __init__(
         self,
         prev_block: Block | None,
@@ -388,7 +390,6 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
             return
         block_id = physical.block_id
         last_accessed = self._last_accessed.pop(block_id, NEVER_ACCESSED)
-        self._computed.discard(block_id)
         if physical.block_hash is None:
             self._stack.put_back(physical)
             return

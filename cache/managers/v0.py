@@ -173,11 +173,18 @@ class SelfAttnBlockSpaceManager:
         """Say whether the running sequences can grow by their unseen tokens.
 
         A bound: each block that is written to counts, needed or not.
+
+        Raises
+        ------
+        UnallocatedSequenceError
+            If one of them holds no blocks.
         """
         tables = self.block_tables
         num_touched = 0
         for seq in seq_group.get_seqs(SequenceStatus.RUNNING):
-            table = tables[seq.seq_id]
+            table = tables.get(seq.seq_id)
+            if table is None:
+                table = self._tables.find(seq, "append slots to")  # refuses
             num_touched += table.get_num_blocks_touched(
                 seq.get_len() - table.num_full_slots + num_lookahead_slots
             )

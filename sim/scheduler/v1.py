@@ -271,11 +271,15 @@ class V1Scheduler(V1State):
         while index < len(running) and batch.budget:
             request = running[index]
             index += 1
+            if request.num_tokens <= request.num_quiet_tokens:
+                planned[request] = 1  # a plain decode, as above
+                batch.budget -= 1
+                continue
             num_new_tokens = min(self._next_chunk(request, batch), batch.budget)
             if num_new_tokens <= 0:
                 continue
             was_prefilling = is_prefilling(request)
-            while not self._has_slots(request, num_new_tokens):
+            while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
                 victim = max(running, key=urgency)
                 index -= running.index(victim) < index
                 running.remove(victim)
@@ -296,13 +300,6 @@ class V1Scheduler(V1State):
         for request in running:
             if request not in planned:
                 request.end_streak()
-
-    def _has_slots(self, request: Request, num_new_tokens: int) -> bool:
-        """Whether `request` has, or now got, slots for its next tokens."""
-        return (
-            request.num_tokens <= request.num_quiet_tokens
-            or self.kv_cache_manager.allocate_slots(request, num_new_tokens)
-        )
 
     def _schedule_waiting(
         self, output: SchedulerOutput, batch: V1Batch, now_s: float

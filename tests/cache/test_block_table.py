@@ -190,6 +190,13 @@ def test_misuse_is_refused():
     assert num_free(table) == 10
 
 
+def test_a_sequence_that_lost_tokens_is_refused():
+    table = make(6)
+    with pytest.raises(BlockTableError, match="has 5 tokens, its table 6"):
+        table.append_unseen(list(range(5)))
+    table.check()
+
+
 def test_check_finds_a_wrong_count():
     table = make(6)
     table.num_full_slots = 5

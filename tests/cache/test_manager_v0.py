@@ -198,6 +198,14 @@ def test_what_was_freed_cannot_be_forked_grown_or_shown():
     assert manager.get_num_free_gpu_blocks() == 10
 
 
+def test_what_holds_no_blocks_is_not_asked_to_grow():
+    manager = make()
+    seq_group = group(3, 8)
+    move(seq_group, RUNNING)
+    with pytest.raises(UnallocatedSequenceError, match="append slots to sequence 3"):
+        manager.can_append_slots(seq_group, 0)
+
+
 def test_fork_into_a_sequence_with_blocks_is_refused():
     manager = make()
     first, second = run(manager, group(0, 4)), run(manager, group(1, 4))

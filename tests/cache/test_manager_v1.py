@@ -180,6 +180,8 @@ class ManagerMachine(RuleBasedStateMachine):
         before = list(request.block_table)
         if self.manager.allocate_slots(request, num_new):
             request.num_computed_tokens += num_new
+        elif self.sliding_window is None:
+            assert request.block_table == before
         null_block = self.manager.block_pool.null_block
         for old, new in zip(before, request.block_table, strict=False):
             assert new in (old, null_block)  # append-only, but for the window

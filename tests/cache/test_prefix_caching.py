@@ -146,6 +146,28 @@ def test_blocks_in_the_evictor_count_as_computed():
     assert allocator.find_cached_blocks_prefix(chain_keys(A)) == chain_keys(A)
 
 
+def test_a_block_taken_anew_is_not_computed():
+    allocator = make(1)
+    (block,) = allocator.allocate_chain(A)
+    allocator.mark_blocks_as_computed([])
+    allocator.free(block)
+    (block,) = allocator.allocate_chain(B)
+    assert not block.computed
+    assert allocator.find_cached_blocks_prefix(chain_keys(B)) == []
+
+
+def test_wart_a_mark_reaches_a_block_evicted_and_taken_anew_in_the_same_call():
+    """vLLM 0.7.3: the ids that were filled are marked, whatever they hold by now."""
+    allocator = make(1)
+    (block,) = allocator.allocate_chain(A)
+    allocator.free(block)
+    block = allocator.allocate_mutable_block(None)
+    allocator.mark_blocks_as_computed([])
+    assert not block.computed  # it has no content to be found by
+    block.append_token_ids(B)
+    assert block.computed
+
+
 def test_full_blocks_touched_by_a_swap():
     here, there = make(), PrefixCachingBlockAllocator(4, 2, range(4, 8))
     blocks = here.allocate_chain(A + B + [9])

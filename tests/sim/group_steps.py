@@ -83,7 +83,7 @@ class Steps:
 
     def call(self) -> GroupSchedulerOutput:
         """Call the scheduler and prove what it did."""
-        output = self.scheduler.schedule(float(self.num_steps))
+        output: GroupSchedulerOutput = self.scheduler.schedule(float(self.num_steps))
         self.scheduler.check()
         return output
 
@@ -113,11 +113,14 @@ class Steps:
 
     def seqs(self, request: Request) -> list[Sequence]:
         """Sequences of a request that is in the queues."""
-        return self.scheduler.group_of(request).get_seqs()
+        seqs: list[Sequence] = self.scheduler.group_of(request).get_seqs()
+        return seqs
 
     def table(self, request: Request, index: int = 0) -> list[int]:
         """Block ids of one sequence."""
-        return self.scheduler.block_manager.get_block_table(self.seqs(request)[index])
+        manager = self.scheduler.block_manager
+        table: list[int] = manager.get_block_table(self.seqs(request)[index])
+        return table
 
 
 def batch(output: GroupSchedulerOutput) -> list[tuple[int | str, int, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import assume, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -230,7 +230,6 @@ class ChunkedMachine(SchedulerMachine):
         self, rules: dict[str, Any], cache: dict[str, Any], partial: tuple[int, ...]
     ) -> None:
         num_partial, num_long, threshold = partial
-        assume(num_partial == 1 or rules["max_num_batched_tokens"] >= 16)
         self.start_with(
             **rules,
             **cache,
