@@ -257,8 +257,9 @@ def make_workload(config: WorkloadConfig, seed: int) -> Workload:
         "best_of": config.best_of,
         "beam_width": config.beam_width,
         "priority": config.priority,
+        "max_tokens": config.max_tokens,
     }
-    if sampling == {"best_of": 1, "beam_width": 1, "priority": 0}:
+    if list(sampling.values()) == [1, 1, 0, None]:
         return workload
     return _refusing(
         "workload",

@@ -84,6 +84,7 @@ class WorkloadConfig(_Table):
     beam_width: Shares | int = 1
     beam_switch_share: Annotated[float, Field(ge=0, le=1)] = 0.35
     priority: Shares | int = 0
+    max_tokens: Count | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadConfig:

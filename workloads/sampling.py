@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads._checks import between, whole
+from workloads._checks import MAX_TOKENS, between, whole
 from workloads.errors import WorkloadError
 from workloads.streams import Streams
 
@@ -49,6 +49,9 @@ class SampledWorkload:
         0 for beams that never meet again, 1 for a new choice at every step.
     priority
         Smaller is more urgent.
+    max_tokens
+        Longest output that clients ask for, where the workload's requests state none.
+        An engine may count on it, as it may not on the output's true length.
     seed
         Seed of the streams.
 
@@ -63,6 +66,7 @@ class SampledWorkload:
     beam_width: Shares = 1
     beam_switch_share: float = 0.35
     priority: Shares = 0
+    max_tokens: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +75,9 @@ class SampledWorkload:
         _check_shares("priority", self.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
         remedy = "give a share of steps, such as 0.35"
         between("beam_switch_share", self.beam_switch_share, 0, 1, remedy)
+        if self.max_tokens is not None:
+            remedy = "give a number of tokens, or leave it out for no limit"
+            whole("max_tokens", self.max_tokens, 1, MAX_TOKENS, remedy)
         Streams(self.seed)
 
     def requests(self) -> list[RequestSpec]:
@@ -92,6 +99,9 @@ class SampledWorkload:
                 beam_width=beam_width,
                 beam_switch_share=self.beam_switch_share if beam_width > 1 else 0.0,
                 priority=priority,
+                max_tokens=self.max_tokens
+                if request.max_tokens is None
+                else request.max_tokens,
             )
             for request, best_of, beam_width, priority in zip(
                 requests, *drawn, strict=True

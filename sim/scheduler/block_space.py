@@ -94,7 +94,7 @@ class BlockSpaceScheduler(GroupScheduler):
                 if self._make_room(running[0], output):
                     group = running.popleft()
                     served.append(group)
-                    self._append_slots(group, copies)
+                    self._decode(group, output, copies)
         finally:
             running.extendleft(reversed(served))
 
@@ -113,12 +113,20 @@ class BlockSpaceScheduler(GroupScheduler):
                 return False
         return True
 
-    def _append_slots(self, group: SequenceGroup, copies: Copies) -> None:
+    def _decode(
+        self, group: SequenceGroup, output: GroupSchedulerOutput, copies: Copies
+    ) -> None:
+        """Give the sequences of a group their slots, and put it into the batch."""
         append_slot = self.block_manager.append_slot
-        for seq in group.get_seqs(_RUNNING):
+        seqs = group.get_seqs(_RUNNING)
+        for seq in seqs:
             pair = append_slot(seq)
             if pair is not None:
                 copies.setdefault(pair[0], []).append(pair[1])
+        output.num_budgeted_tokens += len(seqs)
+        output.scheduled_seq_groups.append(
+            ScheduledSequenceGroup(group, len(seqs), is_prefill=False)
+        )
 
     # -- swapping -------------------------------------------------------------
 
@@ -139,7 +147,7 @@ class BlockSpaceScheduler(GroupScheduler):
             output.blocks_to_swap_in += self.block_manager.swap_in(group).items()
             for seq in group.get_seqs(_SWAPPED):
                 seq.move_to(_RUNNING)
-            self._append_slots(group, copies)
+            self._decode(group, output, copies)
             self.running.append(group)
 
     @abstractmethod
@@ -188,10 +196,6 @@ class BlockSpaceScheduler(GroupScheduler):
         return num_physical_tokens, num_logical_tokens
 
     # -- the batch ------------------------------------------------------------
-
-    @staticmethod
-    def _decode(group: SequenceGroup) -> ScheduledSequenceGroup:
-        return ScheduledSequenceGroup(group, group.num_seqs(_RUNNING), is_prefill=False)
 
     @staticmethod
     def _flatten(copies: Copies) -> list[tuple[int, int]]:

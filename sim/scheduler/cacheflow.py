@@ -71,9 +71,6 @@ class Scheduler(BlockSpaceScheduler):
             # Recomputed victims of this call do not keep swapped groups out.
             if not output.blocks_to_swap_out:
                 self._schedule_swapped(output, copies)
-        entries = [self._decode(group) for group in self.running]
-        output.scheduled_seq_groups = entries
-        output.num_budgeted_tokens = sum(entry.token_chunk_size for entry in entries)
         if self.waiting and not self.swapped:
             self._schedule_waiting(output)
         output.blocks_to_copy = self._flatten(copies)

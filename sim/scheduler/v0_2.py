@@ -62,9 +62,6 @@ class Scheduler(BlockSpaceScheduler):
             self.swapped = deque(self.policy.sort_by_priority(now_s, self.swapped))
             if not output.preemptions:
                 self._schedule_swapped(output, copies)
-        entries = [self._decode(group) for group in self.running]
-        output.scheduled_seq_groups = entries
-        output.num_budgeted_tokens = sum(entry.token_chunk_size for entry in entries)
         output.blocks_to_copy = self._flatten(copies)
         return output
 

@@ -112,8 +112,10 @@ class RunningPhase:
                 for seq in seqs:
                     if pairs := append_slots(seq, num_ahead):
                         copies += pairs
-            elif not self._make_room(group, seqs, num_ahead, ran, output):
-                continue
+            else:
+                num_sure = 0
+                if not self._make_room(group, seqs, num_ahead, ran, output):
+                    continue
             # Each group is met once in a call: there is no id to look up.
             budget.num_batched_tokens += num_tokens
             if chunking:

@@ -194,15 +194,19 @@ class V1State:
         manager = self.kv_cache_manager
         num_physical_blocks = manager.block_pool.num_used_blocks
         num_logical_blocks = manager.num_logical_blocks
-        # Only full blocks are ever shared, so each extra entry is a block of tokens.
+        # Only full blocks lie behind a window, and only full blocks are ever shared:
+        # each null block, and each extra entry, is a block of tokens.
+        num_logical_tokens = (
+            self._num_logical_tokens - manager.num_skipped_blocks * manager.block_size
+        )
         num_shared_tokens = (
             num_logical_blocks - num_physical_blocks
         ) * manager.block_size
         return CacheUsage(
             num_physical_blocks,
             num_logical_blocks,
-            self._num_logical_tokens - num_shared_tokens,
-            self._num_logical_tokens,
+            num_logical_tokens - num_shared_tokens,
+            num_logical_tokens,
             num_physical_blocks / manager.block_pool.num_usable_blocks,
             0.0,
         )

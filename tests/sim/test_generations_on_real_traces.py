@@ -55,10 +55,11 @@ def test_under_pressure_every_request_ends(
         config(
             "azure_llm_2023_conv.csv",
             limit,
-            WIDTHS[width],
+            WIDTHS[width] | {"max_tokens": 600},
             scheduler=scheduler,
             preemption_mode=mode,
             swap_space=16.0,
+            max_num_batched_tokens=8192,
         )
     )
     results = simulation.run(check_every=20)

@@ -231,6 +231,18 @@ def test_where_freed_blocks_without_a_hash_go(version: str, table: list[int]) ->
     assert policy.kv_cache_manager.get_block_ids(later) == table
 
 
+def test_what_lies_behind_the_window_is_not_counted() -> None:
+    steps = Steps(scheduler(sliding_window=20, max_num_batched_tokens=40))
+    steps.add(spec(0, 0.0, 100, 5))
+    steps.step()
+    steps.step()
+    steps.step()
+    # 80 tokens were computed before: from 61 on they are read, so 3 blocks are gone.
+    usage = steps.policy.cache_usage()
+    assert (usage.num_physical_blocks, usage.num_logical_blocks) == (4, 4)
+    assert (usage.num_physical_tokens, usage.num_logical_tokens) == (52, 52)
+
+
 # -- preemption by priority -----------------------------------------------------
 
 

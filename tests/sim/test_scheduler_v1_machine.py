@@ -133,6 +133,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert id(request) not in victims
             if request not in output.admitted:
                 assert request.num_computed_tokens == before[id(request)] + n
+        usage = self.policy.cache_usage()
+        size = self.policy.kv_cache_manager.block_size
+        assert usage.num_physical_tokens <= usage.num_physical_blocks * size
+        assert usage.num_physical_tokens > (usage.num_physical_blocks - 7) * size
+        assert usage.num_logical_tokens >= usage.num_physical_tokens
         assert not output.stuck  # whatever passed admission can be served
 
     @precondition(lambda self: self.live)

@@ -72,6 +72,11 @@ def test_streams_are_independent() -> None:
     assert [request.priority for request in with_beams] == alone
 
 
+def test_clients_state_a_limit() -> None:
+    assert {request.max_tokens for request in drawn(max_tokens=30)} == {30}
+    assert {request.max_tokens for request in drawn(best_of=2)} == {None}
+
+
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
@@ -81,6 +86,7 @@ def test_streams_are_independent() -> None:
         ({"best_of": {0: 1.0}}, "best_of"),
         ({"best_of": 5000}, "best_of"),
         ({"beam_switch_share": 1.5}, "beam_switch_share"),
+        ({"max_tokens": 0}, "max_tokens must be .*got 0"),
         ({"priority": {}}, "priority: shares must add up to 1, got 0"),
     ],
 )
