@@ -159,8 +159,12 @@ class BlockSpaceManager:
         )
         num_shared = self._num_shared_blocks(waiting, num_shared_tokens)
         shared = self._gpu.extend([], num_shared)
-        for block in dict.fromkeys(shared):
-            self.gpu_allocator.share(block, len(waiting) - 1)
+        num_sharers = len(waiting)
+        if num_shared_tokens is None:
+            # Wart of 0.2.7: every sequence of the group counts, finished ones, which
+            # get no table, too. What they hold is never given back.
+            num_sharers = seq_group.num_seqs()
+        self._gpu.share(shared, num_sharers - 1, num_lost=num_sharers - len(waiting))
         for seq in waiting:
             num_blocks = num_shared
             if num_shared_tokens is not None:
@@ -345,6 +349,7 @@ class BlockSpaceManager:
         for tier in (self._gpu, self._cpu):
             for seq_id in list(tier.tables):
                 tier.drop(seq_id)
+            tier.reclaim()
         self.num_logical_blocks = 0
 
     # -- views ----------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cache.block_stack import BlockStack
 from cache.errors import CacheError, NoFreeBlocksError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cache.block import KVCacheBlock
     from cache.sequences import Device, PagedSequence
@@ -86,21 +87,36 @@ class BlockAllocator:
                 f"it to the allocator that handed it out"
             )
 
+    def block(self, block_id: int) -> KVCacheBlock:
+        """Return the block of that number."""
+        return self._stack.block(block_id)
+
     def get_num_free_blocks(self) -> int:
         """Return how many blocks are free."""
         return self._stack.num_free_blocks
 
-    def check(self, tables: Iterable[Sequence[KVCacheBlock]]) -> None:
+    def check(
+        self,
+        tables: Iterable[Sequence[KVCacheBlock]],
+        lost: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         """Prove that `tables` hold what is counted (invariant 2), in O(n).
 
         A block counts once for each table, however often it stands there.
+
+        Parameters
+        ----------
+        tables
+            All tables of the pool.
+        lost
+            By block id, references that no table holds.
 
         Raises
         ------
         InvariantError
             With the rule and the block.
         """
-        references: Counter[int] = Counter()
+        references: Counter[int] = Counter(lost)
         for table in tables:
             for block in dict.fromkeys(table):
                 self._own(block)
@@ -122,6 +138,8 @@ class Tier:
     ----------
     tables
         By sequence number.
+    lost_references
+        By block id, references that no table holds: what `share` was told to lose.
     """
 
     def __init__(
@@ -134,6 +152,7 @@ class Tier:
         self.allocator = BlockAllocator(device, block_size, num_blocks)
         self.block_sliding_window = block_sliding_window
         self.tables: dict[int, BlockTable] = {}
+        self.lost_references: Counter[int] = Counter()
 
     def distinct(self, table: BlockTable) -> Iterable[KVCacheBlock]:
         """Return the blocks of a table, each once, in order of first occurrence."""
@@ -171,6 +190,20 @@ class Tier:
         for block in self.distinct(table):
             self.allocator.free(block)
         return len(table)
+
+    def share(self, table: BlockTable, num_sharers: int, *, num_lost: int = 0) -> None:
+        """Add references to all blocks of `table`; `num_lost` of them to nobody."""
+        for block in dict.fromkeys(table):
+            self.allocator.share(block, num_sharers)
+            if num_lost:
+                self.lost_references[block.block_id] += num_lost
+
+    def reclaim(self) -> None:
+        """Free what nobody holds and nobody gave back."""
+        for block_id, num_references in self.lost_references.items():
+            for _ in range(num_references):
+                self.allocator.free(self.allocator.block(block_id))
+        self.lost_references.clear()
 
     def extend(self, table: BlockTable, num_blocks: int) -> BlockTable:
         """Append fresh blocks, or those of the window's last round, to `table`."""
@@ -228,4 +261,4 @@ class Tier:
 
     def check(self) -> None:
         """Prove invariant 2, see `BlockAllocator.check`."""
-        self.allocator.check(self.tables.values())
+        self.allocator.check(self.tables.values(), self.lost_references)

@@ -416,3 +416,25 @@ def test_the_proof_finds_what_is_wrong() -> None:
     space.gpu_allocator.allocate()
     with pytest.raises(InvariantError, match="block 5 counts 1 references"):
         space.check([seq])
+
+
+def test_a_group_with_finished_sequences_loses_blocks_as_the_release_does() -> None:
+    """0.2.7 counts a reference for every sequence, and gives finished ones no table."""
+    space = BlockSpaceManager(BLOCK_SIZE, 10, 0, watermark=0.0)
+    seqs = group(6, 0, 1, 2)
+    first, second, third = seqs.get_seqs()
+    for seq in (first, second):
+        seq.status = SequenceStatus.FINISHED_STOPPED
+    space.allocate(seqs)
+    third.status = SequenceStatus.RUNNING
+    assert space.get_block_table(third) == [9, 8]
+    grow(third)
+    # The last block counts three references, so it is copied before it is written to.
+    assert space.append_slot(third) == (8, 7)
+    space.check([third])
+    space.free(third)
+    space.check([])
+    assert space.get_num_free_gpu_blocks() == 8  # 7 came back, 9 and 8 never will
+    space.reset()
+    assert space.get_num_free_gpu_blocks() == 10
+    space.check([])

@@ -78,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def arrive(
         self,
+        *,
         shared: int,
         num_shared_tokens: int,
         num_own_tokens: int,
