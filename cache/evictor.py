@@ -7,6 +7,7 @@ A policy is a sort key over what is known of a block; the smallest key goes firs
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -175,19 +176,25 @@ EVICTORS: dict[str, type[Evictor]] = {"lru": LRUEvictor}
 """Policies by name."""
 
 
-def make_evictor(eviction_policy: str) -> Evictor:
+EvictionPolicy = str | Callable[[], Evictor]
+"""A name of `EVICTORS`, or what makes an evictor."""
+
+
+def make_evictor(eviction_policy: EvictionPolicy) -> Evictor:
     """Return a new evictor.
 
     Parameters
     ----------
     eviction_policy
-        A name of `EVICTORS`.
+        A name of `EVICTORS`, or what makes an evictor.
 
     Raises
     ------
     ValueError
         If there is none of that name; the message lists those there are.
     """
+    if not isinstance(eviction_policy, str):
+        return eviction_policy()
     if eviction_policy not in EVICTORS:
         raise ValueError(
             f"no evictor is named {eviction_policy!r}; there are: "

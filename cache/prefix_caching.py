@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cache.block import KVCacheBlock
+    from cache.evictor import EvictionPolicy
     from cache.interfaces import Block, BlockAllocator, BlockId
     from cache.tokens import TokenSlice
 
@@ -156,7 +157,7 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     block_ids
         Ids of the tier, used in this order; None for 0, 1, 2, ...
     eviction_policy
-        A name of `cache.evictor.EVICTORS`.
+        A name of `cache.evictor.EVICTORS`, or what makes an evictor.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         num_blocks: int | None = None,
         block_size: int = 16,
         block_ids: Iterable[BlockId] | None = None,
-        eviction_policy: str = "lru",
+        eviction_policy: EvictionPolicy = "lru",
     ) -> None:
         super().__init__(PrefixCachingBlock, num_blocks, block_size, block_ids)
         self.evictor = make_evictor(eviction_policy)

@@ -23,6 +23,7 @@ from cache.sequences import Device
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cache.evictor import EvictionPolicy
     from cache.tokens import TokenSlice
 
 
@@ -59,7 +60,7 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         num_cpu_blocks: int,
         block_size: int,
         *,
-        eviction_policy: str = "lru",
+        eviction_policy: EvictionPolicy = "lru",
     ) -> CpuGpuBlockAllocator:
         """Return an allocator whose GPU ids are 0, 1, ... and CPU ids follow.
 
@@ -72,7 +73,8 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         block_size
             Tokens a block.
         eviction_policy
-            Of prefix caching, a name of `cache.evictor.EVICTORS`.
+            Of prefix caching, a name of `cache.evictor.EVICTORS`, or what makes an
+            evictor.
 
         Raises
         ------

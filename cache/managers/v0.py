@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cache.block_table import BlockTable
+    from cache.evictor import EvictionPolicy
     from cache.sequences import PagedSequence, PagedSequenceGroup
 
 
@@ -42,7 +43,7 @@ class SelfAttnBlockSpaceManager:
     enable_caching
         Prefix caching.
     evictor
-        Of prefix caching, a name of `cache.evictor.EVICTORS`.
+        Of prefix caching, a name of `cache.evictor.EVICTORS`, or what makes an evictor.
 
     Attributes
     ----------
@@ -61,7 +62,7 @@ class SelfAttnBlockSpaceManager:
         sliding_window: int | None = None,
         enable_caching: bool = False,
         *,
-        evictor: str = "lru",
+        evictor: EvictionPolicy = "lru",
     ) -> None:
         if not 0 <= watermark <= 1:
             raise ValueError(f"watermark must be from 0 to 1, got {watermark}")

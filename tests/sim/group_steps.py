@@ -18,6 +18,7 @@ CACHE_KEYS = frozenset(
     {
         "block_size",
         "enable_prefix_caching",
+        "evictor",
         "num_cpu_blocks",
         "num_gpu_blocks",
         "sliding_window",

@@ -1,4 +1,4 @@
-"""The V0 scheduler's default mode and its chunked prefill, rule by rule."""
+"""The V0 scheduler's default mode, rule by rule."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cache.sequences import Device, SequenceStatus
-from sim.errors import SchedulerError, SwapSpaceError
+from cache.sequences import SequenceStatus
+from sim.errors import SwapSpaceError
 from sim.request import RequestStatus
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.v0 import Scheduler
@@ -301,146 +301,7 @@ def test_a_recomputation_larger_than_the_budget_runs_alone() -> None:
     assert first.status is group.status is RequestStatus.FINISHED_STOPPED
 
 
-# -- chunked prefill ----------------------------------------------------------------
-
-
-def test_decodes_and_chunks_share_the_budget() -> None:
-    run = steps(enable_chunked_prefill=True, max_num_batched_tokens=10)
-    run.add(4)
-    run.add(14)
-    run.add(5)
-    assert chunks(run.step()) == [(0, 4, 0, 0), (1, 6, 0, 0)]
-    output = run.step()
-    assert batch(output) == [(2, 1, "p"), (1, 8, "p"), (0, 1, "d")]
-    assert chunks(output) == [(2, 1, 0, 0), (1, 8, 6, 0)]
-    assert queued(run.scheduler)[1] == [0, 1, 2]
-    assert batch(run.step()) == [(2, 4, "p"), (0, 1, "d"), (1, 1, "d")]
-
-
-def test_what_gets_no_tokens_stays_in_front() -> None:
-    run = steps(enable_chunked_prefill=True, max_num_batched_tokens=2)
-    for _ in range(2):
-        run.add(1)
-    run.step()
-    run.add(1)
-    output = run.step()
-    assert batch(output) == [(0, 1, "d"), (1, 1, "d")]
-    assert queued(run.scheduler) == ([2], [0, 1], [])
-
-
-def test_with_prefix_caching_what_is_left_is_used_in_whole_blocks() -> None:
-    run = steps(
-        enable_chunked_prefill=True,
-        max_num_batched_tokens=11,
-        enable_prefix_caching=True,
-    )
-    run.add(20)
-    run.add(1)
-    assert chunks(run.step()) == [(0, 8, 0, 0)]  # 11 rounded down; 3 are no block
-    assert chunks(run.step()) == [(0, 8, 8, 0)]
-    # The last chunk is not rounded; 7 are left, so a block's worth for the other.
-    assert chunks(run.step()) == [(1, 1, 0, 0), (0, 4, 16, 0)]
-
-
-def test_cached_blocks_cost_nothing_and_a_full_hit_one_token() -> None:
-    run = steps(enable_prefix_caching=True, max_num_batched_tokens=20)
-    shared = ((99, 8),)
-    run.add(8, 1, prompt=shared)
-    assert run.step().num_hit_tokens == {0: 0}
-    run.add(8, 1, prompt=shared)
-    for own in (5, 7):  # 1 + 11 + 11 > 20
-        run.add(19, 1, prompt=(*shared, (own, 11)))
-    output = run.step()
-    assert output.num_hit_tokens == {1: 8, 2: 8}
-    assert chunks(output) == [(1, 8, 0, 7), (2, 19, 0, 8)]
-    assert output.num_budgeted_tokens == 27  # 12 computed, 15 cached
-    assert output.num_scheduled_tokens == [1, 11]
-    assert run.scheduler.get_prefix_cache_hit_rate(Device.GPU) > 0.0
-
-
-def test_equal_prompts_of_one_call_share_blocks_but_hit_nothing() -> None:
-    run = steps(enable_prefix_caching=True)
-    pair = [run.add(8, prompt=((99, 8),)) for _ in range(2)]
-    assert run.step().num_hit_tokens == {0: 0, 1: 0}
-    assert run.table(pair[0]) == run.table(pair[1])
-
-
-def test_hits_are_looked_up_once_while_a_request_waits() -> None:
-    run = steps(enable_prefix_caching=True, num_gpu_blocks=5, watermark=0.0)
-    run.add(12, 3, prompt=((99, 12),))
-    run.step()
-    late = run.add(12, 3, prompt=((99, 12),))  # 3 blocks, 2 are free
-    run.step()
-    group = run.scheduler.group_of(late)
-    assert run.scheduler.block_manager.get_num_cached_tokens(group.first_seq) == 12
-    run.step()
-    assert run.step().num_hit_tokens == {1: 12}
-
-
-# -- partial prefills ---------------------------------------------------------------
-
-
-def test_partial_prefills_share_the_budget_and_long_ones_are_passed_over() -> None:
-    run = steps(
-        enable_chunked_prefill=True,
-        max_num_batched_tokens=12,
-        max_num_partial_prefills=2,
-        max_long_partial_prefills=1,
-        long_prefill_token_threshold=8,
-    )
-    for length in (20, 20, 7):
-        run.add(length)
-    output = run.step()
-    assert chunks(output) == [(0, 6, 0, 0), (2, 6, 0, 0)]
-    assert queued(run.scheduler)[0] == [1]
-    # 0 is still long with 14 tokens left: 1 waits, and 0 shares with 2.
-    assert chunks(run.step()) == [(0, 6, 6, 0), (2, 1, 6, 0)]
-    # 8 left are not long any more.
-    assert chunks(run.step()) == [(1, 5, 0, 0), (0, 6, 12, 0)]
-
-
-def test_long_without_a_threshold_is_a_share_of_the_longest_sequence() -> None:
-    scheduler = make(
-        Scheduler,
-        enable_chunked_prefill=True,
-        max_num_partial_prefills=2,
-        max_model_len=1000,
-        num_gpu_blocks=300,
-    )
-    rules = scheduler.chunk_rule.partial_prefills
-    assert rules.long_prefill_token_threshold == 40
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_num_partial_prefills": 2}, "needs chunked prefill"),
-        (
-            {
-                "enable_chunked_prefill": True,
-                "max_num_partial_prefills": 2,
-                "max_long_partial_prefills": 3,
-            },
-            "must not exceed max_num_partial_prefills",
-        ),
-        (
-            {
-                "enable_chunked_prefill": True,
-                "enable_prefix_caching": True,
-                "max_num_batched_tokens": 3,
-            },
-            "at least 4 for each of 1 partial prefills",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_together_are_refused(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SchedulerError, match=message):
-        make(Scheduler, **changes)
-
-
-# -- life cycles and limits -----------------------------------------------------------
+# -- life cycles ---------------------------------------------------------------------
 
 
 def test_plain_token_lists_and_names_of_the_field() -> None:
@@ -476,58 +337,3 @@ def test_aborts_free_blocks_wherever_the_group_stands() -> None:
     assert run.scheduler.block_manager.get_num_free_gpu_blocks() == 7
     assert run.scheduler.block_manager.get_num_free_cpu_blocks() == 20
     assert run.scheduler.get_and_reset_finished_requests_ids() == [3, 0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "request_", "message"),
-    [
-        ({"max_num_seqs": 2}, {"width": 3}, "3 sequences cannot run within max_num_s"),
-        ({"max_model_len": 9}, {}, "prompt of 10 tokens exceeds max_model_len 9"),
-        ({"max_num_batched_tokens": 9}, {}, "set enable_chunked_prefill"),
-        ({"max_num_batched_tokens": 39}, {}, "may grow to 40 tokens could not be"),
-        (
-            {
-                "max_num_batched_tokens": 9,
-                "enable_chunked_prefill": True,
-                "preemption_mode": SWAP,
-            },
-            {},
-            "comes back as a whole only",
-        ),
-        ({"num_gpu_blocks": 10}, {}, "1 x 40 tokens take 11 blocks"),
-        ({"num_gpu_blocks": 12, "watermark": 0.25}, {}, "take 13 blocks"),
-        ({"num_gpu_blocks": 12, "num_lookahead_slots": 5}, {}, "take 14 blocks"),
-        ({}, {"width": 2}, "2 x 40 tokens take 22 blocks"),
-    ],
-)
-def test_what_can_never_be_served_is_refused_with_a_reason(
-    changes: dict[str, Any], request_: dict[str, Any], message: str
-) -> None:
-    run = steps(**changes)
-    error = run.scheduler.admission_error(run.add(10, 30, **request_))
-    assert error is not None
-    assert message in error
-    assert steps().scheduler.admission_error(run.add(10, 30)) is None
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_num_batched_tokens": 100},
-        {"max_num_batched_tokens": 30},
-        {"max_num_batched_tokens": 30, "enable_chunked_prefill": True},
-        {"num_lookahead_slots": 5, "max_num_batched_tokens": 100},
-        {"watermark": 0.2, "sliding_window": 8, "max_num_batched_tokens": 100},
-    ],
-)
-def test_the_longest_servable_sequence_passes_and_one_token_more_does_not(
-    changes: dict[str, Any],
-) -> None:
-    run = steps(max_model_len=200, **changes)
-    longest = run.scheduler.max_servable_tokens
-    assert longest > 20
-    assert run.scheduler.admission_error(run.add(9, longest - 9)) is None
-    assert run.scheduler.admission_error(run.add(9, longest - 8)) is not None
-    run.scheduler.abort(run.requests[1])
-    run.run()
-    assert run.requests[0].num_tokens == longest
