@@ -57,8 +57,11 @@ def decisions(
         return _compare(diff, quiet=quiet, as_json=json)
     if workload is None:
         raise ConfigError("give a workload file and --out LOG.jsonl.gz, or --diff A B")
-    if out is not None and out.exists() and not overwrite:
-        raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
+    if out is not None and out.exists():
+        if not overwrite:
+            raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
+        if workload.exists() and out.samefile(workload):
+            raise ConfigError(f"{out} is the workload itself; name another --out")
     return _write(workload, out, check=check, quiet=quiet, as_json=json)
 
 
@@ -68,9 +71,13 @@ def _write(
     from json import dumps
 
     from sim.decisions import DecisionDriver, load_workload, write_log
+    from sim.errors import ConfigError, SchedulerError
 
     workload = load_workload(path)
-    driver = DecisionDriver(workload, check=check)
+    try:
+        driver = DecisionDriver(workload, check=check)
+    except SchedulerError as error:
+        raise ConfigError(f"{path}: config: {error}") from error
     if out is None:
         for line in driver.lines():
             print(dumps(line, separators=(",", ":")))

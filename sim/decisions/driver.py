@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from sim.decisions.engines import make_request, make_scheduler
 from sim.decisions.logs import GroupLog, Line, StepLog, V1Log, preemptions
 from sim.decisions.workload import MAX_LEN
-from sim.errors import SwapSpaceError
+from sim.errors import SchedulerError, SwapSpaceError
 from sim.generation import sample
 from sim.generation_groups import sampler_for
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sim.decisions.workload import DecisionWorkload
     from sim.engine import Sampler
     from sim.request import Request
+
+
+MOST_ROUNDS = 100
+"""Queues that come back as often without a token in between come back for ever."""
 
 
 class DecisionDriver:
@@ -34,7 +38,8 @@ class DecisionDriver:
     Raises
     ------
     SchedulerError
-        If the engine's arguments do not fit together.
+        If the engine's arguments do not fit together. From `lines`: if the engine
+        preempts and admits the same requests for ever.
 
     Attributes
     ----------
@@ -51,11 +56,13 @@ class DecisionDriver:
         self.num_steps = 0
         self.num_preemptions = 0
         self.ending = ""
+        self._rounds: Counter[Any] = Counter()
         max_model_len = getattr(workload.engine, "max_model_len", MAX_LEN)
         requests = [
             make_request(index, raw, max_model_len)
             for index, raw in enumerate(workload.requests)
         ]
+        self._requests = dict(zip(self.names, requests, strict=True))
         self._arrivals = deque(
             (raw.arrival_step, request)
             for raw, request in zip(workload.requests, requests, strict=True)
@@ -63,11 +70,16 @@ class DecisionDriver:
         self._aborts = deque(
             sorted(
                 (
-                    (max(raw.abort_step, raw.arrival_step), raw.id, request)
+                    (
+                        max(raw.abort_step, raw.arrival_step),
+                        raw.abort_step,
+                        raw.id,
+                        request,
+                    )
                     for raw, request in zip(workload.requests, requests, strict=True)
                     if raw.abort_step is not None
                 ),
-                key=lambda due: due[:2],
+                key=lambda due: due[:3],
             )
         )
         self._log: StepLog
@@ -105,7 +117,7 @@ class DecisionDriver:
     def _abort_due(self, step: int) -> list[str]:
         aborted = []
         while self._aborts and self._aborts[0][0] <= step:
-            _, name, request = self._aborts.popleft()
+            *_, name, request = self._aborts.popleft()
             if not request.status.is_finished:
                 self.scheduler.abort(request)
                 aborted.append(name)
@@ -124,26 +136,57 @@ class DecisionDriver:
         self._prove()
         self.num_preemptions += len(output.preemptions)
         line = self._log.batch(output) | self._log.queues()
+        num_tokens = _num_tokens(output.scheduled)
         finished = self._sample(output, step, float(step))
         scheduler.update(finished)
         self._prove()
+        if output.ignored or _num_tokens(output.scheduled) > num_tokens:
+            self._rounds.clear()
         if finished:
             line["fin"] = [self.names[request.request_id] for request in finished]
         line["free_end"] = self._log.free()
-        idle = not (output.scheduled or output.ignored or output.preemptions)
-        if idle and not self._arrivals and not self._has_aborts():
+        if not self._is_left_alone():
+            self._rounds.clear()
+        elif not (output.scheduled or output.ignored or output.preemptions):
             line["stalled"] = True
             self.ending = "stalled"
+        elif output.preemptions:
+            self._refuse_rounds(step)
         return line
 
-    def _has_aborts(self) -> bool:
-        """Whether an abort of an unfinished request is still to come."""
-        return any(not self._is_done(request) for _, _, request in self._aborts)
+    def _is_left_alone(self) -> bool:
+        """Whether no arrival and no abort of an unfinished request is to come."""
+        return not self._arrivals and all(
+            request.status.is_finished for *_, request in self._aborts
+        )
 
-    @staticmethod
-    def _is_done(request: Request) -> bool:
-        return request.status.is_finished
+    def _refuse_rounds(self, step: int) -> None:
+        """Raise if the queues were as now many times, and no token came meanwhile."""
+        line = self._log.queues()
+        state = (
+            str(line),
+            tuple(request.num_computed_tokens for request in self._unfinished(line)),
+        )
+        self._rounds[state] += 1
+        if self._rounds[state] >= MOST_ROUNDS:
+            names = ", ".join(line["running"] + line["waiting"])[:100]
+            raise SchedulerError(
+                f"step {step}: the engine would preempt and admit {names} for ever, "
+                f"which needs more blocks than there are; raise num_gpu_blocks, or "
+                f"abort it with abort_step"
+            )
+
+    def _unfinished(self, line: Line) -> list[Request]:
+        return [
+            self._requests[name]
+            for queue in ("running", "waiting", "swapped")
+            for name in line.get(queue, [])
+        ]
 
     def _prove(self) -> None:
         if self.check:
             self.scheduler.check()
+
+
+def _num_tokens(requests: Iterable[Request]) -> int:
+    return sum(request.num_tokens for request in requests)

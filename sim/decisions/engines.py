@@ -12,6 +12,7 @@ from sim.decisions.workload import (
     V02Engine,
     V1Engine,
 )
+from sim.errors import SchedulerError
 from sim.request import Request
 from sim.scheduler.settings import CacheConfig, SchedulerConfig
 
@@ -22,7 +23,20 @@ if TYPE_CHECKING:
 
 
 def make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
-    """Construct the scheduler that a workload names."""
+    """Construct the scheduler that a workload names.
+
+    Raises
+    ------
+    SchedulerError
+        If the engine's arguments do not fit together.
+    """
+    try:
+        return _make_scheduler(workload)
+    except (NotImplementedError, ValueError) as error:
+        raise SchedulerError(str(error)) from error
+
+
+def _make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
     engine = workload.engine
     if isinstance(engine, V1Engine):
         return _v1(engine, workload.engine_version)
@@ -92,18 +106,6 @@ def _v0(engine: V0Engine) -> GroupScheduler:
 def _v1(engine: V1Engine, engine_version: str) -> V1Scheduler:
     from sim.scheduler.v1 import V1Scheduler  # noqa: PLC0415
 
-    later = {
-        name: getattr(engine, name)
-        for name in (
-            "watermark",
-            "scheduler_reserve_full_isl",
-            "long_prefill_token_threshold_adaptive",
-            "max_num_active_seqs",
-            "prefill_schedule_interval",
-            "max_num_scheduled_tokens",
-        )
-        if getattr(engine, name) is not None
-    }
     return V1Scheduler(
         engine.num_gpu_blocks,
         engine.block_size,
@@ -116,7 +118,14 @@ def _v1(engine: V1Engine, engine_version: str) -> V1Scheduler:
         scheduling_policy=engine.policy,
         sliding_window=engine.sliding_window,
         engine_version=engine_version,
-        **later,
+        watermark=engine.watermark,
+        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
+        long_prefill_token_threshold_adaptive=(
+            engine.long_prefill_token_threshold_adaptive
+        ),
+        max_num_active_seqs=engine.max_num_active_seqs,
+        prefill_schedule_interval=engine.prefill_schedule_interval,
+        max_num_scheduled_tokens=engine.max_num_scheduled_tokens,
     )
 
 

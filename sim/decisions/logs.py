@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import os
+import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from cache.sequences import SequenceStatus
@@ -239,7 +241,8 @@ def write_log(lines: Iterable[Line], path: Path) -> int:
             f"{path} cannot be written: {error.strerror or error}; name another --out"
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # no such directory: there is nothing to take away
+            partial.unlink(missing_ok=True)
     return num_lines
 
 
@@ -264,12 +267,13 @@ def read_log(path: Path) -> Iterator[Line]:
     try:
         with _opened(path) as text:
             for row in text:
-                yield _line(row)
+                if not row.isspace():
+                    yield _line(row)
                 number += 1
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: {reason}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}, line {number}: not a log line: {error}") from error
 
 

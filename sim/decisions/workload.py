@@ -5,19 +5,40 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from sim.decisions.reading import as_tuple, release_of, whole, without_comments
 from sim.errors import ConfigError
+from sim.generations import GENERATIONS
 from sim.plug import did_you_mean
 from sim.scheduler.base import PreemptionMode
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Segment = tuple[int, Annotated[int, Field(ge=0)]]
-
 MAX_LEN = 1 << 40
 """Stands for no limit, where a release has none."""
+
+# Far beyond any engine; a slip of the pen is refused rather than run out of memory.
+MAX_BLOCKS = 1 << 22
+MAX_PROMPT_TOKENS = 1 << 24
+MAX_WIDTH = 1 << 10
+MAX_STEP = 1 << 50
+
+Whole = Annotated[int, BeforeValidator(whole)]
+Count = Annotated[Whole, Field(ge=0)]
+Positive = Annotated[Whole, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Step = Annotated[Count, Field(le=MAX_STEP)]
+Segment = Annotated[
+    tuple[Whole, Annotated[Whole, Field(ge=0, le=MAX_PROMPT_TOKENS)]],
+    BeforeValidator(as_tuple),
+]
 
 
 class _Model(BaseModel):
@@ -28,17 +49,22 @@ class DecisionRequest(_Model):
     """One request of a workload; its place in the list is its arrival time."""
 
     id: str
-    arrival_step: Count
+    arrival_step: Step
     prompt: Annotated[list[Segment], Field(min_length=1)]
     output_len: Positive
-    out_seed: int
-    n: Positive = 1
+    out_seed: Whole
+    n: Annotated[Positive, Field(le=MAX_WIDTH)] = 1
     branch_output_lens: list[Positive] | None = None
     beam: bool = False
-    beam_seed: int = 0
-    beam_pct: Annotated[int, Field(ge=0, le=100)] = 0
-    priority: int = 0
-    abort_step: Count | None = None
+    beam_seed: Whole = 0
+    beam_pct: Annotated[Whole, Field(ge=0, le=100)] = 0
+    priority: Whole = 0
+    abort_step: Step | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        return without_comments(data, nulls=cls.model_fields)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -47,8 +73,11 @@ class DecisionRequest(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> DecisionRequest:
-        if not self.num_prompt_tokens:
-            raise ValueError(f"the prompt of {self.id!r} is empty; give it a token")
+        if not 0 < self.num_prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise ValueError(
+                f"the prompt of {self.id!r} must have 1 to {MAX_PROMPT_TOKENS:,} "
+                f"tokens, got {self.num_prompt_tokens:,}"
+            )
         lens = self.branch_output_lens
         if lens is not None and len(lens) != self.n:
             raise ValueError(
@@ -62,13 +91,18 @@ class _Engine(_Model):
     """Keys that all references have."""
 
     block_size: Positive
-    num_gpu_blocks: Positive
+    num_gpu_blocks: Annotated[Positive, Field(le=MAX_BLOCKS)]
     max_num_batched_tokens: Positive
     max_num_seqs: Positive
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        return read_config(data)
+
 
 class _TwoTiers(_Engine):
-    num_cpu_blocks: Count
+    num_cpu_blocks: Annotated[Count, Field(le=MAX_BLOCKS)]
     watermark: Share = 0.01
     preemption_mode: Literal["recompute", "swap"] | None = None
 
@@ -87,7 +121,7 @@ class V02Engine(_TwoTiers):
     """vLLM 0.2."""
 
     max_model_len: Positive
-    max_paddings: Count = 256
+    max_paddings: Count = MAX_LEN  # a file without the key has no such limit
     sliding_window: Positive | None = None
 
 
@@ -100,7 +134,7 @@ class V0Engine(_TwoTiers):
     policy: Literal["fcfs", "priority"] = "fcfs"
     sliding_window: Positive | None = None
     num_lookahead_slots: Count = 0
-    delay_factor: Annotated[float, Field(ge=0)] = 0.0
+    delay_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_num_partial_prefills: Positive = 1
     max_long_partial_prefills: Positive = 1
     long_prefill_token_threshold: Count = 0
@@ -115,12 +149,13 @@ class V1Engine(_Engine):
     policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: Count = 0
     sliding_window: Positive | None = None
-    # keys of later releases; a file for an older one does not have them
-    watermark: Share | None = None
-    scheduler_reserve_full_isl: bool | None = None
-    long_prefill_token_threshold_adaptive: bool | None = None
+    # Keys of later releases: a file without one means a release without it, so these
+    # are what an older release does, not what a later one does by default.
+    watermark: Share = 0.0
+    scheduler_reserve_full_isl: bool = False
+    long_prefill_token_threshold_adaptive: bool = False
     max_num_active_seqs: Positive | None = None
-    prefill_schedule_interval: Positive | None = None
+    prefill_schedule_interval: Positive = 1
     max_num_scheduled_tokens: Positive | None = None
 
 
@@ -134,20 +169,46 @@ _ENGINES: dict[str, type[_Engine]] = {
 }
 
 
-class DecisionWorkload(_Model):
-    """A workload file: the format of `kvsim decisions`."""
+CONFIG_KEYS = frozenset(
+    key for model in _ENGINES.values() for key in model.model_fields
+)
 
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str
+
+def read_config(data: Any) -> Any:
+    """Return a configuration under this format's names, without what is null.
+
+    A null says that there is no such thing, of a key that another reference has, too.
+    ``enable_chunked_prefill`` is read as its short form.
+    """
+    if not isinstance(data, dict):
+        return data
+    short, long = "chunked_prefill", "enable_chunked_prefill"
+    data = {k: v for k, v in data.items() if v is not None or k not in CONFIG_KEYS}
+    if long in data and short not in data:
+        data[short] = data.pop(long)
+    return data
+
+
+class DecisionWorkload(_Model):
+    """A workload file: the format of `kvsim decisions`.
+
+    Keys beside these say how a file came about, and are not read.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    schema_version: Annotated[Literal[1], BeforeValidator(whole)] = Field(
+        alias="schema"
+    )
+    name: str = ""
     reference: str
-    seed: int = 0
     config: dict[str, Any]
     requests: list[DecisionRequest]
 
     @property
     def engine_version(self) -> str:
         """Release of the reference, such as ``"0.33.0"``."""
-        return self.reference.removeprefix("vllm ")
+        return release_of(self.reference)
 
     @property
     def generation(self) -> str:
@@ -161,23 +222,52 @@ class DecisionWorkload(_Model):
         engine: Engine = model.model_validate(self.config)  # type: ignore[assignment]
         return engine
 
+    @field_validator("reference")
+    @classmethod
+    def _known(cls, reference: str) -> str:
+        generation_of(release_of(reference))
+        return reference
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for key in data:
+            if key in CONFIG_KEYS and data[key] is not None:
+                raise ValueError(f"{key!r} is the engine's; it belongs under 'config'")
+            if key in DecisionRequest.model_fields and data[key] is not None:
+                raise ValueError(f"{key!r} is a request's; it belongs in 'requests'")
+        return without_comments(data, nulls=cls.model_fields)
+
     @model_validator(mode="after")
     def _consistent(self) -> DecisionWorkload:
-        ids = [request.id for request in self.requests]
-        if len(set(ids)) < len(ids):
-            twice = next(name for name in ids if ids.count(name) > 1)
-            raise ValueError(f"request ids must differ, {twice!r} stands twice")
+        seen: set[str] = set()
+        for request in self.requests:
+            if request.id in seen:
+                raise ValueError(
+                    f"request ids must differ, {request.id!r} stands twice"
+                )
+            seen.add(request.id)
         steps = [request.arrival_step for request in self.requests]
         if steps != sorted(steps):
             raise ValueError("requests must be in order of arrival_step; sort them")
         if self.generation == "v1":
-            wide = [r.id for r in self.requests if r.n > 1 or r.beam]
-            if wide:
-                raise ValueError(
-                    f"the v1 scheduler knows no n and no beams, {wide[0]!r} has them; "
-                    f"write one request a sample"
-                )
+            self._refuse_groups()
         return self
+
+    def _refuse_groups(self) -> None:
+        for request in self.requests:
+            if request.n > 1:
+                raise ValueError(
+                    f"the v1 scheduler knows no n and no beams, {request.id!r} has "
+                    f"n = {request.n}; write one request a sample"
+                )
+            if request.branch_output_lens not in (None, [request.output_len]):
+                raise ValueError(
+                    f"the v1 scheduler knows no branches, {request.id!r} has "
+                    f"branch_output_lens; give output_len"
+                )
 
 
 def generation_of(engine_version: str) -> str:
@@ -188,21 +278,13 @@ def generation_of(engine_version: str) -> str:
     ValueError
         If none does.
     """
-    try:
-        numbers = tuple(int(part) for part in engine_version.split("."))
-    except ValueError:
-        numbers = ()
-    if (0,) < numbers < (0, 1, 3):
-        return "cacheflow"
-    if (0, 1, 3) <= numbers < (0, 3):
-        return "v0_2"
-    if (0, 7) <= numbers < (0, 8):
-        return "v0"
-    if (0, 8) <= numbers < (1,):
-        return "v1"
+    for name, generation in GENERATIONS.items():
+        if generation.takes(engine_version):
+            return name
+    known = ", ".join(f"{g.versions_in_words} ({n})" for n, g in GENERATIONS.items())
     raise ValueError(
-        f"no generation follows {engine_version!r}; there are vllm 0.1.0 (cacheflow), "
-        f"0.2 (v0_2), 0.7 (v0) and 0.8 to 0.33 (v1)"
+        f"no generation follows {engine_version[:40]!r}; give a vLLM release out of "
+        f"{known}, such as 'vllm 0.33.0'"
     )
 
 
@@ -216,7 +298,7 @@ def load_workload(path: Path | str) -> DecisionWorkload:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -257,7 +339,14 @@ def _in_words(error: ValidationError) -> str:
         )
     if problem["type"] == "missing":
         return f"{key}: this key is needed; give it"
+    if problem["type"] == "json_invalid":
+        return f"not a JSON file: {problem['msg']}"
     rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     value = problem["input"]
-    shown = "" if isinstance(value, dict | list) else f", got {value!r}"
+    shown = "" if isinstance(value, dict | list) else f", got {_short(value)}"
     return f"{key}: {rule}{shown}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sim.scheduler.settings import CacheConfig, SchedulerConfig
     from sim.sequence import SequenceGroup
 
-_WAITING = SequenceStatus.WAITING
 _RUNNING = SequenceStatus.RUNNING
 _SWAPPED = SequenceStatus.SWAPPED
 

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.decisions import DecisionDriver, first_difference, load_workload, read_log
-from sim.decisions.logs import write_log
+from sim.decisions import (
+    DecisionDriver,
+    first_difference,
+    load_workload,
+    read_log,
+    write_log,
+)
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:

@@ -136,6 +136,20 @@ def batch(output: GroupSchedulerOutput) -> list[tuple[int | str, int, str]]:
     ]
 
 
+def chunks(output: GroupSchedulerOutput) -> list[tuple[int | str, int, int, int]]:
+    """Prefills of a batch: who, tokens, computed before, cached."""
+    return [
+        (
+            entry.seq_group.request_id,
+            entry.token_chunk_size,
+            entry.num_computed_tokens,
+            entry.num_cached_tokens,
+        )
+        for entry in output.scheduled_seq_groups
+        if entry.is_prefill
+    ]
+
+
 def preempted(output: GroupSchedulerOutput) -> list[tuple[int, str]]:
     """Preemptions as the logs write them."""
     return [(p.request.request_id, p.mode.value) for p in output.preemptions]

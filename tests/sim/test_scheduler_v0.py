@@ -12,27 +12,13 @@ from sim.request import RequestStatus
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.v0 import Scheduler
 from sim.sequence import SamplingParams, Sequence, SequenceGroup
-from tests.sim.group_steps import Steps, batch, make, preempted, queued
+from tests.sim.group_steps import Steps, batch, chunks, make, preempted, queued
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
 
 
 def steps(**changes: Any) -> Steps:
     return Steps(make(Scheduler, **changes))
-
-
-def chunks(output: Any) -> list[tuple[int | str, int, int, int]]:
-    """Prefills of a batch: who, tokens, computed before, cached."""
-    return [
-        (
-            entry.seq_group.request_id,
-            entry.token_chunk_size,
-            entry.num_computed_tokens,
-            entry.num_cached_tokens,
-        )
-        for entry in output.scheduled_seq_groups
-        if entry.is_prefill
-    ]
 
 
 # -- default mode -----------------------------------------------------------------

@@ -17,20 +17,6 @@ def steps(**changes: Any) -> Steps:
     return Steps(make(Scheduler, **changes))
 
 
-def chunks(output: Any) -> list[tuple[int | str, int, int, int]]:
-    """Prefills of a batch: who, tokens, computed before, cached."""
-    return [
-        (
-            entry.seq_group.request_id,
-            entry.token_chunk_size,
-            entry.num_computed_tokens,
-            entry.num_cached_tokens,
-        )
-        for entry in output.scheduled_seq_groups
-        if entry.is_prefill
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "request_", "message"),
     [

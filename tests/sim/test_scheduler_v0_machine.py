@@ -74,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_output_tokens=st.integers(1, 14),
         width=st.sampled_from([1, 1, 2, 3]),
         early=st.lists(st.integers(1, 14), min_size=3, max_size=3),
+        beam_percent=st.sampled_from([None, None, 50, 100]),
         priority=st.integers(0, 2),
     )
     def arrive(
@@ -85,16 +86,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_output_tokens: int,
         width: int,
         early: list[int],
+        beam_percent: int | None,
         priority: int,
     ) -> None:
+        beam = beam_percent is not None and width > 1
         branches = tuple(min(num_output_tokens, num) for num in early[:width])
+        if beam or width == 1:
+            branches = ()
         index = len(self.run.requests)
         prompt = ((10_000 + shared, num_shared_tokens), (2 * index, num_own_tokens))
         request = self.run.add(
             num_shared_tokens + num_own_tokens,
             num_output_tokens,
             width=width,
-            branches=branches if width > 1 else (),
+            branches=branches,
+            use_beam_search=beam,
+            beam_seed=index,
+            beam_percent=beam_percent or 0,
             priority=priority,
             prompt=tuple(segment for segment in prompt if segment[1]),
         )
@@ -241,6 +249,6 @@ class ChunkedMachine(SchedulerMachine):
 
 
 TestDefault = DefaultMachine.TestCase
-TestDefault.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDefault.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
 TestChunked = ChunkedMachine.TestCase
-TestChunked.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestChunked.settings = settings(max_examples=24, stateful_step_count=40, deadline=None)
