@@ -14,7 +14,8 @@ from sim.request import RequestStatus
 
 if TYPE_CHECKING:
     from sim.request import Request
-    from sim.scheduler.groups import GroupScheduler, GroupSchedulerOutput
+    from sim.scheduler.group_output import GroupSchedulerOutput
+    from sim.scheduler.groups import GroupScheduler
     from sim.sequence import Sequence, SequenceGroup
 
 _RUNNING = SequenceStatus.RUNNING

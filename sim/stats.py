@@ -10,7 +10,8 @@ from cache.sequences import SequenceStatus
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.scheduler.groups import GroupScheduler, GroupSchedulerOutput
+    from sim.scheduler.group_output import GroupSchedulerOutput
+    from sim.scheduler.groups import GroupScheduler
 
 _RUNNING = SequenceStatus.RUNNING
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
+from cache.errors import NoFreeBlocksError
 from sim.decisions.engines import make_request, make_scheduler
 from sim.decisions.logs import GroupLog, Line, StepLog, V1Log, preemptions
 from sim.decisions.workload import MAX_LEN
@@ -39,7 +40,8 @@ class DecisionDriver:
     ------
     SchedulerError
         If the engine's arguments do not fit together. From `lines`: if the engine
-        preempts and admits the same requests for ever.
+        preempts and admits the same requests for ever, or runs out of blocks where
+        its own tests saw room.
 
     Attributes
     ----------
@@ -133,6 +135,12 @@ class DecisionDriver:
             self.ending = "swap_oom"
             partial: Any = scheduler.partial_output  # type: ignore[union-attr]
             return {"error": "swap_oom", "preempt": preemptions(partial, self.names)}
+        except NoFreeBlocksError as error:
+            # Where a release's own tests overlook a block, it ends in the same way.
+            raise SchedulerError(
+                f"step {step}: the engine runs out of blocks where its tests saw room "
+                f"({error}); raise num_gpu_blocks"
+            ) from error
         self._prove()
         self.num_preemptions += len(output.preemptions)
         line = self._log.batch(output) | self._log.queues()

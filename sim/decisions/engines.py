@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cache.errors import CacheError
 from sim.decisions.tokens import StreamTokens
 from sim.decisions.workload import (
     MAX_LEN,
@@ -32,7 +33,7 @@ def make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
     """
     try:
         return _make_scheduler(workload)
-    except (NotImplementedError, ValueError) as error:
+    except (CacheError, NotImplementedError, ValueError) as error:
         raise SchedulerError(str(error)) from error
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.request import Request
-    from sim.scheduler.groups import GroupScheduler, GroupSchedulerOutput
+    from sim.scheduler.group_output import GroupSchedulerOutput
+    from sim.scheduler.groups import GroupScheduler
     from sim.scheduler.v1 import V1Scheduler
 
 Line = dict[str, Any]

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 from cache.managers.cacheflow import BlockSpaceManager
 from cache.sequences import SequenceStatus
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.groups import (
-    GroupScheduler,
-    GroupSchedulerOutput,
-    ScheduledSequenceGroup,
-)
+from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
+from sim.scheduler.groups import GroupScheduler
 from sim.scheduler.policy import PolicyFactory
 
 if TYPE_CHECKING:

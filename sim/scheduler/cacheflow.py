@@ -9,7 +9,7 @@ from cache.sequences import AllocStatus, SequenceStatus
 from sim.errors import SchedulerError
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.block_space import BlockSpaceScheduler, Copies
-from sim.scheduler.groups import GroupSchedulerOutput, ScheduledSequenceGroup
+from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
 
 if TYPE_CHECKING:
     from sim.scheduler.settings import CacheConfig, SchedulerConfig

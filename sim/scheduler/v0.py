@@ -10,10 +10,8 @@ from cache.sequences import SequenceStatus
 from sim.errors import SwapSpaceError
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.budget import SchedulingBudget
-from sim.scheduler.groups import (
-    GroupScheduler,
-    GroupSchedulerOutput,
-)
+from sim.scheduler.group_output import GroupSchedulerOutput
+from sim.scheduler.groups import GroupScheduler
 from sim.scheduler.v0_chunked import (
     ChunkRule,
     PartialPrefillMetadata,

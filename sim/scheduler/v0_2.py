@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cache.sequences import AllocStatus, SequenceStatus
 from sim.scheduler.block_space import BlockSpaceScheduler, Copies
-from sim.scheduler.groups import GroupSchedulerOutput, ScheduledSequenceGroup
+from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
 
 if TYPE_CHECKING:
     from sim.scheduler.settings import CacheConfig, SchedulerConfig

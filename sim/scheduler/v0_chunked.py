@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
     from sim.scheduler.budget import SchedulingBudget
-    from sim.scheduler.groups import ScheduledSequenceGroup
+    from sim.scheduler.group_output import ScheduledSequenceGroup
     from sim.scheduler.settings import CacheConfig, SchedulerConfig
     from sim.sequence import Sequence, SequenceGroup
 

@@ -12,7 +12,7 @@ from cache.errors import NoFreeBlocksError
 from cache.sequences import SequenceStatus
 from sim.errors import SwapSpaceError
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.groups import GroupSchedulerOutput, ScheduledSequenceGroup
+from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable

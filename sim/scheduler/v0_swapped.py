@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cache.sequences import AllocStatus, SequenceStatus
-from sim.scheduler.groups import GroupSchedulerOutput, ScheduledSequenceGroup
+from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
 
 if TYPE_CHECKING:
     from sim.scheduler.budget import SchedulingBudget

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.sequences import AllocStatus, SequenceStatus
-from sim.scheduler.groups import GroupSchedulerOutput, ScheduledSequenceGroup
+from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
 from sim.scheduler.v0_chunked import num_group_recompute_tokens
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from sim.scheduler.groups import GroupScheduler
 from sim.scheduler.settings import CacheConfig, SchedulerConfig
 
 if TYPE_CHECKING:
-    from sim.scheduler.groups import GroupSchedulerOutput
+    from sim.scheduler.group_output import GroupSchedulerOutput
     from sim.sequence import Sequence
 
 CACHE_KEYS = frozenset(

@@ -21,7 +21,7 @@ from sim.scheduler.base import PreemptionMode
 from tests.sim.group_steps import Steps, make
 
 if TYPE_CHECKING:
-    from sim.scheduler.groups import GroupSchedulerOutput
+    from sim.scheduler.group_output import GroupSchedulerOutput
 
 NUM_GPU_BLOCKS = 16
 MAX_BUDGET = 48

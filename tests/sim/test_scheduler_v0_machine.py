@@ -22,7 +22,7 @@ from tests.sim.group_steps import Steps, make
 
 if TYPE_CHECKING:
     from sim.request import Request
-    from sim.scheduler.groups import GroupSchedulerOutput, ScheduledSequenceGroup
+    from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
 
 BLOCK_SIZE = 4
 NUM_GPU_BLOCKS = 24

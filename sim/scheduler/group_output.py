@@ -1,0 +1,71 @@
+"""What a scheduler of sequence groups decides in a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sim.scheduler.base import SchedulerOutput
+
+if TYPE_CHECKING:
+    from sim.sequence import SequenceGroup
+
+BlockMapping = list[tuple[int, int]]
+"""Block ids ``(from, to)`` in the order in which they are moved."""
+
+
+@dataclass(slots=True)
+class ScheduledSequenceGroup:
+    """One entry of a batch.
+
+    Attributes
+    ----------
+    seq_group
+        Who.
+    token_chunk_size
+        Tokens of a prefill, found in the cache or not; of a decode, its running
+        sequences.
+    is_prefill
+        Whether prompt tokens (or those of a recomputation) are computed.
+    num_computed_tokens
+        Tokens of a prefill that were computed before this step; 0 for a decode.
+    num_cached_tokens
+        Tokens of `token_chunk_size` that were found in the prefix cache.
+    """
+
+    seq_group: SequenceGroup
+    token_chunk_size: int
+    is_prefill: bool
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class GroupSchedulerOutput(SchedulerOutput):
+    """A scheduler call's decisions about groups; the base class is the engine's view.
+
+    Attributes
+    ----------
+    scheduled_seq_groups
+        The batch, in the scheduler's own order.
+    prompt_run
+        Whether the step is a prompt step (`v0_2`).
+    num_budgeted_tokens
+        The batch as the generation counts it: padded (`v0_2`), with cached tokens
+        (`v0`).
+    ignored_seq_groups
+        Groups refused in this call.
+    blocks_to_swap_in, blocks_to_swap_out, blocks_to_copy
+        Moves that the workers perform before the step.
+    num_hit_tokens
+        By request id: prefix-cache hits of groups that start a prefill in this call.
+    """
+
+    scheduled_seq_groups: list[ScheduledSequenceGroup] = field(default_factory=list)
+    prompt_run: bool = False
+    num_budgeted_tokens: int = 0
+    ignored_seq_groups: list[SequenceGroup] = field(default_factory=list)
+    blocks_to_swap_in: BlockMapping = field(default_factory=list)
+    blocks_to_swap_out: BlockMapping = field(default_factory=list)
+    blocks_to_copy: BlockMapping = field(default_factory=list)
+    num_hit_tokens: dict[int | str, int] = field(default_factory=dict)
