@@ -146,19 +146,20 @@ def test_the_end_for_lack_of_cpu_space(release: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "ending"),
-    [("0.1.0", "stalled"), ("0.2.7", "stalled"), ("0.7.3", "ignored")],
+    ("release", "num_swaps"), [("0.1.0", 1), ("0.2.7", 1), ("0.7.3", 2)]
 )
-def test_what_is_swapped_out_of_a_full_pool(release: str, ending: str) -> None:
-    """A fifth slot beside 4 blocks of 4: out, and back only into 5 blocks.
+def test_what_is_swapped_out_of_a_full_pool(release: str, num_swaps: int) -> None:
+    """A decode of the two older ones wants a free block beside the 4 it fills.
 
-    The older two keep the group swapped for good; 0.7.3 gives it up. With
-    recomputation 0.2.7 serves on, to the token that no prompt step can hold.
+    So does their swap-in, and the group stays out for good. 0.7.3 asks for no more
+    than it needs, lets it back for the 16th token, and gives it up at the 17th. To
+    recompute, all can do without: up to the 17th token, too long for the pool, which
+    0.1.0 lets wait for good.
     """
     one = [request("a", 15, 9)]
     lines = decide(workload(release, one, num_gpu_blocks=4, preemption_mode="swap"))
-    assert column(lines, "preempt").count([["a", "swap"]]) == 1
-    if ending == "stalled":
+    assert column(lines, "preempt").count([["a", "swap"]]) == num_swaps
+    if num_swaps == 1:
         assert column(lines, "stalled") == [None] * (len(lines) - 1) + [True]
         assert lines[-1]["swapped"] == ["a"]
         assert lines[-1]["sched"] == []
@@ -170,6 +171,18 @@ def test_what_is_swapped_out_of_a_full_pool(release: str, ending: str) -> None:
     )
     assert column(again, "ignored")[-1] == (None if release == "0.1.0" else ["a"])
     assert column(again, "stalled")[-1] == (True if release == "0.1.0" else None)
+
+
+@pytest.mark.parametrize(
+    ("release", "num_steps"), [("0.1.0", 2), ("0.2.7", 4), ("0.7.3", 4)]
+)
+def test_branches_end_at_lengths_of_their_own(release: str, num_steps: int) -> None:
+    """One token and four; in 0.1.0 no branch outlives the request's two."""
+    lines = decide(
+        workload(release, [request("a", 3, 2, n=2, branch_output_lens=[1, 4])])
+    )
+    assert column(lines, "fin") == [None] * (num_steps - 1) + [["a"]]
+    assert column(lines, "nbt") == [3] + [1] * (num_steps - 1)
 
 
 # -- arrivals and aborts, the same in all ------------------------------------------

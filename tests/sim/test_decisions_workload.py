@@ -68,6 +68,12 @@ def test_what_says_the_same_in_other_words(changes: dict[str, Any]) -> None:
     assert decide(with_changes(changes)) == PLAIN
 
 
+def test_a_null_says_that_there_is_no_such_thing() -> None:
+    one = [request("a", 3, 2, n=2)]
+    nulls = dict.fromkeys(("sliding_window", "max_model_len", "max_paddings"))
+    assert decide(workload("0.1.0", one, **nulls)) == decide(workload("0.1.0", one))
+
+
 def test_the_order_of_keys_and_a_byte_order_mark_mean_nothing(tmp_path: Path) -> None:
     data = dict(reversed(small().items()))
     data["config"] = dict(reversed(data["config"].items()))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NUM_GPU_BLOCKS = 16
 MAX_BUDGET = 48
+SWAP = PreemptionMode.SWAP
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -74,7 +75,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_prompt_tokens, num_output_tokens = lengths
         beam = beam_percent is not None and width > 1
         branches = tuple(min(num_output_tokens, n) for n in early[:width])
-        if beam or width == 1:
+        recomputes = self.run.scheduler.scheduler_config.preemption_mode is not SWAP
+        # 0.2.7 loses blocks when it admits a group with finished sequences again, see
+        # test_a_group_with_finished_sequences_loses_blocks_as_the_release_does.
+        if beam or width == 1 or (recomputes and self.kind is v0_2.Scheduler):
             branches = ()
         request = self.run.add(
             num_prompt_tokens,
