@@ -69,3 +69,49 @@ def test_figures_quoted_in_the_text_are_those_of_the_demo() -> None:
     assert f"makes it {found[1.15][0]}" in README.replace("\n", " ")
     assert found[1.0][1] == pytest.approx(0.4, abs=0.05)
     assert found[1.15][1] == pytest.approx(7.6, abs=0.05)
+
+
+@pytest.mark.slow
+def test_figures_quoted_of_other_engines_are_measured() -> None:
+    flat = " ".join(README.split())
+    found = {}
+    for name, overrides in {
+        "0.11": ['engine.engine_version="0.11"'],
+        "equal pools": [
+            'engine.engine_version="0.11"',
+            "engine.num_gpu_blocks_override=15587",
+        ],
+    }.items():
+        config = load_config(ROOT / "examples/demo.yaml", overrides)
+        found[name] = simulate(config).summary["num_preemptions"]
+    assert f"The first gives {found['0.11']} preemptions instead of 254" in flat
+    assert f"with equal pools it would be {found['equal pools']} against 254" in flat
+
+
+@pytest.mark.slow
+def test_figures_quoted_of_swapping_and_recomputing_are_measured() -> None:
+    flat = " ".join(README.split())
+    summaries = {}
+    for scheduler in ("cacheflow", "v0"):
+        for mode in ("swap", "recompute"):
+            config = load_config(
+                ROOT / "examples/beams_under_pressure.yaml",
+                [f"engine.scheduler={scheduler}", f"engine.preemption_mode={mode}"],
+            )
+            summary = summaries[scheduler, mode] = simulate(config).summary
+            assert 52_500 < summary["copied_blocks"] < 53_500
+            assert bool(summary["recomputed_tokens"]) == (mode == "recompute")
+            assert summary["swapped_in_blocks"] == summary["swapped_out_blocks"]
+    swap = {name: summaries[name, "swap"] for name in ("cacheflow", "v0")}
+    again = {name: summaries[name, "recompute"] for name in ("cacheflow", "v0")}
+    for name, words in (
+        ("cacheflow", "{} preemptions move {:,} blocks out and as many back"),
+        ("v0", "{} preemptions move {:,} blocks out, and"),
+    ):
+        summary = swap[name]
+        quoted = words.format(summary["num_preemptions"], summary["swapped_out_blocks"])
+        assert quoted in flat
+        mean_ms = again[name]["mean_ttft_ms"], summary["mean_ttft_ms"]
+        assert "{:.0f} ms against {:.0f} ms".format(*mean_ms) in flat
+    tokens = [again[name]["recomputed_tokens"] for name in ("cacheflow", "v0")]
+    assert "costs {:,} and {:,} tokens".format(*tokens) in flat
