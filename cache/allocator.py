@@ -129,7 +129,7 @@ class NaiveBlockAllocator(BlockAllocator):
             prev_block = self._new_block(prev_block, extra_hash)
             prev_block.show_token_ids(token_ids, 0, self.block_size)
             blocks.append(prev_block)
-        self.swap_in(blocks)
+        self._place_all(blocks)
         return blocks
 
     def allocate_immutable(
@@ -155,7 +155,7 @@ class NaiveBlockAllocator(BlockAllocator):
                 token_ids, start, min(block_size, num_tokens - start)
             )
             blocks.append(prev_block)
-        self.swap_in(blocks)
+        self._place_all(blocks)
         return blocks
 
     def free(self, block: Block, keep_block_object: bool = False) -> None:
@@ -172,13 +172,20 @@ class NaiveBlockAllocator(BlockAllocator):
         ------
         DoubleFreeError
             If the block was given up before; nothing changes.
+        CacheError
+            If it is another allocator's; nothing changes.
         """
         if block.block_id is None:
             raise DoubleFreeError(
                 f"double free: {block!r} has no physical block, it was freed before; "
                 f"free a block once"
             )
+        if block.allocator is not self:
+            raise CacheError(
+                f"{block!r} is another allocator's: free it where it was allocated"
+            )
         self._release(self._stack.block(block.block_id), block)
+        block.freed_id = block.block_id
         block.block_id = None
 
     def fork(self, last_block: Block) -> list[Block]:
@@ -242,6 +249,11 @@ class NaiveBlockAllocator(BlockAllocator):
         shared = self._stack.block(block_id)
         if shared.ref_cnt <= 1:
             return block_id
+        if not self.get_num_free_blocks():
+            raise NoFreeBlocksError(
+                f"block {block_id} is shared, it must be copied before it is written "
+                f"to, and none of {self.get_num_total_blocks()} blocks is free"
+            )
         # The reference drops the shared block first; as others hold it, it does not
         # become free by that, and the order cannot be told.
         copy_id = self._take().block_id
@@ -258,9 +270,19 @@ class NaiveBlockAllocator(BlockAllocator):
         return pairs
 
     def promote_to_immutable_block(self, block: Block) -> BlockId:
-        """Return the block's own id: without a cache, nothing else can hold it."""
+        """Return the block's own id: without a cache, nothing else can hold it.
+
+        (The reference never asks, and has no such method.)
+
+        Raises
+        ------
+        CacheError
+            If it is not full, or freed.
+        """
         if block.block_id is None:
             raise CacheError(f"{block!r} was freed: it cannot be promoted")
+        if not block.is_full:
+            raise CacheError(f"{block!r} is not full: it cannot be promoted")
         return block.block_id
 
     # -- numbers --------------------------------------------------------------
@@ -294,14 +316,8 @@ class NaiveBlockAllocator(BlockAllocator):
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: Sequence[Sequence[BlockId]]
     ) -> list[BlockId]:
-        """Return the longest common start of the lists that are not empty."""
-        common: list[BlockId] = []
-        lists = [ids for ids in computed_seq_block_ids if ids]
-        for same_entry in zip(*lists, strict=False):
-            if len(set(same_entry)) > 1:
-                break
-            common.append(same_entry[0])
-        return common
+        """Return nothing: without a cache every block has to be computed."""
+        return []
 
     def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
         """Return nothing: nothing is cached."""
@@ -331,11 +347,15 @@ class NaiveBlockAllocator(BlockAllocator):
         Raises
         ------
         DoubleFreeError
-            If one of them has no physical block; nothing changes.
+            If one of them has no physical block, or is given twice; nothing changes.
         """
+        seen: set[int] = set()
         for block in blocks:
             if block.block_id is None:
                 raise DoubleFreeError(f"{block!r} was freed: it cannot be swapped out")
+            if id(block) in seen:
+                raise DoubleFreeError(f"{block!r} is to be swapped out twice at once")
+            seen.add(id(block))
         for block in blocks:
             self.free(block, keep_block_object=True)
 
@@ -346,7 +366,18 @@ class NaiveBlockAllocator(BlockAllocator):
         ------
         NoFreeBlocksError
             If they cannot all be placed; nothing changes.
+        CacheError
+            If one of them is placed; nothing changes.
         """
+        for block in blocks:
+            if block.block_id is not None:
+                raise CacheError(
+                    f"{block!r} is placed already: swap it out, or free it, first"
+                )
+        self._place_all(blocks)
+
+    def _place_all(self, blocks: Sequence[Block]) -> None:
+        """Place new blocks, or none if they do not all fit."""
         num_needed = self.get_num_blocks_for_swap_in(blocks)
         num_free = self.get_num_free_blocks()
         if num_needed > num_free:

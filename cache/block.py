@@ -38,6 +38,16 @@ class KVCacheBlock:
         self.prev_free_block: KVCacheBlock | None = None
         self.next_free_block: KVCacheBlock | None = None
 
+    @property
+    def block_number(self) -> int:
+        """`block_id` under its name in vLLM up to 0.5 (`PhysicalTokenBlock`)."""
+        return self.block_id
+
+    @property
+    def ref_count(self) -> int:
+        """`ref_cnt` under its name in vLLM up to 0.5."""
+        return self.ref_cnt
+
     def __repr__(self) -> str:
         return (
             f"KVCacheBlock(id={self.block_id}, ref_cnt={self.ref_cnt}, "

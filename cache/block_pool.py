@@ -201,12 +201,13 @@ class BlockPool:
         ----------
         ordered_blocks
             Blocks of one table, in eviction order: of those that go to the same end
-            of the queue, what stands first is reused first. No block stands twice.
+            of the queue, what stands first is reused first.
 
         Raises
         ------
         DoubleFreeError
-            If a block has no reference to drop; nothing changes.
+            If a block has no reference to drop, or stands there more often than it has
+            references; nothing changes.
         """
         for block in ordered_blocks:
             if block.ref_cnt <= 0:
@@ -214,10 +215,17 @@ class BlockPool:
                     f"block {block.block_id} is free already; free a table once"
                 )
         freed = []
-        for block in ordered_blocks:
+        for index, block in enumerate(ordered_blocks):
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
                 freed.append(block)
+            elif block.ref_cnt < 0:
+                for dropped in ordered_blocks[: index + 1]:
+                    dropped.ref_cnt += 1
+                raise DoubleFreeError(
+                    f"block {block.block_id} is to be freed more often than it is "
+                    f"held; free a table once"
+                )
         self._queue_freed(freed)
 
     def _queue_freed(self, freed: list[KVCacheBlock]) -> None:

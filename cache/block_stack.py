@@ -41,6 +41,11 @@ class BlockStack:
         """Blocks on the stack."""
         return len(self._free)
 
+    @property
+    def free_blocks(self) -> list[KVCacheBlock]:
+        """A copy of the stack, its top last."""
+        return self._free.copy()
+
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._blocks
 

@@ -23,7 +23,7 @@ class BlockTableError(CacheError, ValueError):
     """A block table was allocated twice, or used without being allocated."""
 
 
-class UnallocatedSequenceError(CacheError, KeyError):
+class UnallocatedSequenceError(BlockTableError, KeyError):
     """A sequence that holds no blocks was asked to share, grow or show them."""
 
     def __str__(self) -> str:

@@ -36,14 +36,17 @@ class Block(ABC):
         What tells equal tokens apart (an adapter, say); part of the content hash.
     allocator
         Of the tier that `block_id` is in.
+    freed_id
+        Of a block that was given up: the id it had, for errors; unset before.
     """
 
-    __slots__ = ("allocator", "block_id", "extra_hash", "prev_block")
+    __slots__ = ("allocator", "block_id", "extra_hash", "freed_id", "prev_block")
 
     allocator: BlockAllocator
     block_id: BlockId | None
     prev_block: Block | None
     extra_hash: int | None
+    freed_id: BlockId
 
     class Factory(Protocol):
         """How an allocator makes its blocks."""

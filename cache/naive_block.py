@@ -162,7 +162,10 @@ class NaiveBlock(Block):
         return None
 
     def __repr__(self) -> str:
+        block_id = str(self.block_id)
+        if self.block_id is None and hasattr(self, "freed_id"):
+            block_id += f", was {self.freed_id}"
         return (
-            f"{type(self).__name__}(block_id={self.block_id}, index={self.index}, "
+            f"{type(self).__name__}(block_id={block_id}, index={self.index}, "
             f"num_tokens={self.num_tokens})"
         )

@@ -262,6 +262,18 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         self._computed |= self._touched
         self._touched.clear()
 
+    def get_common_computed_block_ids(
+        self, computed_seq_block_ids: Sequence[Sequence[BlockId]]
+    ) -> list[BlockId]:
+        """Return the longest common start of the lists that are not empty."""
+        common: list[BlockId] = []
+        lists = [ids for ids in computed_seq_block_ids if ids]
+        for same_entry in zip(*lists, strict=False):
+            if len(set(same_entry)) > 1:
+                break
+            common.append(same_entry[0])
+        return common
+
     def get_prefix_cache_hit_rate(self) -> float:
         """See `BlockAllocator.get_prefix_cache_hit_rate`."""
         return self.metric_data.get_hit_rate()

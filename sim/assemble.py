@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cache.evictor import EVICTORS
+from cache.evictor import EVICTORS, Evictor
 from sim.capacity import CapacityEstimate, estimate_capacity
 from sim.capacity.arguments import parse_engine_version, v0_chunks_by_itself
 from sim.cost import EMPTY_SHAPE, CostModel
 from sim.costs import COST_MODELS
-from sim.errors import ConfigError
+from sim.errors import ConfigError, SchedulerError
 from sim.generations import GENERATION_KEYS
 from sim.model import resolved_model
 from sim.plug import build
@@ -31,7 +31,6 @@ from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cache.evictor import Evictor
     from sim.architecture import ModelArchitecture
     from sim.config import EngineConfig, RunConfig, WorkloadConfig
     from sim.hardware import GpuSpec
@@ -177,23 +176,30 @@ def make_scheduler(
 def _construct(config: EngineConfig, capacity: CapacityEstimate) -> Scheduler:
     kind = config.scheduler
     optional = {key: getattr(config, key) for key in sorted(GENERATION_KEYS)}
-    scheduler: Scheduler = build(
-        SCHEDULERS,
-        {"kind": kind} if isinstance(kind, str) else kind,
-        "engine.scheduler",
-        {
-            "num_gpu_blocks": capacity.num_gpu_blocks,
-            "block_size": config.block_size,
-            "max_num_batched_tokens": capacity.max_num_batched_tokens,
-            "max_num_seqs": capacity.max_num_seqs,
-            "max_model_len": capacity.max_model_len,
-            "enable_prefix_caching": config.prefix_caching,
-            "engine_version": config.version,
-            "scheduler_config": _scheduler_config(config, capacity),
-            "cache_config": _cache_config(config, capacity),
-        }
-        | {key: value for key, value in optional.items() if value is not None},
-    )
+    context = {
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+        "block_size": config.block_size,
+        "max_num_batched_tokens": capacity.max_num_batched_tokens,
+        "max_num_seqs": capacity.max_num_seqs,
+        "max_model_len": capacity.max_model_len,
+        "enable_prefix_caching": config.prefix_caching,
+        "engine_version": config.version,
+        "scheduler_config": _scheduler_config(config, capacity),
+        "cache_config": _cache_config(config, capacity),
+    } | {key: value for key, value in optional.items() if value is not None}
+    try:
+        scheduler: Scheduler = build(
+            SCHEDULERS,
+            {"kind": kind} if isinstance(kind, str) else kind,
+            "engine.scheduler",
+            context,
+        )
+    except ConfigError as error:
+        cause = error.__cause__
+        # What it refuses begins with the key, where one key is to blame.
+        if isinstance(cause, SchedulerError) and str(cause).split()[0] in context:
+            raise ConfigError(f"engine.{cause}") from error
+        raise
     return scheduler
 
 
@@ -226,9 +232,8 @@ def _cache_config(config: EngineConfig, capacity: CapacityEstimate) -> CacheConf
     if config.evictor is not None:
         kind = config.evictor
         table = {"kind": kind} if isinstance(kind, str) else kind
-        # A manager has one a tier; the first is made now, to refuse it early.
         evictor = partial(build, EVICTORS, table, "engine.evictor")
-        evictor()
+        _check_evictor(evictor, str(table.get("kind")))
     return CacheConfig(
         block_size=config.block_size,
         num_gpu_blocks=capacity.num_gpu_blocks,
@@ -238,6 +243,25 @@ def _cache_config(config: EngineConfig, capacity: CapacityEstimate) -> CacheConf
         enable_prefix_caching=config.prefix_caching,
         evictor=evictor,
     )
+
+
+def _check_evictor(make: Callable[[], object], kind: str) -> None:
+    """Try an evictor on two blocks, before anything is simulated."""
+    evictor = make()
+    if not isinstance(evictor, Evictor):
+        raise ConfigError(
+            f"engine.evictor: '{kind}' must be a subclass of cache.evictor.Evictor, "
+            f"such as a KeyedEvictor with a key; mend your class"
+        )
+    try:
+        evictor.add(1, 11, 16, 0.0)
+        evictor.add(2, 12, 32, 1.0)
+        evicted = sorted(evictor.evict() for _ in range(2))
+        problem = f"two blocks must be evicted once each, got {evicted}"
+    except Exception as error:
+        evicted, problem = None, f"{type(error).__name__}: {error}"
+    if evicted != [(1, 11), (2, 12)]:
+        raise ConfigError(f"engine.evictor: '{kind}': {problem}; mend your class")
 
 
 def _or(value: T | None, default: T) -> T:

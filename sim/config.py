@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -18,10 +19,10 @@ from pydantic import (
 from sim.errors import ConfigError
 from sim.files import find_files, parse_yaml, read_yaml
 from sim.generations import (
-    DEFAULT_GENERATION,
     GENERATION_KEYS,
     GENERATIONS,
     Generation,
+    generation_of,
     owners,
 )
 from sim.plug import did_you_mean
@@ -43,8 +44,22 @@ Kind = dict[str, Any]
 
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
-Shares = Annotated[dict[int, float], Field(strict=False)]
-"""From a value to the share of requests that have it."""
+
+
+def _number_or_shares(value: object) -> object:
+    """Say in one rule what the branches of the union would say in several."""
+    rule = "should be a whole number, or shares such as {1: 0.9, 4: 0.1}"
+    if isinstance(value, dict):
+        for each, share in value.items():
+            if type(each) is not int or type(share) not in (int, float):
+                raise ValueError(f"{rule}, got {_shortened({each: share})}")
+    elif type(value) is not int:
+        raise ValueError(rule)
+    return value
+
+
+Shares = Annotated[int | dict[int, float], BeforeValidator(_number_or_shares)]
+"""One value for all requests, or from a value to the share that has it."""
 
 
 class _Table(BaseModel):
@@ -80,10 +95,10 @@ class WorkloadConfig(_Table):
     trace: Kind | None = None
     synthetic: SyntheticConfig | None = None
     preset: PresetConfig | None = None
-    best_of: Shares | int = 1
-    beam_width: Shares | int = 1
+    best_of: Shares = 1
+    beam_width: Shares = 1
     beam_switch_share: Annotated[float, Field(ge=0, le=1)] = 0.35
-    priority: Shares | int = 0
+    priority: Shares = 0
     max_tokens: Count | None = None
 
     @model_validator(mode="after")
@@ -140,11 +155,19 @@ class EngineConfig(_Table):
     admission_check: bool = True
 
     @property
-    def generation(self) -> Generation:
-        """The chosen generation; the newest for a scheduler of the user's own."""
+    def scheduler_kind(self) -> str:
+        """A generation's name, or the user's class."""
         if isinstance(self.scheduler, str):
-            return GENERATIONS.get(self.scheduler, DEFAULT_GENERATION)
-        return DEFAULT_GENERATION
+            return self.scheduler
+        return str(self.scheduler.get("kind"))
+
+    @property
+    def generation(self) -> Generation:
+        """The chosen generation; that of the release for a user's own scheduler."""
+        kind = self.scheduler_kind
+        if kind in GENERATIONS:
+            return GENERATIONS[kind]
+        return generation_of(self.engine_version)
 
     @property
     def version(self) -> str:
@@ -174,21 +197,28 @@ class EngineConfig(_Table):
     @model_validator(mode="after")
     def _of_the_generation(self) -> EngineConfig:
         """Refuse what the chosen generation does not have."""
-        name = self.scheduler
-        if not isinstance(name, str) or name not in GENERATIONS:
+        name = self.scheduler_kind
+        if name not in GENERATIONS:
             return self
         generation = GENERATIONS[name]
         for key in sorted(GENERATION_KEYS - generation.keys):
             if getattr(self, key) is not None:
                 raise ValueError(
-                    f"{key}: the {name} generation has no such key ({owners(key)} "
-                    f"has); remove it, got {getattr(self, key)!r}"
+                    f"{key}: the {name} generation has no such key "
+                    f"({owners(key)}); remove it, got {getattr(self, key)!r}"
                 )
         if not generation.takes(self.version):
+            # YAML has made 0.1 of an unquoted 0.10.
+            quoted = f"{self.version}0"
+            hint = (
+                f", and put {quoted} in quotes: YAML reads it as {self.version}"
+                if generation.takes(quoted)
+                else ""
+            )
             raise ValueError(
                 f"engine_version: the {name} generation covers "
                 f"{generation.versions_in_words}, got {self.engine_version!r}; leave "
-                f"it out for {generation.engine_version}"
+                f"it out for {generation.engine_version}{hint}"
             )
         if self.enable_prefix_caching and generation.enable_prefix_caching is None:
             raise ValueError(
@@ -213,7 +243,7 @@ class RunConfig(_Table):
 
     def to_yaml(self) -> str:
         """Return the complete configuration, runnable again."""
-        dumped = self.model_dump(mode="json")
+        dumped = self.model_dump()  # as JSON, the numbers that shares name were text
         workload = dumped["workload"]
         dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
         return yaml.safe_dump(dumped, sort_keys=False)

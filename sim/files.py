@@ -127,11 +127,11 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
 
 
 def _find_user_classes(table: dict[str, Any], directory: Path) -> None:
-    """Resolve every ``kind: file.py:Class``, and ``scheduler: file.py:Class``."""
+    """Resolve every ``kind: file.py:Class``, and where a class may stand bare."""
     for key, value in table.items():
         if isinstance(value, dict):
             _find_user_classes(value, directory)
-        elif key in ("kind", "scheduler") and isinstance(value, str):
+        elif key in ("kind", "scheduler", "evictor") and isinstance(value, str):
             own = _USER_CLASS.fullmatch(value)
             found = own and _found(own["file"], directory)
             if own and found:

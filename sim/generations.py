@@ -120,12 +120,21 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
 """Generations by the name that ``engine.scheduler`` takes."""
 
 DEFAULT_GENERATION = GENERATIONS["v1"]
-"""Stands in for a user's own scheduler."""
+"""Stands in for a user's own scheduler that names no release."""
 
 GENERATION_KEYS = frozenset().union(*(g.keys for g in GENERATIONS.values()))
 """Keys that some generation lacks."""
 
 
 def owners(key: str) -> str:
-    """Return the generations that have `key`, for messages."""
-    return ", ".join(name for name, g in GENERATIONS.items() if key in g.keys)
+    """Return which generations have `key`, as a clause for messages."""
+    *others, last = (name for name, g in GENERATIONS.items() if key in g.keys)
+    return f"{', '.join(others)} and {last} have it" if others else f"{last} has it"
+
+
+def generation_of(engine_version: str | None) -> Generation:
+    """Return the generation of a release; the newest for none, or an unknown one."""
+    for generation in GENERATIONS.values():
+        if engine_version is not None and generation.takes(engine_version):
+            return generation
+    return DEFAULT_GENERATION

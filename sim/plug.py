@@ -54,8 +54,8 @@ def build(
     where
         Path of the table in the configuration, for messages.
     context
-        Arguments that the engine provides to constructors that name them, or that
-        take any keyword.
+        Arguments that the engine provides to constructors that name them; ``**more``
+        stands for what the next constructor in line names.
     more_keys
         Keys of the same table that are somebody else's, for the messages.
 
@@ -75,12 +75,12 @@ def build(
     context = context or {}
     parameters = inspect.signature(cls).parameters
     settable = [name for name in parameters if name not in context]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if not takes_any:
+    if not _takes_any(parameters):
         _refuse_unknown(given, [*settable, *more_keys], where, kind)
     _refuse_missing(given, settable, parameters, where, kind)
     arguments = _typed(cls, given, where)
-    arguments |= {n: v for n, v in context.items() if takes_any or n in parameters}
+    wanted = _wanted(cls)
+    arguments |= {n: v for n, v in context.items() if wanted is None or n in wanted}
     try:
         return cls(**arguments)
     except (UserError, WorkloadError) as error:
@@ -92,6 +92,31 @@ def build(
             f"{where}: '{kind}' cannot be made: {type(error).__name__}: {error}; mend "
             f"your class or its arguments"
         ) from error
+
+
+def _wanted(cls: type) -> set[str] | None:
+    """Return the arguments that a constructor names, or None where it takes any.
+
+    A constructor with ``**more`` is taken to hand them on to the next one in line, as
+    ``super().__init__(*args, **more)`` does.
+    """
+    parameters = inspect.signature(cls).parameters
+    names = set(parameters)
+    if not _takes_any(parameters):
+        return names
+    for base in cls.__mro__[:-1]:  # the last is object
+        own = vars(base).get("__init__")
+        if own is None:
+            continue
+        parameters = inspect.signature(own).parameters
+        names |= set(parameters)
+        if not _takes_any(parameters):
+            return names
+    return None
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def fault_in_user_code(error: BaseException) -> str | None:

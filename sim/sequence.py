@@ -146,13 +146,17 @@ class Sequence:
         """Blocks that its tokens span."""
         return -(-self._num_tokens // self.block_size)
 
-    def append_token_id(self, token_id: int | tuple[int, int]) -> None:
+    def append_token_id(
+        self, token_id: int | tuple[int, int], logprobs: object = None
+    ) -> None:
         """Add a generated token.
 
         Parameters
         ----------
         token_id
             Of the kind of the prompt: a plain id, or ``(segment_id, offset)``.
+        logprobs
+            As in vLLM; not looked at, since no decision depends on it.
 
         Raises
         ------

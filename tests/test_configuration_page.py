@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import shlex
 from itertools import pairwise
@@ -135,11 +136,20 @@ GIVEN = frozenset(
 """What the engine gives to a cost model."""
 
 
+SOURCES = {"trace", "synthetic", "preset"}
+"""Keys of `workload` that hold a table."""
+
+
 def built() -> Keys:
     trace = arguments(TraceWorkload)
     sources: list[tuple[str, str, Mapping[str, Any]]] = [
         ("run", "", fields(RunConfig)),
         ("engine", "", fields(EngineConfig)),
+        (
+            "workload",
+            "",
+            {k: v for k, v in fields(WorkloadConfig).items() if k not in SOURCES},
+        ),
         ("workload", "synthetic", fields(SyntheticConfig)),
         ("workload", "preset", fields(PresetConfig)),
         ("workload", "trace", {key: trace[key] for key in _TRACE_KEYS}),
@@ -179,6 +189,9 @@ def test_keys_and_defaults_are_those_of_the_code() -> None:
         ("`0.86`", "`0.68`", "cost.roofline.gemm_bandwidth_efficiency: 0.68"),
         (r"`step_s` \| number", "`step_ms` | number", "cost.constant.step_ms: inv"),
         (r"\| `seed` .*\n", "", "run..seed: not on the page"),
+        (r"\| `best_of` .*\n", "", "workload..best_of: not on the page"),
+        (r"\| `0\.35` \|", "| `0.5` |", "workload..beam_switch_share: 0.5, in the"),
+        (r"\| `max_paddings` ", "| `max_padding` ", "engine..max_padding: invented"),
         ("`synthetic`, `preset`", "`synthetic`", "workload.preset.num_requests: not"),
     ],
 )
@@ -234,7 +247,9 @@ def own_parts() -> dict[str, dict[str, Any]]:
     """Return the tables that name classes of the page, by class."""
     (text,) = (text for text in EXAMPLES if "my_parts.py" in text)
     trace = re.search(r"# or trace: ({.*})", text)
+    evictor = re.search(r"# evictor: ({.*})", text)
     assert trace
+    assert evictor
     data = yaml.safe_load(text)
     synthetic = data["workload"]["synthetic"]
     return {
@@ -245,6 +260,7 @@ def own_parts() -> dict[str, dict[str, Any]]:
             synthetic["arrivals"],
             synthetic["prompt_tokens"],
             yaml.safe_load(trace[1]),
+            yaml.safe_load(evictor[1]),
         )
     }
 
@@ -291,6 +307,41 @@ def test_the_scheduler_on_the_page(plugins: Path) -> None:
         order[patience_s] = by_time["num_prompt_tokens"].tolist()
     assert order[2.0] == [50, 30, 60, 90]
     assert order[0.001] == [50, 90, 30, 60]  # all are late, hence in order
+
+
+def test_the_evictor_on_the_page(plugins: Path) -> None:
+    # Six prompts of four blocks in turn: more than the cache holds, so that the least
+    # recently used block is always the one that is needed next.
+    lines = [
+        {
+            "timestamp": 1000 * i,
+            "input_length": 64,
+            "output_length": 2,
+            "hash_ids": [4 * (i % 6) + depth for depth in range(4)],
+        }
+        for i in range(30)
+    ]
+    trace = plugins / "turns.jsonl"
+    trace.write_text("\n".join(json.dumps(line) for line in lines))
+    table = {"kind": "mooncake", "path": "turns.jsonl", "block_tokens": 16}
+
+    def num_cached_tokens(evictor: object) -> int:
+        changes = {
+            "workload": {"trace": table},
+            "engine.scheduler": "v0",
+            "engine.enable_prefix_caching": True,
+            "engine.num_gpu_blocks_override": 21,
+            "engine.max_model_len": 128,
+            "engine.evictor": evictor,
+        }
+        return int(own_run(plugins, changes).requests["num_cached_tokens"].sum())
+
+    part = own_parts()["MostRecent"]
+    least_recent = num_cached_tokens("lru")
+    assert num_cached_tokens(None) == least_recent
+    bare = num_cached_tokens("my_parts.py:MostRecent")
+    assert bare == num_cached_tokens(part | {"keep_tokens": 0}) > least_recent
+    assert bare != num_cached_tokens(part | {"keep_tokens": 32}) > least_recent
 
 
 def test_the_arrival_process_on_the_page(plugins: Path) -> None:
@@ -383,56 +434,11 @@ def meanings() -> dict[str, str]:
     }
 
 
-CHANGES: dict[str, Any] = {
-    "swap_space": 0.0,
-    "enforce_eager": True,
-    "preemption_mode": "recompute",
-    "gpu": "h100_sxm",
-    "tensor_parallel_size": 2,
-    "dtype": "float32",
-    "quantization": "fp8",
-    "kv_cache_dtype": "fp8",
-    "block_size": 32,
-    "gpu_memory_utilization": 0.8,
-    "num_gpu_blocks_override": 100,
-    "kv_cache_memory_bytes": 2**32,
-    "max_model_len": 64,
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 16,
-    "long_prefill_token_threshold": 4,
-    "enable_prefix_caching": False,
-}
-BOUNDS = {"title", "capacity", "num_gpu_blocks_low", "num_gpu_blocks_high"}
-
-
-def measured(**engine: Any) -> dict[str, Any]:
-    data = minimal(**engine) | {"cost": {"kind": "roofline"}}
-    summary = simulate(parse_config(data)).summary
-    return {key: value for key, value in summary.items() if key not in BOUNDS}
-
-
-def test_keys_without_effect_are_those_that_the_page_names() -> None:
-    said = {key for key, text in meanings().items() if text.startswith("No effect")}
-    before = measured()
-    same = {key for key, value in CHANGES.items() if measured(**{key: value}) == before}
-    assert said == same
-
-
 def test_keys_with_one_value_are_those_that_the_page_names() -> None:
     said = {k for k, t in meanings().items() if re.search(r"only .* built\.$", t)}
-    others = {
-        "pipeline_parallel_size": 2,
-        "enable_chunked_prefill": False,
-        "engine_version": "0.12",
-    }
-    assert said == set(others)
-    for key, value in others.items():
-        with pytest.raises(ConfigError, match=key):
-            parse_config(minimal(**{key: value}))
-    with pytest.raises(ConfigError, match="preemption_mode"):
-        parse_config(minimal(preemption_mode="swap"))
-    untried = {"model", "scheduler", "admission_check"}
-    assert set(EngineConfig.model_fields) == set(CHANGES) | set(others) | untried
+    assert said == {"pipeline_parallel_size"}
+    with pytest.raises(ConfigError, match="pipeline_parallel_size"):
+        parse_config(minimal(pipeline_parallel_size=2))
 
 
 def test_batch_defaults_are_those_of_the_page() -> None:
@@ -452,13 +458,20 @@ def test_the_admission_check_does_what_the_page_says() -> None:
         data["workload"]["synthetic"] |= {"prompt_tokens": lengths, "num_requests": 20}
         return simulate(parse_config(data)).summary
 
-    on, off = summary(max_model_len=1000), summary(admission_check=False)
+    on = summary(max_model_len=1000)
+    off = summary(max_model_len=1000, admission_check=False)
     assert on["max_model_len"] == 160
     assert on["rejected"] > 0
     assert on["completed"] + on["rejected"] == 20
     assert any("max_model_len is 160" in line for line in on["warnings"])
     assert not on["stalled"]
     assert off["stalled"]
+    assert off["completed"] < 20
+    # Beyond a max_model_len that the cache does hold, outputs end with the prompt.
+    beyond = summary(admission_check=False)
+    assert (beyond["max_model_len"], beyond["stalled"]) == (160, False)
+    assert beyond["completed"] == 20
+    assert beyond["length_capped"] == on["rejected"]
     with pytest.raises(ValueError, match="max_model_len must fit"):
         simulate(parse_config(minimal(kv_cache_memory_bytes=2**25, max_model_len=1000)))
 

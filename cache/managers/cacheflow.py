@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.errors import BlockTableError, require
+from cache.errors import BlockTableError, UnallocatedSequenceError, require
 from cache.managers.cacheflow_tier import BlockAllocator, Tier
 from cache.sequences import AllocStatus, Device, SequenceStatus
 
@@ -224,7 +224,7 @@ class BlockSpaceManager:
         """
         table = self._gpu_tables.get(seq.seq_id)
         if table is None:
-            raise self._no_table(seq, "a slot is appended to")
+            raise self._no_table(seq, "only a sequence on the GPU can grow")
         if len(table) * self.block_size < seq.get_len():
             window = self.block_sliding_window
             if window is None or len(table) < window:
@@ -252,7 +252,7 @@ class BlockSpaceManager:
         """
         table = self._gpu_tables.get(parent_seq.seq_id)
         if table is None:
-            raise self._no_table(parent_seq, "a fork is made of")
+            raise self._no_table(parent_seq, "only a sequence on the GPU can be forked")
         self._refuse_second_table(child_seq, "forked into")
         for block in self._gpu.distinct(table):
             self.gpu_allocator.share(block)
@@ -309,7 +309,9 @@ class BlockSpaceManager:
         seqs = [seq for seq in seq_group.get_seqs() if not seq.is_finished()]
         for seq in seqs:
             if seq.seq_id not in source.tables:
-                raise self._no_table(seq, f"to the {to.name} is swapped")
+                raise self._no_table(
+                    seq, f"only what is on the {source.name} can go to the {to.name}"
+                )
         target.require_free(
             source.num_distinct(seqs),
             f"group {seq_group.request_id} (sequences {_ids(seqs)})",
@@ -354,17 +356,22 @@ class BlockSpaceManager:
 
     # -- views ----------------------------------------------------------------
 
+    @property
+    def block_tables(self) -> dict[int, BlockTable]:
+        """All tables of both tiers by sequence number; not to be changed. O(tables)."""
+        return self._gpu_tables | self._cpu_tables
+
     def get_block_table(self, seq: PagedSequence) -> list[int]:
         """Return the block ids of a sequence, of the tier that it is in.
 
         Raises
         ------
-        BlockTableError
-            If it has no table.
+        UnallocatedSequenceError
+            If it has no table (a `KeyError`, as in the releases).
         """
         table = self._table(seq)
         if table is None:
-            raise self._no_table(seq, "the table is asked of")
+            raise self._no_table(seq, "there is no table to show")
         return [block.block_id for block in table]
 
     def num_stored_tokens(self, seqs: Sequence[PagedSequence]) -> tuple[int, int]:
@@ -430,15 +437,16 @@ class BlockSpaceManager:
                 f"sequence that is {what} must hold none; free it first"
             )
 
-    def _no_table(self, seq: PagedSequence, what: str) -> BlockTableError:
+    def _no_table(self, seq: PagedSequence, rule: str) -> BlockTableError:
         where = "no block"
-        if seq.seq_id in self._cpu_tables:
-            where = "blocks on the CPU"
-        elif seq.seq_id in self._gpu_tables:
-            where = "blocks on the GPU"
-        return BlockTableError(
-            f"sequence {seq.seq_id} ({seq.status.value}) holds {where}: what {what} a "
-            f"sequence needs its table there; allocate, fork or swap it before"
+        error: type[BlockTableError] = UnallocatedSequenceError
+        for tier in (self._gpu, self._cpu):
+            if seq.seq_id in tier.tables:
+                ids = [block.block_id for block in tier.tables[seq.seq_id]]
+                where, error = f"blocks on the {tier.name}, {ids}", BlockTableError
+        return error(
+            f"sequence {seq.seq_id} ({seq.status.value}) holds {where}: {rule}; "
+            f"allocate, fork or swap it before"
         )
 
 

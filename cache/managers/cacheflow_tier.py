@@ -95,6 +95,11 @@ class BlockAllocator:
         """Return how many blocks are free."""
         return self._stack.num_free_blocks
 
+    @property
+    def free_blocks(self) -> BlockTable:
+        """The free blocks; the last one is the next to be handed out. O(blocks)."""
+        return self._stack.free_blocks
+
     def check(
         self,
         tables: Iterable[Sequence[KVCacheBlock]],
@@ -153,6 +158,11 @@ class Tier:
         self.block_sliding_window = block_sliding_window
         self.tables: dict[int, BlockTable] = {}
         self.lost_references: Counter[int] = Counter()
+
+    @property
+    def name(self) -> str:
+        """What errors call the tier."""
+        return self.allocator.device.name
 
     def distinct(self, table: BlockTable) -> Iterable[KVCacheBlock]:
         """Return the blocks of a table, each once, in order of first occurrence."""

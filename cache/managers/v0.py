@@ -112,7 +112,11 @@ class SelfAttnBlockSpaceManager:
     # -- admission ------------------------------------------------------------
 
     def can_allocate(
-        self, seq_group: PagedSequenceGroup, num_lookahead_slots: int = 0
+        self,
+        seq_group: PagedSequenceGroup,
+        num_lookahead_slots: int = 0,
+        *,
+        num_shared_tokens: int | None = None,
     ) -> AllocStatus:
         """Say whether the waiting sequences of a group can be placed.
 
@@ -121,9 +125,11 @@ class SelfAttnBlockSpaceManager:
         Parameters
         ----------
         seq_group
-            With at least one WAITING sequence.
+            With at least one WAITING sequence; the first stands for all.
         num_lookahead_slots
-            Slots wanted behind the tokens of each sequence.
+            Slots wanted behind the tokens.
+        num_shared_tokens
+            As of `allocate`.
 
         Returns
         -------
@@ -132,7 +138,7 @@ class SelfAttnBlockSpaceManager:
         """
         self._require_plain_encoder_decoder(seq_group)
         num_required = self._placement.num_required_blocks(
-            seq_group, num_lookahead_slots
+            seq_group, num_shared_tokens, num_lookahead_slots
         )
         if self.num_total_gpu_blocks - num_required < self.watermark_blocks:
             return AllocStatus.NEVER
@@ -140,10 +146,18 @@ class SelfAttnBlockSpaceManager:
             return AllocStatus.OK
         return AllocStatus.LATER
 
-    def allocate(self, seq_group: PagedSequenceGroup) -> None:
+    def allocate(
+        self, seq_group: PagedSequenceGroup, *, num_shared_tokens: int | None = None
+    ) -> None:
         """Place the waiting sequences of a group, and its encoder's.
 
-        What its sequences share: see `cache.managers.v0_admission`.
+        Parameters
+        ----------
+        seq_group
+            Its waiting sequences share the blocks of the first of them.
+        num_shared_tokens
+            Leading tokens that they have in common, if their ends differ: then only
+            full blocks of these are shared. The release knows no such groups.
 
         Raises
         ------
@@ -159,8 +173,16 @@ class SelfAttnBlockSpaceManager:
         encoder_seq = seq_group.get_encoder_seq()
         if len(seqs) > 1 or encoder_seq is not None:
             # One table checks itself, and knows what the prefix cache spares it.
-            self._require_free(seq_group, placement.num_blocks(seq_group))
-        for seq, table in zip(seqs, placement.new_tables(seqs), strict=True):
+            num_blocks = placement.num_blocks(seq_group, num_shared_tokens)
+            self._require_free(seq_group, num_blocks)
+        try:
+            tables = placement.new_tables(seqs, num_shared_tokens)
+        except NoFreeBlocksError as error:
+            raise NoFreeBlocksError(
+                f"group {seq_group.request_id} (sequence {seqs[0].seq_id}): {error}; "
+                f"ask can_allocate first"
+            ) from None
+        for seq, table in zip(seqs, tables, strict=True):
             self._tables.add(seq.seq_id, table)
         if encoder_seq is not None:
             table = placement.new_table(encoder_seq)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class Placement:
     """Makes the tables of waiting sequences.
 
-    Sequences of a prompt without output share all blocks. Sequences that have output,
-    of a forked group that is computed anew, share the full blocks of the prompt; that
-    is ours, the reference never recomputes a forked group.
+    The waiting sequences of a group share the table of the first of them, as in the
+    reference. If the caller says that only so many leading tokens are common (a forked
+    group that is computed anew, which the reference never does) they share the full
+    blocks of these, and each sequence gets its own rest.
 
     Parameters
     ----------
@@ -42,14 +43,18 @@ class Placement:
         self._max_block_sliding_window = max_block_sliding_window
 
     def num_blocks(
-        self, seq_group: PagedSequenceGroup, num_lookahead_slots: int = 0
+        self,
+        seq_group: PagedSequenceGroup,
+        num_shared_tokens: int | None,
+        num_lookahead_slots: int = 0,
     ) -> int:
         """Return the distinct blocks of the waiting sequences and of the encoder."""
         seqs = seq_group.get_seqs(SequenceStatus.WAITING)
-        size = self._block_size
-        num_common = 0
-        if len(seqs) > 1:
-            num_common = -(-self._num_common_tokens(seqs) // size)
+        size, num_common = self._block_size, 0
+        if num_shared_tokens is None:
+            seqs = seqs[:1]
+        else:
+            num_common = num_shared_tokens // size
         num_blocks = num_common + sum(
             -(-(seq.get_len() + num_lookahead_slots) // size) - num_common
             for seq in seqs
@@ -60,17 +65,22 @@ class Placement:
         return num_blocks
 
     def num_required_blocks(
-        self, seq_group: PagedSequenceGroup, num_lookahead_slots: int
+        self,
+        seq_group: PagedSequenceGroup,
+        num_shared_tokens: int | None,
+        num_lookahead_slots: int,
     ) -> int:
         """Return what admission asks for: no more than the sliding window.
 
         All blocks are taken nevertheless, as in the reference.
         """
-        num_blocks = self.num_blocks(seq_group, num_lookahead_slots)
+        num_blocks = self.num_blocks(seq_group, num_shared_tokens, num_lookahead_slots)
         if self._max_block_sliding_window is None:
             return num_blocks
-        num_seqs = seq_group.num_seqs(SequenceStatus.WAITING)
-        return min(num_blocks, self._max_block_sliding_window * num_seqs)
+        num_tables = 1
+        if num_shared_tokens is not None:
+            num_tables = seq_group.num_seqs(SequenceStatus.WAITING)
+        return min(num_blocks, self._max_block_sliding_window * num_tables)
 
     def new_table(
         self, seq: PagedSequence, num_tokens: int | None = None
@@ -88,11 +98,14 @@ class Placement:
             table.allocate(token_ids)
         return table
 
-    def new_tables(self, seqs: Sequence[PagedSequence]) -> list[BlockTable]:
-        """Return tables of sequences that continue one prompt."""
-        if len(seqs) == 1:
-            return [self.new_table(seqs[0])]
-        num_common = self._num_common_tokens(seqs)
+    def new_tables(
+        self, seqs: Sequence[PagedSequence], num_shared_tokens: int | None
+    ) -> list[BlockTable]:
+        """Return tables of the waiting sequences of one group."""
+        if num_shared_tokens is None:
+            first = self.new_table(seqs[0])
+            return [first, *(first.fork() for _ in seqs[1:])]
+        num_common = num_shared_tokens // self._block_size * self._block_size
         if not num_common:
             return [self.new_table(seq) for seq in seqs]
         first = self.new_table(seqs[0], num_common)
@@ -101,10 +114,3 @@ class Placement:
             if seq.get_len() > num_common:
                 table.append_unseen(seq.get_token_ids(), num_computed_slots=0)
         return tables
-
-    def _num_common_tokens(self, seqs: Sequence[PagedSequence]) -> int:
-        """Leading tokens whose blocks all of `seqs`, of one prompt, share."""
-        num_prompt_tokens = seqs[0].get_prompt_len()
-        if all(seq.get_len() == num_prompt_tokens for seq in seqs):
-            return num_prompt_tokens
-        return num_prompt_tokens // self._block_size * self._block_size

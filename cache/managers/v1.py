@@ -301,9 +301,9 @@ class KVCacheManager:
         if self.window is not None:
             null_block = self.block_pool.null_block
             blocks = [block for block in blocks if block is not null_block]
-            self.num_skipped_blocks -= len(table) - len(blocks)
         num_free_before = self.block_pool.num_free_blocks
         self.block_pool.free_blocks(blocks)
+        self.num_skipped_blocks -= len(table) - len(blocks)
         self.num_logical_blocks -= len(blocks)
         table.clear()
         request.num_cached_blocks = 0

@@ -70,7 +70,7 @@ class BlockSpaceScheduler(GroupScheduler):
         self.stats = stats
         self.partial_output = GroupSchedulerOutput()
 
-    def schedule(self, now_s: float) -> GroupSchedulerOutput:
+    def schedule(self, now_s: float = 0.0) -> GroupSchedulerOutput:
         """Form the batch of the next step; see `GroupScheduler.schedule`."""
         output = super().schedule(now_s)
         if self.stats is not None:

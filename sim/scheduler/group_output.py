@@ -59,6 +59,10 @@ class GroupSchedulerOutput(SchedulerOutput):
         Moves that the workers perform before the step.
     num_hit_tokens
         By request id: prefix-cache hits of groups that start a prefill in this call.
+    num_lookahead_slots
+        Slots that each sequence got behind its tokens (`v0`); 0 where only prompts run.
+    running_queue_size
+        Groups that run after the call.
     """
 
     scheduled_seq_groups: list[ScheduledSequenceGroup] = field(default_factory=list)
@@ -69,3 +73,24 @@ class GroupSchedulerOutput(SchedulerOutput):
     blocks_to_swap_out: BlockMapping = field(default_factory=list)
     blocks_to_copy: BlockMapping = field(default_factory=list)
     num_hit_tokens: dict[int | str, int] = field(default_factory=dict)
+    num_lookahead_slots: int = 0
+    running_queue_size: int = 0
+
+    @property
+    def num_prefill_groups(self) -> int:
+        """Entries of the batch that compute prompt tokens."""
+        return sum(entry.is_prefill for entry in self.scheduled_seq_groups)
+
+    @property
+    def preempted(self) -> int:
+        """Groups preempted in this call, by recomputation or swap."""
+        return len(self.preemptions)
+
+    def is_empty(self) -> bool:
+        """Whether the workers have nothing to do: no batch, and no block to move."""
+        return not (
+            self.scheduled_seq_groups
+            or self.blocks_to_swap_in
+            or self.blocks_to_swap_out
+            or self.blocks_to_copy
+        )

@@ -248,23 +248,23 @@ class GroupState:
         return max(num_physical_tokens, 0), num_logical_tokens
 
     def _num_empty_shared_slots(self, seqs: list[Sequence]) -> int:
-        """Empty slots of partly filled blocks, once for each sharer but one.
+        """Empty slots of blocks, once for each sharer but the one that filled most.
 
         An entry beyond the first of a shared block would count as a block of tokens;
-        where the block is not full it stands for fewer.
+        where the block is not full it stands for fewer. Lookahead slots may put empty
+        blocks behind the last filled one.
         """
         block_size = self.cache_config.block_size
-        seen: set[int] = set()
+        fewest: dict[int, int] = {}
         num_slots = 0
         for seq in seqs:
-            num_tokens = seq.num_computed_tokens % block_size
-            if not num_tokens:
-                continue
-            last = self.block_manager.get_block_table(seq)[-1]
-            if last in seen:
-                num_slots += block_size - num_tokens
-            seen.add(last)
-        return num_slots
+            num_full, num_rest = divmod(seq.num_computed_tokens, block_size)
+            for block_id in self.block_manager.get_block_table(seq)[num_full:]:
+                num_empty = block_size - num_rest
+                num_rest = 0
+                num_slots += num_empty
+                fewest[block_id] = min(num_empty, fewest.get(block_id, block_size))
+        return num_slots - sum(fewest.values())
 
     def summary(self) -> dict[str, Any]:
         """Return prefix-cache counters, in tokens of first admissions."""

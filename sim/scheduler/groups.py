@@ -37,12 +37,19 @@ class GroupScheduler(GroupState, ABC):
     def admission_error(self, request: Request) -> str | None:
         """Return why `request` can never be served, or None (invariant 7)."""
 
-    def schedule(self, now_s: float) -> GroupSchedulerOutput:
+    def schedule(self, now_s: float = 0.0) -> GroupSchedulerOutput:
         """Form the batch of the next step.
 
         Computed tokens advance at once, before the step's output exists.
+
+        Parameters
+        ----------
+        now_s
+            The clock, in seconds. vLLM reads the host's; here it may stand still as
+            long as neither a delay factor nor the age of cached blocks matters.
         """
         output = self._schedule(now_s)
+        output.running_queue_size = len(self.running)
         caching = self.cache_config.enable_prefix_caching
         account(
             output,

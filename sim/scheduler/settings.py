@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
+from sim.scheduler.base import PreemptionMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cache.evictor import Evictor
-    from sim.scheduler.base import PreemptionMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class SchedulerConfig:
     max_paddings
         Most padding tokens of a prompt batch (`v0_2`).
     preemption_mode
-        Forces a mode; None for the generation's own rule.
+        Forces a mode, given as such or by its name (``"swap"``, as in vLLM); None for
+        the generation's own rule.
     policy
         ``"fcfs"`` or ``"priority"`` (`v0`).
     enable_chunked_prefill
@@ -97,6 +98,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "preemption_mode", _mode(self.preemption_mode))
         _at_least(
             1,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -116,6 +118,17 @@ class SchedulerConfig:
             raise SchedulerError(
                 f"policy must be 'fcfs' or 'priority', got {self.policy!r}"
             )
+
+
+def _mode(name: PreemptionMode | str | None) -> PreemptionMode | None:
+    if name is None or isinstance(name, PreemptionMode):
+        return name
+    modes = {mode.value: mode for mode in PreemptionMode}
+    if name not in modes:
+        raise SchedulerError(
+            f"preemption_mode must be null or one of {', '.join(modes)}, got {name!r}"
+        )
+    return modes[name]
 
 
 def _at_least(least: int, **values: float) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cache.managers.v0 import SelfAttnBlockSpaceManager
 from cache.sequences import SequenceStatus
-from sim.errors import SwapSpaceError
+from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.budget import SchedulingBudget
 from sim.scheduler.group_output import GroupSchedulerOutput
@@ -47,6 +47,8 @@ class Scheduler(GroupScheduler):
     ----------
     scheduler_config, cache_config
         Under vLLM's names.
+    lora_config
+        None, which is what vLLM's callers hand over without adapters.
 
     Attributes
     ----------
@@ -59,7 +61,7 @@ class Scheduler(GroupScheduler):
     Raises
     ------
     SchedulerError
-        If partial prefills and budget do not go together.
+        If partial prefills and budget do not go together, or adapters are asked for.
 
     Notes
     -----
@@ -79,8 +81,16 @@ class Scheduler(GroupScheduler):
     block_manager: SelfAttnBlockSpaceManager
 
     def __init__(
-        self, scheduler_config: SchedulerConfig, cache_config: CacheConfig
+        self,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        lora_config: None = None,
     ) -> None:
+        if lora_config is not None:
+            raise SchedulerError(
+                f"lora_config must be null, got {lora_config!r}: adapters are not "
+                f"modelled"
+            )
         self.block_manager = SelfAttnBlockSpaceManager(
             cache_config.block_size,
             cache_config.num_gpu_blocks,
@@ -122,8 +132,16 @@ class Scheduler(GroupScheduler):
         ids, self._finished_requests_ids = self._finished_requests_ids, []
         return ids
 
+    def free_finished_seq_groups(self) -> None:
+        """Free finished sequences, and drop finished groups from the running queue."""
+        for group in self.running:
+            for seq in group.get_finished_seqs():
+                self.free_seq(seq)
+        super().free_finished_seq_groups()
+
     def _forget(self, group: SequenceGroup) -> None:
         super()._forget(group)
+        self.block_manager.free_cross(group)
         if not group.num_seqs(SequenceStatus.FINISHED_IGNORED):
             self._finished_requests_ids.append(group.request_id)
 
@@ -141,6 +159,7 @@ class Scheduler(GroupScheduler):
     def _schedule(self, now_s: float) -> GroupSchedulerOutput:
         config = self.scheduler_config
         output = self.partial_output = GroupSchedulerOutput()
+        output.num_lookahead_slots = config.num_lookahead_slots
         budget = SchedulingBudget(config.max_num_batched_tokens, config.max_num_seqs)
         if config.enable_chunked_prefill:
             self._schedule_chunked_prefill(now_s, budget, output)
@@ -162,6 +181,7 @@ class Scheduler(GroupScheduler):
             if admitted:
                 self.running.extend(entry.seq_group for entry in admitted)
                 output.scheduled_seq_groups = admitted
+                output.num_lookahead_slots = 0
                 return
         if self.scheduler_config.policy == "priority":
             self._schedule_priority_preemption(budget, output)
@@ -246,6 +266,11 @@ class Scheduler(GroupScheduler):
             self.waiting.extendleft(ran.preempted)
             self._waiting_is_sorted = False
         self.swapped.extend(ran.swapped_out)
+
+    def _release_for_recompute(self, group: SequenceGroup) -> None:
+        # The reference keeps the encoder's blocks, and fails when it places them anew.
+        self.block_manager.free_cross(group)
+        super()._release_for_recompute(group)
 
     def _swap_out(self, group: SequenceGroup, output: GroupSchedulerOutput) -> None:
         if not self.block_manager.can_swap_out(group):

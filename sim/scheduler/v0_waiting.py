@@ -141,7 +141,7 @@ class WaitingPhase:
 
     def _can_allocate(self, group: SequenceGroup, seqs: list[Sequence]) -> AllocStatus:
         manager = self._scheduler.block_manager
-        status = manager.can_allocate(group)
+        status = manager.can_allocate(group, num_shared_tokens=_num_shared(seqs))
         if self._has_window and status is AllocStatus.OK:
             # The estimate stops at the window although the whole prompt is placed; the
             # reference ends when it does not fit.
@@ -175,7 +175,7 @@ class WaitingPhase:
             # As looked up: a full hit is budgeted with one token less.
             num_hits = manager.get_num_cached_tokens(seqs[0]) if len(seqs) == 1 else 0
             output.num_hit_tokens[group.request_id] = num_hits
-        manager.allocate(group)
+        manager.allocate(group, num_shared_tokens=_num_shared(seqs))
         for seq in seqs:
             seq.move_to(SequenceStatus.RUNNING)
         return ScheduledSequenceGroup(
@@ -230,3 +230,10 @@ class WaitingPhase:
         return any(
             now_s - group.arrival_time > least_s for group in self._scheduler.waiting
         )
+
+
+def _num_shared(seqs: list[Sequence]) -> int | None:
+    """Return what a forked group that is computed anew shares; None of others."""
+    if len(seqs) > 1 and any(seq.get_output_len() for seq in seqs):
+        return seqs[0].get_prompt_len()
+    return None

@@ -87,7 +87,7 @@ def test_copy_on_write_without_room_changes_nothing():
     allocator = make(num_blocks=1)
     (block,) = allocator.allocate_chain([1, 2])
     (forked,) = allocator.fork(block)
-    with pytest.raises(BlockAllocator.NoFreeBlocksError, match="none of the 1 blocks"):
+    with pytest.raises(BlockAllocator.NoFreeBlocksError, match="block 0 is shared, .* none of 1"):
         forked.append_token_ids([3])
     assert list(forked.token_ids) == [1, 2]
     assert forked.block_id == 0
@@ -147,6 +147,24 @@ def test_a_freed_block_is_not_forked_written_or_promoted():
     allocator.check({})
 
 
+def test_blocks_are_given_up_once_and_where_they_belong():
+    allocator, other = make(), make()
+    block, stranger = (a.allocate_mutable_block(None) for a in (allocator, other))
+    with pytest.raises(CacheError, match=r"block_id=0, .* is another allocator's"):
+        allocator.free(stranger)
+    with pytest.raises(DoubleFreeError, match="block_id=0, .* swapped out twice"):
+        allocator.swap_out([block, block])
+    with pytest.raises(CacheError, match="block_id=0, .* is placed already"):
+        allocator.swap_in([block])
+    with pytest.raises(CacheError, match="block_id=0, .* is not full"):
+        allocator.promote_to_immutable_block(block)
+    allocator.check({0: 1})
+    other.check({0: 1})
+    allocator.free(block)
+    with pytest.raises(DoubleFreeError, match="block_id=None, was 0"):
+        allocator.free(block)
+
+
 def test_ids_of_a_tier_start_anywhere():
     allocator = NaiveBlockAllocator(num_blocks=3, block_size=2, block_ids=[7, 8, 9])
     assert allocator.all_block_ids == {7, 8, 9}
@@ -198,17 +216,5 @@ def test_nothing_is_cached():
     assert allocator.get_num_blocks_for_swap_in(blocks) == 3
 
 
-@pytest.mark.parametrize(
-    ("tables", "common"),
-    [
-        ([[1, 2, 3]], [1, 2, 3]),
-        ([[1, 2, 3], [1, 2]], [1, 2]),
-        ([[1, 2, 3], [1, 4, 3]], [1]),
-        ([[1, 2], [], [1, 2, 5]], [1, 2]),
-        ([[1], [2]], []),
-        ([[], []], []),
-        ([], []),
-    ],
-)
-def test_common_computed_blocks(tables, common):
-    assert make().get_common_computed_block_ids(tables) == common
+def test_without_a_cache_nothing_is_computed_in_advance():
+    assert make().get_common_computed_block_ids([[1, 2, 3], [1, 2]]) == []

@@ -140,7 +140,7 @@ def test_a_window_drops_blocks_for_the_null_block():
 def test_touched_blocks_bound_what_an_append_takes(
     num_tokens, num_new, num_lookahead_slots
 ):
-    table = make(num_tokens)
+    table = make(num_tokens, num_gpu=20)
     new = list(range(num_new))
     touched = table.get_num_blocks_touched_by_append_slots(new, num_lookahead_slots)
     room = SIZE - num_tokens % SIZE

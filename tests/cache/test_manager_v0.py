@@ -75,8 +75,8 @@ def test_a_forked_group_computed_anew_shares_its_prompt(enable_caching):
         seq.reset_for_recompute()
     manager.check([])
     # The prompt's full block, then 2 and 2 of their own.
-    assert manager.can_allocate(seq_group) is OK
-    manager.allocate(seq_group)
+    assert manager.can_allocate(seq_group, num_shared_tokens=6) is OK
+    manager.allocate(seq_group, num_shared_tokens=6)
     move(seq_group, RUNNING)
     tables = [manager.get_block_table(seq) for seq in (first, second)]
     assert tables[0][0] == tables[1][0]
@@ -96,13 +96,27 @@ def test_a_forked_group_that_does_not_fit_is_told_so():
         return make(num_gpu), seq_group
 
     manager, seq_group = waiting(5)  # 1 shared, 2 and 2
-    assert manager.can_allocate(seq_group) is OK
+    assert manager.can_allocate(seq_group, num_shared_tokens=6) is OK
     manager, seq_group = waiting(4)
-    assert manager.can_allocate(seq_group) is NEVER
+    assert manager.can_allocate(seq_group, num_shared_tokens=6) is NEVER
     with pytest.raises(NoFreeBlocksError, match="group r0 needs 5 GPU blocks, 4 are"):
-        manager.allocate(seq_group)
+        manager.allocate(seq_group, num_shared_tokens=6)
     assert manager.get_num_free_gpu_blocks() == 4
     manager.check([])
+
+
+def test_the_first_sequence_stands_for_all_unless_told_otherwise():
+    # As in 0.7.3, whose admission knows prompts only.
+    seqs = [Sequence(i, [1] * 8, SIZE) for i in range(4)]
+    for seq in seqs:
+        for index in range(4):
+            seq.append_token_id(index)
+    manager = make(num_gpu=3)
+    seq_group = SequenceGroup("r", seqs, 0.0)
+    assert manager.can_allocate(seq_group) is OK
+    assert manager.can_allocate(seq_group, 1) is NEVER
+    manager.allocate(seq_group)
+    assert [manager.get_block_table(seq) for seq in seqs] == [[0, 1, 2]] * 4
 
 
 def test_allocate_twice_is_refused():
@@ -119,7 +133,7 @@ def test_allocate_twice_is_refused():
 
 def test_allocate_without_room_changes_nothing():
     manager = make(num_gpu=2)
-    with pytest.raises(NoFreeBlocksError, match="3 blocks are needed, 2 of 2"):
+    with pytest.raises(NoFreeBlocksError, match=r"sequence 0\): 3 blocks are needed"):
         manager.allocate(group(0, 9))
     assert manager.get_num_free_gpu_blocks() == 2
     manager.check([])

@@ -89,12 +89,17 @@ class ManagerMachine(RuleBasedStateMachine):
     def admit(self, data: st.DataObject) -> None:
         waiting = self.pick(data, WAITING)
         assert waiting is not None
-        status = self.manager.can_allocate(waiting)
+        shared = None
+        if any(seq.get_output_len() for seq in waiting.get_seqs()):
+            shared = waiting.first_seq.get_prompt_len()
+        status = self.manager.can_allocate(waiting, num_shared_tokens=shared)
         cached = {
             seq.seq_id: self.manager.get_num_cached_tokens(seq)
             for seq in waiting.get_seqs()
         }
-        refused = self.refused(lambda: self.manager.allocate(waiting))
+        refused = self.refused(
+            lambda: self.manager.allocate(waiting, num_shared_tokens=shared)
+        )
         if refused:
             assert status is not AllocStatus.OK or "sliding_window" in self.keys
             return

@@ -234,3 +234,19 @@ def test_plain_ids_and_runs_share_alike():
         TokenRuns([(1, 0, 3), (2, 0, 3)]),
     )
     assert plain == runs == [[0, 1, 2], [0, 3, 4], [0, 1, 5]]
+
+
+@pytest.mark.parametrize(
+    ("tables", "common"),
+    [
+        ([[1, 2, 3]], [1, 2, 3]),
+        ([[1, 2, 3], [1, 2]], [1, 2]),
+        ([[1, 2, 3], [1, 4, 3]], [1]),
+        ([[1, 2], [], [1, 2, 5]], [1, 2]),
+        ([[1], [2]], []),
+        ([[], []], []),
+        ([], []),
+    ],
+)
+def test_common_computed_blocks(tables, common):
+    assert make().get_common_computed_block_ids(tables) == common

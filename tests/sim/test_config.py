@@ -10,7 +10,9 @@ import yaml
 
 from sim.config import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
-from sim.simulate import Simulation
+from sim.files import parse_yaml
+from sim.generations import GENERATIONS
+from sim.simulate import Simulation, simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
@@ -65,9 +67,28 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         ("engine.pipeline_parallel_size", 2, "engine.pipeline_parallel_size: .*got 2"),
         ("engine.speculative_config", {}, "speculative decoding is not built"),
         ("engine.kv_offloading_size", 4, "KV offloading of v1 is not built"),
-        ("engine.engine_version", "0.33", "only the 0.11 dialect .*got '0.33'"),
+        (
+            "engine.engine_version",
+            "0.34",
+            r"engine.engine_version: the v1 .* 0.8 to 0.33, got '0.34'; .* for 0.33$",
+        ),
+        ("engine.engine_version", "0.7.3", "covers 0.8 to 0.33, got '0.7.3'"),
+        ("engine.engine_version", "newest", "covers 0.8 to 0.33, got 'newest'"),
+        ("engine.engine_version", True, "engine_version: .*valid string, got True"),
         ("engine.preemption_mode", "swap", "by recomputation only.*got 'swap'"),
-        ("engine.enable_chunked_prefill", False, "enable_chunked_prefill: .*False"),
+        (
+            "engine.max_paddings",
+            5,
+            r"engine.max_paddings: the v1 .* \(v0_2 has it\); remove it, got 5",
+        ),
+        ("engine.evictor", "lru", r"\(v0 has it\); remove it, got 'lru'"),
+        ("workload.best_of", "two", "workload.best_of: .* or shares.*, got 'two'$"),
+        ("workload.best_of", True, "workload.best_of: .* or shares.*, got True$"),
+        ("workload.best_of", 1.5, "workload.best_of: .* or shares.*, got 1.5$"),
+        ("workload.priority", {"1": 1.0}, r"workload.priority: .*got \{'1': 1.0\}$"),
+        ("workload.beam_width", {2: "x"}, r"workload.beam_width: .*got \{2: 'x'\}$"),
+        ("workload.beam_switch_share", 1.5, "less than or equal to 1, got 1.5"),
+        ("workload.max_tokens", 0, "workload.max_tokens: .*default is null"),
         ("workload.preset", {"name": "x"}, "exactly one of trace, synthetic and"),
         ("seed", -1, "seed: .*equal to 0, got -1; its default is 0"),
         ("workload.synthetic.rate_scale", 0, "greater than 0, got 0"),
@@ -82,8 +103,121 @@ def test_wrong_values_are_refused_with_key_rule_and_value(
 
 
 @pytest.mark.parametrize(
+    ("scheduler", "key", "value", "message"),
+    [
+        ("cacheflow", "enable_prefix_caching", True, "cacheflow .* no prefix caching"),
+        ("v0_2", "enable_prefix_caching", True, "enable_prefix_caching: the v0_2 "),
+        ("cacheflow", "sliding_window", 64, r"\(v0_2, v0 and v1 have it\); remove"),
+        ("v0_2", "scheduling_policy", "priority", r"\(v0 and v1 have it\); remove it"),
+        (
+            "v0",
+            "max_num_active_seqs",
+            3,
+            r"engine.max_num_active_seqs: .*\(v1 has it\)",
+        ),
+        ("v0", "engine_version", "0.33", "the v0 generation covers 0.7, got '0.33'"),
+        ("v0_2", "engine_version", "0.3.0", "covers 0.2, got '0.3.0'; .* for 0.2.7$"),
+        ("cacheflow", "engine_version", "0.2.7", "covers 0.0 to 0.1.1, got '0.2.7'"),
+    ],
+)
+@pytest.mark.parametrize("as_table", [False, True])
+def test_what_a_generation_lacks_is_refused(
+    scheduler: str, key: str, value: Any, message: str, *, as_table: bool
+) -> None:
+    kind = {"kind": scheduler} if as_table else scheduler
+    parse_config(minimal(scheduler=kind))
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(minimal(scheduler=kind, **{key: value}))
+    assert str(caught.value).startswith(f"engine.{key}: ")
+
+
+@pytest.mark.parametrize("scheduler", GENERATIONS)
+def test_a_table_with_a_kind_is_the_same_as_the_name(scheduler: str) -> None:
+    name, table = (
+        parse_config(minimal(scheduler=kind)).engine
+        for kind in (scheduler, {"kind": scheduler})
+    )
+    assert name.generation is table.generation is GENERATIONS[scheduler]
+    assert name.version == table.version == GENERATIONS[scheduler].engine_version
+    assert name.prefix_caching == table.prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"), [("0.10", "0.10"), ("0.20", "0.20"), ("0.30", "0.30")]
+)
+def test_a_release_that_yaml_takes_for_a_number(text: str, quoted: str) -> None:
+    def load(version: str) -> RunConfig:
+        data = minimal()
+        data["engine"]["engine_version"] = parse_yaml(version, "here")
+        return parse_config(data)
+
+    with pytest.raises(ConfigError, match=f"put {quoted} in quotes: YAML reads it as"):
+        load(text)
+    assert load(f"'{text}'").engine.version == quoted
+    # What keeps its digits may stay without quotes.
+    assert load("0.11").engine.version == "0.11"
+    with pytest.raises(ConfigError, match=r"got '0.5'; leave it out for 0.33$"):
+        load("0.5")
+    old = minimal(scheduler="cacheflow", engine_version=0.1)
+    assert parse_config(old).engine.version == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            {"watermark": 0.1, "engine_version": "0.11"},
+            "engine.watermark exists from 0.24 on, the engine_version is 0.11; leave",
+        ),
+        (
+            {"max_num_active_seqs": 20, "max_num_seqs": 10},
+            "engine.max_num_active_seqs must be at most max_num_seqs, which is 10, got",
+        ),
+        (
+            {"enable_chunked_prefill": False, "engine_version": "0.9"},
+            "engine.scheduler: before 0.11 only fcfs with chunked prefill",
+        ),
+        (
+            {"scheduling_policy": "priority", "engine_version": "0.8.5"},
+            "engine.scheduler: before 0.11 only fcfs",
+        ),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048},
+            "max_num_batched_tokens must be at least max_model_len",
+        ),
+        (
+            {
+                "scheduler": "v0",
+                "max_num_partial_prefills": 2,
+                "enable_chunked_prefill": False,
+            },
+            "engine.max_num_partial_prefills of 2 needs chunked prefill",
+        ),
+        (
+            {"scheduler": "v0", "evictor": "lur"},
+            "engine.evictor.kind: 'lur' is not built; did you mean 'lru'",
+        ),
+        ({"scheduler": "v0", "evictor": {"size": 3}}, "engine.evictor.kind: must name"),
+    ],
+)
+def test_engines_that_do_not_fit_together_are_refused(
+    engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Simulation(parse_config(minimal(**engine)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("path", "value", "message"),
     [
+        (
+            "workload.best_of",
+            {1: 0.5, 2: 0.4},
+            "best_of: shares must add up to 1, got 0.9",
+        ),
+        ("workload.beam_width", 1000, "beam_width must be between 1 and 256; got 1000"),
+        ("workload.priority", {0: -1.0, 1: 2.0}, "priority: the share of 0 must be"),
         (
             "workload.synthetic.arrivals",
             {"kind": "poisson", "rate": math.nan},
@@ -107,7 +241,8 @@ def test_wrong_values_are_refused_with_key_rule_and_value(
         ("workload.synthetic.arrivals", {"rate": 1.0}, "arrivals.kind: must name one"),
         ("cost", {"kind": "constant", "step_s": 0.0}, "cost: .*step_s"),
         ("cost", {"kind": "constant", "step_s": "fast"}, "cost.step_s: .*'fast'"),
-        ("engine.scheduler", "v2", "engine.scheduler.kind: 'v2' is not built"),
+        ("engine.scheduler", "v2", "'v2' is not built; did you mean 'v0_2'"),
+        ("engine.scheduler", {"kind": 3}, "engine.scheduler.kind: must name one of"),
         ("engine.scheduler", "nowhere.py:Mine", "there is no file 'nowhere.py'"),
         ("engine.model", "meta-llama/Llama-3.1-8C", "Llama-3.1-8B"),
         ("engine.gpu", "h300_sxm", "h200_sxm"),
@@ -171,10 +306,22 @@ def test_files_that_are_no_configuration(
 
 
 def test_a_dumped_configuration_is_the_same_configuration(tmp_path: Path) -> None:
-    config = parse_config(minimal(engine_version=0.11))
+    data = minimal(engine_version=0.11, scheduling_policy="priority")
+    data["workload"] |= {
+        "best_of": {1: 0.5, 4: 0.5},
+        "beam_width": {1: 0.75, 2: 0.25},
+        "priority": {-1: 0.25, 3: 0.75},
+        "max_tokens": 40,
+    }
+    config = parse_config(data)
     path = tmp_path / "again.yaml"
     path.write_text(config.to_yaml())
     assert load_config(path) == config
+    tables = [simulate(each) for each in (config, load_config(path))]
+    for name in ("requests", "steps", "preemptions"):
+        assert getattr(tables[0], name).equals(getattr(tables[1], name))
+    # Samples and beams were there to differ in.
+    assert tables[0].requests["parent_id"].nunique() == 5 < len(tables[0].requests)
     assert set(yaml.safe_load(config.to_yaml())["engine"]) == set(
         RunConfig.model_fields["engine"].annotation.model_fields  # type: ignore[union-attr]
     )

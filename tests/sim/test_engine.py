@@ -145,17 +145,23 @@ def test_a_stop_keeps_what_was_done() -> None:
     assert recording.requests["status"].tolist() == ["finished_stopped", "running"]
 
 
-def test_a_queue_that_takes_chunks_of_what_never_fits_ends_too() -> None:
+@pytest.mark.parametrize(("version", "takes_chunks"), [("0.11", True), ("0.33", False)])
+def test_a_queue_that_takes_chunks_of_what_never_fits_ends_too(
+    version: str, takes_chunks: bool
+) -> None:
     # Without caching the head computes chunks, preempts itself, and begins again.
+    # From 0.20 on it is not admitted at all.
     run = Run(
         [spec(0, 0.0, 100, 1), spec(1, 3.0, 5, 1)],
         admission_check=False,
         num_gpu_blocks=4,
         max_num_batched_tokens=16,
+        engine_version=version,
     )
     recording = run.go()
     assert run.engine.stalled
-    assert len(recording.steps) < 30
+    assert (3 < len(recording.steps) < 30) == takes_chunks
+    assert (len(recording.preemptions) > 0) == takes_chunks
 
 
 class Patient(V1Scheduler):
@@ -291,10 +297,15 @@ small_requests = st.lists(
     st.integers(8, 14),
     st.sampled_from([4, 7, 16, 64, 256]),
     st.booleans(),
+    st.sampled_from(["0.11", "0.33"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_every_run_ends_and_keeps_the_invariants(
-    raw: list[tuple[float, int, int]], blocks: int, budget: int, caching: bool
+    raw: list[tuple[float, int, int]],
+    blocks: int,
+    budget: int,
+    caching: bool,
+    version: str,
 ) -> None:
     """Invariants 1 to 4 and 7 in a cache of a few blocks."""
     raw.sort()
@@ -306,6 +317,7 @@ def test_every_run_ends_and_keeps_the_invariants(
         max_model_len=(blocks - 1) * 16,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
+        engine_version=version,
     )
     recording = run.go()
     requests, steps = recording.requests, recording.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from sim.cli import run as kvsim
 from sim.config import parse_config
-from sim.simulate import simulate
+from sim.errors import ConfigError
+from sim.simulate import Simulation, simulate
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write
 
@@ -78,6 +80,147 @@ def test_a_scheduler_that_forgets_requests_is_found_out(
     path = write(tmp_path, minimal(scheduler={"kind": "mine.py:Forgetful"}))
     line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
     assert "forgot 2; mend it" in line
+
+
+GROUPS = """
+from sim.scheduler import v0
+
+class Counted(v0.Scheduler):
+    def __init__(self, {signature}):
+        super().__init__({arguments})
+        self.every, self.num_calls = every, 0
+
+    def schedule(self, now_s):
+        self.num_calls += 1
+        return super().schedule(now_s)
+
+    def summary(self):
+        return super().summary() | {{"num_calls": self.num_calls * self.every}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("signature", "arguments"),
+    [
+        (
+            "scheduler_config, cache_config, every: int = 1",
+            "scheduler_config, cache_config",
+        ),
+        ("*args, every: int = 1, **more", "*args, **more"),
+    ],
+)
+def test_a_users_scheduler_of_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signature: str, arguments: str
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    (tmp_path / "mine.py").write_text(
+        GROUPS.format(signature=signature, arguments=arguments)
+    )
+    summaries, requests = {}, {}
+    for name, scheduler in {
+        "mine": {"kind": "mine.py:Counted", "every": 1000},
+        "v0": "v0",
+    }.items():
+        data = minimal(scheduler=scheduler, engine_version="0.7.3")
+        data["workload"]["best_of"] = 2
+        path = write(tmp_path, data)
+        out = ["--out", str(tmp_path / name), "--no-figures", "--quiet"]
+        assert kvsim(["run", str(path), *out, "--check", "1"]) == 0
+        summaries[name] = json.loads((tmp_path / name / "summary.json").read_text())
+        requests[name] = (tmp_path / name / "requests.parquet").read_bytes()
+    # Samples come as one group, and the release says which defaults hold.
+    assert requests["mine"] == requests["v0"]
+    assert summaries["mine"].pop("num_calls") >= 1000 * summaries["v0"]["num_steps"]
+    for summary in summaries.values():
+        del summary["title"]
+    assert summaries["mine"] == summaries["v0"]
+
+
+def test_a_constructor_that_takes_anything_is_given_everything(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from sim.scheduler.v1 import V1Scheduler\n"
+        "class Mine(V1Scheduler):\n"
+        "    def __init__(self, **more): super().__init__(**more)\n"
+        "class Wrapped:\n"
+        "    def __init__(self, **more):\n"
+        "        self.given = more\n"
+        "        raise ValueError(','.join(sorted(more)))\n"
+    )
+    scheduler = f"{tmp_path / 'mine.py'}:Mine"
+    config = parse_config(minimal(scheduler=scheduler, max_num_active_seqs=7))
+    built = Simulation(config).scheduler
+    assert built.settings.max_num_active_seqs == 7  # type: ignore[attr-defined]
+    assert config.engine.prefix_caching
+    scheduler = f"{tmp_path / 'mine.py'}:Wrapped"
+    with pytest.raises(
+        ConfigError, match=r"block_size,cache_config,.*scheduler_config"
+    ):
+        Simulation(parse_config(minimal(scheduler=scheduler)))
+
+
+@pytest.mark.parametrize(
+    ("engine_version", "caching"),
+    [
+        (None, True),
+        ("0.11", True),
+        ("0.7.3", False),
+        ("0.2.7", False),
+        ("0.1.0", False),
+    ],
+)
+def test_the_release_says_the_defaults_of_a_users_scheduler(
+    engine_version: str | None, *, caching: bool
+) -> None:
+    data = minimal(scheduler="mine.py:Mine", engine_version=engine_version)
+    engine = parse_config(data).engine
+    assert engine.prefix_caching is caching
+    assert engine.version == (engine_version or "0.33")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "class Mine:\n    pass\n",
+            "'.*mine.py:Mine' must be a subclass of cache.evictor",
+        ),
+        (
+            "class Mine(KeyedEvictor):\n    pass\n",
+            "cannot be made: TypeError: .*abstract",
+        ),
+        (
+            "class Mine(KeyedEvictor):\n    def key(self, block): return block.size\n",
+            "AttributeError: .*size",
+        ),
+        (
+            "class Mine(KeyedEvictor):\n"
+            "    def key(self, block): return (block.block_id if block.block_id > 1"
+            " else 'x',)\n",
+            "TypeError: '<' not supported",
+        ),
+        (
+            "class Mine(KeyedEvictor):\n"
+            "    def key(self, block): return (block.block_id,)\n"
+            "    def evict(self): return 1, 11\n",
+            "two blocks must be evicted once each",
+        ),
+        ("Mine = 3\n", "has no class 'Mine'"),
+    ],
+)
+def test_a_users_evictor_is_held_to_its_contract(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    message: str,
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    (tmp_path / "mine.py").write_text(f"from cache.evictor import KeyedEvictor\n{body}")
+    engine = {"scheduler": "v0", "enable_prefix_caching": True}
+    path = write(tmp_path, minimal(evictor="mine.py:Mine", **engine))
+    line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
+    assert line.startswith("kvsim: engine.evictor")
+    assert re.search(message, line)
 
 
 def test_a_configuration_runs_from_anywhere_with_the_files_beside_it(

@@ -14,6 +14,7 @@ import yaml
 
 from sim import schema
 from sim.cli import run as kvsim
+from sim.generations import GENERATIONS
 from tests.sim.commands import TRACE, files, refused, trace_config
 from tests.sim.test_config import minimal, write
 
@@ -65,6 +66,67 @@ def test_results_are_complete_and_agree(
     first, second = files(out), files(again)
     del first["run.json"], second["run.json"]
     assert first == second
+
+
+def pressed(workload: dict[str, Any], **engine: Any) -> dict[str, Any]:
+    """A run of some requests with several sequences in a cache that is too small."""
+    small = {"num_gpu_blocks_override": 45, "max_model_len": 200}
+    data = minimal(**small | engine)
+    data["workload"]["synthetic"] |= {
+        "num_requests": 20,
+        "arrivals": {"kind": "poisson", "rate": 400.0},
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 100},
+        "output_tokens": {"kind": "uniform", "low": 5, "high": 60},
+    }
+    data["workload"] |= {"max_tokens": 60} | workload
+    return data
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_every_generation_keeps_its_invariants_and_runs_again(
+    tmp_path: Path, generation: str
+) -> None:
+    shares = {"beam_width": {1: 0.5, 3: 0.5}, "best_of": {1: 0.5, 2: 0.5}}
+    # Beams of v1 are requests for one token, which need little.
+    num_blocks = 20 if generation == "v1" else 45
+    data = pressed(shares, scheduler=generation, num_gpu_blocks_override=num_blocks)
+    path = write(tmp_path, data)
+    options = ["--no-figures", "--quiet"]
+    out = tmp_path / "out"
+    assert kvsim(["run", str(path), "--out", str(out), "--check", "1", *options]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["num_preemptions"] > 0
+    modes = set(pd.read_parquet(out / "preemptions.parquet")["mode"])
+    assert ("swap" in modes) == (generation != "v1")
+    requests = pd.read_parquet(out / "requests.parquet")
+    assert set(requests["status"]) == {"finished_stopped"}
+    assert requests["parent_id"].nunique() == 20
+    again = tmp_path / "again"
+    assert kvsim(["run", str(out / "config.yaml"), "--out", str(again), *options]) == 0
+    first, second = files(out), files(again)
+    del first["run.json"], second["run.json"]
+    assert first == second
+
+
+@pytest.mark.parametrize("generation", ["cacheflow", "v0_2", "v0"])
+def test_a_cpu_pool_too_small_for_a_victim_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], generation: str
+) -> None:
+    data = pressed({"best_of": 2}, scheduler=generation, swap_space=0.001)
+    path = write(tmp_path, data)
+    out = tmp_path / "new" / "out"
+    line = refused(["run", str(path), "--out", str(out)], capsys, tmp_path)
+    assert "swap space is short" in line
+    assert "raise swap_space" in line
+    # Results of an earlier run stay as they are.
+    enough = ["--set", "engine.swap_space=1.0", "--no-figures", "--quiet"]
+    arguments = ["run", str(path), "--out", str(tmp_path / "out"), "--overwrite"]
+    assert kvsim([*arguments, *enough]) == 0
+    before = files(tmp_path)
+    refused(arguments, capsys, tmp_path)
+    assert files(tmp_path) == before
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["num_preemptions"] > 0
 
 
 def test_two_processes_write_the_same_bytes(config: Path, tmp_path: Path) -> None:
@@ -226,7 +288,7 @@ def test_what_the_user_should_know_is_said(
     err = capsys.readouterr().err
     assert "max_model_len is 624, what the cache holds; the one asked for is" in err
     assert "overloaded: " in err
-    data["engine"] |= {"admission_check": False, "max_model_len": None}
+    data["engine"]["admission_check"] = False
     data["workload"]["synthetic"]["prompt_tokens"] = {"kind": "fixed", "tokens": 2000}
     path = write(tmp_path, data)
     assert kvsim(["run", str(path), *out, "--overwrite"]) == 0

@@ -1,0 +1,191 @@
+"""What `docs/configuration.md` says of keys without effect, generation by generation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from sim.config import EngineConfig, WorkloadConfig, parse_config
+from sim.errors import SwapSpaceError
+from sim.generations import GENERATION_KEYS, GENERATIONS
+from sim.simulate import simulate
+from tests.sim.test_config import minimal
+from tests.test_configuration_page import SOURCES, meanings
+
+PRESSURE: dict[str, Any] = {
+    "num_gpu_blocks_override": 40,
+    "max_model_len": 200,
+    "max_num_seqs": 8,
+}
+CHUNKS: dict[str, Any] = {
+    "enable_chunked_prefill": True,
+    "max_num_batched_tokens": 64,
+    "max_num_partial_prefills": 3,
+}
+POOL: dict[str, Any] = {"num_gpu_blocks_override": None}
+SWAP: dict[str, Any] = {"preemption_mode": "swap"}
+EVERYWHERE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gpu": ("h100_sxm", {}),
+    "model": ("Qwen/Qwen2.5-7B", {}),
+    "tensor_parallel_size": (2, {}),
+    "dtype": ("float32", {}),
+    "quantization": ("fp8", {}),
+    "kv_cache_dtype": ("fp8", {}),
+    "block_size": (32, {}),
+    "gpu_memory_utilization": (0.3, POOL | {"gpu_memory_utilization": 0.2}),
+    "num_gpu_blocks_override": (60, {}),
+    "kv_cache_memory_bytes": (2**28, POOL | {"kv_cache_memory_bytes": 2**27}),
+    "max_model_len": (100, {}),
+    "max_num_seqs": (4, {}),
+    "max_num_batched_tokens": (201, {}),
+    "watermark": (0.2, {}),
+    "enforce_eager": (True, {}),
+}
+"""A value of each key, and what stands beside it to let it act."""
+OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
+    "cacheflow": {
+        "engine_version": ("0.1.1", {}),
+        "preemption_mode": ("swap", {}),
+        "swap_space": (0.001, SWAP),
+    },
+    "v0_2": {
+        "engine_version": ("0.2.0", {}),
+        "preemption_mode": ("swap", {}),
+        "swap_space": (0.001, SWAP),
+        "sliding_window": (32, {}),
+        "max_paddings": (0, {}),
+    },
+    "v0": {
+        "engine_version": ("0.7.0", {}),
+        "preemption_mode": ("swap", {}),
+        "swap_space": (0.001, SWAP),
+        "scheduling_policy": ("priority", {}),
+        "enable_prefix_caching": (True, {}),
+        "enable_chunked_prefill": (True, {}),
+        "long_prefill_token_threshold": (100, CHUNKS),
+        "sliding_window": (32, {}),
+        "scheduler_delay_factor": (2.0, {}),
+        "num_lookahead_slots": (8, {}),
+        "max_num_partial_prefills": (3, CHUNKS | {"max_num_partial_prefills": 1}),
+        "max_long_partial_prefills": (
+            2,
+            CHUNKS | {"long_prefill_token_threshold": 16},
+        ),
+    },
+    "v1": {
+        "engine_version": ("0.11", {}),
+        "preemption_mode": ("recompute", {}),
+        "swap_space": (0.0, {}),
+        "scheduling_policy": ("priority", {}),
+        "enable_prefix_caching": (False, {}),
+        "max_num_batched_tokens": (64, {}),
+        "enable_chunked_prefill": (
+            False,
+            {"max_num_batched_tokens": 130, "max_model_len": 130},
+        ),
+        "long_prefill_token_threshold": (16, {}),
+        "sliding_window": (32, {}),
+        "max_num_active_seqs": (2, {}),
+        "max_num_scheduled_tokens": (32, {}),
+        "scheduler_reserve_full_isl": (False, {"max_num_batched_tokens": 64}),
+        "long_prefill_token_threshold_adaptive": (
+            True,
+            {"long_prefill_token_threshold": 4, "max_num_batched_tokens": 64},
+        ),
+        "prefill_schedule_interval": (4, {}),
+    },
+}
+"""The same for keys whose value depends on the generation."""
+
+
+def pressed(
+    generation: str,
+    engine: dict[str, Any],
+    workload: dict[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """Return the tables of a small run with preemptions, or why it ended."""
+    data = minimal(scheduler=generation, **PRESSURE | engine)
+    data["cost"] = {"kind": "roofline"}
+    data["workload"]["synthetic"] |= {
+        "num_requests": 30,
+        "arrivals": {"kind": "poisson", "rate": 100.0},
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 120},
+        "output_tokens": {"kind": "uniform", "low": 5, "high": 60},
+    }
+    data["workload"] |= {"max_tokens": 60, "priority": {0: 0.5, 1: 0.5}}
+    data["workload"] |= workload or {}
+    try:
+        results = simulate(parse_config(data))
+    except SwapSpaceError as error:
+        return (str(error),)
+    tables = (results.requests, results.steps, results.preemptions)
+    return tuple(table.to_json() for table in tables)
+
+
+def keys_of(generation: str) -> set[str]:
+    lacking = GENERATION_KEYS - GENERATIONS[generation].keys
+    return set(EngineConfig.model_fields) - lacking
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> None:
+    tried = EVERYWHERE | OWN[generation]
+    same = {
+        key
+        for key, (value, beside) in tried.items()
+        if pressed(generation, beside) == pressed(generation, beside | {key: value})
+    }
+    said = {key for key, text in meanings().items() if text.startswith("No effect")}
+    # A release of these is a name only; v1 neither swaps nor has CPU blocks.
+    none = (
+        {"preemption_mode", "swap_space"} if generation == "v1" else {"engine_version"}
+    )
+    assert same == said | none
+    # Shown elsewhere: the choice of a generation itself, invariant 7, and classes.
+    shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
+    if GENERATIONS[generation].enable_prefix_caching is None:
+        shown.add("enable_prefix_caching")  # only ever false
+    assert keys_of(generation) - shown <= set(tried) <= keys_of(generation)
+
+
+def test_generations_differ() -> None:
+    tables = [pressed(name, {}, {"best_of": 2}) for name in GENERATIONS]
+    assert len(set(tables)) == len(GENERATIONS)
+    # All of them under pressure: there is a first preemption.
+    assert all('"0":' in preemptions for *_, preemptions in tables)
+
+
+def test_keys_of_some_generations_name_them_on_the_page() -> None:
+    for key in GENERATION_KEYS:
+        named = set(
+            re.findall(r"`(\w+)`", " ".join(re.findall(r"\(.*?\)", meanings()[key])))
+        )
+        owners = {name for name, g in GENERATIONS.items() if key in g.keys}
+        assert named == (owners if len(owners) < len(GENERATIONS) else set()), key
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_how_requests_sample_shows(generation: str) -> None:
+    beams = {"beam_width": 2}
+    by_priority = {"scheduling_policy": "priority"}
+    cases: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
+        ("best_of", 2, {}, {}),
+        ("best_of", {1: 0.5, 2: 0.5}, {}, {}),
+        ("beam_width", 2, {}, {}),
+        ("beam_switch_share", 1.0, beams | {"beam_switch_share": 0.0}, {}),
+        ("max_tokens", 20, {}, {}),
+    ]
+    if "scheduling_policy" in GENERATIONS[generation].keys:
+        cases.append(("priority", 0, {}, by_priority))
+    engine = {"max_model_len": 180}
+    for key, value, workload, more in cases:
+        before = pressed(generation, engine | more, workload)
+        assert before != pressed(generation, engine | more, workload | {key: value}), (
+            key
+        )
+    # Without the policy, priorities change nothing but their draws, which are apart.
+    assert pressed(generation, engine) == pressed(generation, engine, {"priority": 0})
+    tried = {key for key, *_ in cases} | {"priority"}
+    assert tried == set(WorkloadConfig.model_fields) - SOURCES
