@@ -172,7 +172,7 @@ class Engine:
                 self._apply_aborts()
             if self._is_idle():
                 if self._arrivals_closed:
-                    self.stalled = self.scheduler.num_waiting > 0
+                    self.stalled = self._has_requests()
                     return
                 self._wake = self.env.event()
                 yield self._wake
@@ -191,8 +191,11 @@ class Engine:
 
     def _is_idle(self) -> bool:
         """Whether only an arrival can bring work."""
+        return self._blocked or not self._has_requests()
+
+    def _has_requests(self) -> bool:
         scheduler = self.scheduler
-        return self._blocked or not (
+        return bool(
             scheduler.num_running or scheduler.num_waiting or scheduler.num_swapped
         )
 

@@ -62,7 +62,8 @@ class Simulation:
         self.specs = self._read_workload()
         self.cost_model = make_cost_model(config, model, gpu)
         self.scheduler, capacity = make_scheduler(config.engine, self.capacity)
-        self.warnings += summary.scheduler_warnings(self.capacity, capacity, config)
+        self._limits = summary.scheduler_warnings(self.capacity, capacity, config)
+        self.warnings += self._limits
         self.capacity = capacity
         self.recorder = Recorder()
         self.env = simpy.Environment()
@@ -173,9 +174,8 @@ class Simulation:
             f"(request {first['request_id']}): {first['reason']}"
         )
         if len(rejected) == len(requests) == self.num_requests:
-            raise ConfigError(
-                f"{line}; give the engine a larger cache, or requests a smaller limit"
-            )
+            remedy = "give the engine a larger cache, or requests a smaller limit"
+            raise ConfigError("; ".join([line, remedy, *self._limits]))
         self.warnings.append(line)
 
     def _summary(self, recording: Recording) -> dict[str, Any]:
@@ -185,10 +185,7 @@ class Simulation:
         if overload := summary.overload_warning(recording, numbers):
             self.warnings.append(overload)
         if self.engine.stalled:
-            self.warnings.append(
-                f"the queue stalled: {self.scheduler.num_waiting} requests wait behind "
-                f"one that the cache can never hold; leave engine.admission_check on"
-            )
+            self.warnings.append(summary.stall_warning(self.scheduler))
         return (
             {"title": summary.title(self.config)}
             | numbers

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.capacity import CapacityEstimate
     from sim.config import RunConfig, WorkloadConfig
     from sim.recorder import Recording
+    from sim.scheduler.base import Scheduler
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
 _OVERLOAD_SHARE = 0.05
@@ -116,6 +117,20 @@ def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | Non
         f"({summary['request_rate']:.2f} requests/s came, "
         f"{summary['request_throughput']:.2f} were served); latencies grow with the "
         f"length of the run"
+    )
+
+
+def stall_warning(scheduler: Scheduler) -> str:
+    """Say where the requests stand that nothing can move any more."""
+    behind = "behind one that the cache can never hold"
+    if scheduler.num_running or scheduler.num_swapped:
+        behind = (
+            f"while {scheduler.num_swapped} are swapped out and "
+            f"{scheduler.num_running} run, and none can go on"
+        )
+    return (
+        f"the queue stalled: {scheduler.num_waiting} requests wait {behind}; leave "
+        f"engine.admission_check on"
     )
 
 

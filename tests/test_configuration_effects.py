@@ -1,4 +1,4 @@
-"""What `docs/configuration.md` says of keys without effect, generation by generation."""
+"""Keys act, or `docs/configuration.md` says that they do not: by generation."""
 
 from __future__ import annotations
 

@@ -88,6 +88,7 @@ class GroupState:
         self.running: deque[SequenceGroup] = deque()
         self.swapped: deque[SequenceGroup] = deque()
         self.seq_counter = count()
+        self._own_request_ids = count(-1, -1)  # the engine's begin with 0
         self._groups: dict[int, SequenceGroup] = {}
         self.abandoned_seqs: list[Sequence] = []
         self.prefix_cache_stats = PrefixCacheStats()
@@ -106,7 +107,7 @@ class GroupState:
         seq = seq_group.first_seq
         prompt = seq.get_token_ids()
         return Request(
-            request_id=len(self._groups),
+            request_id=next(self._own_request_ids),
             arrival_s=seq_group.arrival_time,
             num_prompt_tokens=seq.get_prompt_len(),
             tokens=ListTokens(prompt if isinstance(prompt, list) else []),

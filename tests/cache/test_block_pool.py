@@ -125,6 +125,16 @@ def test_unhashed_blocks_go_to_the_front_as_a_whole() -> None:
     pool.check()
 
 
+def test_a_block_given_twice_to_be_freed_is_refused() -> None:
+    pool = BlockPool(6, enable_caching=False)
+    blocks = pool.get_new_blocks(2)
+    with pytest.raises(DoubleFreeError, match=f"block {blocks[0].block_id} is to be"):
+        pool.free_blocks([blocks[1], blocks[0], blocks[0]])
+    assert [block.ref_cnt for block in blocks] == [1, 1]
+    assert pool.num_free_blocks == 3
+    pool.check()
+
+
 def test_without_caching_all_that_is_freed_goes_to_the_front() -> None:
     pool = BlockPool(6, enable_caching=False, unhashed_first=True)
     pool.free_blocks(pool.get_new_blocks(3)[::-1])

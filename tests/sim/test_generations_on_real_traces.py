@@ -15,6 +15,7 @@ MODES = {
     name: (None, "recompute", "swap") if generation.has_cpu_tier else (None,)
     for name, generation in GENERATIONS.items()
 }
+LIMIT = 130
 WIDTHS: dict[str, dict[str, Any]] = {
     "plain": {},
     "best_of": {"best_of": {1: 0.7, 2: 0.2, 4: 0.1}},
@@ -34,7 +35,7 @@ def config(trace: str, limit: int, workload: dict[str, Any], **engine: Any) -> A
             "engine": {
                 "model": "meta-llama/Llama-3.1-8B",
                 "gpu": "h200_sxm",
-                "num_gpu_blocks_override": 1500,
+                "num_gpu_blocks_override": 1100,
                 "max_model_len": 8192,
             }
             | engine,
@@ -50,26 +51,26 @@ def config(trace: str, limit: int, workload: dict[str, Any], **engine: Any) -> A
 def test_under_pressure_every_request_ends(
     scheduler: str, mode: str | None, width: str
 ) -> None:
-    limit = 60 if (scheduler, width) == ("v1", "beams") else 250
+    limit = 40 if (scheduler, width) == ("v1", "beams") else LIMIT
     simulation = Simulation(
         config(
             "azure_llm_2023_conv.csv",
             limit,
-            WIDTHS[width] | {"max_tokens": 600},
+            WIDTHS[width] | {"max_tokens": 400},
             scheduler=scheduler,
             preemption_mode=mode,
             swap_space=16.0,
             max_num_batched_tokens=8192,
         )
     )
-    results = simulation.run(check_every=20)
+    results = simulation.run(check_every=40)
     summary = results.summary
     assert summary["completed"] + summary["rejected"] == summary["num_requests"]
     assert summary["completed"] > 0
     modes = set(results.preemptions["mode"])
     if mode is not None:
         assert modes <= {mode}
-    if limit == 250:
+    if limit == LIMIT:
         assert modes
     if "swap" in modes:
         assert summary["swapped_out_blocks"] == summary["swapped_in_blocks"] > 0
@@ -90,7 +91,7 @@ def test_v0_with_and_without_chunks_and_caching(chunked: bool, caching: bool) ->
     simulation = Simulation(
         config("mooncake_fast25_conversation.jsonl", 150, {}, scheduler="v0", **engine)
     )
-    summary = simulation.run(check_every=20).summary
+    summary = simulation.run(check_every=40).summary
     assert summary["completed"] + summary["rejected"] == 150
     assert (summary["prefix_cache_hits"] > 0) == caching
 
