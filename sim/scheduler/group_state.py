@@ -10,6 +10,7 @@ from cache.errors import require
 from cache.sequences import SequenceStatus
 from cache.stats import PrefixCacheStats
 from cache.tokens import ListTokens
+from sim.errors import SchedulerError
 from sim.request import Request, RequestStatus
 from sim.scheduler.base import CacheUsage
 from sim.sequence import Sequence, SequenceGroup
@@ -96,9 +97,20 @@ class GroupState:
     # -- queues, under vLLM's names -------------------------------------------
 
     def add_seq_group(self, seq_group: SequenceGroup) -> None:
-        """Put an arrived group at the end of the waiting queue."""
+        """Put an arrived group at the end of the waiting queue.
+
+        Raises
+        ------
+        SchedulerError
+            If it is queued already; nothing changes.
+        """
         if seq_group.request is None:
             seq_group.request = self._request_of(seq_group)
+        elif seq_group.request.request_id in self._groups:
+            raise SchedulerError(
+                f"group {seq_group.request_id} (sequence "
+                f"{seq_group.first_seq.seq_id}) is queued already; add a group once"
+            )
         self._groups[seq_group.request.request_id] = seq_group
         self.waiting.append(seq_group)
 

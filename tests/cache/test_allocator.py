@@ -87,7 +87,9 @@ def test_copy_on_write_without_room_changes_nothing():
     allocator = make(num_blocks=1)
     (block,) = allocator.allocate_chain([1, 2])
     (forked,) = allocator.fork(block)
-    with pytest.raises(BlockAllocator.NoFreeBlocksError, match="block 0 is shared, .* none of 1"):
+    with pytest.raises(
+        BlockAllocator.NoFreeBlocksError, match=r"block 0 is shared, .* none of 1"
+    ):
         forked.append_token_ids([3])
     assert list(forked.token_ids) == [1, 2]
     assert forked.block_id == 0
@@ -152,11 +154,11 @@ def test_blocks_are_given_up_once_and_where_they_belong():
     block, stranger = (a.allocate_mutable_block(None) for a in (allocator, other))
     with pytest.raises(CacheError, match=r"block_id=0, .* is another allocator's"):
         allocator.free(stranger)
-    with pytest.raises(DoubleFreeError, match="block_id=0, .* swapped out twice"):
+    with pytest.raises(DoubleFreeError, match=r"block_id=0, .* swapped out twice"):
         allocator.swap_out([block, block])
-    with pytest.raises(CacheError, match="block_id=0, .* is placed already"):
+    with pytest.raises(CacheError, match=r"block_id=0, .* is placed already"):
         allocator.swap_in([block])
-    with pytest.raises(CacheError, match="block_id=0, .* is not full"):
+    with pytest.raises(CacheError, match=r"block_id=0, .* is not full"):
         allocator.promote_to_immutable_block(block)
     allocator.check({0: 1})
     other.check({0: 1})

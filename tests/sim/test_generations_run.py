@@ -77,7 +77,7 @@ def test_physical_tokens_are_the_filled_slots_of_distinct_blocks(
         num_requests=6,
         scheduler="v0",
         block_size=block_size,
-        num_gpu_blocks_override=100,
+        num_gpu_blocks_override=64,
         max_model_len=200,
         num_lookahead_slots=num_lookahead_slots,
     )

@@ -67,6 +67,17 @@ def test_groups_are_added_scheduled_and_aborted_by_name(kind: Any) -> None:
 
 
 @every_generation
+def test_a_group_is_queued_once(kind: Any) -> None:
+    scheduler = make(kind)
+    seq_group = group(7)
+    scheduler.add_seq_group(seq_group)
+    with pytest.raises(SchedulerError, match=r"group 7 \(sequence 7\) is queued"):
+        scheduler.add_seq_group(seq_group)
+    assert scheduler.get_num_unfinished_seq_groups() == 1
+    scheduler.check()
+
+
+@every_generation
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_a_preemption_mode_may_be_named(kind: Any, mode: str) -> None:
     scheduler = make(kind, num_blocks=2, preemption_mode=mode)
