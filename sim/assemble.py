@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cache.evictor import EVICTORS, Evictor
 from sim.capacity import CapacityEstimate, estimate_capacity
 from sim.capacity.arguments import parse_engine_version, v0_chunks_by_itself
+from sim.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.cost import EMPTY_SHAPE, CostModel
 from sim.costs import COST_MODELS
 from sim.errors import ConfigError, SchedulerError
-from sim.generations import GENERATION_KEYS
+from sim.generations import GENERATION_KEYS, GENERATIONS
 from sim.model import resolved_model
 from sim.plug import build
 from sim.scheduler import SCHEDULERS
@@ -67,13 +68,18 @@ def make_capacity(
         kv_cache_dtype=engine.kv_cache_dtype,
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_batched_tokens=_batched_tokens(engine, model),
         engine_version=engine.version,
         enforce_eager=engine.enforce_eager,
         num_gpu_blocks_override=engine.num_gpu_blocks_override,
         kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
         swap_space=engine.swap_space,
     )
+    if engine.generation.has_cpu_tier and capacity.num_cpu_blocks > MAX_NUM_GPU_BLOCKS:
+        raise ConfigError(
+            f"engine.swap_space: a simulated pool holds at most {MAX_NUM_GPU_BLOCKS:,} "
+            f"blocks, got {capacity.num_cpu_blocks:,} on the CPU; lower it"
+        )
     if capacity.num_gpu_blocks > MAX_NUM_GPU_BLOCKS:
         raise ConfigError(
             f"a simulated pool holds at most {MAX_NUM_GPU_BLOCKS:,} blocks, got "
@@ -92,6 +98,30 @@ def make_capacity(
     if engine.admission_check and capacity.max_model_len > most:
         return replace(capacity, max_model_len=most)
     return capacity
+
+
+def _chunks_prefill(engine: EngineConfig, model: ModelArchitecture) -> bool:
+    """Whether a `v0` engine cuts prompts into chunks."""
+    if engine.enable_chunked_prefill is not None:
+        return engine.enable_chunked_prefill
+    longest = engine.max_model_len or model.max_position_embeddings
+    minor = parse_engine_version(engine.version)
+    return engine.sliding_window is None and v0_chunks_by_itself(longest, minor)
+
+
+def _batched_tokens(engine: EngineConfig, model: ModelArchitecture) -> int | None:
+    """Return the budget that was given, or what chunking makes of it in `v0`.
+
+    None leaves it to the release. Source: vLLM 0.7.3, ``vllm/config.py``
+    (`SchedulerConfig`).
+    """
+    given = engine.max_num_batched_tokens
+    if given is not None or engine.generation is not GENERATIONS["v0"]:
+        return given
+    if _chunks_prefill(engine, model):
+        return V0_CHUNKED_BATCHED_TOKENS
+    longest = engine.max_model_len or model.max_position_embeddings
+    return max(longest, V0_CHUNKED_BATCHED_TOKENS)
 
 
 def make_cost_model(
@@ -142,9 +172,16 @@ def _check_protocol(cost_model: CostModel, kind: str) -> None:
 
 
 def make_scheduler(
-    config: EngineConfig, capacity: CapacityEstimate
+    config: EngineConfig, capacity: CapacityEstimate, model: ModelArchitecture
 ) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool.
+
+    Parameters
+    ----------
+    config, model
+        The engine, and what it serves.
+    capacity
+        Its pool.
 
     Returns
     -------
@@ -159,7 +196,8 @@ def make_scheduler(
     ConfigError
         If it cannot be made.
     """
-    scheduler = _construct(config, capacity)
+    chunks = _chunks_prefill(config, model)
+    scheduler = _construct(config, capacity, chunks)
     most = getattr(scheduler, "max_servable_tokens", capacity.max_model_len)
     if not config.admission_check or most >= capacity.max_model_len:
         return scheduler, capacity
@@ -170,10 +208,22 @@ def make_scheduler(
             f"of the {config.scheduler} scheduler; give it a larger cache"
         )
     capacity = replace(capacity, max_model_len=most)
-    return _construct(config, capacity), capacity
+    if config.max_num_batched_tokens is None and not chunks and _pads(config):
+        # What the release takes for that length: a budget of the model's own length
+        # would let prompts be padded without end.
+        budget = max(most, V0_CHUNKED_BATCHED_TOKENS)
+        capacity = replace(capacity, max_num_batched_tokens=budget)
+    return _construct(config, capacity, chunks), capacity
 
 
-def _construct(config: EngineConfig, capacity: CapacityEstimate) -> Scheduler:
+def _pads(config: EngineConfig) -> bool:
+    """Whether a step takes whole prompts, so that its budget follows the longest."""
+    return config.generation in (GENERATIONS["v0_2"], GENERATIONS["v0"])
+
+
+def _construct(
+    config: EngineConfig, capacity: CapacityEstimate, chunks: bool
+) -> Scheduler:
     kind = config.scheduler
     optional = {key: getattr(config, key) for key in sorted(GENERATION_KEYS)}
     context = {
@@ -184,7 +234,7 @@ def _construct(config: EngineConfig, capacity: CapacityEstimate) -> Scheduler:
         "max_model_len": capacity.max_model_len,
         "enable_prefix_caching": config.prefix_caching,
         "engine_version": config.version,
-        "scheduler_config": _scheduler_config(config, capacity),
+        "scheduler_config": _scheduler_config(config, capacity, chunks),
         "cache_config": _cache_config(config, capacity),
     } | {key: value for key, value in optional.items() if value is not None}
     try:
@@ -200,17 +250,17 @@ def _construct(config: EngineConfig, capacity: CapacityEstimate) -> Scheduler:
         if isinstance(cause, SchedulerError) and str(cause).split()[0] in context:
             raise ConfigError(f"engine.{cause}") from error
         raise
+    except (ValueError, NotImplementedError) as error:
+        # A manager's own refusal: a window that no block divides, and the like.
+        raise ConfigError(f"engine: {error}") from error
     return scheduler
 
 
 def _scheduler_config(
-    config: EngineConfig, capacity: CapacityEstimate
+    config: EngineConfig, capacity: CapacityEstimate, chunks: bool
 ) -> SchedulerConfig:
     """Return what the generations before V1 are configured with."""
-    mode, chunked = config.preemption_mode, config.enable_chunked_prefill
-    if chunked is None:
-        minor = parse_engine_version(config.version)
-        chunked = v0_chunks_by_itself(capacity.max_model_len, minor)
+    mode = config.preemption_mode
     return SchedulerConfig(
         max_num_batched_tokens=capacity.max_num_batched_tokens,
         max_num_seqs=capacity.max_num_seqs,
@@ -218,7 +268,7 @@ def _scheduler_config(
         max_paddings=_or(config.max_paddings, 256),
         preemption_mode=None if mode is None else PreemptionMode(mode),
         policy=_or(config.scheduling_policy, "fcfs"),
-        enable_chunked_prefill=chunked,
+        enable_chunked_prefill=chunks,
         num_lookahead_slots=_or(config.num_lookahead_slots, 0),
         delay_factor=_or(config.scheduler_delay_factor, 0.0),
         max_num_partial_prefills=_or(config.max_num_partial_prefills, 1),

@@ -61,7 +61,7 @@ class Simulation:
         self.warnings = summary.pool_warnings(self.capacity, model, config)
         self.specs = self._read_workload()
         self.cost_model = make_cost_model(config, model, gpu)
-        self.scheduler, capacity = make_scheduler(config.engine, self.capacity)
+        self.scheduler, capacity = make_scheduler(config.engine, self.capacity, model)
         self._limits = summary.scheduler_warnings(self.capacity, capacity, config)
         self.warnings += self._limits
         self.capacity = capacity
@@ -81,6 +81,8 @@ class Simulation:
             if isinstance(self.scheduler, GroupScheduler)
             else FanOutClient(factory)
         )
+        if isinstance(client, FanOutClient):
+            self.warnings += summary.fan_out_warnings(self.specs)
         self.num_requests = client.num_requests(self.specs)
         self.env.process(open_loop(self.env, self.engine, self.specs, client))
 

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from sim.metrics import cache_and_queues, latencies, throughput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.architecture import ModelArchitecture
     from sim.capacity import CapacityEstimate
     from sim.config import RunConfig, WorkloadConfig
     from sim.recorder import Recording
     from sim.scheduler.base import Scheduler
+    from workloads.spec import RequestSpec
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
 _OVERLOAD_SHARE = 0.05
@@ -91,11 +94,28 @@ def scheduler_warnings(
         return []
     return [
         f"max_model_len is {used.max_model_len:,} instead of "
-        f"{estimated.max_model_len:,}: longer sequences could not be admitted again "
-        f"after a preemption by the rules of {config.engine.scheduler} "
-        f"({used.max_num_batched_tokens:,} max_num_batched_tokens, "
-        f"{used.num_gpu_blocks:,} blocks)"
+        f"{estimated.max_model_len:,}: the longest sequence that the "
+        f"{scheduler_name(config)} scheduler can always bring to an end with "
+        f"{used.num_gpu_blocks:,} blocks, its watermark and "
+        f"{used.max_num_batched_tokens:,} max_num_batched_tokens"
     ]
+
+
+def fan_out_warnings(specs: Sequence[RequestSpec]) -> list[str]:
+    """Say what counts as a request where samples and beams are served one by one."""
+    warnings = []
+    if any(spec.best_of > 1 for spec in specs):
+        warnings.append(
+            "best_of: this engine serves every sample as a request of its own, so "
+            "requests and input tokens count each sample (parent_id joins them)"
+        )
+    if any(spec.beam_width > 1 for spec in specs):
+        warnings.append(
+            "beam_width: this engine has no beam search; its front end asks for beams "
+            "token by token, so latencies of those rows are of one token, and a step "
+            "may pass between an answer and the next question"
+        )
+    return warnings
 
 
 def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | None:
@@ -134,17 +154,21 @@ def stall_warning(scheduler: Scheduler) -> str:
     )
 
 
+def scheduler_name(config: RunConfig) -> str:
+    """Return the generation's name, or that of the user's class."""
+    kind = config.engine.scheduler
+    return Path(kind if isinstance(kind, str) else str(kind.get("kind"))).name
+
+
 def title(config: RunConfig) -> str:
     """Return what was simulated, in a line."""
     engine = config.engine
-    kind = engine.scheduler
-    name = kind if isinstance(kind, str) else str(kind.get("kind"))
     num_gpus = engine.tensor_parallel_size
     gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
     return ", ".join(
         (
             f"{Path(engine.model).name} on {Path(gpus).name}",
-            f"{Path(name).name} {engine.version}",
+            f"{scheduler_name(config)} {engine.version}",
             _workload_title(config.workload),
         )
     )

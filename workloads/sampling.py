@@ -46,7 +46,8 @@ class SampledWorkload:
         Beams, of requests that draw more than 1; those have no parallel samples.
     beam_switch_share
         Share of a beam's steps in which another beam's continuation takes its place:
-        0 for beams that never meet again, 1 for a new choice at every step.
+        0 for beams that never meet again, 1 for a new choice at every step; rounded to
+        whole per cent.
     priority
         Smaller is more urgent.
     max_tokens

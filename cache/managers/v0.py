@@ -109,6 +109,21 @@ class SelfAttnBlockSpaceManager:
         """
         return self._tables.num_logical_blocks
 
+    @property
+    def num_null_blocks(self) -> int:
+        """GPU blocks that stand for what sliding windows have dropped: 0 or 1."""
+        return int(self.block_allocator.has_null_block)
+
+    @property
+    def num_dropped_blocks(self) -> int:
+        """Entries of tables on the GPU that name the null block. O(tables)."""
+        tables = self._tables
+        return sum(
+            table.num_dropped_blocks
+            for seq_id, table in tables.by_seq.items()
+            if seq_id not in tables.swapped_out
+        )
+
     # -- admission ------------------------------------------------------------
 
     def can_allocate(

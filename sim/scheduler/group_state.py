@@ -252,13 +252,22 @@ class GroupState:
             num_logical_tokens += sum(seq.num_computed_tokens for seq in seqs)
             if len(seqs) > 1:
                 num_unshared_tokens += self._num_empty_shared_slots(seqs)
-        num_extra = self.block_manager.num_logical_blocks - num_physical_blocks
-        num_shared_tokens = num_extra * self.cache_config.block_size
+        block_size = self.cache_config.block_size
+        num_null_blocks, num_dropped_blocks = self._window_blocks()
+        num_logical_tokens -= num_dropped_blocks * block_size
+        num_extra = self.block_manager.num_logical_blocks - (
+            num_physical_blocks - num_null_blocks
+        )
+        num_shared_tokens = num_extra * block_size
         num_physical_tokens = (
             num_logical_tokens - num_shared_tokens + num_unshared_tokens
         )
         # Two equal prompts in chunks share blocks that neither has filled yet.
         return max(num_physical_tokens, 0), num_logical_tokens
+
+    def _window_blocks(self) -> tuple[int, int]:
+        """Return null blocks, and table entries that name them, in running tables."""
+        return 0, 0
 
     def _num_empty_shared_slots(self, seqs: list[Sequence]) -> int:
         """Empty slots of blocks, once for each sharer but the one that filled most.

@@ -119,6 +119,12 @@ class Scheduler(GroupScheduler):
         super().add_seq_group(seq_group)
         self._waiting_is_sorted = False
 
+    def _window_blocks(self) -> tuple[int, int]:
+        manager = self.block_manager
+        if self.cache_config.sliding_window is None:
+            return 0, 0
+        return manager.num_null_blocks, manager.num_dropped_blocks
+
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Return hits over look-ups of full blocks; -1 without prefix caching."""
         return self.block_manager.get_prefix_cache_hit_rate(device)
