@@ -11,7 +11,19 @@ if TYPE_CHECKING:
     from sim.decisions.logs import Line
 
 _EMPTY: tuple[Any, ...] = ([], {}, 0, False, None, "")
-_STATE = ("waiting", "running", "swapped", "free", "hashes")
+_STATE = (
+    "sched",
+    "preempt",
+    "swap_out",
+    "swap_in",
+    "copy",
+    "bt",
+    "waiting",
+    "running",
+    "swapped",
+    "free",
+    "hashes",
+)
 _MEANING = {
     "t": "the steps taken",
     "abort": "requests aborted before the call",
