@@ -169,6 +169,7 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     ) -> None:
         super().__init__(PrefixCachingBlock, num_blocks, block_size, block_ids)
         self.evictor = make_evictor(eviction_policy)
+        self.num_evictions = 0
         self.metric_data = CacheMetricData()
         self._cached: dict[int, KVCacheBlock] = {}
         self._last_accessed: dict[BlockId, float] = {}
@@ -382,6 +383,7 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
             physical = self._stack.take()
         elif self.evictor.num_blocks:
             physical = self._evict()
+            self.num_evictions += 1
             self._stack.revive(physical)
         else:
             raise NoFreeBlocksError(

@@ -181,6 +181,12 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         return self._null_block
 
     @property
+    def num_evictions(self) -> int:
+        """Cached GPU blocks given up for others; 0 without prefix caching."""
+        gpu = self._allocators[Device.GPU]
+        return getattr(gpu, "num_evictions", 0)
+
+    @property
     def has_null_block(self) -> bool:
         """Whether `allocate_or_get_null_block` has taken its block."""
         return self._null_block is not None

@@ -176,7 +176,10 @@ class Simulation:
             f"(request {first['request_id']}): {first['reason']}"
         )
         if len(rejected) == len(requests) == self.num_requests:
-            remedy = "give the engine a larger cache, or requests a smaller limit"
+            remedy = (
+                "give the engine a larger cache, or requests a smaller limit "
+                "(workload.max_tokens)"
+            )
             raise ConfigError("; ".join([line, remedy, *self._limits]))
         self.warnings.append(line)
 

@@ -142,7 +142,7 @@ def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | Non
 
 def stall_warning(scheduler: Scheduler) -> str:
     """Say where the requests stand that nothing can move any more."""
-    behind = "behind one that the cache can never hold"
+    behind = "behind one that cache or limits can never hold"
     if scheduler.num_running or scheduler.num_swapped:
         behind = (
             f"while {scheduler.num_swapped} are swapped out and "

@@ -144,7 +144,9 @@ class Tier:
     tables
         By sequence number.
     lost_references
-        By block id, references that no table holds: what `share` was told to lose.
+        By block id, references that no table holds: what `share` was told to lose,
+        and what is counted for entries that repeat a block. Below 0: tables that hold
+        the block without a reference, since a repeated entry has given theirs up.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class Tier:
         if table is None:
             return 0
         for block in self.distinct(table):
-            self.allocator.free(block)
+            self._release(block)
         return len(table)
 
     def share(self, table: BlockTable, num_sharers: int, *, num_lost: int = 0) -> None:
@@ -206,7 +208,93 @@ class Tier:
         for block in dict.fromkeys(table):
             self.allocator.share(block, num_sharers)
             if num_lost:
-                self.lost_references[block.block_id] += num_lost
+                self._lose(block, num_lost)
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """Return a copy of `table` for another sequence.
+
+        A wart of 0.2.7: each entry counts a reference, also one that repeats a block,
+        while giving up a table takes one a block.
+        """
+        for block in table:
+            self.allocator.share(block)
+        self._lose_repeats(table)
+        return table.copy()
+
+    def _lose(self, block: KVCacheBlock, num_references: int) -> None:
+        """Note references more (or, below 0, fewer) than tables hold the block."""
+        lost = self.lost_references[block.block_id] + num_references
+        if lost:
+            self.lost_references[block.block_id] = lost
+        else:
+            del self.lost_references[block.block_id]
+
+    def _lose_repeats(self, table: BlockTable) -> None:
+        """Note that references were counted for entries that repeat a block."""
+        if self.block_sliding_window is not None:
+            for block, num_entries in Counter(table).items():
+                if num_entries > 1:
+                    self._lose(block, num_entries - 1)
+
+    def _release(self, block: KVCacheBlock) -> None:
+        """Take away the reference of a table that gives `block` up.
+
+        A block that others hold stays, though its count may say otherwise.
+        """
+        lost = self.lost_references.get(block.block_id, 0)
+        if lost < 0 and block.ref_cnt == 1:
+            self._lose(block, 1)
+        else:
+            self.allocator.free(block)
+
+    def _release_repeat(self, block: KVCacheBlock) -> bool:
+        """Take a reference away for an entry that is not the table's last of `block`.
+
+        Returns
+        -------
+        bool
+            False if that would free a block in use, or one that is free: nothing
+            changes then.
+        """
+        num_holders = block.ref_cnt - self.lost_references.get(block.block_id, 0)
+        if block.ref_cnt <= min(num_holders, 1):
+            return False
+        self.allocator.free(block)
+        self._lose(block, -1)
+        return True
+
+    def move(
+        self, seq_id: int, target: Tier, mapping: dict[KVCacheBlock, KVCacheBlock]
+    ) -> None:
+        """Move a table to the other tier, entry by entry: take, then free.
+
+        Parameters
+        ----------
+        seq_id
+            Whose table.
+        target
+            The other tier, with room enough.
+        mapping
+            Blocks of this tier that the group's tables before took along, and to
+            where; extended.
+        """
+        table = self.tables.pop(seq_id)
+        moved: set[KVCacheBlock] = set()
+        for block in table:
+            if block in moved:
+                # 0.2.7 moves a reference for every entry. Where none is left it stops
+                # with a double free; here the block has come along all the same.
+                if self._release_repeat(block):
+                    target.allocator.share(mapping[block])
+                    target._lose(mapping[block], 1)
+                continue
+            moved.add(block)
+            if block in mapping:
+                target.allocator.share(mapping[block])
+            else:
+                mapping[block] = target.allocator.allocate()
+            self._release(block)
+        target.tables[seq_id] = [mapping[block] for block in table]
 
     def reclaim(self) -> None:
         """Free what nobody holds and nobody gave back."""
@@ -226,15 +314,18 @@ class Tier:
         return table
 
     def copy_last(self, seq: PagedSequence, table: BlockTable) -> tuple[int, int]:
-        """Replace the last block, which others hold, by one of the sequence's own."""
+        """Replace the last entry, whose block counts others, by a block of its own.
+
+        A reference is given up, as in 0.2.7, even if entries before name the block.
+        """
         self.require_free(1, f"sequence {seq.seq_id}")
-        last = table[-1]
+        last = table.pop()
         copy = self.allocator.allocate()
-        if self.block_sliding_window is None:
-            table[-1] = copy
+        if self.block_sliding_window is not None and last in table:
+            self._release_repeat(last)
         else:
-            table[:] = [copy if block is last else block for block in table]
-        self.allocator.free(last)
+            self._release(last)
+        table.append(copy)
         return last.block_id, copy.block_id
 
     def num_stored_tokens(self, seqs: Sequence[PagedSequence]) -> tuple[int, int]:

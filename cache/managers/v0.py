@@ -110,6 +110,11 @@ class SelfAttnBlockSpaceManager:
         return self._tables.num_logical_blocks
 
     @property
+    def num_evictions(self) -> int:
+        """Cached GPU blocks given up for others so far."""
+        return self.block_allocator.num_evictions
+
+    @property
     def num_null_blocks(self) -> int:
         """GPU blocks that stand for what sliding windows have dropped: 0 or 1."""
         return int(self.block_allocator.has_null_block)

@@ -208,12 +208,12 @@ class KVCacheManager:
         table = request.block_table
         if self.window is not None and table:
             self._give_up_skipped(request, self.window)
-        num_tokens = (
+        num_known_tokens = (
             request.num_computed_tokens
             + len(new_computed_blocks) * block_size
             + num_new_tokens
         )
-        num_tokens = min(num_tokens, self.max_model_len)
+        num_tokens = min(num_known_tokens, self.max_model_len)
         num_new_blocks = (
             -(-num_tokens // block_size) - len(table) - len(new_computed_blocks)
         )
@@ -229,7 +229,9 @@ class KVCacheManager:
             self.num_logical_blocks += num_new_blocks
         request.num_quiet_tokens = len(table) * block_size
         if self.enable_caching:
-            self._cache_blocks(request, min(num_tokens, request.num_tokens))
+            # Not cut at max_model_len: of a prompt that is longer, the last slots
+            # may be in a block that the tokens beyond fill.
+            self._cache_blocks(request, min(num_known_tokens, request.num_tokens))
         if self.window is not None:
             # One token more than may be computed without giving up a block.
             most = self.window.num_tokens_before_next_skip(request.num_computed_tokens)

@@ -103,6 +103,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{s['num_preemptions']:,}, of {s['num_requests_preempted']:,} requests; "
             f"{s['recomputed_tokens']:,} tokens recomputed",
         ),
+        *_moves(s),
         (
             "running",
             f"mean {s['num_running_mean']:.1f}, max {s['num_running_max']:,} of "
@@ -111,14 +112,30 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
     ]
     if s.get("prefix_cache_queries"):
+        hits = s["prefix_cache_hits"] / s["prefix_cache_queries"]
+        evicted = s.get("num_evictions")
         rows.append(
             (
                 "prefix cache",
-                f"{s['prefix_cache_hit_rate']:.2%} of {s['prefix_cache_queries']:,} "
-                f"prompt tokens hit; {s['num_evictions']:,} blocks evicted",
+                f"{hits:.2%} of {s['prefix_cache_queries']:,} prompt tokens hit"
+                + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
             )
         )
     return rows
+
+
+def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of blocks swapped and copied, where there are any."""
+    s = summary
+    moves = []
+    if s["swapped_out_blocks"]:
+        moves.append(
+            f"{s['num_preemptions_swap']:,} preemptions by swapping, "
+            f"{s['swapped_out_blocks']:,} blocks out, {s['swapped_in_blocks']:,} in"
+        )
+    if s["copied_blocks"]:
+        moves.append(f"{s['copied_blocks']:,} copied on write")
+    return [("blocks moved", "; ".join(moves))] if moves else []
 
 
 def _offered(summary: Mapping[str, Any]) -> str:

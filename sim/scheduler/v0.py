@@ -119,6 +119,9 @@ class Scheduler(GroupScheduler):
         super().add_seq_group(seq_group)
         self._waiting_is_sorted = False
 
+    def _num_evictions(self) -> int:
+        return self.block_manager.num_evictions
+
     def _window_blocks(self) -> tuple[int, int]:
         manager = self.block_manager
         if self.cache_config.sliding_window is None:
@@ -215,7 +218,10 @@ class Scheduler(GroupScheduler):
         returned = SwappedInOutputs()
         if not (ran.preempted or ran.swapped_out):
             returned = self._swapped_phase.schedule(budget, output)
+        cannot_return = output.ignored_seq_groups[:]
+        output.ignored_seq_groups.clear()
         admitted = self._waiting_phase.schedule(now_s, budget, output, partial)
+        output.ignored_seq_groups += cannot_return  # prompts are named first
         # Groups without a share of the budget still stand at the front of `running`.
         for entries in (
             returned.decodes,

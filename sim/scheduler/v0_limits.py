@@ -139,6 +139,7 @@ class AdmissionLimits:
             return (
                 f"{width} x {request.max_num_tokens} tokens take {need} blocks, with "
                 f"{self._watermark_blocks} below the watermark and those a step writes "
-                f"to; the cache has {self._num_usable_blocks}"
+                f"to; the cache has {self._num_usable_blocks}; state "
+                f"max_tokens (workload.max_tokens), or lower max_model_len"
             )
         return None

@@ -281,7 +281,8 @@ class V1Scheduler(V1State):
             was_prefilling = is_prefilling(request)
             while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
                 victim = max(running, key=urgency)
-                index -= running.index(victim) < index
+                if victim in planned or self.dialect.steps_back_for_unplanned_victims:
+                    index -= running.index(victim) < index
                 running.remove(victim)
                 batch.budget += planned.pop(victim, 0)
                 output.preemptions.append(self._preempt(victim, request))

@@ -314,3 +314,36 @@ def test_yaml_dump_of_results_names_everything(config: Path, tmp_path: Path) -> 
     dumped = yaml.safe_load((out / "config.yaml").read_text())
     assert dumped["engine"]["gpu_memory_utilization"] == 0.9
     assert dumped["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "caching"),
+    [
+        ("cacheflow", False),
+        ("v0_2", False),
+        ("v0", False),
+        ("v0", True),
+        ("v1", False),
+        ("v1", True),
+    ],
+)
+def test_every_generation_prints_its_summary(
+    scheduler: str, caching: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = minimal(
+        scheduler=scheduler, enable_prefix_caching=caching, num_gpu_blocks_override=40
+    )
+    data["workload"]["best_of"] = 2
+    data["workload"]["max_tokens"] = 40
+    data["workload"]["synthetic"] |= {
+        "num_requests": 8,
+        "arrivals": {"kind": "burst", "burst_size": 8, "interval_s": 1.0},
+        "output_tokens": {"kind": "fixed", "tokens": 40},
+    }
+    out = ["--out", str(tmp_path / "o"), "--no-figures"]
+    assert kvsim(["run", str(write(tmp_path, data)), *out]) == 0
+    printed = capsys.readouterr().out
+    assert ("prompt tokens hit" in printed) == caching
+    assert ("blocks evicted" in printed) == caching
+    assert ("copied on write" in printed) == (scheduler != "v1")
+    assert ("preemptions by swapping" in printed) == (scheduler != "v1")

@@ -1,0 +1,64 @@
+"""Corner rules of the `v1` generation that no recorded log happens to touch.
+
+The expected steps are those of the releases themselves, run on the same workloads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sim.decision_files import column, decide, request, workload
+
+POSITION_STUCK_AHEAD: list[Any] = [
+    # Of a prompt as long as max_model_len, in chunks, the last token is never
+    # computed: it stays in running, ahead of the others, and gets no token.
+    request("stuck", 16, 1, priority=9, abort_step=12),
+    request("b", 3, 6, arrival_step=2),
+    request("c", 3, 6, arrival_step=2),
+]
+
+
+@pytest.mark.parametrize(
+    ("release", "served_behind"), [("0.11.2", []), ("0.33.0", ["c"])]
+)
+def test_victim_ahead_that_got_no_token(
+    release: str, served_behind: list[str]
+) -> None:
+    # b needs a second block at step 4, and takes those of the one ahead. In 0.11
+    # the position is not moved back for it, and c is passed over in that call.
+    lines = decide(
+        workload(
+            release,
+            POSITION_STUCK_AHEAD,
+            policy="priority",
+            num_gpu_blocks=7,
+            max_num_batched_tokens=8,
+            max_model_len=16,
+            enable_prefix_caching=False,
+        )
+    )
+    (line,) = (line for line in lines if line["t"] == 4)
+    assert line["preempt"] == [["stuck", "recompute"]]
+    assert [entry[0] for entry in line["sched"]] == ["b", *served_behind]
+    following = next(line for line in lines if line["t"] == 5)
+    assert [entry[0] for entry in following["sched"]][:2] == ["b", "c"]
+
+
+@pytest.mark.parametrize("release", ["0.11.2", "0.33.0"])
+def test_tokens_beyond_max_model_len_complete_the_last_block(release: str) -> None:
+    # 12 tokens have slots in the blocks of 5 that 11 positions take: the last of the
+    # three blocks is full to 11, and is registered as the prompt of 15 fills it.
+    line = decide(
+        workload(release, [request("a", 15, 1)], block_size=5, max_model_len=11)
+    )[0]
+    assert line["bt"] == {"a": [0, [1, 2, 3]]}
+    assert line["hashes"] == 3
+
+
+def test_prompt_within_max_model_len_registers_full_blocks_only() -> None:
+    lines = decide(
+        workload("0.11.2", [request("a", 9, 3)], block_size=5, max_model_len=11)
+    )
+    assert column(lines, "hashes") == [1, 2]
