@@ -59,6 +59,7 @@ class Simulation:
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
         self.warnings = summary.pool_warnings(self.capacity, model, config)
+        self.warnings += summary.idle_key_warnings(config)
         self.specs = self._read_workload()
         self.cost_model = make_cost_model(config, model, gpu)
         self.scheduler, capacity = make_scheduler(config.engine, self.capacity, model)

@@ -118,6 +118,30 @@ def fan_out_warnings(specs: Sequence[RequestSpec]) -> list[str]:
     return warnings
 
 
+def idle_key_warnings(config: RunConfig) -> list[str]:
+    """Say which keys were set and change nothing."""
+    engine, workload = config.engine, config.workload
+    warnings = []
+    if engine.evictor is not None and not engine.prefix_caching:
+        warnings.append("engine.evictor does nothing without enable_prefix_caching")
+    if workload.priority != 0 and engine.scheduling_policy != "priority":
+        warnings.append(
+            "workload.priority does nothing unless engine.scheduling_policy is priority"
+        )
+    chunks = engine.enable_chunked_prefill
+    if (
+        engine.scheduling_policy == "priority"
+        and chunks
+        and scheduler_name(config) == "v0"
+    ):
+        warnings.append(
+            "engine.scheduling_policy: v0 heeds priorities only without chunked prefill"
+        )
+    if workload.beam_width != 1 and workload.best_of != 1:
+        warnings.append("workload.best_of does nothing for requests that draw beams")
+    return warnings
+
+
 def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | None:
     """Say so if the queue was long when the last request arrived.
 

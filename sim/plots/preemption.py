@@ -43,12 +43,15 @@ _LOOKS = {
 @house_style
 def preemption_history(tables: Tables) -> Figure:
     """Draw preemptions so far and preemptions per minute, by mode."""
-    facts = tables.facts(
-        num_preemptions="{:,.0f} in all",
-        num_preemptions_recompute="{:,.0f} by recompute",
-        num_preemptions_swap="{:,.0f} by swap",
-        recomputed_tokens="{:,.0f} tokens computed again",
-    )
+    formats = {
+        "num_preemptions": "{:,.0f} in all",
+        "num_preemptions_recompute": "{:,.0f} by recompute",
+        "num_preemptions_swap": "{:,.0f} by swap",
+        "recomputed_tokens": "{:,.0f} tokens computed again",
+    }
+    if tables.number("swapped_out_blocks"):
+        formats["swapped_out_blocks"] = "{:,.0f} blocks out"
+    facts = tables.facts(**formats)
     title = f"Preemptions: {facts}" if facts else "Preemptions"
     figure = new_figure(tables, title, right=0.91)
     (rate,) = figure.axes

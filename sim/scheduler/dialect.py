@@ -66,9 +66,8 @@ class V1Dialect:
     steps_back_for_unplanned_victims
         Priority policy, and the victim stands ahead of the request that needs blocks,
         but got no token in this call: the next running request has its turn all the
-        same, as in 0.33. In 0.11 the position was moved back for planned victims
-        only, so the request behind the one served is passed over in that call. The
-        releases in between were not looked at; they are taken to be as 0.11.
+        same, as from 0.28 on. Up to 0.27 the position moves back for planned victims
+        only, so the request behind the one served is passed over in that call.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only.
@@ -143,6 +142,6 @@ def dialect_of(engine_version: str) -> V1Dialect:
         puts_unhashed_blocks_first=minor >= 24,
         spares_lone_requests=minor >= 31,
         passes_over_self_preempted=minor >= 33,
-        steps_back_for_unplanned_victims=minor >= 33,
+        steps_back_for_unplanned_victims=minor >= 28,
         spaces_prefills=minor >= 33,
     )

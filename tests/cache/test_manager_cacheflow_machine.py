@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,6 +99,7 @@ class SpaceMachine(RuleBasedStateMachine):
             Device.CPU: list(range(NUM_CPU_BLOCKS)),
         }
         self.tables: dict[Device, dict[int, list[int]]] = {d: {} for d in Device}
+        self.counts: dict[Device, Counter[int]] = {d: Counter() for d in Device}
         self.groups: list[SequenceGroup] = []
         self.num_seqs = 0
 
@@ -105,12 +107,18 @@ class SpaceMachine(RuleBasedStateMachine):
 
     def take(self, device: Device, table: list[int]) -> None:
         table.append(self.free[device].pop())
+        self.counts[device][table[-1]] = 1
 
-    def drop(self, device: Device, block_id: int) -> None:
-        """Free a block unless a table still holds it."""
-        tables = self.tables[device].values()
-        if not any(block_id in table for table in tables):
+    def drop(self, device: Device, block_id: int) -> bool:
+        """Take a reference away, unless that frees what a table still holds."""
+        counts = self.counts[device]
+        is_held = any(block_id in table for table in self.tables[device].values())
+        if counts[block_id] <= is_held:
+            return False
+        counts[block_id] -= 1
+        if not counts[block_id]:
             self.free[device].append(block_id)
+        return True
 
     def give_up(self, device: Device, seq_id: int) -> None:
         for block_id in dict.fromkeys(self.tables[device].pop(seq_id, [])):
@@ -169,6 +177,8 @@ class SpaceMachine(RuleBasedStateMachine):
             return
         self.space.allocate(new)
         table = self.lengthened([], num_blocks)
+        for block_id in table:
+            self.counts[Device.GPU][block_id] = width
         for seq_id in ids:
             self.tables[Device.GPU][seq_id] = table.copy()
         run(new)
@@ -193,6 +203,8 @@ class SpaceMachine(RuleBasedStateMachine):
         self.num_seqs += len(outputs)
         self.space.allocate(new, num_tokens)
         shared = self.lengthened([], num_shared)
+        for block_id in shared:
+            self.counts[Device.GPU][block_id] = len(outputs)
         for seq_id, length in zip(ids, lengths, strict=True):
             self.tables[Device.GPU][seq_id] = self.lengthened(shared.copy(), length)
         run(new)
@@ -212,12 +224,11 @@ class SpaceMachine(RuleBasedStateMachine):
                 return
 
     def append_one(self, seq: Sequence, table: list[int]) -> bool:
-        others = [t for i, t in self.tables[Device.GPU].items() if i != seq.seq_id]
         short = len(table) * BLOCK_SIZE < seq.get_len()
         wraps = short and self.window is not None and len(table) >= self.window
         last = table[len(table) % self.window] if wraps else table[-1]  # type: ignore[operator]
         is_new = short and not wraps
-        copies = not is_new and any(last in other for other in others)
+        copies = not is_new and self.counts[Device.GPU][last] > 1
         if (is_new or copies) and not self.free[Device.GPU]:
             before = self.state()
             with pytest.raises(NoFreeBlocksError, match=f"sequence {seq.seq_id} "):
@@ -234,9 +245,10 @@ class SpaceMachine(RuleBasedStateMachine):
         if not copies:
             assert pair is None
             return True
-        new = self.free[Device.GPU].pop()
-        table[:] = [new if block_id == last else block_id for block_id in table]
-        assert pair == (last, new)
+        table.pop()
+        self.take(Device.GPU, table)
+        self.drop(Device.GPU, last)
+        assert pair == (last, table[-1])
         return True
 
     @rule(data=st.data())
@@ -251,6 +263,7 @@ class SpaceMachine(RuleBasedStateMachine):
         running.add(child)
         tables = self.tables[Device.GPU]
         tables[child.seq_id] = tables[parent.seq_id].copy()
+        self.counts[Device.GPU].update(tables[parent.seq_id])  # once an entry
 
     @rule(data=st.data(), out=st.booleans())
     def swap(self, data: st.DataObject, out: bool) -> None:
@@ -279,9 +292,14 @@ class SpaceMachine(RuleBasedStateMachine):
         mapping: dict[int, int] = {}
         for seq in seqs:
             table = self.tables[source].pop(seq.seq_id)
-            for block_id in dict.fromkeys(table):
+            for index, block_id in enumerate(table):
+                if block_id in table[:index]:
+                    if self.drop(source, block_id):
+                        self.counts[target][mapping[block_id]] += 1
+                    continue
                 if block_id not in mapping:
                     mapping[block_id] = self.free[target].pop()
+                self.counts[target][mapping[block_id]] += 1
                 self.drop(source, block_id)
             self.tables[target][seq.seq_id] = [mapping[b] for b in table]
         assert list(move(moving).items()) == list(mapping.items())
@@ -306,9 +324,14 @@ class SpaceMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.space.reset()
-        for device, tables in self.tables.items():
-            for seq_id in list(tables):
-                self.give_up(device, seq_id)
+        for device, allocator in (
+            (Device.GPU, self.space.gpu_allocator),
+            (Device.CPU, self.space.cpu_allocator),
+        ):
+            self.free[device] = [block.block_id for block in allocator.free_blocks]
+            assert sorted(self.free[device]) == list(range(allocator.num_blocks))
+            self.tables[device].clear()
+            self.counts[device].clear()
         self.groups.clear()
 
     @invariant()

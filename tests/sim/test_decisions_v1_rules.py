@@ -11,7 +11,7 @@ import pytest
 
 from tests.sim.decision_files import column, decide, request, workload
 
-POSITION_STUCK_AHEAD: list[Any] = [
+STUCK_AHEAD: list[Any] = [
     # Of a prompt as long as max_model_len, in chunks, the last token is never
     # computed: it stays in running, ahead of the others, and gets no token.
     request("stuck", 16, 1, priority=9, abort_step=12),
@@ -21,17 +21,16 @@ POSITION_STUCK_AHEAD: list[Any] = [
 
 
 @pytest.mark.parametrize(
-    ("release", "served_behind"), [("0.11.2", []), ("0.33.0", ["c"])]
+    ("release", "served_behind"),
+    [("0.11.2", []), ("0.24.0", []), ("0.31.0", ["c"]), ("0.33.0", ["c"])],
 )
-def test_victim_ahead_that_got_no_token(
-    release: str, served_behind: list[str]
-) -> None:
-    # b needs a second block at step 4, and takes those of the one ahead. In 0.11
+def test_victim_ahead_that_got_no_token(release: str, served_behind: list[str]) -> None:
+    # b needs a second block at step 4, and takes those of the one ahead. Up to 0.27
     # the position is not moved back for it, and c is passed over in that call.
     lines = decide(
         workload(
             release,
-            POSITION_STUCK_AHEAD,
+            STUCK_AHEAD,
             policy="priority",
             num_gpu_blocks=7,
             max_num_batched_tokens=8,
@@ -48,8 +47,8 @@ def test_victim_ahead_that_got_no_token(
 
 @pytest.mark.parametrize("release", ["0.11.2", "0.33.0"])
 def test_tokens_beyond_max_model_len_complete_the_last_block(release: str) -> None:
-    # 12 tokens have slots in the blocks of 5 that 11 positions take: the last of the
-    # three blocks is full to 11, and is registered as the prompt of 15 fills it.
+    # The 11 positions take three blocks of 5. The last has one of them only, and yet
+    # it is registered, since the prompt of 15 tokens would fill it.
     line = decide(
         workload(release, [request("a", 15, 1)], block_size=5, max_model_len=11)
     )[0]

@@ -195,3 +195,29 @@ def test_who_counts_samples_and_beams_as_requests_says_so() -> None:
     beams = simulation({"beam_width": 2}, num_requests=2, **engine).run().summary
     assert beams["num_requests"] == beams["completed"] == 2 * (1 + 2 * 59)
     assert any("token by token" in line for line in beams["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("workload", "engine", "key"),
+    [
+        ({}, {"evictor": "lru", "scheduler": "v0"}, "engine.evictor"),
+        ({"priority": 3}, {}, "workload.priority"),
+        (
+            {},
+            {
+                "scheduler": "v0",
+                "enable_chunked_prefill": True,
+                "scheduling_policy": "priority",
+            },
+            "engine.scheduling_policy",
+        ),
+        ({"beam_width": 2, "best_of": 2}, {"scheduler": "v0"}, "workload.best_of"),
+    ],
+)
+def test_keys_that_change_nothing_are_named(
+    workload: dict[str, Any], engine: dict[str, Any], key: str
+) -> None:
+    made = simulation(workload, num_requests=1, **engine)
+    assert [line for line in made.warnings if line.startswith(key)]
+    plain = simulation({}, num_requests=1)
+    assert not [line for line in plain.warnings if "nothing" in line]
