@@ -278,8 +278,15 @@ class BlockSpaceScheduler(GroupScheduler):
         longest = manager.num_blocks_for(request.max_num_tokens)
         shared = request.num_prompt_tokens // manager.block_size
         window = manager.block_sliding_window
-        if window is not None and request.max_num_tokens > window * manager.block_size:
-            shared = 0
+        goes_round = -(-request.max_num_tokens // manager.block_size) > (
+            window or longest
+        )
+        if width > 1 and goes_round:
+            return (
+                f"{width} sequences of {request.max_num_tokens} tokens outgrow "
+                f"sliding_window, where this generation miscounts what they share and "
+                f"loses blocks; set it to null, or sample one sequence"
+            )
         num_blocks = shared + width * (longest - shared)
         need = num_blocks + width + manager.watermark_blocks
         if need > manager.num_total_gpu_blocks:

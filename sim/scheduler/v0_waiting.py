@@ -114,7 +114,11 @@ class WaitingPhase:
         num_uncached, _ = self._num_new_tokens(seqs, budget, None)
 
         def could_admit() -> bool:
-            return self._can_allocate(group, seqs) is AllocStatus.OK and self._fits(
+            # The bare estimate, also with a sliding window: nothing is placed yet.
+            status = self._scheduler.block_manager.can_allocate(
+                group, num_shared_tokens=_num_shared(seqs)
+            )
+            return status is AllocStatus.OK and self._fits(
                 num_uncached, len(seqs), budget
             )
 

@@ -6,7 +6,7 @@ from tests.sim.decision_files import column, decide, request, workload
 
 
 def test_v0_2_forks_count_every_entry_of_a_table_that_goes_round() -> None:
-    """The end of a prompt stands where its start was, so each fork counts twice."""
+    """A fork counts an entry each; 0.2.7 then ends in a double free, this does not."""
     lines = decide(
         workload(
             "0.2.7",

@@ -30,3 +30,33 @@ def test_refused_prompts_are_named_before_groups_that_cannot_return() -> None:
     assert preempted == [[["samples", "swap"]]]
     ignored = {line["t"]: line["ignored"] for line in lines if "ignored" in line}
     assert ignored == {3: ["long", "samples"]}
+
+
+def test_eviction_asks_for_the_blocks_of_the_window_only() -> None:
+    """Priority: victims make room for the window of `urgent`, not for its prompt.
+
+    A window of 4 tokens counts for 3 of its 6 blocks, so b is left alone. When all six
+    are to be placed, a has ended.
+    """
+    lines = decide(
+        workload(
+            "0.7.3",
+            [
+                request("a", 8, 4, priority=1),
+                request("b", 8, 6, priority=2),
+                request("c", 8, 6, priority=2),
+                request("d", 8, 6, priority=2),
+                request("urgent", 24, 2, arrival_step=1),
+            ],
+            num_gpu_blocks=9,
+            policy="priority",
+            sliding_window=4,
+        )
+    )
+    preempted = [line.get("preempt") for line in lines[:4]]
+    assert preempted == [
+        None,
+        [["d", "recompute"], ["c", "recompute"]],
+        None,
+        [["b", "recompute"]],
+    ]

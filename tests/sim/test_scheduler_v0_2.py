@@ -227,7 +227,7 @@ def test_what_can_never_be_served_is_named(
 @pytest.mark.parametrize("mode", [None, *PreemptionMode])
 @pytest.mark.parametrize(
     ("width", "beam", "window"),
-    [(1, False, None), (3, False, None), (3, True, None), (1, False, 8), (3, True, 8)],
+    [(1, False, None), (3, False, None), (3, True, None), (1, False, 8), (3, True, 28)],
 )
 def test_what_is_admitted_alone_ends_in_the_smallest_pool(
     mode: PreemptionMode | None, width: int, beam: bool, window: int | None
@@ -248,6 +248,14 @@ def test_what_is_admitted_alone_ends_in_the_smallest_pool(
             run.run()
             assert request.num_generated_tokens >= 19 * width
     assert sizes == list(range(sizes[0], 30))
+
+
+def test_several_sequences_that_outgrow_the_window_are_refused() -> None:
+    run = steps(num_gpu_blocks=40, sliding_window=8)
+    error = run.scheduler.admission_error(run.add(6, 3, width=2))
+    assert error is not None
+    assert "2 sequences of 9 tokens outgrow sliding_window" in error
+    assert run.scheduler.admission_error(run.add(6, 2, width=2)) is None
 
 
 @pytest.mark.parametrize("window", [None, 8, 200])
