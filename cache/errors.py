@@ -7,6 +7,10 @@ class CacheError(RuntimeError):
     """A cache structure was used against its rules; nothing has changed."""
 
 
+class CacheConfigError(CacheError, ValueError):
+    """Arguments that do not go together, or with the group at hand."""
+
+
 class NoFreeBlocksError(CacheError, ValueError):
     """More blocks were asked for than are free."""
 

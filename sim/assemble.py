@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cache.errors import CacheError
 from cache.evictor import EVICTORS, Evictor
 from sim.capacity import CapacityEstimate, estimate_capacity
 from sim.capacity.arguments import parse_engine_version, v0_chunks_by_itself
@@ -250,7 +251,7 @@ def _construct(
         if isinstance(cause, SchedulerError) and str(cause).split()[0] in context:
             raise ConfigError(f"engine.{cause}") from error
         raise
-    except (ValueError, NotImplementedError) as error:
+    except CacheError as error:
         # A manager's own refusal: a window that no block divides, and the like.
         raise ConfigError(f"engine: {error}") from error
     return scheduler

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.errors import BlockTableError, UnallocatedSequenceError, require
+from cache.errors import (
+    BlockTableError,
+    CacheConfigError,
+    UnallocatedSequenceError,
+    require,
+)
 from cache.managers.cacheflow_tier import BlockAllocator, Tier
 from cache.sequences import AllocStatus, Device, SequenceStatus
 
@@ -46,7 +51,7 @@ class BlockSpaceManager:
 
     Raises
     ------
-    ValueError
+    CacheConfigError
         If a parameter is out of range.
 
     Notes
@@ -70,16 +75,16 @@ class BlockSpaceManager:
         sliding_window: int | None = None,
     ) -> None:
         if block_size < 1 or num_gpu_blocks < 0 or num_cpu_blocks < 0:
-            raise ValueError(
+            raise CacheConfigError(
                 f"block_size must be at least 1 and the pools at least 0 blocks, got "
                 f"{block_size}, {num_gpu_blocks} and {num_cpu_blocks}"
             )
         if watermark < 0:
-            raise ValueError(f"watermark must be at least 0, got {watermark}")
+            raise CacheConfigError(f"watermark must be at least 0, got {watermark}")
         if sliding_window is not None and (
             sliding_window < 1 or sliding_window % block_size
         ):
-            raise ValueError(
+            raise CacheConfigError(
                 f"sliding_window must be a multiple of block_size {block_size}, got "
                 f"{sliding_window}; set it to null for attention over all tokens"
             )

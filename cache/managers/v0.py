@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.errors import NoFreeBlocksError, UnallocatedSequenceError
+from cache.errors import CacheConfigError, NoFreeBlocksError, UnallocatedSequenceError
 from cache.managers.v0_admission import Placement
 from cache.managers.v0_swapping import BlockPairs, Swapper
 from cache.managers.v0_tables import SequenceTables
@@ -65,9 +65,9 @@ class SelfAttnBlockSpaceManager:
         evictor: EvictionPolicy = "lru",
     ) -> None:
         if not 0 <= watermark <= 1:
-            raise ValueError(f"watermark must be from 0 to 1, got {watermark}")
+            raise CacheConfigError(f"watermark must be from 0 to 1, got {watermark}")
         if enable_caching and sliding_window is not None:
-            raise NotImplementedError(
+            raise CacheConfigError(
                 f"prefix caching does not go with a sliding window ({sliding_window}); "
                 f"switch one of them off"
             )
@@ -481,7 +481,7 @@ class SelfAttnBlockSpaceManager:
             return
         if self.enable_caching or self.sliding_window is not None:
             what = "prefix caching" if self.enable_caching else "a sliding window"
-            raise NotImplementedError(
+            raise CacheConfigError(
                 f"group {seq_group.request_id} has an encoder, which does not go with "
                 f"{what}; switch it off"
             )

@@ -33,7 +33,7 @@ def make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
     """
     try:
         return _make_scheduler(workload)
-    except (CacheError, NotImplementedError, ValueError) as error:
+    except CacheError as error:
         raise SchedulerError(str(error)) from error
 
 

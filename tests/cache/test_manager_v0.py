@@ -6,6 +6,7 @@ import pytest
 
 from cache.errors import (
     BlockTableError,
+    CacheConfigError,
     CacheError,
     NoFreeBlocksError,
     UnallocatedSequenceError,
@@ -467,9 +468,9 @@ def test_encoder_misuse_is_refused():
         ({"enable_caching": True}, "prefix caching"),
         ({"sliding_window": 8}, "a sliding window"),
     ]:
-        with pytest.raises(NotImplementedError, match=f"does not go with {what}"):
+        with pytest.raises(CacheConfigError, match=f"does not go with {what}"):
             make(**keys).can_allocate(seq_group)
-        with pytest.raises(NotImplementedError, match=f"does not go with {what}"):
+        with pytest.raises(CacheConfigError, match=f"does not go with {what}"):
             make(**keys).allocate(seq_group)
 
 
@@ -479,7 +480,7 @@ def test_encoder_misuse_is_refused():
 def test_impossible_managers_are_refused():
     with pytest.raises(ValueError, match="watermark must be from 0 to 1"):
         make(watermark=-0.1)
-    with pytest.raises(NotImplementedError, match=r"sliding window \(8\)"):
+    with pytest.raises(CacheConfigError, match=r"sliding window \(8\)"):
         make(sliding_window=8, enable_caching=True)
     with pytest.raises(ValueError, match="no evictor is named 'fifo'"):
         make(enable_caching=True, evictor="fifo")
