@@ -6,7 +6,13 @@ The engine knows the `CostModel` protocol and nothing else; each model is one fi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class BatchShape(NamedTuple):
@@ -77,3 +83,55 @@ class CostModel(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return parameters and sources, JSON-ready, for the results' provenance."""
         ...
+
+
+class StepPricer(Protocol):
+    """Optional part of a cost model: many steps at once, each priced as `step` would.
+
+    Both methods agree with ``step`` bit for bit, so that a run gives the same results
+    whichever of the three it asks. A model without them is asked step by step.
+    """
+
+    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
+        """Return the price of a step of so many decodes and nothing else.
+
+        The function takes `num_decode_context_tokens` and returns ``step(...).total_s``
+        in seconds.
+        """
+        ...
+
+    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return ``step()`` of each row.
+
+        Parameters
+        ----------
+        shapes
+            (n, 9), the fields of `BatchShape` in order.
+
+        Returns
+        -------
+        NDArray[np.float64]
+            (n, 10), the fields of `StepCost` in order; `extrapolated` is 0 or 1.
+        """
+        ...
+
+
+_PRICER_METHODS: Final = ("decode_total", "columns")
+
+
+def pricer_of(cost_model: CostModel) -> StepPricer | None:
+    """Return `cost_model` if it is a `StepPricer` that can be trusted, else None.
+
+    Both methods must stand where ``step`` is defined or nearer to the object: a
+    subclass that redefines ``step`` alone inherits methods that price something else.
+    """
+    trusted: set[str] = set()
+    kinds = type(cost_model).__mro__
+    for names in (getattr(cost_model, "__dict__", {}), *map(vars, kinds)):
+        trusted.update(name for name in _PRICER_METHODS if name in names)
+        if "step" in names:
+            break
+    # a class may set a method to None to be asked step by step
+    if all(name in trusted and getattr(cost_model, name) for name in _PRICER_METHODS):
+        return cast("StepPricer", cost_model)
+    return None

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.parts import above_zero, step_cost
+from sim.costs.parts import above_zero, cost_columns, step_cost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from sim.cost import BatchShape, StepCost
 
 
@@ -35,6 +40,16 @@ class ConstantCost:
         """Return the same cost for every shape, all of it in `host_s`."""
         del shape
         return self._cost
+
+    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
+        """Return a function that is always `step_s`; as `StepPricer.decode_total`."""
+        del num_decodes
+        step_s = self.step_s
+        return lambda _: step_s
+
+    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the same cost in each row; as `StepPricer.columns`."""
+        return cost_columns(len(shapes), *self._cost[1:-1])
 
     def describe(self) -> dict[str, Any]:
         """Return the parameter and its source, JSON-ready."""

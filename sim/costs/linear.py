@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.parts import above_zero, at_least_zero, step_cost
+from sim.costs.parts import above_zero, at_least_zero, cost_columns, step_cost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from sim.cost import BatchShape, StepCost
 
 _UNITS = {
@@ -105,6 +110,32 @@ class LinearCost:
             self.swapped_block_s
             * (shape.num_swapped_in_blocks + shape.num_swapped_out_blocks),
             self.copied_block_s * shape.num_copied_blocks,
+            self.base_s,
+        )
+
+    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
+        """Return ``total_s`` of steps of so many decodes, a function of their context.
+
+        As `StepPricer.decode_total`: the sum of `step` without the parts that are 0.
+        """
+        gemm_s = self.decode_s * num_decodes
+        context_token_s, base_s = self.decode_context_token_s, self.base_s
+        return lambda context: gemm_s + context_token_s * context + base_s
+
+    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
+        decodes, context, prefills, tokens, past, pairs, *moved = shapes.T
+        return cost_columns(
+            len(shapes),
+            self.decode_s * decodes
+            + self.prefill_s * prefills
+            + self.prefill_token_s * tokens,
+            self.prefill_context_token_s * past + self.prefill_attention_pair_s * pairs,
+            self.decode_context_token_s * context,
+            0.0,
+            0.0,
+            self.swapped_block_s * (moved[0] + moved[1]),
+            self.copied_block_s * moved[2],
             self.base_s,
         )
 

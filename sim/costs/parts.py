@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
 
 from sim.cost import StepCost
 from sim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAX_KEPT: Final = 65_536
+"""Prices that a model keeps; a longer-lived one computes the rest again."""
+
+V = TypeVar("V")
+
+_new = tuple.__new__
+
+
+class Memo(dict[int, V]):
+    """Prices by count, each computed once; copies and pickles start empty."""
+
+    __slots__ = ()
+
+    def keep(self, count: int, value: V) -> V:
+        """Return `value`, kept for `count` while there is room."""
+        if len(self) < _MAX_KEPT:
+            self[count] = value
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memo, ()
 
 
 def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 us
@@ -24,7 +52,7 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
     the order of the fields of `StepCost`: floating-point addition is not associative,
     and the same sum taken over recorded columns must give the same bits.
     """
-    return StepCost(
+    total_s = (
         gemm_s
         + prefill_attention_s
         + decode_attention_s
@@ -32,16 +60,38 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
         + allreduce_s
         + swap_s
         + copy_s
-        + host_s,
-        gemm_s,
-        prefill_attention_s,
-        decode_attention_s,
-        head_s,
-        allreduce_s,
-        swap_s,
-        copy_s,
-        host_s,
+        + host_s
     )
+    # as StepCost(...), without the function that a NamedTuple puts before it
+    return _new(
+        StepCost,
+        (
+            total_s,
+            gemm_s,
+            prefill_attention_s,
+            decode_attention_s,
+            head_s,
+            allreduce_s,
+            swap_s,
+            copy_s,
+            host_s,
+            False,
+        ),
+    )
+
+
+def cost_columns(
+    num_rows: int, *parts: NDArray[np.float64] | float
+) -> NDArray[np.float64]:
+    """Return `step_cost` of every row of `parts`, (n, 10) with contiguous columns.
+
+    `parts` are in the order of `step_cost`, each a column or a number for all rows.
+    """
+    columns = np.zeros((len(StepCost._fields), num_rows))
+    for place, part in enumerate(parts, start=1):
+        columns[place] = part
+        columns[0] += columns[place]
+    return columns.T
 
 
 def at_least_zero(key: str, value: float) -> float:

@@ -1,34 +1,140 @@
-"""Single operations: blocks, keys, prices."""
+"""Single operations: blocks, keys, prices, rows."""
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from cache.block_pool import BlockPool
-from cache.tokens import SegmentTokens
+from cache.managers.cacheflow import BlockSpaceManager
+from cache.managers.v0 import SelfAttnBlockSpaceManager
+from cache.managers.v1 import KVCacheManager
+from cache.managers.v1_ids import IdTables
+from cache.managers.v1_runs import RunTables
+from cache.tokens import SegmentTokens, TokenRuns
 from sim.cost import BatchShape
 from sim.costs.roofline import RooflineCost
 from sim.hardware import load_gpu
 from sim.model import load_model
+from sim.recorder import QuietSteps, Recorder
+from sim.scheduler.base import SchedulerOutput
+from sim.sequence import Sequence, SequenceGroup
+from tests.sim.build import request_from_spec, scheduler, spec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_benchmark.fixture import BenchmarkFixture
 
+    from sim.request import Request
+
 NUM_BLOCKS = 1000
+POOL_BLOCKS = 4001
+BLOCK_SIZE = 16
+NUM_TOKENS = NUM_BLOCKS * BLOCK_SIZE
+
+# -- blocks ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("caching", [False, True], ids=["plain", "caching"])
-@pytest.mark.benchmark(group="micro: 1,000 blocks taken and freed")
+@pytest.mark.benchmark(group="micro: 1,000 blocks taken from the pool and freed")
 def test_take_and_free(benchmark: BenchmarkFixture, caching: bool) -> None:
-    pool = BlockPool(4001, enable_caching=caching)
+    pool = BlockPool(POOL_BLOCKS, enable_caching=caching)
 
-    def cycle() -> None:
+    def take_and_free() -> None:
         pool.free_blocks(pool.get_new_blocks(NUM_BLOCKS))
 
-    benchmark(cycle)
+    benchmark(take_and_free)
     pool.check()
+
+
+def prompts(num_prompts: int) -> list[Request]:
+    """Requests of 1,000 blocks, no two alike, their keys and runs known."""
+    requests = [
+        request_from_spec(spec(i, 0.0, NUM_TOKENS, 1), 2 * NUM_TOKENS)
+        for i in range(num_prompts)
+    ]
+    for request in requests:
+        request.tokens.extend_block_hashes(request.block_hashes, NUM_BLOCKS, BLOCK_SIZE)
+    return requests
+
+
+def in_kv_cache_manager(caching: bool, num_prompts: int) -> Callable[[], int]:
+    """V1 as the stepwise path has it."""
+    manager = KVCacheManager(
+        POOL_BLOCKS, BLOCK_SIZE, enable_caching=caching, unhashed_first=True
+    )
+    requests = cycle(prompts(num_prompts))
+
+    def begin_and_end() -> int:
+        request = next(requests)
+        hits = manager.get_computed_blocks(request)
+        num_new_tokens = NUM_TOKENS - len(hits) * BLOCK_SIZE
+        assert manager.allocate_slots(request, num_new_tokens, hits)
+        return manager.free(request)
+
+    return begin_and_end
+
+
+def in_fast_tables(tables: IdTables | RunTables, num_prompts: int) -> Callable[[], int]:
+    """V1 as the fast path has it."""
+    requests = cycle(prompts(num_prompts))
+
+    def begin_and_end() -> int:
+        request = next(requests)
+        tables.begin(request, NUM_TOKENS, tables.find(request, NUM_TOKENS))
+        return tables.free(request)
+
+    return begin_and_end
+
+
+def in_groups(
+    manager: SelfAttnBlockSpaceManager | BlockSpaceManager,
+) -> Callable[[], int]:
+    """The generations before V1."""
+    tokens = TokenRuns.from_segments([(0, NUM_TOKENS)])
+    sequence = Sequence(0, tokens, BLOCK_SIZE)
+    group = SequenceGroup("0", [sequence], 0.0)
+
+    def begin_and_end() -> int:
+        manager.allocate(group)
+        manager.free(sequence)
+        return NUM_BLOCKS
+
+    return begin_and_end
+
+
+def id_tables(num_prompts: int, *, unhashed_first: bool = True) -> Callable[[], int]:
+    tables = IdTables(POOL_BLOCKS, BLOCK_SIZE, unhashed_first=unhashed_first)
+    return in_fast_tables(tables, num_prompts)
+
+
+def run_tables(num_prompts: int) -> Callable[[], int]:
+    tables = RunTables(POOL_BLOCKS, BLOCK_SIZE, unhashed_first=True)
+    return in_fast_tables(tables, num_prompts)
+
+
+# More prompts than the pool holds, or one that is found each time.
+MANAGERS: dict[str, Callable[[], Callable[[], int]]] = {
+    "v1": lambda: in_kv_cache_manager(False, 16),
+    "v1, caching": lambda: in_kv_cache_manager(True, 16),
+    "v1, caching, found": lambda: in_kv_cache_manager(True, 1),
+    "v1 ids, stack": lambda: id_tables(16),
+    "v1 ids, queue": lambda: id_tables(16, unhashed_first=False),
+    "v1 runs, caching": lambda: run_tables(16),
+    "v1 runs, caching, found": lambda: run_tables(1),
+    "v0": lambda: in_groups(SelfAttnBlockSpaceManager(BLOCK_SIZE, POOL_BLOCKS, 0)),
+    "cacheflow": lambda: in_groups(BlockSpaceManager(BLOCK_SIZE, POOL_BLOCKS, 0)),
+}
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.benchmark(group="micro: a table of 1,000 blocks begun and given up")
+def test_begin_and_end(benchmark: BenchmarkFixture, manager: str) -> None:
+    assert benchmark(MANAGERS[manager]()) == NUM_BLOCKS
 
 
 @pytest.mark.benchmark(group="micro: 1,000 block keys")
@@ -37,16 +143,104 @@ def test_hash_blocks(benchmark: BenchmarkFixture) -> None:
 
     def hash_all() -> list[int]:
         hashes: list[int] = []
-        SegmentTokens(prompt, 1).extend_block_hashes(hashes, NUM_BLOCKS, 16)
+        SegmentTokens(prompt, 1).extend_block_hashes(hashes, NUM_BLOCKS, BLOCK_SIZE)
         return hashes
 
     assert len(benchmark(hash_all)) == NUM_BLOCKS
 
 
-@pytest.mark.benchmark(group="micro: price of a step")
-def test_roofline_step(benchmark: BenchmarkFixture) -> None:
-    model = RooflineCost(
+# -- prices ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def roofline() -> RooflineCost:
+    return RooflineCost(
         model=load_model("meta-llama/Llama-3.1-8B"), gpu=load_gpu("h200_sxm")
     )
-    shape = BatchShape(120, 150_000, 2, 3000, 4000, 5_000_000)
-    assert benchmark(model.step, shape).total_s > 0
+
+
+DECODES = BatchShape(120, 150_000, 0, 0, 0, 0)
+MIXED = BatchShape(120, 150_000, 2, 3000, 4000, 5_000_000)
+
+
+@pytest.mark.parametrize("shape", [DECODES, MIXED], ids=["decodes", "mixed"])
+@pytest.mark.benchmark(group="micro: price of a step")
+def test_roofline_step(
+    benchmark: BenchmarkFixture, roofline: RooflineCost, shape: BatchShape
+) -> None:
+    assert benchmark(roofline.step, shape).total_s > 0
+
+
+@pytest.mark.benchmark(group="micro: price of a step")
+def test_roofline_decode_total(
+    benchmark: BenchmarkFixture, roofline: RooflineCost
+) -> None:
+    total = roofline.decode_total(DECODES.num_decodes)
+    context = DECODES.num_decode_context_tokens
+    assert benchmark(total, context) == roofline.step(DECODES).total_s
+
+
+@pytest.mark.benchmark(group="micro: price of 8,192 steps")
+def test_roofline_columns(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
+    steps = np.arange(8192, dtype=np.int64)
+    shapes = np.zeros((steps.size, len(BatchShape._fields)), dtype=np.int64)
+    shapes[:, 0] = 1 + steps // 64
+    shapes[:, 1] = 1000 * shapes[:, 0] + steps
+    # one step in eight has a chunk of its own size
+    shapes[::8, 2] = 1
+    shapes[::8, 3] = shapes[::8, 4] = 2 + steps[::8] % 2047
+    costs = benchmark(roofline.columns, shapes)
+    assert costs[-1, 0] == roofline.step(BatchShape(*shapes[-1].tolist())).total_s
+
+
+# -- rows --------------------------------------------------------------------------
+
+NUM_STEPS = 8192
+
+
+@pytest.mark.benchmark(group="micro: rows of 8,192 steps")
+def test_record_steps(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
+    """Told one by one."""
+    output, cost, engine = SchedulerOutput(), roofline.step(DECODES), scheduler()
+    output.shape = DECODES
+
+    def record() -> int:
+        recorder = Recorder()
+        for step in range(NUM_STEPS):
+            recorder.step(step, step * cost.total_s, cost, output, engine)
+        return recorder.finish(NUM_STEPS * cost.total_s).step_table.num_rows
+
+    assert benchmark(record) == NUM_STEPS
+
+
+@pytest.mark.parametrize("length", [4, 64])
+@pytest.mark.benchmark(group="micro: rows of 8,192 steps")
+def test_record_quiet_steps(
+    benchmark: BenchmarkFixture, roofline: RooflineCost, length: int
+) -> None:
+    """Told in stretches of so many; the price of each step is asked for again."""
+    step_s = roofline.step(DECODES).total_s
+    stretches = [
+        QuietSteps(
+            first_step=first,
+            start_s=first * step_s,
+            end_s=[(first + i + 1) * step_s for i in range(length)],
+            num_new_blocks=[7] * length,
+            num_running=DECODES.num_decodes,
+            num_waiting=0,
+            num_context_tokens=DECODES.num_decode_context_tokens,
+            num_physical_blocks=10_000,
+            num_logical_blocks=10_000,
+            num_usable_blocks=20_000,
+            block_size=BLOCK_SIZE,
+        )
+        for first in range(0, NUM_STEPS, length)
+    ]
+
+    def record() -> int:
+        recorder = Recorder()
+        for stretch in stretches:
+            recorder.quiet(stretch, roofline)
+        return recorder.finish(NUM_STEPS * step_s).step_table.num_rows
+
+    assert benchmark(record) == NUM_STEPS
