@@ -8,6 +8,7 @@ fetched by `workloads.fetch`.
 from __future__ import annotations
 
 from workloads.arrivals import ARRIVALS, MAX_REQUESTS, ArrivalProcess, arrival_times_s
+from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import TraceFormatError, WorkloadError, WorkloadWarning
 from workloads.lengths import LENGTHS, LengthDistribution
 from workloads.preset import Preset, PresetWorkload, load_preset, preset_names
@@ -25,8 +26,10 @@ __all__ = [
     "LengthDistribution",
     "Preset",
     "PresetWorkload",
+    "RequestColumns",
     "RequestSpec",
     "Segment",
+    "SpecIterator",
     "Streams",
     "SyntheticWorkload",
     "TraceFormatError",

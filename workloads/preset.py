@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from workloads.arrivals import ArrivalProcess
+    from workloads.columns import RequestColumns
     from workloads.lengths import LengthDistribution
-    from workloads.spec import RequestSpec
 
 PRESET_FORMAT = "kvsim-preset/1"
 """Value of the key ``format`` in files of this version."""
@@ -98,7 +98,7 @@ class PresetWorkload:
     def __post_init__(self) -> None:
         self.synthetic()
 
-    def requests(self) -> list[RequestSpec]:
+    def requests(self) -> RequestColumns:
         """Return the requests; see `workloads.workload.Workload.requests`.
 
         Raises

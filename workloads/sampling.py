@@ -9,15 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workloads._checks import MAX_TOKENS, between, whole
+from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
     from workloads.spec import RequestSpec
     from workloads.workload import Workload
 
@@ -81,46 +87,55 @@ class SampledWorkload:
             whole("max_tokens", self.max_tokens, 1, MAX_TOKENS, remedy)
         Streams(self.seed)
 
-    def requests(self) -> list[RequestSpec]:
+    def requests(self) -> Sequence[RequestSpec]:
         """Return the requests; see `workloads.workload.Workload.requests`."""
-        streams = Streams(self.seed)
         requests = self.workload.requests()
-        drawn = (
-            _draw(shares, streams.generator(name), len(requests))
-            for name, shares in (
-                ("best_of", self.best_of),
-                ("beam_width", self.beam_width),
-                ("priority", self.priority),
-            )
-        )
+        best_of = self._draw("best_of", len(requests))
+        beam_width = self._draw("beam_width", len(requests))
+        drawn = {
+            "priority": self._draw("priority", len(requests)),
+            "best_of": _where(beam_width > 1, 1, best_of),
+            "beam_width": beam_width,
+            "beam_switch_share": _where(beam_width > 1, self.beam_switch_share, 0.0),
+        }
+        if isinstance(requests, RequestColumns):
+            max_tokens = _stated(requests.max_tokens, self.max_tokens)
+            return replace(requests, max_tokens=max_tokens, **drawn)
+        values = zip(requests, *map(_each, drawn.values()), strict=False)
         return [
-            replace(
-                request,
-                best_of=1 if beam_width > 1 else best_of,
-                beam_width=beam_width,
-                beam_switch_share=self.beam_switch_share if beam_width > 1 else 0.0,
-                priority=priority,
-                max_tokens=self.max_tokens
-                if request.max_tokens is None
-                else request.max_tokens,
+            request._replace(
+                max_tokens=_stated(request.max_tokens, self.max_tokens),
+                **dict(zip(drawn, each, strict=True)),
             )
-            for request, best_of, beam_width, priority in zip(
-                requests, *drawn, strict=True
-            )
+            for request, *each in values
         ]
 
+    def _draw(self, name: str, num_requests: int) -> int | NDArray[np.int64]:
+        """Draw a value for each request; a longer workload begins with the shorter."""
+        shares: Shares = getattr(self, name)
+        if isinstance(shares, int):
+            return shares
+        values = np.array(list(shares), dtype=np.int64)
+        ends = np.cumsum(list(shares.values()))
+        u = Streams(self.seed).generator(name).random(num_requests)
+        drawn = np.searchsorted(ends, u, side="right")
+        return values[np.minimum(drawn, len(values) - 1)]
 
-def _draw(shares: Shares, rng: np.random.Generator, num_requests: int) -> list[int]:
-    """Draw a value for each request; a longer workload begins with the shorter."""
-    if isinstance(shares, int):
-        return [shares] * num_requests
-    values = np.array(list(shares), dtype=np.int64)
-    ends = np.cumsum(list(shares.values()))
-    u = rng.random(num_requests)
-    drawn: list[int] = values[
-        np.minimum(np.searchsorted(ends, u, side="right"), len(values) - 1)
-    ].tolist()
-    return drawn
+
+def _where(is_so: bool | NDArray[np.bool_], yes: Any, no: Any) -> Any:
+    """Choose a value; one for all stays one."""
+    if isinstance(is_so, bool):
+        return yes if is_so else no
+    return np.where(is_so, yes, no)
+
+
+def _each(value: Any) -> Iterable[Any]:
+    """Return values one by one, without end if one holds for all."""
+    return value.tolist() if isinstance(value, np.ndarray) else repeat(value)
+
+
+def _stated(own: int | None, other: int | None) -> int | None:
+    return other if own is None else own
 
 
 def _check_shares(name: str, shares: Shares, low: int, high: int) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,8 +98,8 @@ def test_a_moved_request_keeps_all_but_place() -> None:
     reader = at(0, 5, 8)
     workload = TraceWorkload(reader, rate_scale=2, window=(4, 9))
     expected = [
-        replace(reader.listed[1], request_id=0, arrival_s=0.5),
-        replace(reader.listed[2], request_id=1, arrival_s=2.0),
+        reader.listed[1]._replace(request_id=0, arrival_s=0.5),
+        reader.listed[2]._replace(request_id=1, arrival_s=2.0),
     ]
     assert workload.requests() == expected
 
@@ -182,11 +182,11 @@ GOOD = RequestSpec(0, 1.0, ((0, 5),), 5, 1)
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (replace(GOOD, arrival_s=0.5), "finite arrivals .*; got 0.5 s after 1.0 s"),
-        (replace(GOOD, arrival_s=math.nan), "finite arrivals .*; got nan"),
-        (replace(GOOD, arrival_s=math.inf), "finite arrivals .*; got inf"),
-        (replace(GOOD, num_output_tokens=0), "at least 1 token; got 5 and 0"),
-        (replace(GOOD, prompt=()), "at least 1 token; got 0 and 5"),
+        (GOOD._replace(arrival_s=0.5), "finite arrivals .*; got 0.5 s after 1.0 s"),
+        (GOOD._replace(arrival_s=math.nan), "finite arrivals .*; got nan"),
+        (GOOD._replace(arrival_s=math.inf), "finite arrivals .*; got inf"),
+        (GOOD._replace(num_output_tokens=0), "at least 1 token; got 5 and 0"),
+        (GOOD._replace(prompt=()), "at least 1 token; got 0 and 5"),
         ((1.0, 5, 5), "RequestSpec; got tuple"),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,11 @@ from workloads import (
     WorkloadError,
     WorkloadWarning,
 )
-from workloads.traces.base import in_arrival_order, numbered_lines
+from workloads.traces.base import (
+    columns_in_arrival_order,
+    in_arrival_order,
+    numbered_lines,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,6 +208,29 @@ def test_order_is_stable_and_the_count_is_right(times: list[int]) -> None:
         (warning,) = caught
         start = f"trace:{early[0]}: timestamps must not fall; {len(early)} of "
         assert str(warning.message).startswith(start)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=90))
+def test_columns_are_ordered_as_rows_are(times: list[int]) -> None:
+    rows = [(time, 2 * i, 7 + i) for i, time in enumerate(times)]
+    columns = (np.array(column) for column in zip(*rows, strict=True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        times_only, others = columns_in_arrival_order("trace", *columns)
+        expected = in_arrival_order("trace", rows)
+    assert times_only.tolist() == [time for time, *_ in expected]
+    assert others.tolist() == [other for *_, other in expected]
+    messages = [str(warning.message) for warning in caught]
+    assert messages[::2] == messages[1::2]
+
+
+@kinds
+def test_warnings_point_at_the_caller(kind: str, tmp_path: Path) -> None:
+    lines = SAMPLES[kind].splitlines(keepends=True)
+    path = write(tmp_path, "".join([*lines, lines[-2]]))
+    with pytest.warns(WorkloadWarning) as caught:
+        read(kind, path)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:

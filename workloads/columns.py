@@ -1,0 +1,227 @@
+"""Requests kept as columns: each `RequestSpec` is made when it is asked for.
+
+A million of them as objects would take 400 MB; their columns take 24.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, overload
+
+from workloads._checks import MAX_TOKENS
+from workloads.errors import WorkloadError
+from workloads.spec import RequestSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Specs made at once: few enough that what was made is not the memory that was saved.
+_CHUNK = 4096
+
+_COLUMNS = ("arrival_s", "num_prompt_tokens", "num_output_tokens")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestColumns(Sequence[RequestSpec]):
+    """A sequence of requests that share no text, one segment a prompt.
+
+    Equal to the list of its elements. A slice is a sequence of the same kind; a slice
+    with a step is a list.
+
+    Parameters
+    ----------
+    arrival_s
+        Arrival times in seconds: float64, at least 0, never falling.
+    num_prompt_tokens, num_output_tokens
+        Lengths in tokens: int64, 1 to 1e9. All three have one shape, ``(n,)``, and
+        are made read-only.
+    first_request_id
+        `RequestSpec.request_id` of the first; the others follow.
+    first_text
+        The ``i`` of its segments ``2 * i`` and ``2 * i + 1``; the others follow.
+    max_tokens
+        `RequestSpec.max_tokens` of all.
+    priority, best_of, beam_width, beam_switch_share
+        The field of that name: one value for all, or an array of shape ``(n,)``.
+
+    Raises
+    ------
+    WorkloadError
+        If shapes differ, times fall or are not finite, or a length is out of range.
+    """
+
+    arrival_s: NDArray[np.float64]
+    num_prompt_tokens: NDArray[np.int64]
+    num_output_tokens: NDArray[np.int64]
+    first_request_id: int = 0
+    first_text: int = 0
+    max_tokens: int | None = None
+    priority: int | NDArray[np.int64] = 0
+    best_of: int | NDArray[np.int64] = 1
+    beam_width: int | NDArray[np.int64] = 1
+    beam_switch_share: float | NDArray[np.float64] = 0.0
+
+    def __post_init__(self) -> None:
+        columns = [getattr(self, name) for name in (*_COLUMNS, *self._drawn())]
+        shapes = {column.shape for column in columns}
+        for column in columns:
+            column.setflags(write=False)
+        if shapes != {(len(self.arrival_s),)}:
+            raise _broken(f"have one shape (n,); got {sorted(shapes)}")
+        if not len(self.arrival_s):
+            return
+        times_s = self.arrival_s
+        if not (times_s[0] >= 0 and times_s[-1] < float("inf")) or not (
+            (times_s[1:] >= times_s[:-1]).all()  # False beside a NaN
+        ):
+            raise _broken("have finite arrivals from 0 that never fall")
+        for name in _COLUMNS[1:]:
+            column = getattr(self, name)
+            low, high = int(column.min()), int(column.max())
+            if not 1 <= low <= high <= MAX_TOKENS:
+                found = f"{name} from {low} to {high}"
+                raise _broken(f"hold lengths from 1 to {MAX_TOKENS}; got {found}")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __iter__(self) -> Iterator[RequestSpec]:
+        starts = range(0, len(self), _CHUNK)
+        return chain.from_iterable(
+            self._specs(start, min(start + _CHUNK, len(self))) for start in starts
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> RequestSpec: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RequestSpec]: ...
+    def __getitem__(self, index: int | slice) -> RequestSpec | Sequence[RequestSpec]:
+        """Return one request, or a slice."""
+        positions = range(len(self))[index]
+        if isinstance(positions, int):
+            return next(iter(self._specs(positions, positions + 1)))
+        if positions.step != 1:
+            return [self[position] for position in positions]
+        return self.part(positions.start, positions.stop)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, tuple, RequestColumns)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment] # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        more = ", ..." if len(self) > 2 else ""
+        shown = ", ".join(map(repr, self[:2]))
+        return f"RequestColumns(<{len(self)} requests: {shown}{more}>)"
+
+    def part(self, start: int, stop: int) -> RequestColumns:
+        """Return the requests from `start` to before `stop`, as they are.
+
+        Parameters
+        ----------
+        start, stop
+            Positions, both from 0 to ``len(self)``.
+        """
+        names = (*_COLUMNS, *self._drawn())
+        return replace(
+            self,
+            **{name: getattr(self, name)[start:stop] for name in names},
+            first_request_id=self.first_request_id + start,
+            first_text=self.first_text + start,
+        )
+
+    def moved(self, start_s: float, rate_scale: float) -> RequestColumns:
+        """Return the requests numbered from 0, with other arrival times.
+
+        Parameters
+        ----------
+        start_s
+            What becomes time 0, at most the first arrival.
+        rate_scale
+            Times since then are divided by it.
+        """
+        return replace(
+            self, arrival_s=(self.arrival_s - start_s) / rate_scale, first_request_id=0
+        )
+
+    def _drawn(self) -> list[str]:
+        """Return the names of the columns that may be one value and are not."""
+        names = ("priority", "best_of", "beam_width", "beam_switch_share")
+        return [n for n in names if not isinstance(getattr(self, n), (int, float))]
+
+    def _specs(self, start: int, stop: int) -> Iterable[RequestSpec]:
+        """Make the specs from `start` to before `stop`, all of it in C code."""
+        ids = range(self.first_request_id + start, self.first_request_id + stop)
+        text, end = 2 * (self.first_text + start), 2 * (self.first_text + stop)
+        prompt_tokens = self.num_prompt_tokens[start:stop].tolist()
+        columns = (
+            ids,
+            self.arrival_s[start:stop].tolist(),
+            zip(zip(range(text, end, 2), prompt_tokens, strict=True), strict=True),
+            self.num_output_tokens[start:stop].tolist(),
+            range(text + 1, end, 2),
+            repeat(self.max_tokens),
+            _values(self.priority, start, stop),
+            _values(self.best_of, start, stop),
+            _values(self.beam_width, start, stop),
+            _values(self.beam_switch_share, start, stop),
+        )
+        # Not strict: what is the same for all repeats without end.
+        return map(RequestSpec._make, zip(*columns, strict=False))
+
+
+class SpecIterator(Iterator[RequestSpec]):
+    """An iterator over columns that also says which: what our readers return.
+
+    Whoever wants single requests iterates; whoever can work on columns takes them.
+
+    Parameters
+    ----------
+    columns
+        What is iterated over.
+    """
+
+    def __init__(self, columns: RequestColumns) -> None:
+        self.columns = columns
+        self._specs = iter(columns)
+
+    def __next__(self) -> RequestSpec:
+        return next(self._specs)
+
+    def __iter__(self) -> Iterator[RequestSpec]:
+        return self._specs  # the same position, without a call a request
+
+
+def _values(value: Any, start: int, stop: int) -> Iterable[Any]:
+    if isinstance(value, (int, float)):
+        return repeat(value)
+    values: list[Any] = value[start:stop].tolist()
+    return values
+
+
+def _broken(rule: str) -> WorkloadError:
+    return WorkloadError(f"columns of requests must {rule}; mend what made them")
+
+
+def largest(requests: Sequence[RequestSpec], field: str) -> int:
+    """Return the largest value of an integer field.
+
+    Parameters
+    ----------
+    requests
+        Any requests, at least one; of columns where all share the value, none is made.
+    field
+        ``"best_of"``, ``"beam_width"`` or ``"priority"``.
+    """
+    if isinstance(requests, RequestColumns):
+        value = getattr(requests, field)
+        return int(value if isinstance(value, int) else value.max())
+    return max(getattr(request, field) for request in requests)
