@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cache.block import KVCacheBlock
+    from cache.stats import BlockObserver
     from cache.tokens import TokenSlice
 
 
@@ -70,6 +71,19 @@ class NaiveBlockAllocator(BlockAllocator):
         self._stack = block_pool or BlockStack(reversed(ids), "KV block")
         self._ids = sorted(ids)
         self._copy_on_writes: list[tuple[BlockId, BlockId]] = []
+
+    @property
+    def observer(self) -> BlockObserver | None:
+        """Told which blocks move, or None."""
+        return self._stack.observer
+
+    @observer.setter
+    def observer(self, observer: BlockObserver | None) -> None:
+        self._stack.observer = observer
+
+    def cached_block_ids(self) -> Iterable[int]:
+        """Return the blocks that can be found by their content: none here."""
+        return ()
 
     # -- to have and to give up -----------------------------------------------
 

@@ -9,7 +9,9 @@ from cache.errors import CacheError, DoubleFreeError, NoFreeBlocksError, require
 from cache.free_queue import FreeKVCacheBlockQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from cache.stats import BlockObserver
 
 
 class PrefixCacheIndex:
@@ -92,6 +94,8 @@ class BlockPool:
     null_block
         Block 0, a placeholder that is never handed out, as in the real engine: one
         block of the pool holds no request's tokens.
+    observer
+        Told which blocks move, or None.
 
     Notes
     -----
@@ -117,6 +121,7 @@ class BlockPool:
         self.null_block = self.free_block_queue.popleft()
         self.num_usable_blocks = num_gpu_blocks - 1
         self.num_evictions = 0
+        self.observer: BlockObserver | None = None
 
     @property
     def num_free_blocks(self) -> int:
@@ -137,6 +142,10 @@ class BlockPool:
         """Return the cached block with this hash, used or free, or None."""
         return self.cached_blocks.get(block_hash)
 
+    def cached_block_ids(self) -> Iterable[int]:
+        """Return all blocks that can be found by their content. O(n)."""
+        return [block.block_id for _, block in self.cached_blocks.blocks()]
+
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks from the front of the free queue, evicting what they cached.
 
@@ -153,8 +162,13 @@ class BlockPool:
         blocks = self.free_block_queue.popleft_n(num_blocks)
         for block in blocks:
             block.ref_cnt = 1
+        observer = self.observer
         if self.enable_caching:
+            if observer is not None:
+                _tell(observer.evicted, [b for b in blocks if b.block_hash is not None])
             self._evict(blocks)
+        if observer is not None:
+            _tell(observer.taken, blocks)
         return blocks
 
     def _evict(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -167,6 +181,9 @@ class BlockPool:
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Add a reference to each block, reviving those in the free queue."""
         queue = self.free_block_queue
+        if self.observer is not None:
+            blocks = list(blocks)
+            _tell(self.observer.revived, [b for b in blocks if b.ref_cnt == 0])
         for block in blocks:
             if block.ref_cnt == 0:
                 queue.remove(block)
@@ -231,6 +248,8 @@ class BlockPool:
     def _queue_freed(self, freed: list[KVCacheBlock]) -> None:
         """Put blocks that lost their last reference where the release puts them."""
         queue = self.free_block_queue
+        if self.observer is not None:
+            _tell(self.observer.released, freed)
         if not self.unhashed_first:
             queue.append_n(freed)
         elif not self.enable_caching:
@@ -280,3 +299,9 @@ class BlockPool:
             self.enable_caching or num_hashed == 0,
             "pool: blocks are cached with prefix caching off",
         )
+
+
+def _tell(report: Callable[[list[int]], None], blocks: Sequence[KVCacheBlock]) -> None:
+    """Tell an observer which blocks move, if any do."""
+    if blocks:
+        report([block.block_id for block in blocks])

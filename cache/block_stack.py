@@ -14,6 +14,8 @@ from cache.errors import CacheError, DoubleFreeError, NoFreeBlocksError, require
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from cache.stats import BlockObserver
+
 
 class BlockStack:
     """A pool of blocks, handed out from the top of a stack.
@@ -24,10 +26,16 @@ class BlockStack:
         Ids of the pool, bottom of the stack first: the last one is used first.
     name
         What errors call the pool.
+
+    Attributes
+    ----------
+    observer
+        Told which blocks move, or None.
     """
 
     def __init__(self, block_ids: Iterable[int], name: str) -> None:
         self.name = name
+        self.observer: BlockObserver | None = None
         self._free = [KVCacheBlock(block_id) for block_id in block_ids]
         self._blocks = {block.block_id: block for block in self._free}
 
@@ -76,6 +84,8 @@ class BlockStack:
             )
         block = self._free.pop()
         block.ref_cnt = 1
+        if self.observer is not None:
+            self.observer.taken((block.block_id,))
         return block
 
     def retain(self, block: KVCacheBlock) -> None:
@@ -110,6 +120,8 @@ class BlockStack:
                 f"already; free a table once"
             )
         block.ref_cnt -= 1
+        if self.observer is not None and not block.ref_cnt:
+            self.observer.released((block.block_id,))
         return block.ref_cnt
 
     def release(self, block: KVCacheBlock) -> bool:
@@ -132,6 +144,15 @@ class BlockStack:
     def revive(self, block: KVCacheBlock) -> None:
         """Give its first reference to a block that `drop` left outside the stack."""
         block.ref_cnt = 1
+        if self.observer is not None:
+            self.observer.revived((block.block_id,))
+
+    def retake(self, block: KVCacheBlock) -> None:
+        """Do so for new content: what the block was kept outside for is lost."""
+        block.ref_cnt = 1
+        if self.observer is not None:
+            self.observer.evicted((block.block_id,))
+            self.observer.taken((block.block_id,))
 
     def check(
         self, references: Mapping[int, int], outside: frozenset[int] = frozenset()

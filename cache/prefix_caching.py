@@ -178,6 +178,10 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
 
     # -- look-up --------------------------------------------------------------
 
+    def cached_block_ids(self) -> Iterable[int]:
+        """Return the blocks that can be found by their content, in use or not."""
+        return [block.block_id for block in self._cached.values()]
+
     @property
     def num_cached_blocks(self) -> int:
         """Blocks that can be found by their content, in use or not."""
@@ -384,7 +388,7 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         elif self.evictor.num_blocks:
             physical = self._evict()
             self.num_evictions += 1
-            self._stack.revive(physical)
+            self._stack.retake(physical)
         else:
             raise NoFreeBlocksError(
                 f"out of memory: none of {self.get_num_total_blocks()} blocks is free "

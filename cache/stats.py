@@ -3,6 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class BlockObserver(Protocol):
+    """Who wants to know which blocks move. Costs nothing where nobody does.
+
+    A structure that has an `observer` calls these with the ids of all blocks that an
+    operation moved, in no order that means anything, and never with none. One
+    operation may make several calls of a kind.
+    """
+
+    def taken(self, block_ids: Sequence[int]) -> None:
+        """Blocks left the free queue for new content."""
+        ...
+
+    def released(self, block_ids: Sequence[int]) -> None:
+        """Blocks lost their last reference and joined the free queue."""
+        ...
+
+    def revived(self, block_ids: Sequence[int]) -> None:
+        """Free blocks were hit: they left the queue with what they hold."""
+        ...
+
+    def evicted(self, block_ids: Sequence[int]) -> None:
+        """Blocks lost their hash because they are about to be taken."""
+        ...
 
 
 @dataclass(slots=True)

@@ -120,6 +120,10 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
 
     # -- one tier -------------------------------------------------------------
 
+    def tier(self, device: Device) -> BlockAllocator:
+        """Return the allocator of a tier."""
+        return self._allocators[device]
+
     def allocate_mutable_block(
         self, prev_block: Block | None, device: Device, extra_hash: int | None = None
     ) -> Block:

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
+from cache.block_runs import BlockRuns, runs_of_pieces
 from cache.hashing import NONE_HASH, hash_block
 
 Segment = tuple[int, int]
@@ -128,6 +129,11 @@ class SegmentTokens:
         # answer does not walk its prompt again.
         self._walk_index = 0
         self._num_walked_tokens = 0
+
+    def block_runs(self, block_size: int) -> BlockRuns:
+        """Return the runs of full blocks; the last one has no end. O(segments)."""
+        pieces = [(segment_id, 0, length) for segment_id, length in self.segments]
+        return runs_of_pieces(pieces, block_size)
 
     def prompt(self) -> TokenRuns:
         """See `TokenIds.prompt`."""
@@ -314,6 +320,10 @@ class RunTokens:
 
     def __init__(self, runs: TokenRuns) -> None:
         self.runs = runs
+
+    def block_runs(self, block_size: int) -> BlockRuns:
+        """Return the runs of full blocks, as `SegmentTokens` has them. O(runs)."""
+        return runs_of_pieces(self.runs.pieces, block_size)
 
     def prompt(self) -> TokenRuns:
         """See `TokenIds.prompt`."""

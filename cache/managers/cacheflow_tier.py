@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from cache.block import KVCacheBlock
     from cache.sequences import Device, PagedSequence
+    from cache.stats import BlockObserver
 
 BlockTable = list["KVCacheBlock"]
 """Physical blocks in logical order; under a sliding window one may stand repeatedly."""
@@ -44,6 +45,19 @@ class BlockAllocator:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._stack = BlockStack(range(num_blocks), device.name)
+
+    @property
+    def observer(self) -> BlockObserver | None:
+        """Told which blocks move, or None."""
+        return self._stack.observer
+
+    @observer.setter
+    def observer(self, observer: BlockObserver | None) -> None:
+        self._stack.observer = observer
+
+    def cached_block_ids(self) -> Iterable[int]:
+        """Return the blocks that can be found by their content: none here."""
+        return ()
 
     def allocate(self) -> KVCacheBlock:
         """Return a free block, with one reference.

@@ -11,6 +11,7 @@ from cache.errors import (
     InvariantError,
     NoFreeBlocksError,
 )
+from tests.cache.run_twins import Calls
 
 
 def test_block_zero_is_never_handed_out() -> None:
@@ -139,3 +140,20 @@ def test_without_caching_all_that_is_freed_goes_to_the_front() -> None:
     pool = BlockPool(6, enable_caching=False, unhashed_first=True)
     pool.free_blocks(pool.get_new_blocks(3)[::-1])
     assert [block.block_id for block in pool.free_block_queue] == [3, 2, 1, 4, 5]
+
+
+def test_an_observer_is_told_what_moves() -> None:
+    pool = BlockPool(4, enable_caching=True)
+    pool.observer = calls = Calls()
+    table = pool.get_new_blocks(3)
+    pool.cache_full_blocks(table, [11, 12, 13])
+    pool.free_blocks(table[::-1])
+    assert calls.told == {
+        (kind, i): 1 for kind in ("taken", "released") for i in (1, 2, 3)
+    }
+    calls.told.clear()
+    pool.touch(table[:1])
+    pool.touch(table[:1])
+    pool.free_blocks(table[:1])  # one of two references
+    pool.get_new_blocks(1)
+    assert calls.told == {("revived", 1): 1, ("evicted", 3): 1, ("taken", 3): 1}

@@ -1,0 +1,129 @@
+"""Identity of full blocks, many at a time.
+
+Block keys (`cache.hashing`) cost a hash a block. Where tokens are segments, most
+neighbours need none of their own: full blocks that follow each other inside one
+segment form a *run*, and block ``j`` of a run is identified by ``(run key, j)``::
+
+    tokens   | segment 14, 40 tokens        | segment 80, 60 tokens             |
+    blocks   |  0 | 1 |      2      |  3 | 4 | 5 |           (16 tokens each)
+    runs     [  a    ][      b      ][     c    ]      keys of a, b, c; ends 2, 3, 6
+
+A block that spans segments is a run of one. A run's key chains what is before it: the
+key of the run before, how many blocks of that there are, and its own content. So two
+requests have equal leading blocks if, and only if, their ``(run key, j)`` are equal; a
+run may well be longer in one of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.errors import CacheError
+from cache.hashing import NONE_HASH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cache.tokens import TokenIds
+
+
+class BlockRuns:
+    """The runs of a request's full blocks.
+
+    Attributes
+    ----------
+    keys
+        Identity of each run.
+    ends
+        Index of the block behind each run; ascending.
+    """
+
+    __slots__ = ("ends", "keys")
+
+    def __init__(self, keys: list[int], ends: list[int]) -> None:
+        self.keys = keys
+        self.ends = ends
+
+    def cover(self, num_blocks: int) -> None:
+        """Make sure that the runs reach over `num_blocks` full blocks.
+
+        Raises
+        ------
+        CacheError
+            If the tokens are known to end before.
+        """
+        num_known = self.ends[-1] if self.ends else 0
+        if num_blocks > num_known:
+            raise CacheError(
+                f"these tokens fill {num_known} blocks, not {num_blocks}; give tokens "
+                f"that reach as far as the request"
+            )
+
+
+class HashedRuns(BlockRuns):
+    """Runs of one block each, for tokens that know nothing but block keys.
+
+    Parameters
+    ----------
+    tokens
+        Hashed as far as it is asked for.
+    block_size
+        Tokens a block.
+    """
+
+    __slots__ = ("_block_size", "_tokens")
+
+    def __init__(self, tokens: TokenIds, block_size: int) -> None:
+        super().__init__([], [])
+        self._tokens = tokens
+        self._block_size = block_size
+
+    def cover(self, num_blocks: int) -> None:
+        """See `BlockRuns.cover`; hashes what is missing."""
+        self._tokens.extend_block_hashes(self.keys, num_blocks, self._block_size)
+        self.ends.extend(range(len(self.ends) + 1, len(self.keys) + 1))
+
+
+def runs_of_pieces(
+    pieces: Iterable[tuple[int, int, int]], block_size: int
+) -> BlockRuns:
+    """Return the runs of full blocks of concatenated pieces. O(pieces).
+
+    Parameters
+    ----------
+    pieces
+        ``(segment_id, offset, num_tokens)``; a piece never goes on where the one
+        before it stopped.
+    block_size
+        Tokens a block.
+    """
+    keys: list[int] = []
+    ends: list[int] = []
+    key, num_blocks, end = NONE_HASH, 0, 0
+    spanning: list[tuple[int, int, int]] = []
+    num_missing = 0  # tokens that the block in `spanning` still lacks
+    for segment_id, first, length in pieces:
+        offset, num_tokens = first, length
+        if num_missing:
+            taken = min(num_missing, num_tokens)
+            if taken:
+                spanning.append((segment_id, offset, taken))
+            num_missing -= taken
+            if num_missing:
+                continue
+            key, num_blocks = hash((key, num_blocks, tuple(spanning))), 1
+            end += 1
+            keys.append(key)
+            ends.append(end)
+            offset += taken
+            num_tokens -= taken
+        num_full, num_left = divmod(num_tokens, block_size)
+        if num_full:
+            key, num_blocks = hash((key, num_blocks, segment_id, offset)), num_full
+            end += num_full
+            keys.append(key)
+            ends.append(end)
+        if num_left:
+            spanning = [(segment_id, offset + num_full * block_size, num_left)]
+            num_missing = block_size - num_left
+    return BlockRuns(keys, ends)

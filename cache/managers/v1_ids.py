@@ -1,0 +1,230 @@
+"""Block tables of the V1 engine without prefix caching: nothing but block ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import CacheError, NoFreeBlocksError, require
+from cache.managers.v1_fast import Found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cache.managers.v1_fast import FastRequest
+    from cache.stats import BlockObserver
+
+NOTHING_FOUND = Found(0, 0, [], [])
+"""What is found without prefix caching."""
+
+_MOST_TAKEN_IDS_KEPT = 1 << 16
+
+
+class IdTables:
+    """Tables as lists of ids, and the free queue as one more.
+
+    Without prefix caching no block is shared and none is found again, so a block is
+    its id, a table is freed as a whole, and lists are cut and joined at the speed of
+    memory. Where freed blocks are reused first, the free queue is a stack; where they
+    join the back, it is a list whose front moves on::
+
+        stack   [ ..., 9, 8, 7 ]   next: 7, 8, 9     freed table [3, 4]: next 4, 3
+        queue   [ 7, 8, 9, ... ]   next: 7, 8, 9     freed table [3, 4]: last ..., 4, 3
+
+    Equal to `cache.managers.v1.KVCacheManager` with ``enable_caching=False``, id by id.
+
+    Parameters
+    ----------
+    num_gpu_blocks
+        Size of the pool, the null block included; at least 2.
+    block_size
+        Tokens a block.
+    unhashed_first
+        Whether freed blocks are reused first; see `cache.block_pool.BlockPool`.
+
+    Raises
+    ------
+    CacheError
+        If the pool is too small.
+    """
+
+    def __init__(
+        self, num_gpu_blocks: int, block_size: int, *, unhashed_first: bool
+    ) -> None:
+        if num_gpu_blocks < 2:
+            raise CacheError(
+                f"a pool needs at least 2 blocks (one is the null block), got "
+                f"{num_gpu_blocks}"
+            )
+        self.block_size = block_size
+        self.num_usable_blocks = num_gpu_blocks - 1
+        self.num_free_blocks = self.num_usable_blocks
+        self.num_logical_blocks = 0
+        self.num_evictions = 0
+        self.watch_hit = False
+        self.observer: BlockObserver | None = None
+        self._is_stack = unhashed_first
+        ids = list(range(1, num_gpu_blocks))
+        if unhashed_first:
+            ids.reverse()
+        self._free = ids
+        self._num_taken = 0  # leading entries of a queue that are no longer in it
+
+    # -- a request's table ----------------------------------------------------
+
+    def find(self, request: FastRequest, num_tokens: int) -> Found:
+        """See `FastTables.find`: nothing is ever found."""
+        del request, num_tokens
+        return NOTHING_FOUND
+
+    def begin(self, request: FastRequest, num_tokens: int, found: Found) -> None:
+        """See `FastTables.begin`."""
+        del found
+        request.table = self._take(-(-num_tokens // self.block_size))
+
+    def extend(self, request: FastRequest, num_tokens: int) -> None:
+        """See `FastTables.extend`."""
+        num_blocks = -(-num_tokens // self.block_size) - len(request.table)
+        if num_blocks > 0:
+            request.table += self._take(num_blocks)
+
+    def append_blocks(self, requests: Iterable[FastRequest]) -> None:
+        """See `FastTables.append_blocks`."""
+        num_blocks = 0
+        if self.observer is not None:
+            for request in requests:
+                request.table += self._take(1)
+            return
+        if self._is_stack:
+            pop = self._free.pop
+            for request in requests:
+                request.table.append(pop())
+                num_blocks += 1
+        else:
+            free, start = self._free, self._num_taken
+            for request in requests:
+                request.table.append(free[start + num_blocks])
+                num_blocks += 1
+            self._num_taken = start + num_blocks
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+
+    def append_rounds(
+        self, buckets: Sequence[Mapping[Any, None]], first: int, num_rounds: int
+    ) -> list[int]:
+        """See `FastTables.append_rounds`."""
+        num_buckets = len(buckets)
+        rounds = [
+            buckets[now % num_buckets] for now in range(first, first + num_rounds)
+        ]
+        if self._is_stack and self.observer is None:
+            pop = self._free.pop
+            for opening in rounds:
+                for request in opening:
+                    request.table.append(pop())
+            num_opened = [len(opening) for opening in rounds]
+            num_blocks = sum(num_opened)
+            self.num_free_blocks -= num_blocks
+            self.num_logical_blocks += num_blocks
+            return num_opened
+        for opening in rounds:
+            self.append_blocks(opening)
+        return [len(opening) for opening in rounds]
+
+    def register_blocks(self, requests: Iterable[FastRequest]) -> None:
+        """See `FastTables.register_blocks`: nothing is to be found again."""
+
+    def free(self, request: FastRequest) -> int:
+        """See `FastTables.free`."""
+        table = request.table
+        request.table = None
+        num_blocks = len(table)
+        self.num_free_blocks += num_blocks
+        self.num_logical_blocks -= num_blocks
+        if self.observer is not None:
+            self.observer.released(table[::-1])
+        if not self._is_stack:
+            table.reverse()
+        self._free += table
+        return num_blocks
+
+    def watch(
+        self,
+        request: FastRequest | None,
+        num_tokens: int = 0,
+        found: Found | None = None,
+    ) -> None:
+        """See `FastTables.watch`: there is nothing to wait for."""
+
+    def will_fill_watched(self, requests: Iterable[FastRequest]) -> bool:
+        """See `FastTables.will_fill_watched`: there is nothing to wait for."""
+        del requests
+        return False
+
+    def _take(self, num_blocks: int) -> list[int]:
+        """Take at least one id from the front of the free queue."""
+        if num_blocks > self.num_free_blocks:
+            raise NoFreeBlocksError(
+                f"cannot take {num_blocks} blocks: {self.num_free_blocks} of "
+                f"{self.num_usable_blocks} are free"
+            )
+        free = self._free
+        if self._is_stack:
+            taken = free[: -num_blocks - 1 : -1]
+            del free[-num_blocks:]
+        else:
+            start = self._num_taken
+            stop = start + num_blocks
+            taken = free[start:stop]
+            self._num_taken = stop
+            if stop > _MOST_TAKEN_IDS_KEPT:
+                del free[:stop]
+                self._num_taken = 0
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+        if self.observer is not None:
+            self.observer.taken(taken)
+        return taken
+
+    # -- looking in -----------------------------------------------------------
+
+    def cached_block_ids(self) -> Iterable[int]:
+        """See `FastTables.cached_block_ids`: there is none."""
+        return ()
+
+    def block_ids(self, request: FastRequest) -> list[int]:
+        """Return the ids of a table in logical order."""
+        return list(request.table)
+
+    def num_registered_blocks(self, request: FastRequest) -> int:
+        """Return 0: nothing is registered."""
+        del request
+        return 0
+
+    def free_block_ids(self) -> list[int]:
+        """Return the ids of free blocks, the next to be taken first."""
+        return self._free[::-1] if self._is_stack else self._free[self._num_taken :]
+
+    def check(self, requests: Iterable[Any]) -> None:
+        """Prove invariant 2 in O(n).
+
+        Parameters
+        ----------
+        requests
+            Every request that holds a table.
+
+        Raises
+        ------
+        InvariantError
+            If a block is lost, or stands twice.
+        """
+        free = self.free_block_ids()
+        held = [block_id for request in requests for block_id in request.table]
+        require(
+            len(free) == self.num_free_blocks and len(held) == self.num_logical_blocks,
+            f"tables: {len(free)} blocks are free and {len(held)} held, "
+            f"{self.num_free_blocks} and {self.num_logical_blocks} counted",
+        )
+        require(
+            sorted(free + held) == list(range(1, self.num_usable_blocks + 1)),
+            "tables: a block is lost, or stands twice in tables and free queue",
+        )
