@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,8 @@ WIDTH = 100
 @contextmanager
 def progress_bar(num_requests: int) -> Iterator[Callable[[RunProgress], None]]:
     """Show simulated time, requests done and the time left, on stderr."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         BarColumn(),
         TextColumn("{task.completed:,.0f}/{task.total:,.0f} requests"),

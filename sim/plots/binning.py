@@ -1,4 +1,4 @@
-"""From millions of steps to the columns of a screen, extremes kept.
+"""From millions of steps to the columns of a screen, batch by batch, extremes kept.
 
 A step holds its values from its start until its end (or until the next step starts,
 if that is earlier). Between steps the engine is idle: what belongs to a step, such as
@@ -9,10 +9,14 @@ its latency, has a gap there; what belongs to the engine, such as its queues, is
     high, of steps     a|b    b    nan    c     c
     high, of engine    a|b    b     0     c     c
     low, of engine     a|b    0     0     0     0
+
+`StepColumns.place` finds the columns of a batch; `Envelope`, `StepMeans` and `Medians`
+gather a value over batches and are read after the last one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -27,113 +31,265 @@ if TYPE_CHECKING:
 IDLE_SHARE = 1e-6
 """Share of a column's width below which a pause between steps is rounding."""
 
+MAX_MEDIAN_STEPS = 1 << 20
+"""Steps of a column that a median is taken of; of more, evenly spaced ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Some columns, and for each a range of steps of a batch, none of them empty."""
+
+    columns: Indices
+    first: Indices
+    stop: Indices
+    """One past the last."""
+
+    @classmethod
+    def of(cls, lowest_column: int, first: Indices, stop: Indices) -> Spans:
+        """Take the columns from `lowest_column` on, those without a step left out."""
+        held = np.flatnonzero(first < stop)
+        return cls(lowest_column + held, first[held], stop[held])
+
+    def reduce(self, ufunc: np.ufunc, values: Floats) -> Floats:
+        """Return one number a column; `values` has one more entry than steps."""
+        # `reduceat` takes [first, stop) pairs one after the other; what lies between
+        # the pairs is dropped, and a stop may be one past the last step.
+        pairs = np.stack([self.first, self.stop], axis=1).ravel()
+        reduced: Floats = ufunc.reduceat(values, pairs)[::2]
+        return reduced
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A batch of steps and where it lies in the columns."""
+
+    inside: Spans
+    """Steps that a column holds, if only in part."""
+    started: Spans
+    """Steps that start in a column."""
+    length_s: Floats
+    """Length of each step, and a 0 after the last."""
+    before_s: Floats
+    """Of each span's first step, the time before the column; 0 or more."""
+    after_s: Floats
+    """Of each span's last step, the time after the column."""
+
+    def integral(self, values: Floats) -> Floats:
+        """Return the integral over each column; `values` as for `Spans.reduce`."""
+        whole = self.inside.reduce(np.add, values * self.length_s)
+        whole -= values[self.inside.first] * self.before_s
+        whole -= values[self.inside.stop - 1] * self.after_s
+        return whole
+
 
 class StepColumns:
-    """Equal columns of simulated time, and what the steps were worth in each.
+    """Equal columns of simulated time, and how much of each is busy.
 
     Parameters
     ----------
-    start_s
-        Start of each step in seconds, ascending.
-    latency_s
-        Length of each step in seconds.
     stop_s
-        Right edge of the last column; the first begins at 0.
+        Right edge of the last column in seconds; the first begins at 0.
     num_columns
         Number of columns.
-    idle_is_zero
-        Whether values, none of them negative, count as 0 while the engine is idle.
     """
 
-    def __init__(
-        self,
-        start_s: Floats,
-        latency_s: Floats,
-        stop_s: float,
-        num_columns: int,
-        *,
-        idle_is_zero: bool = False,
-    ) -> None:
-        end_s = start_s + latency_s
-        np.minimum(end_s[:-1], start_s[1:], out=end_s[:-1])
+    def __init__(self, stop_s: float, num_columns: int) -> None:
         self.edges_s: Floats = np.linspace(0.0, stop_s, num_columns + 1)
-        self._length_s = end_s - start_s
-        self._first: Indices = np.searchsorted(end_s, self.edges_s[:-1], "right")
-        self._stop: Indices = np.searchsorted(start_s, self.edges_s[1:], "left")
-        self._busy = self._first < self._stop
-        self._starts_before: Indices = np.searchsorted(start_s, self.edges_s, "left")
-        at_edge = np.searchsorted(start_s, self.edges_s, "right") - 1
-        self._at_edge: Indices = np.maximum(at_edge, 0)
-        self._idle_is_zero = idle_is_zero
-        self._busy_s: Floats = np.zeros(num_columns)
-        if start_s.size:
-            into_s = self.edges_s - start_s[self._at_edge]
-            self._into_s = np.clip(into_s, 0.0, self._length_s[self._at_edge])
-            self._busy_s = self._integral(np.ones_like(start_s))
-        self._is_partly_idle = self._busy_s < (1.0 - IDLE_SHARE) * self.width_s
+        self.busy_s: Floats = np.zeros(num_columns)
+
+    @property
+    def num_columns(self) -> int:
+        """Number of columns."""
+        return self.busy_s.size
 
     @property
     def width_s(self) -> float:
         """Width of a column in seconds."""
         return float(self.edges_s[1] - self.edges_s[0])
 
-    def low(self, values: Floats) -> Floats:
-        """Return the smallest value of each column."""
-        low = self._reduce(np.minimum, values)
-        return np.where(self._is_partly_idle, 0.0, low) if self._idle_is_zero else low
+    @property
+    def is_partly_idle(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Of each column, whether some of it is outside of all steps placed so far."""
+        partly: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
+            self.busy_s < (1.0 - IDLE_SHARE) * self.width_s
+        )
+        return partly
 
-    def high(self, values: Floats) -> Floats:
-        """Return the largest value of each column."""
-        high = self._reduce(np.maximum, values)
-        return np.nan_to_num(high, nan=0.0) if self._idle_is_zero else high
+    def place(self, start_s: Floats, end_s: Floats) -> Placed:
+        """Find the columns of some steps, all later than those placed before.
 
-    def mean(self, values: Floats) -> Floats:
-        """Return the mean of each column, weighted by time."""
-        mean = self.low(values)
-        if self._busy.any():
-            over_s = self.width_s if self._idle_is_zero else self._busy_s
-            integral = self._integral(values)
-            np.divide(integral, over_s, out=mean, where=self._busy_s > 0.0)
-        # Not beyond the extremes by rounding.
-        return np.clip(mean, self.low(values), self.high(values))
-
-    def median(self, values: Floats) -> Floats:
-        """Return the median over the steps of each column, each step counted once."""
-        median = np.full(self._busy.size, np.nan)
-        for column in np.flatnonzero(self._busy):
-            inside = values[self._first[column] : self._stop[column]]
-            median[column] = np.median(inside)
-        return median
-
-    def mean_per_step(self, values: Floats) -> Floats:
-        """Return the mean over the steps that start in each column.
-
-        Each step counts once, however long it is. A column in which none starts has
-        the value of the step that is still running, or a gap.
+        Parameters
+        ----------
+        start_s, end_s
+            In seconds, ascending; no step ends after the next one starts, the first
+            step of the next call included. At least one step.
         """
-        mean = self._reduce(np.minimum, values)
-        until = np.concatenate([[0.0], np.cumsum(values)])
-        num_steps = np.diff(self._starts_before)
-        total = np.diff(until[self._starts_before])
-        np.divide(total, num_steps, out=mean, where=num_steps > 0)
-        return mean
+        low = int(np.searchsorted(self.edges_s[1:], start_s[0], "right"))
+        high = int(np.searchsorted(self.edges_s[:-1], end_s[-1], "right"))
+        edges_s = self.edges_s[low : max(low, high) + 1]
+        left_s, right_s = edges_s[:-1], edges_s[1:]
+        inside = Spans.of(
+            low,
+            np.searchsorted(end_s, left_s, "right"),
+            np.searchsorted(start_s, right_s, "left"),
+        )
+        starts = np.searchsorted(start_s, edges_s, "left")
+        touched = inside.columns - low
+        placed = Placed(
+            inside=inside,
+            started=Spans.of(low, starts[:-1], starts[1:]),
+            length_s=np.append(end_s - start_s, 0.0),
+            before_s=np.maximum(left_s[touched] - start_s[inside.first], 0.0),
+            after_s=np.maximum(end_s[inside.stop - 1] - right_s[touched], 0.0),
+        )
+        self.busy_s[inside.columns] += placed.integral(np.ones(start_s.size + 1))
+        return placed
 
-    def _integral(self, values: Floats) -> Floats:
-        """Return the integral of `values` over each column."""
-        until = np.zeros(values.size + 1)
-        np.cumsum(values * self._length_s, out=until[1:])
-        at_edge = until[self._at_edge] + values[self._at_edge] * self._into_s
-        return np.diff(at_edge)
 
-    def _reduce(self, ufunc: np.ufunc, values: Floats) -> Floats:
-        reduced = np.full(self._busy.size, np.nan)
-        if self._busy.any():
-            # `reduceat` takes [first, stop) pairs one after the other; what lies
-            # between the pairs is dropped, and a stop may be one past the end.
-            spans = np.stack([self._first, self._stop], axis=1)[self._busy].ravel()
-            padded = np.append(values, values[-1])
-            reduced[self._busy] = ufunc.reduceat(padded, spans)[::2]
-        return reduced
+class Envelope:
+    """Lowest, highest and mean value of each column.
+
+    Parameters
+    ----------
+    columns
+        Where the steps lie.
+    idle_is_zero
+        Whether values, none of them negative, count as 0 while the engine is idle.
+    """
+
+    def __init__(self, columns: StepColumns, *, idle_is_zero: bool = False) -> None:
+        self.columns = columns
+        self._idle_is_zero = idle_is_zero
+        self._low: Floats = np.full(columns.num_columns, np.nan)
+        self._high: Floats = np.full(columns.num_columns, np.nan)
+        self._integral: Floats = np.zeros(columns.num_columns)
+
+    def add(self, placed: Placed, values: Floats) -> None:
+        """Add a batch; `values` has one more entry than steps, which is ignored."""
+        at = placed.inside.columns
+        low = placed.inside.reduce(np.minimum, values)
+        high = placed.inside.reduce(np.maximum, values)
+        self._low[at] = np.fmin(self._low[at], low)
+        self._high[at] = np.fmax(self._high[at], high)
+        self._integral[at] += placed.integral(values)
+
+    @property
+    def low(self) -> Floats:
+        """Smallest value of each column."""
+        if not self._idle_is_zero:
+            return self._low
+        return np.where(self.columns.is_partly_idle, 0.0, self._low)
+
+    @property
+    def high(self) -> Floats:
+        """Largest value of each column."""
+        if not self._idle_is_zero:
+            return self._high
+        return np.nan_to_num(self._high, nan=0.0)
+
+    @property
+    def mean(self) -> Floats:
+        """Mean of each column, weighted by time."""
+        columns, mean = self.columns, self.low.copy()
+        over_s = columns.width_s if self._idle_is_zero else columns.busy_s
+        np.divide(self._integral, over_s, out=mean, where=columns.busy_s > 0.0)
+        # Not beyond the extremes by rounding.
+        return np.clip(mean, self.low, self.high)
+
+
+class StepMeans:
+    """Mean over the steps that start in each column, each step counted once.
+
+    Parameters
+    ----------
+    columns
+        Where the steps lie.
+    """
+
+    def __init__(self, columns: StepColumns) -> None:
+        self.columns = columns
+        self._running: Floats = np.full(columns.num_columns, np.nan)
+        self._total: Floats = np.zeros(columns.num_columns)
+        self._num_steps: Floats = np.zeros(columns.num_columns)
+
+    def add(self, placed: Placed, values: Floats) -> None:
+        """Add a batch; `values` has one more entry than steps, which is ignored."""
+        inside, started = placed.inside, placed.started
+        self._running[inside.columns] = values[inside.first]
+        self._total[started.columns] += started.reduce(np.add, values)
+        self._num_steps[started.columns] += started.stop - started.first
+
+    @property
+    def mean(self) -> Floats:
+        """Mean of each column.
+
+        A column in which no step starts has the value of the one that is still
+        running, or a gap.
+        """
+        mean, some = self._running.copy(), self._num_steps > 0.0
+        return np.divide(self._total, self._num_steps, out=mean, where=some)
+
+
+class Medians:
+    """Median over the steps of each column, each step counted once.
+
+    Columns are filled from left to right, so that only the values of one of them are
+    held at any time; of a column with more than `max_steps`, every second, fourth,
+    eighth... step counts.
+
+    Parameters
+    ----------
+    columns
+        Where the steps lie.
+    max_steps
+        See above.
+    """
+
+    def __init__(self, columns: StepColumns, max_steps: int = MAX_MEDIAN_STEPS) -> None:
+        self.columns = columns
+        self._median: Floats = np.full(columns.num_columns, np.nan)
+        self._max_steps = max_steps
+        self._open(-1)
+
+    def add(self, placed: Placed, values: Floats) -> None:
+        """Add a batch; `values` has one more entry than steps, which is ignored."""
+        inside = placed.inside
+        for column, first, stop in zip(
+            inside.columns.tolist(),
+            inside.first.tolist(),
+            inside.stop.tolist(),
+            strict=True,
+        ):
+            if column != self._column:
+                self._close()
+                self._open(column)
+            self._keep(values[first:stop])
+
+    @property
+    def median(self) -> Floats:
+        """Median of each column, or a gap."""
+        self._close()
+        return self._median
+
+    def _open(self, column: int) -> None:
+        self._column = column
+        self._kept: list[Floats] = []
+        self._num_kept = self._num_seen = 0
+        self._every = 1
+
+    def _keep(self, values: Floats) -> None:
+        kept = values[-self._num_seen % self._every :: self._every]
+        self._num_seen += values.size
+        self._num_kept += kept.size
+        self._kept.append(kept)
+        while self._num_kept > self._max_steps:
+            fewer = np.concatenate(self._kept)[::2].copy()
+            self._kept, self._num_kept = [fewer], fewer.size
+            self._every *= 2
+
+    def _close(self) -> None:
+        if self._num_kept:
+            self._median[self._column] = np.median(np.concatenate(self._kept))
 
 
 def extremes_per_column(x: Floats, y: Floats, edges: Floats) -> Indices:

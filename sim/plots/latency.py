@@ -23,7 +23,7 @@ from sim.plots.style import (
     set_log_axis,
     set_percent_axis,
 )
-from sim.plots.tables import column
+from sim.plots.tables import column, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,9 +85,7 @@ def latency_cdfs(tables: Tables) -> Figure:
 
 def finished_requests(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which requests were served to their end: not rejected, not aborted."""
-    if tables.requests.empty:
-        return np.zeros(0, dtype=np.bool_)
-    return tables.requests["status"].isin(SERVED).to_numpy(dtype=np.bool_)
+    return np.isin(words(tables.requests, "status"), SERVED)
 
 
 def _draw_cdf(axes: Axes, tables: Tables, metric: _Metric, values: Floats) -> None:

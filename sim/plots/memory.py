@@ -18,7 +18,7 @@ from sim.plots.style import (
     SKY,
     VERMILLION,
     draw_band,
-    draw_line,
+    draw_mean,
     house_style,
     legend_above,
     new_figure,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.plots.binning import Floats
     from sim.plots.tables import Tables
 
 NUM_MARKER_COLUMNS = 400
@@ -52,10 +51,10 @@ def kv_cache_usage(tables: Tables) -> Figure:
     title = f"KV cache usage: {facts}" if facts else "KV cache usage"
     figure = new_figure(tables, title, right=0.91)
     (axes,) = figure.axes
-    usage = 100.0 * tables.step("kv_cache_usage")
-    if usage.size:
-        draw_band(axes, tables.state, usage, SKY, "GPU blocks, min to max")
-        draw_line(axes, tables.state, tables.state.mean(usage), BLUE, "mean")
+    if tables.has_steps:
+        usage = tables.curves.state["kv_cache_usage_percent"]
+        draw_band(axes, usage, SKY, "GPU blocks, min to max")
+        draw_mean(axes, usage, BLUE, "mean")
         _draw_cpu_usage(axes, tables)
     else:
         say(axes, "No engine step in this run")
@@ -68,11 +67,12 @@ def kv_cache_usage(tables: Tables) -> Figure:
 
 
 def _draw_cpu_usage(axes: Axes, tables: Tables) -> None:
-    usage = 100.0 * tables.step("cpu_cache_usage")
-    moved = tables.step("num_swapped_out_blocks")
-    if usage.max(initial=0.0) > 0.0 or moved.max(initial=0.0) > 0.0:
-        mean = tables.state.mean(usage)
-        draw_line(axes, tables.state, mean, GREEN, "CPU blocks, mean", linestyle="--")
+    curves, usage = tables.curves, "cpu_cache_usage_percent"
+    if any(
+        curves.totals[name].high > 0.0 for name in (usage, "num_swapped_out_blocks")
+    ):
+        mean = curves.state[usage]
+        draw_mean(axes, mean, GREEN, "CPU blocks, mean", linestyle="--")
 
 
 def _mark_preemptions(axes: Axes, tables: Tables) -> None:
@@ -116,44 +116,42 @@ def _add_block_scale(axes: Axes, tables: Tables) -> None:
 @house_style
 def fragmentation(tables: Tables) -> Figure:
     """Draw blocks in use against tokens in use, and the share that is wasted."""
-    physical = tables.step("num_physical_tokens")
-    logical = tables.step("num_logical_tokens")
     block_size = tables.number("block_size")
-    if not physical.size or not block_size:
-        return _no_fragmentation(tables, has_steps=bool(physical.size))
-    capacity = tables.step("num_physical_blocks") * block_size
-    latency_s = tables.step("latency_s")
-    wasted = 100.0 * _share_missing(physical, capacity)
-    mean = _mean(capacity - physical, latency_s) / (_mean(capacity, latency_s) or 1.0)
-    title = f"Fragmentation: {mean:.2%} of the token slots of blocks in use are empty"
-    is_shared = bool((logical != physical).any())
+    if not tables.has_steps or not block_size:
+        return _no_fragmentation(tables)
+    totals = tables.curves.totals
+    room = totals["capacity_tokens"].mean_over_time
+    stored = totals["num_physical_tokens"].mean_over_time
+    empty = (room - stored) / (room or 1.0)
+    title = f"Fragmentation: {empty:.2%} of the token slots of blocks in use are empty"
+    is_shared = totals["is_shared"].high > 0.0
     heights = (3.0, 1.5, 1.5) if is_shared else (3.0, 2.0)
     figure = new_figure(tables, title.replace("%", " %"), heights)
-    _draw_tokens(figure.axes[0], tables, capacity, block_size)
-    _draw_share(figure.axes[1], tables, wasted, ("empty slots", ORANGE, BLACK))
+    _draw_tokens(figure.axes[0], tables, block_size, is_shared=is_shared)
+    _draw_share(figure.axes[1], tables, "empty_percent", ("empty slots", ORANGE))
     if is_shared:
-        saved = 100.0 * _share_missing(physical, logical)
-        look = ("tokens saved by sharing", PURPLE, BLACK)
-        _draw_share(figure.axes[2], tables, saved, look)
+        look = ("tokens saved by sharing", PURPLE)
+        _draw_share(figure.axes[2], tables, "saved_percent", look)
     set_time_axis(figure.axes[-1], tables.stop_s)
     return figure
 
 
-def _draw_share(
-    axes: Axes, tables: Tables, percent: Floats, look: tuple[str, str, str]
-) -> None:
-    """Draw a percentage's envelope and mean; `look` is name, fill and line."""
-    name, fill, line = look
-    draw_band(axes, tables.pixels, percent, fill, f"{name}, min to max")
-    draw_line(axes, tables.pixels, tables.pixels.mean(percent), line, "mean")
-    set_percent_axis(axes, "share of slots (%)", float(percent.max()) or 1.0)
+def _draw_share(axes: Axes, tables: Tables, name: str, look: tuple[str, str]) -> None:
+    """Draw a percentage's envelope and mean; `look` is what it says and its fill."""
+    says, fill = look
+    percent = tables.curves.pixels[name]
+    draw_band(axes, percent, fill, f"{says}, min to max")
+    draw_mean(axes, percent, BLACK, "mean")
+    top = tables.curves.totals[name].high or 1.0
+    set_percent_axis(axes, "share of slots (%)", top)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     legend_above(axes)
 
 
-def _no_fragmentation(tables: Tables, *, has_steps: bool) -> Figure:
+def _no_fragmentation(tables: Tables) -> Figure:
     figure = new_figure(tables, "Fragmentation")
     (axes,) = figure.axes
+    has_steps = tables.has_steps
     missing = "block_size is not in the summary" if has_steps else "No engine step"
     say(axes, f"{missing}: fragmentation is not known")
     set_percent_axis(axes, "share (%)")
@@ -162,38 +160,16 @@ def _no_fragmentation(tables: Tables, *, has_steps: bool) -> Figure:
 
 
 def _draw_tokens(
-    axes: Axes, tables: Tables, capacity: Floats, block_size: float
+    axes: Axes, tables: Tables, block_size: float, *, is_shared: bool
 ) -> None:
-    physical = tables.step("num_physical_tokens")
-    logical = tables.step("num_logical_tokens")
-    state = tables.state
-    draw_band(axes, state, capacity, SKY, "room in blocks in use, min to max")
-    room = f"mean (blocks x {block_size:g} tokens)"
-    draw_line(axes, state, state.mean(capacity), BLUE, room)
-    stored = state.mean(physical)
-    draw_line(axes, state, stored, VERMILLION, "tokens stored, mean", linestyle="--")
-    if bool((logical != physical).any()):
-        logical_mean = state.mean(logical)
-        draw_line(
-            axes,
-            state,
-            logical_mean,
-            PURPLE,
-            "tokens of requests, mean",
-            linestyle=":",
-        )
+    state = tables.curves.state
+    room = state["capacity_tokens"]
+    draw_band(axes, room, SKY, "room in blocks in use, min to max")
+    draw_mean(axes, room, BLUE, f"mean (blocks x {block_size:g} tokens)")
+    stored = state["num_physical_tokens"]
+    draw_mean(axes, stored, VERMILLION, "tokens stored, mean", linestyle="--")
+    if is_shared:
+        asked = state["num_logical_tokens"]
+        draw_mean(axes, asked, PURPLE, "tokens of requests, mean", linestyle=":")
     set_count_axis(axes, "KV cache (tokens)")
     legend_above(axes)
-
-
-def _share_missing(part: Floats, whole: Floats) -> Floats:
-    """Return ``1 - part / whole``, no less than 0, and 0 where there is no whole."""
-    filled = np.ones_like(whole)
-    np.divide(part, whole, out=filled, where=whole > 0.0)
-    return np.maximum(1.0 - filled, 0.0)
-
-
-def _mean(values: Floats, latency_s: Floats) -> float:
-    """Return the mean over busy time."""
-    busy_s = float(latency_s.sum())
-    return float(values @ latency_s) / busy_s if busy_s else 0.0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.plots.curves import NUM_PIXEL_COLUMNS
 from sim.plots.style import (
     BLACK,
     GREY,
@@ -22,7 +23,7 @@ from sim.plots.style import (
     set_time_axis,
     time_unit,
 )
-from sim.plots.tables import NUM_PIXEL_COLUMNS, column
+from sim.plots.tables import column, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,11 +110,8 @@ def _times_by_mode(tables: Tables) -> dict[str, Floats]:
     time_s = column(tables.preemptions, "time_s")
     if not time_s.size:
         return {}
-    mode = tables.preemptions["mode"]
-    return {
-        name: np.sort(time_s[(mode == name).to_numpy(dtype=bool)])
-        for name in sorted(str(name) for name in mode.unique())
-    }
+    mode = words(tables.preemptions, "mode")
+    return {name: np.sort(time_s[mode == name]) for name in sorted(set(mode.tolist()))}
 
 
 def _draw_rate(axes: Axes, tables: Tables, by_mode: dict[str, Floats]) -> None:

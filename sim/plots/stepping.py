@@ -19,6 +19,7 @@ from sim.plots.style import (
     YELLOW,
     draw_band,
     draw_line,
+    draw_mean,
     draw_stack,
     house_style,
     legend_above,
@@ -66,9 +67,9 @@ def queues(tables: Tables) -> Figure:
     figure = new_figure(tables, f"Queues: {facts}" if facts else "Queues", (1.0, 1.0))
     upper, lower = figure.axes
     absent: list[Artist] = []
-    if tables.step("num_running").size:
+    if tables.has_steps:
         _draw_queue(upper, tables, "running", (SKY, BLUE, "-"))
-        if tables.step("num_swapped").max() > 0.0:
+        if tables.curves.totals["num_swapped"].high > 0.0:
             _draw_queue(upper, tables, "swapped", (ORANGE, VERMILLION, "--"))
         else:
             absent.append(Line2D([], [], linestyle="none", label="swapped: none"))
@@ -91,12 +92,11 @@ def _draw_queue(
     axes: Axes, tables: Tables, name: str, look: tuple[str, str, str]
 ) -> None:
     """Draw a queue's envelope and mean; `look` is fill, line and line style."""
-    length = tables.step(f"num_{name}")
+    length = tables.curves.state[f"num_{name}"]
+    peak = tables.curves.totals[f"num_{name}"].high
     fill, colour, linestyle = look
-    label = f"{name}, min to max (peak {length.max():,.0f})"
-    draw_band(axes, tables.state, length, fill, label)
-    mean = tables.state.mean(length)
-    draw_line(axes, tables.state, mean, colour, f"{name}, mean", linestyle=linestyle)
+    draw_band(axes, length, fill, f"{name}, min to max (peak {peak:,.0f})")
+    draw_mean(axes, length, colour, f"{name}, mean", linestyle=linestyle)
 
 
 @house_style
@@ -114,7 +114,7 @@ def step_costs(tables: Tables) -> Figure:
     title = f"Engine: {facts}" if facts else "Engine steps"
     figure = new_figure(tables, title, (1.2, 1.0, 1.0))
     latency, parts, batch = figure.axes
-    if tables.step("latency_s").size:
+    if tables.has_steps:
         _draw_latency(latency, tables)
         _draw_parts(parts, tables)
         _draw_batch(batch, tables)
@@ -130,13 +130,12 @@ def step_costs(tables: Tables) -> Figure:
 
 
 def _draw_latency(axes: Axes, tables: Tables) -> None:
-    latency_ms = 1e3 * tables.step("latency_s")
-    bins = tables.bins
-    label = f"min to max (longest {_duration(1e-3 * float(latency_ms.max()))})"
-    draw_band(axes, tables.pixels, latency_ms, SKY, label)
-    median = f"median over {_duration(bins.width_s)}"
-    draw_line(axes, bins, bins.median(latency_ms), BLACK, median)
-    low, high = float(latency_ms.min()), float(latency_ms.max())
+    curves, name = tables.curves, "latency_ms"
+    low, high = curves.totals[name].low, curves.totals[name].high
+    label = f"min to max (longest {_duration(1e-3 * high)})"
+    draw_band(axes, curves.pixels[name], SKY, label)
+    median = f"median over {_duration(curves.coarse.width_s)}"
+    draw_line(axes, curves.coarse, curves.medians[name].median, BLACK, median)
     if high > LOG_FROM_RATIO * low > 0.0:
         axes.set_yscale("log")
         set_log_axis(axes.yaxis, low, high)
@@ -152,36 +151,26 @@ def _duration(seconds: float) -> str:
 
 
 def _draw_parts(axes: Axes, tables: Tables) -> None:
-    latency_s = tables.step("latency_s")
+    curves = tables.curves
     layers, looks = [], []
     for name, (label, colour, hatch) in PARTS.items():
-        part = tables.step(name)
-        total = part.sum() / latency_s.sum()
-        if total <= 0.0:
-            continue
-        share = 100.0 * np.divide(
-            part, latency_s, out=np.zeros_like(part), where=latency_s > 0.0
-        )
-        percent = f"{label} {100.0 * total:.2g} %"
-        layers.append((percent, tables.bins.mean(share)))
-        looks.append((colour, hatch))
-    draw_stack(axes, tables.bins, layers, looks)
+        percent = curves.totals[name].mean_over_time
+        if percent > 0.0:
+            layers.append((f"{label} {percent:.2g} %", curves.bins[name].mean))
+            looks.append((colour, hatch))
+    draw_stack(axes, curves.coarse, layers, looks)
     if not layers:
         say(axes, "The cost model gives no parts")
 
 
 def _draw_batch(axes: Axes, tables: Tables) -> None:
-    prefill = tables.step("num_prefill_tokens")
-    decode = np.maximum(tables.step("num_batched_tokens") - prefill, 0.0)
-    bins = tables.bins
+    curves = tables.curves
     drawn = []
-    for name, tokens, colour, linestyle in (
-        ("prefill", prefill, ORANGE, "-"),
-        ("decode", decode, GREEN, "--"),
-    ):
-        mean = bins.mean_per_step(tokens)
-        over = f"mean over steps of {_duration(bins.width_s)}"
-        label = f"{name}, {over} ({tokens.mean():,.4g} over all)"
-        draw_line(axes, bins, mean, colour, label, linestyle=linestyle)
+    for name, colour, linestyle in (("prefill", ORANGE, "-"), ("decode", GREEN, "--")):
+        mean = curves.step_means[f"{name}_tokens"].mean
+        over = f"mean over steps of {_duration(curves.coarse.width_s)}"
+        all_ = curves.totals[f"{name}_tokens"].mean
+        label = f"{name}, {over} ({all_:,.4g} over all)"
+        draw_line(axes, curves.coarse, mean, colour, label, linestyle=linestyle)
         drawn.append(mean)
     set_wide_count_axis(axes, "tokens per step", np.concatenate(drawn))

@@ -18,6 +18,8 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
+from sim.plots.png import png_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-    from sim.plots.binning import Floats, StepColumns
+    from sim.plots.binning import Envelope, Floats, StepColumns
     from sim.plots.tables import Tables
 
 # The palette of Okabe and Ito, told apart by colour-blind readers; their lightness
@@ -52,6 +54,7 @@ _STYLE = {
     if not key.startswith(_NOT_LOOKS)
 } | {
     "font.family": "DejaVu Sans",
+    "text.hinting": "no_hinting",  # as legible at this size, and quicker
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -128,8 +131,9 @@ def _one_line(text: str, max_characters: int) -> str:
 def to_png(figure: Figure) -> bytes:
     """Return the figure as PNG bytes, the same for the same figure at any time."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
+    figure.savefig(buffer, format="rgba", dpi=DPI)
+    pixels = np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
+    return png_bytes(pixels.reshape(HEIGHT_PX, WIDTH_PX, 4), DPI)
 
 
 def plain_number(value: float, _position: int | None = None) -> str:
@@ -285,16 +289,14 @@ def add_steps(axes: Axes, heights: Floats, edges: Floats, **looks: Any) -> None:
         axes.autoscale_view()
 
 
-def draw_band(
-    axes: Axes, columns: StepColumns, values: Floats, colour: str, label: str
-) -> None:
+def draw_band(axes: Axes, envelope: Envelope, colour: str, label: str) -> None:
     """Fill between the lowest and the highest value of each column."""
-    seconds, _ = time_unit(float(columns.edges_s[-1]))
+    edges_s = envelope.columns.edges_s
     add_steps(
         axes,
-        columns.high(values),
-        columns.edges_s / seconds,
-        baseline=columns.low(values),
+        envelope.high,
+        edges_s / time_unit(float(edges_s[-1]))[0],
+        baseline=envelope.low,
         fill=True,
         color=colour,
         alpha=0.35,
@@ -325,6 +327,14 @@ def draw_line(
         linewidth=1.1,
         label=label,
     )
+
+
+def draw_mean(
+    axes: Axes, envelope: Envelope, colour: str, label: str, *, linestyle: str = "-"
+) -> None:
+    """Draw the mean of each column as a step line."""
+    columns, mean = envelope.columns, envelope.mean
+    draw_line(axes, columns, mean, colour, label, linestyle=linestyle)
 
 
 def draw_stack(

@@ -9,27 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.plots.binning import StepColumns
+from sim.plots.curves import curves_of
+from sim.step_table import FrameSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy.typing as npt
     import pandas as pd
 
     from sim.plots.binning import Floats
-
-NUM_PIXEL_COLUMNS = 1400
-"""About one column a pixel of the plotted area."""
-
-NUM_BINS = 200
-"""Columns of what is averaged on purpose: medians and shares."""
+    from sim.plots.curves import Curves
+    from sim.step_table import StepTable
 
 
-def column(frame: pd.DataFrame, name: str) -> Floats:
+def column(table: pd.DataFrame | Mapping[str, Any], name: str) -> Floats:
     """Return a column as float64; no values where an empty table lacks it."""
-    if name not in frame and frame.empty:
-        return np.zeros(0)
-    return frame[name].to_numpy(dtype=np.float64)
+    return np.asarray(_values(table, name), dtype=np.float64)
+
+
+def words(
+    table: pd.DataFrame | Mapping[str, Any], name: str
+) -> npt.NDArray[np.object_]:
+    """Return a column of texts; no values where an empty table lacks it."""
+    return np.asarray(_values(table, name), dtype=np.object_)
+
+
+def _values(table: pd.DataFrame | Mapping[str, Any], name: str) -> Any:
+    return () if len(table) == 0 and name not in table else table[name]
 
 
 def singular(text: str, number: float) -> str:
@@ -40,16 +47,35 @@ def singular(text: str, number: float) -> str:
 
 @dataclass(frozen=True)
 class Tables:
-    """Result tables of one run and its summary, see `sim.schema`."""
+    """Result tables of one run and its summary, see `sim.schema`.
 
-    steps: pd.DataFrame
-    requests: pd.DataFrame
-    preemptions: pd.DataFrame
+    Parameters
+    ----------
+    steps
+        In memory or in batches.
+    requests, preemptions
+        Data frames, or columns by name; without columns where they are empty.
+    summary
+        See `sim.plots.draw_all`.
+    """
+
+    steps: StepTable | pd.DataFrame
+    requests: pd.DataFrame | Mapping[str, Any]
+    preemptions: pd.DataFrame | Mapping[str, Any]
     summary: Mapping[str, Any]
 
-    def step(self, name: str) -> Floats:
-        """Return a column of the steps table."""
-        return column(self.steps, name)
+    @cached_property
+    def step_table(self) -> StepTable:
+        """The steps, to be read in batches."""
+        steps: Any = self.steps
+        is_table = hasattr(steps, "batches")  # asked so that pandas need not be there
+        table: StepTable = steps if is_table else FrameSteps(steps)
+        return table
+
+    @cached_property
+    def has_steps(self) -> bool:
+        """Whether the engine made a step at all."""
+        return self.step_table.num_steps > 0
 
     def number(self, key: str) -> float | None:
         """Return a finite number of the summary, or None where there is none."""
@@ -77,31 +103,14 @@ class Tables:
     @cached_property
     def stop_s(self) -> float:
         """Right end of the time axis in seconds: the last thing that happened."""
-        ends = self.step("start_s")[-1:] + self.step("latency_s")[-1:]
-        times = np.concatenate([ends, column(self.preemptions, "time_s")])
-        last = float(times.max(initial=0.0))
+        last = float(column(self.preemptions, "time_s").max(initial=0.0))
+        for batch in self.step_table.batches(("start_s", "latency_s")):
+            ends_s = batch["start_s"][-1:] + batch["latency_s"][-1:]
+            last = float(ends_s.max(initial=last))
         return last or self.number("duration") or 1.0
 
     @cached_property
-    def pixels(self) -> StepColumns:
-        """What belongs to steps, in columns as fine as the screen."""
-        return self._columns(NUM_PIXEL_COLUMNS)
-
-    @cached_property
-    def state(self) -> StepColumns:
-        """What belongs to the engine, which is empty while it is idle, as fine."""
-        return self._columns(NUM_PIXEL_COLUMNS, idle_is_zero=True)
-
-    @cached_property
-    def bins(self) -> StepColumns:
-        """What belongs to steps, in columns coarse enough to average over."""
-        return self._columns(NUM_BINS)
-
-    def _columns(self, num_columns: int, *, idle_is_zero: bool = False) -> StepColumns:
-        return StepColumns(
-            self.step("start_s"),
-            self.step("latency_s"),
-            self.stop_s,
-            num_columns,
-            idle_is_zero=idle_is_zero,
-        )
+    def curves(self) -> Curves:
+        """What the figures draw of the steps."""
+        block_size = self.number("block_size") or 0.0
+        return curves_of(self.step_table, self.stop_s, block_size)

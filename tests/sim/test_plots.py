@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from sim.plots import FIGURES, Tables, draw_all, to_png
+from sim.step_table import ParquetSteps
 from tests.sim.plot_tables import (
     a_run,
     assert_draws,
@@ -20,6 +22,7 @@ from tests.sim.plot_tables import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -54,6 +57,54 @@ def test_same_tables_give_the_same_bytes(
     again = draw_all(t.steps, t.requests, t.preemptions, t.summary, tmp_path)
     for one, other in zip(written, again, strict=True):
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_tables_may_lie_on_disk_or_be_mere_arrays(
+    full_run: Tables, written: list[Path], tmp_path: Path
+) -> None:
+    t = full_run
+    t.steps.to_parquet(tmp_path / "steps.parquet", index=False)
+    requests, preemptions = (
+        {name: table[name].to_numpy() for name in table}
+        for table in (t.requests, t.preemptions)
+    )
+    steps = ParquetSteps(tmp_path / "steps.parquet")
+    again = draw_all(steps, requests, preemptions, t.summary, tmp_path)
+    for one, other in zip(written, again, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+class ShortBatches:
+    """Steps in batches of a few hundred."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.num_steps = len(frame)
+        self._frame = frame
+
+    def batches(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for begin in range(0, self.num_steps, 333):
+            rows = self._frame[begin : begin + 333]
+            yield {name: rows[name].to_numpy() for name in columns}
+
+
+def test_batches_do_not_show(full_run: Tables) -> None:
+    t = full_run
+    short = ShortBatches(t.steps)
+    cut = Tables(short, t.requests, t.preemptions, t.summary).curves
+    for kind in ("state", "pixels", "bins"):
+        for name, envelope in getattr(t.curves, kind).items():
+            other = getattr(cut, kind)[name]
+            np.testing.assert_array_equal(envelope.low, other.low)
+            np.testing.assert_array_equal(envelope.high, other.high)
+            np.testing.assert_allclose(envelope.mean, other.mean, rtol=1e-9)
+    for name, means in t.curves.step_means.items():
+        np.testing.assert_allclose(means.mean, cut.step_means[name].mean, rtol=1e-9)
+    for name, medians in t.curves.medians.items():
+        np.testing.assert_array_equal(medians.median, cut.medians[name].median)
+    for name, total in t.curves.totals.items():
+        assert dataclasses.astuple(cut.totals[name]) == pytest.approx(
+            dataclasses.astuple(total), rel=1e-12
+        )
 
 
 def test_png_names_no_software_and_no_date(full_run: Tables) -> None:

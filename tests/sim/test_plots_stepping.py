@@ -9,7 +9,7 @@ from matplotlib.patches import StepPatch
 
 from sim import schema
 from sim.plots import FIGURES, Tables
-from sim.plots.tables import NUM_BINS
+from sim.plots.curves import NUM_BINS
 from tests.sim.plot_tables import (
     PARTS,
     a_run,
