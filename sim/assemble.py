@@ -31,7 +31,7 @@ from workloads.traces import TRACE_READERS
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sim.architecture import ModelArchitecture
     from sim.config import EngineConfig, RunConfig, WorkloadConfig
@@ -173,7 +173,10 @@ def _check_protocol(cost_model: CostModel, kind: str) -> None:
 
 
 def make_scheduler(
-    config: EngineConfig, capacity: CapacityEstimate, model: ModelArchitecture
+    config: EngineConfig,
+    capacity: CapacityEstimate,
+    model: ModelArchitecture,
+    schedulers: Mapping[str, type] = SCHEDULERS,
 ) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool.
 
@@ -183,6 +186,8 @@ def make_scheduler(
         The engine, and what it serves.
     capacity
         Its pool.
+    schedulers
+        Classes by the name that ``engine.scheduler`` takes.
 
     Returns
     -------
@@ -198,7 +203,7 @@ def make_scheduler(
         If it cannot be made.
     """
     chunks = _chunks_prefill(config, model)
-    scheduler = _construct(config, capacity, chunks)
+    scheduler = _construct(config, capacity, chunks, schedulers)
     most = getattr(scheduler, "max_servable_tokens", capacity.max_model_len)
     if not config.admission_check or most >= capacity.max_model_len:
         return scheduler, capacity
@@ -214,7 +219,7 @@ def make_scheduler(
         # would let prompts be padded without end.
         budget = max(most, V0_CHUNKED_BATCHED_TOKENS)
         capacity = replace(capacity, max_num_batched_tokens=budget)
-    return _construct(config, capacity, chunks), capacity
+    return _construct(config, capacity, chunks, schedulers), capacity
 
 
 def _pads(config: EngineConfig) -> bool:
@@ -223,7 +228,10 @@ def _pads(config: EngineConfig) -> bool:
 
 
 def _construct(
-    config: EngineConfig, capacity: CapacityEstimate, chunks: bool
+    config: EngineConfig,
+    capacity: CapacityEstimate,
+    chunks: bool,
+    schedulers: Mapping[str, type],
 ) -> Scheduler:
     kind = config.scheduler
     optional = {key: getattr(config, key) for key in sorted(GENERATION_KEYS)}
@@ -240,7 +248,7 @@ def _construct(
     } | {key: value for key, value in optional.items() if value is not None}
     try:
         scheduler: Scheduler = build(
-            SCHEDULERS,
+            schedulers,
             {"kind": kind} if isinstance(kind, str) else kind,
             "engine.scheduler",
             context,

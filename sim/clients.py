@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cache.tokens import RunTokens, SegmentTokens
 from sim.clock import ARRIVAL_PRIORITY, At
 from sim.generation_groups import chosen_parents
 from sim.request import Request
+from workloads.columns import largest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
     import simpy
 
-    from cache.tokens import TokenIds, TokenRuns
+    from cache.tokens import TokenRuns
     from sim.engine import Engine
     from workloads.spec import RequestSpec
 
@@ -38,12 +40,12 @@ class RequestFactory:
 
     def group(self, spec: RequestSpec) -> Request:
         """Return one request for all continuations of the prompt."""
-        return self._request(
-            spec,
-            SegmentTokens(spec.prompt, spec.output_segment),
-            num_sequences=spec.num_sequences,
-            use_beam_search=spec.beam_width > 1,
-        )
+        request = self._request(spec, spec.output_segment)
+        request.num_sequences = spec.num_sequences
+        request.use_beam_search = spec.beam_width > 1
+        request.beam_seed = spec.request_id
+        request.beam_percent = round(100 * spec.beam_switch_share)
+        return request
 
     def samples(self, spec: RequestSpec) -> list[Request]:
         """Return a request for each sample, as V1 fans them out.
@@ -51,47 +53,53 @@ class RequestFactory:
         Source: vLLM 0.11.2, ``vllm/v1/engine/parallel_sampling.py``
         (`ParentRequest`).
         """
-        first = SegmentTokens(spec.prompt, spec.output_segment)
-        tokens = [first] + [
-            SegmentTokens(spec.prompt, first.output(branch, 0)[0])
+        first = self._request(spec, spec.output_segment)
+        if spec.best_of == 1:
+            return [first]
+        return [first] + [
+            self._request(spec, first.tokens.output(branch, 0)[0])  # type: ignore[index]
             for branch in range(1, spec.best_of)
         ]
-        return [self._request(spec, each) for each in tokens]
 
     def beam_step(
         self, spec: RequestSpec, runs: TokenRuns, arrival_s: float
     ) -> Request:
         """Return the request that asks for the next token of one beam."""
-        return self._request(
-            spec,
-            RunTokens(runs.copy()),
+        length = len(runs)
+        request = Request(
+            request_id=self._next_id,
             arrival_s=arrival_s,
-            num_prompt_tokens=len(runs),
+            num_prompt_tokens=length,
+            tokens=RunTokens(runs.copy()),
+            max_num_tokens=min(self.max_model_len, length + 1),
+            oracle_num_tokens=length + 1,
+            priority=spec.priority,
             max_output_tokens=1,
-            oracle_num_tokens=len(runs) + 1,
+            parent_id=spec.request_id,
         )
-
-    def _request(self, spec: RequestSpec, tokens: TokenIds, **changes: Any) -> Request:
-        num_prompt_tokens = changes.get("num_prompt_tokens", spec.num_prompt_tokens)
-        max_output_tokens = changes.get("max_output_tokens", spec.max_tokens)
-        max_num_tokens = self.max_model_len
-        if max_output_tokens is not None:
-            max_num_tokens = min(max_num_tokens, num_prompt_tokens + max_output_tokens)
-        facts: dict[str, Any] = {
-            "request_id": self._next_id,
-            "arrival_s": spec.arrival_s,
-            "num_prompt_tokens": num_prompt_tokens,
-            "tokens": tokens,
-            "max_num_tokens": max_num_tokens,
-            "oracle_num_tokens": num_prompt_tokens + spec.num_output_tokens,
-            "priority": spec.priority,
-            "max_output_tokens": max_output_tokens,
-            "beam_seed": spec.request_id,
-            "beam_percent": round(100 * spec.beam_switch_share),
-            "parent_id": spec.request_id,
-        }
+        request.beam_seed = spec.request_id
+        request.beam_percent = round(100 * spec.beam_switch_share)
         self._next_id += 1
-        return Request(**(facts | changes))
+        return request
+
+    def _request(self, spec: RequestSpec, output_segment: int) -> Request:
+        num_prompt_tokens = spec.num_prompt_tokens
+        max_num_tokens = self.max_model_len
+        if spec.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, num_prompt_tokens + spec.max_tokens)
+        request_id = self._next_id
+        self._next_id = request_id + 1
+        return Request(
+            request_id=request_id,
+            arrival_s=spec.arrival_s,
+            num_prompt_tokens=num_prompt_tokens,
+            tokens=SegmentTokens(spec.prompt, output_segment),
+            max_num_tokens=max_num_tokens,
+            oracle_num_tokens=num_prompt_tokens + spec.num_output_tokens,
+            priority=spec.priority,
+            max_output_tokens=spec.max_tokens,
+            parent_id=spec.request_id,
+        )
 
 
 class GroupClient:
@@ -105,9 +113,15 @@ class GroupClient:
         engine.submit(self.factory.group(spec))
         return None
 
-    def num_requests(self, specs: Iterable[RequestSpec]) -> int:
+    def num_requests(self, specs: Sequence[RequestSpec]) -> int:
         """See `Client.num_requests`."""
-        return sum(1 for _ in specs)
+        return len(specs)
+
+    @staticmethod
+    def why_stepwise(specs: Sequence[RequestSpec]) -> str | None:
+        """See `Client.why_stepwise`: its groups are not those of V1."""
+        del specs
+        return "groups of sequences are scheduled stepwise"
 
 
 class FanOutClient:
@@ -129,14 +143,23 @@ class FanOutClient:
             engine.submit(request)
         return None
 
-    def num_requests(self, specs: Iterable[RequestSpec]) -> int:
+    def num_requests(self, specs: Sequence[RequestSpec]) -> int:
         """See `Client.num_requests`."""
+        if largest(specs, "best_of") == largest(specs, "beam_width") == 1:
+            return len(specs)
         return sum(
             spec.best_of
             if spec.beam_width == 1
             else 1 + spec.beam_width * (self._num_positions(spec) - 1)
             for spec in specs
         )
+
+    @staticmethod
+    def why_stepwise(specs: Sequence[RequestSpec]) -> str | None:
+        """See `Client.why_stepwise`."""
+        if largest(specs, "beam_width") > 1:
+            return "beams: a beam's next request comes of the end of the one before"
+        return None
 
     def _num_positions(self, spec: RequestSpec) -> int:
         """Output tokens of a beam, at least the one that is asked for."""
@@ -184,8 +207,16 @@ class Client(Protocol):
         """Hand over a request; a process if there is more to come of it."""
         ...
 
-    def num_requests(self, specs: Iterable[RequestSpec]) -> int:
+    def num_requests(self, specs: Sequence[RequestSpec]) -> int:
         """Return how many requests the engine will see."""
+        ...
+
+    @staticmethod
+    def why_stepwise(specs: Sequence[RequestSpec]) -> str | None:
+        """Return why the fast path is not exact for these requests, or None.
+
+        A client without this method is served stepwise.
+        """
         ...
 
 
@@ -216,3 +247,53 @@ def open_loop(
     if going_on:
         yield env.all_of(going_on)
     engine.close_arrivals()
+
+
+class NoArrivals:
+    """Nothing to pull: processes submit what arrives."""
+
+    next_s = inf
+
+    def submit(self, engine: Engine) -> None:
+        """Never called: nothing arrives."""
+        raise RuntimeError(f"nothing arrives at {engine}")
+
+
+NO_ARRIVALS = NoArrivals()
+
+
+class PulledArrivals:
+    """The same open loop for an engine that is alone on its clock, which pulls it.
+
+    An event less per arrival: the engine asks when the next one comes, and takes it in
+    when its own time has got there.
+
+    Parameters
+    ----------
+    specs
+        In order of arrival; drawn one at a time.
+    client
+        From the workload's requests to the engine's.
+
+    Attributes
+    ----------
+    next_s
+        Time of the next arrival in seconds; infinite after the last.
+    """
+
+    def __init__(self, specs: Iterable[RequestSpec], client: Client) -> None:
+        self._specs = iter(specs)
+        self._client = client
+        self._next: RequestSpec | None = None
+        self.next_s = 0.0
+        self._draw()
+
+    def _draw(self) -> None:
+        self._next = next(self._specs, None)
+        self.next_s = inf if self._next is None else self._next.arrival_s
+
+    def submit(self, engine: Engine) -> None:
+        """Hand over the next request, now."""
+        assert self._next is not None
+        self._client.submit(engine, self._next)
+        self._draw()

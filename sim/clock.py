@@ -47,3 +47,27 @@ class At(Event):
         # What Environment.schedule does, with a time in place of a delay.
         queue: list[Any] = env._queue
         heappush(queue, (time_s, priority, next(env._eid), self))
+
+
+def advance(env: simpy.Environment, time_s: float) -> bool:
+    """Move the clock to `time_s` without an event, if no event comes first.
+
+    For a process that has nothing to wait for until then.
+
+    Returns
+    -------
+    bool
+        Whether the clock has moved. If not, wait for ``At(env, time_s, ...)``.
+
+    Raises
+    ------
+    ValueError
+        If `time_s` lies in the past or is not a number (invariant 3).
+    """
+    if not time_s >= env._now:
+        raise ValueError(f"the clock never goes back: now {env._now}, got {time_s}")
+    queue: list[Any] = env._queue
+    if queue and queue[0][0] <= time_s:
+        return False
+    env._now = time_s
+    return True

@@ -56,6 +56,25 @@ class StepRecorder(Protocol):
         ...
 
 
+class StepListener(Protocol):
+    """Who wants to see every step in full; see `Engine.listeners`."""
+
+    def scheduled(
+        self,
+        step: int,
+        start_s: float,
+        cost: StepCost,
+        output: SchedulerOutput,
+        scheduler: Any,
+    ) -> None:
+        """See a step, right after its scheduler call."""
+        ...
+
+    def ended(self, end_s: float, finished: list[Request], scheduler: Any) -> None:
+        """See the end of the step; what it finished has been released."""
+        ...
+
+
 class Engine:
     """One serving engine on the simulated clock.
 
@@ -84,6 +103,8 @@ class Engine:
     ----------
     num_steps
         Steps taken so far.
+    listeners
+        Told of every step in full. The fast path then takes steps one by one.
     stop_requested
         Set it to end the run after the step in progress.
     stalled
@@ -108,6 +129,7 @@ class Engine:
         self.sample = sample
         self.admission_check = admission_check
         self.num_steps = 0
+        self.listeners: list[StepListener] = []
         self.stop_requested = False
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
         self.stalled = False
@@ -115,7 +137,7 @@ class Engine:
         self._blocked = False
         self._num_empty_steps = 0
         self._aborts: list[tuple[Request, str]] = []
-        self._wake = env.event()
+        self._wake: simpy.Event | None = None  # while it waits for something to do
         self.done = env.process(self._run())
 
     # -- the client's side ----------------------------------------------------
@@ -157,8 +179,9 @@ class Engine:
     def _wake_up(self) -> None:
         self._blocked = False
         self._num_empty_steps = 0
-        if not self._wake.triggered:
+        if self._wake is not None:
             self._wake.succeed()
+            self._wake = None
 
     # -- the loop -------------------------------------------------------------
 
@@ -185,9 +208,13 @@ class Engine:
         for request, reason in self._aborts:
             if not request.status.is_finished:
                 request.reason = reason
-                self.scheduler.abort(request)
+                self._withdraw(request)
                 self._leave(request)
         self._aborts.clear()
+
+    def _withdraw(self, request: Request) -> None:
+        """Take an unfinished request from the scheduler."""
+        self.scheduler.abort(request)
 
     def _is_idle(self) -> bool:
         """Whether only an arrival can bring work."""
@@ -206,14 +233,13 @@ class Engine:
         cost = self.cost_model.step(output.shape)
         end_s = now_s + cost.total_s
         if not now_s < end_s < inf:
-            raise CostError(
-                f"a step must take a finite time of more than zero (invariant 3): the "
-                f"cost model says {cost.total_s} s at {now_s} s; mend its parameters"
-            )
+            raise no_length(cost.total_s, now_s)
         self.recorder.step(self.num_steps, now_s, cost, output, self.scheduler)
+        for listener in self.listeners:
+            listener.scheduled(self.num_steps, now_s, cost, output, self.scheduler)
         for request in output.ignored:
             self._leave(request)
-        if output.scheduled or output.ignored:
+        if output.num_batched_tokens or output.ignored:
             self._num_empty_steps = 0
         else:
             self._num_empty_steps += 1
@@ -223,9 +249,14 @@ class Engine:
 
     def _end_step(self, output: SchedulerOutput, end_s: float) -> None:
         """Let the output of the step appear."""
-        finished = self.sample(output, self.num_steps, end_s)
+        self._close_step(self.sample(output, self.num_steps, end_s), end_s)
+
+    def _close_step(self, finished: list[Request], end_s: float) -> None:
+        """Release, record and announce the requests that the step has finished."""
         self.scheduler.update(finished)
         self.recorder.stepped(end_s, finished)
+        for listener in self.listeners:
+            listener.ended(end_s, finished, self.scheduler)
         for request in finished:
             if request.on_end is not None:
                 request.on_end(request)
@@ -237,3 +268,11 @@ class Engine:
         for every_steps, observer in self._observers:
             if self.num_steps % every_steps == 0:
                 observer(self)
+
+
+def no_length(total_s: float, now_s: float) -> CostError:
+    """Return what to raise at a step that takes no time, or all of it."""
+    return CostError(
+        f"a step must take a finite time of more than zero (invariant 3): the cost "
+        f"model says {total_s} s at {now_s} s; mend its parameters"
+    )

@@ -53,7 +53,7 @@ def sample(output: SchedulerOutput, step: int, end_s: float) -> list[Request]:
 
 def _event(request: Request, step: int, end_s: float) -> bool:
     """Handle the first token of a streak, or the last token; True if it is done."""
-    last = min(request.oracle_num_tokens, request.max_num_tokens)
+    last = last_num_tokens(request)
     if not request.is_streaking:
         request.begin_streak(step)
         request.num_tokens_at_event = last
@@ -62,10 +62,21 @@ def _event(request: Request, step: int, end_s: float) -> bool:
     if request.num_tokens < last:
         return False
     request.end_streak()
+    finish(request, end_s)
+    return True
+
+
+def last_num_tokens(request: Request) -> int:
+    """Return the length at which a request ends, prompt included."""
+    oracle, most = request.oracle_num_tokens, request.max_num_tokens
+    return oracle if oracle < most else most
+
+
+def finish(request: Request, end_s: float) -> None:
+    """End a request that has got its last token."""
     request.finish_s = end_s
     request.move_to(
         RequestStatus.FINISHED_STOPPED
         if request.num_tokens >= request.oracle_num_tokens
         else RequestStatus.FINISHED_LENGTH_CAPPED
     )
-    return True

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import pandas as pd
+from sim.recording.selection import percentiles
 
-    from sim.recorder import InterTokenLatencies, Recording
+if TYPE_CHECKING:
+    from sim.recorder import Recording
+    from sim.recording.tables import ResultTable
+    from sim.recording.tokens import InterTokenLatencies
 
 PERCENTILES = (50, 90, 95, 99)
 SERVED = ("finished_stopped", "finished_length_capped")
@@ -18,70 +20,55 @@ SERVED = ("finished_stopped", "finished_length_capped")
 Floats = npt.NDArray[np.float64]
 
 
-def weighted_percentile(
-    values: Floats, weights: npt.NDArray[np.int64], percent: float
-) -> float:
-    """Return a percentile of `values`, each taken `weights` times.
-
-    Equals ``numpy.percentile`` (linear interpolation) on the repeated values.
-    O(n log n) in distinct values.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing to take a percentile of.
-    """
-    order = np.argsort(values, kind="stable")
-    cumulated = np.cumsum(weights[order])
-    if not len(cumulated) or cumulated[-1] == 0:
-        raise ValueError("percentile of nothing")
-    rank = (int(cumulated[-1]) - 1) * percent / 100
-    below = int(rank)
-    low, high = values[order][
-        np.searchsorted(
-            cumulated, [below, min(below + 1, int(cumulated[-1]) - 1)], side="right"
-        )
-    ]
-    return float(low + (high - low) * (rank - below))
-
-
-def distribution_ms(
-    name: str, values_s: Floats, weights: npt.NDArray[np.int64] | None = None
-) -> dict[str, float | None]:
+def distribution_ms(name: str, values_s: Floats) -> dict[str, float | None]:
     """Return mean, median, standard deviation and percentiles, in milliseconds.
 
     Keys are those of ``vllm bench serve``; values are None where nothing was
     measured. NaN in `values_s` is left out.
     """
-    known = ~np.isnan(values_s)
-    values_s = values_s[known]
-    weights = np.ones(len(values_s), np.int64) if weights is None else weights[known]
+    known = values_s[~np.isnan(values_s)]
+    if not len(known):
+        return _in_ms(name, None)
+    mean = float(np.average(known))
+    std = float(np.sqrt(np.average((known - mean) ** 2)))
+    ones = np.ones(len(known), np.int64)
+    found = percentiles(lambda: [(known, ones)], PERCENTILES, len(known))
+    return _in_ms(name, (mean, std, found))
+
+
+def _itl_ms(itl: InterTokenLatencies) -> dict[str, float | None]:
+    """Return what `distribution_ms` does, of every token of the served requests."""
+    number, mean, std = itl.moments
+    return _in_ms("itl", (mean, std, itl.percentiles(PERCENTILES)) if number else None)
+
+
+def _in_ms(
+    name: str, found: tuple[float, float, list[float]] | None
+) -> dict[str, float | None]:
+    """Name mean, standard deviation and percentiles in seconds, or their absence."""
     names = ["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)]
-    if not weights.sum():
+    if found is None:
         return {f"{statistic}_{name}_ms": None for statistic in names}
-    mean = float(np.average(values_s, weights=weights))
-    std = float(np.sqrt(np.average((values_s - mean) ** 2, weights=weights)))
-    percentiles = [weighted_percentile(values_s, weights, p) for p in PERCENTILES]
-    numbers = [mean, percentiles[0], std, *percentiles]
+    mean, std, ranked = found
+    numbers = [mean, ranked[0], std, *ranked]
     return {
         f"{statistic}_{name}_ms": number * 1e3
         for statistic, number in zip(names, numbers, strict=True)
     }
 
 
-def latencies(requests: pd.DataFrame, itl: InterTokenLatencies) -> dict[str, Any]:
+def latencies(requests: ResultTable, itl: InterTokenLatencies) -> dict[str, Any]:
     """Return TTFT, TPOT, ITL and end-to-end latency of requests that were served."""
-    served = requests[requests["status"].isin(SERVED)]
-    summary: dict[str, Any] = {}
-    for name in ("ttft", "tpot"):
-        summary |= distribution_ms(name, served[f"{name}_s"].to_numpy(np.float64))
-    summary |= distribution_ms("itl", itl.values_s, itl.weights)
-    summary |= distribution_ms("e2el", served["e2el_s"].to_numpy(np.float64))
-    return summary
+    is_served = requests.is_one_of("status", SERVED)
+
+    def of_served(name: str) -> dict[str, float | None]:
+        return distribution_ms(name, requests[f"{name}_s"][is_served])
+
+    return of_served("ttft") | of_served("tpot") | _itl_ms(itl) | of_served("e2el")
 
 
 def throughput(
-    requests: pd.DataFrame, num_requests: int, duration_s: float
+    requests: ResultTable, num_requests: int, duration_s: float
 ) -> dict[str, Any]:
     """Return counts and rates over the run, named as ``vllm bench serve`` does.
 
@@ -94,26 +81,27 @@ def throughput(
     duration_s
         Simulated seconds.
     """
-    served = requests[requests["status"].isin(SERVED)]
-    num_input = int(served["num_prompt_tokens"].sum())
-    num_output = int(served["num_generated_tokens"].sum())
+    is_served = requests.is_one_of("status", SERVED)
+    completed = int(is_served.sum())
+    num_input = int(requests["num_prompt_tokens"][is_served].sum())
+    num_output = int(requests["num_generated_tokens"][is_served].sum())
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
-    last_arrival_s = float(requests["arrival_s"].max()) if len(requests) else 0.0
-    statuses = requests["status"].value_counts()
-    rejected = int(statuses.get("finished_rejected", 0))
-    aborted = int(statuses.get("finished_aborted", 0))
+    last_arrival_s = float(requests["arrival_s"].max(initial=0.0))
+    statuses = requests.counts("status")
+    rejected, aborted = statuses["finished_rejected"], statuses["finished_aborted"]
+    rate = requests.num_rows / last_arrival_s if last_arrival_s > 0 else None
     return {
         "duration": duration_s,
         "num_requests": num_requests,
-        "completed": len(served),
-        "length_capped": int(statuses.get("finished_length_capped", 0)),
+        "completed": completed,
+        "length_capped": statuses["finished_length_capped"],
         "rejected": rejected,
         "aborted": aborted,
-        "unfinished": num_requests - len(served) - rejected - aborted,
+        "unfinished": num_requests - completed - rejected - aborted,
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
-        "request_rate": len(requests) / last_arrival_s if last_arrival_s > 0 else None,
-        "request_throughput": len(served) * per_s,
+        "request_rate": rate,
+        "request_throughput": completed * per_s,
         "output_throughput": num_output * per_s,
         "total_token_throughput": (num_input + num_output) * per_s,
     }
@@ -126,36 +114,31 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
     right after each scheduler call, so ``num_waiting_mean`` leaves out the wait of a
     request until the next call; ``num_in_system_mean`` counts it.
     """
-    steps, preemptions = recording.steps, recording.preemptions
-    latency_s = steps["latency_s"].to_numpy(np.float64)
-    modes = preemptions["mode"].value_counts()
+    totals, preemptions = recording.totals, recording.preemption_table
+    modes = preemptions.counts("mode")
     elapsed_s = max(duration_s, 1e-300)
+    num_steps = totals.num_steps
 
     def mean_over_time(column: str) -> float:
-        return float((steps[column].to_numpy(np.float64) * latency_s).sum()) / elapsed_s
-
-    def total(column: str) -> int:
-        return int(steps[column].sum())
+        return totals.integral(column) / elapsed_s
 
     return {
-        "num_preemptions": len(preemptions),
-        "num_preemptions_swap": int(modes.get("swap", 0)),
-        "num_preemptions_recompute": int(modes.get("recompute", 0)),
-        "num_requests_preempted": int(preemptions["request_id"].nunique()),
+        "num_preemptions": preemptions.num_rows,
+        "num_preemptions_swap": modes.get("swap", 0),
+        "num_preemptions_recompute": modes.get("recompute", 0),
+        "num_requests_preempted": len(np.unique(preemptions["request_id"])),
         "kv_cache_usage_mean": mean_over_time("kv_cache_usage"),
-        "kv_cache_usage_max": float(steps["kv_cache_usage"].max())
-        if len(steps)
-        else 0.0,
+        "kv_cache_usage_max": totals.max["kv_cache_usage"],
         "num_running_mean": mean_over_time("num_running"),
-        "num_running_max": int(steps["num_running"].max()) if len(steps) else 0,
+        "num_running_max": int(totals.max["num_running"]),
         "num_waiting_mean": mean_over_time("num_waiting"),
-        "num_waiting_max": int(steps["num_waiting"].max()) if len(steps) else 0,
+        "num_waiting_max": int(totals.max["num_waiting"]),
         "num_in_system_mean": recording.occupancy_s / elapsed_s,
-        "swapped_in_blocks": total("num_swapped_in_blocks"),
-        "swapped_out_blocks": total("num_swapped_out_blocks"),
-        "copied_blocks": total("num_copied_blocks"),
-        "recomputed_tokens": total("num_recomputed_tokens"),
-        "num_steps": len(steps),
-        "engine_busy_share": float(latency_s.sum()) / elapsed_s,
-        "mean_step_ms": float(latency_s.mean()) * 1e3 if len(steps) else None,
+        "swapped_in_blocks": totals.total["num_swapped_in_blocks"],
+        "swapped_out_blocks": totals.total["num_swapped_out_blocks"],
+        "copied_blocks": totals.total["num_copied_blocks"],
+        "recomputed_tokens": totals.total["num_recomputed_tokens"],
+        "num_steps": num_steps,
+        "engine_busy_share": totals.busy_s / elapsed_s,
+        "mean_step_ms": totals.busy_s / num_steps * 1e3 if num_steps else None,
     }

@@ -21,6 +21,9 @@ RESULT_FILES = frozenset(
         "requests.parquet",
         "steps.parquet",
         "preemptions.parquet",
+        "itl.parquet",
+        "schedule.jsonl.zst",
+        "blocks.json",
         "figures",
     }
 )

@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from sim import schema
+from sim.recording.parquet import copy_steps, write_itl
+from sim.recording.parquet import write_table as _write_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.config import RunConfig
+    from sim.recorder import Recording
+    from sim.step_table import StepTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
     """What a simulation found.
 
@@ -27,27 +30,61 @@ class Results:
     ----------
     config
         The configuration that was run.
-    requests, steps, preemptions
-        Tables with the columns of `sim.schema`.
+    recording
+        Everything that happened.
     summary
         JSON-ready numbers and provenance; no NaN, no wall time.
     """
 
     config: RunConfig
-    requests: pd.DataFrame
-    steps: pd.DataFrame
-    preemptions: pd.DataFrame
+    recording: Recording
     summary: Mapping[str, Any]
 
-    def write(self, directory: Path) -> None:
+    @property
+    def step_table(self) -> StepTable:
+        """One row a step, in batches."""
+        return self.recording.step_table
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row a step, all in memory; columns as in `sim.schema`."""
+        return self.recording.steps
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """One row a request."""
+        return self.recording.requests
+
+    @property
+    def preemptions(self) -> pd.DataFrame:
+        """One row a preemption."""
+        return self.recording.preemptions
+
+    def write(self, directory: Path, *, itl: bool = False) -> None:
         """Write configuration, summary and tables into `directory`.
 
-        The same configuration gives the same bytes (invariant 5).
+        The same configuration gives the same bytes (invariant 5), whether the steps
+        were kept in memory or went to disk as they came.
+
+        Parameters
+        ----------
+        directory
+            Must exist. Steps that lie there already stay.
+        itl
+            Write ``itl.parquet``, too: when each token came.
         """
+        recording = self.recording
         write_text(directory / "config.yaml", self.config.to_yaml())
         write_json(directory / "summary.json", self.summary)
-        for name in ("requests", "steps", "preemptions"):
-            _write_parquet(directory / f"{name}.parquet", getattr(self, name))
+        tables = {
+            "requests": (recording.request_table, schema.REQUESTS),
+            "preemptions": (recording.preemption_table, schema.PREEMPTIONS),
+        }
+        for name, (table, kinds) in tables.items():
+            _write_parquet(directory / f"{name}.parquet", table.arrow, kinds)
+        copy_steps(recording.step_table, directory / "steps.parquet")
+        if itl:
+            write_itl(recording, directory / "itl.parquet")
 
     def draw(self, directory: Path) -> list[Path]:
         """Draw all figures as PNG into `directory`; return their paths."""
@@ -55,7 +92,11 @@ class Results:
 
         directory.mkdir(parents=True, exist_ok=True)
         return draw_all(
-            self.steps, self.requests, self.preemptions, self.summary, directory
+            self.recording.step_table,
+            self.recording.request_table,
+            self.recording.preemption_table,
+            self.summary,
+            directory,
         )
 
 
@@ -68,13 +109,5 @@ def write_text(path: Path, text: str) -> None:
     """Write and sync a text file."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write_parquet(path: Path, frame: pd.DataFrame) -> None:
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    with path.open("wb") as file:
-        pq.write_table(table, file, compression="zstd")
         file.flush()
         os.fsync(file.fileno())

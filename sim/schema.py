@@ -81,3 +81,10 @@ PREEMPTIONS: dict[str, str] = {
     "kv_cache_usage_after": "float64",
     "num_preemptions": "int64",  # of this request, this one included
 }
+
+ITL: dict[str, str] = {
+    "request_id": "int64",  # served requests only, by id
+    "token_index": "int32",  # of the output, from 1; of the longest sample
+    "time_s": "float64",  # when it appeared
+}
+"""One row a token, written on request: latencies are the differences of `time_s`."""

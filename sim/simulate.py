@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from sim import summary
 from sim.assemble import make_capacity, make_cost_model, make_scheduler, make_workload
-from sim.clients import FanOutClient, GroupClient, RequestFactory, open_loop
+from sim.clients import (
+    FanOutClient,
+    GroupClient,
+    PulledArrivals,
+    RequestFactory,
+    open_loop,
+)
 from sim.engine import Engine, Sampler
 from sim.errors import ConfigError, SchedulerError
+from sim.fast.conditions import FAST_SCHEDULERS, why_stepwise
+from sim.fast.engine import FastEngine
+from sim.fast.exact import NotExactError
+from sim.fast.v1 import FastV1Scheduler
 from sim.generation import sample
 from sim.generation_groups import sampler_for
 from sim.hardware import load_gpu
@@ -23,11 +36,18 @@ from sim.scheduler.groups import GroupScheduler
 from workloads.errors import WorkloadWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from sim.architecture import ModelArchitecture
+    from sim.capacity import CapacityEstimate
+    from sim.clients import Client
     from sim.config import RunConfig
     from sim.scheduler.base import Scheduler
     from workloads.spec import RequestSpec
+
+
+ASKED_FOR = "asked for"
+"""Reason of a stepwise run that the user wanted so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +67,13 @@ class Simulation:
     ----------
     config
         What to simulate.
+    stepwise
+        Whether every step is taken in full, also where the fast path is exact.
+
+    Attributes
+    ----------
+    path_reason
+        Why the run is taken step by step; empty on the fast path.
 
     Raises
     ------
@@ -54,7 +81,7 @@ class Simulation:
         If the parts cannot be built or do not fit together.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, stepwise: bool = False) -> None:
         self.config = config
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
@@ -62,30 +89,67 @@ class Simulation:
         self.warnings += summary.idle_key_warnings(config)
         self.specs = self._read_workload()
         self.cost_model = make_cost_model(config, model, gpu)
-        self.scheduler, capacity = make_scheduler(config.engine, self.capacity, model)
+        self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
+        self.scheduler, capacity = self._make_scheduler(model)
         self._limits = summary.scheduler_warnings(self.capacity, capacity, config)
         self.warnings += self._limits
         self.capacity = capacity
         self.recorder = Recorder()
         self.env = simpy.Environment()
-        self.engine = Engine(
+        client = self._make_client()
+        self.num_requests = client.num_requests(self.specs)
+        self.engine = self._make_engine(client)
+
+    def _make_client(self) -> Client:
+        factory = RequestFactory(self.capacity.max_model_len)
+        if isinstance(self.scheduler, GroupScheduler):
+            return GroupClient(factory)
+        self.warnings += summary.fan_out_warnings(self.specs)
+        return FanOutClient(factory)
+
+    @property
+    def path(self) -> str:
+        """``"fast"`` or ``"stepwise"``."""
+        return "stepwise" if self.path_reason else "fast"
+
+    def _why_stepwise(self) -> str:
+        reason = why_stepwise(self.config.engine, FanOutClient, self.specs, Recorder)
+        return reason or ""
+
+    def _make_scheduler(
+        self, model: ModelArchitecture
+    ) -> tuple[Scheduler, CapacityEstimate]:
+        """Make the fast scheduler, or the stepwise one where it would not be exact."""
+        engine = self.config.engine
+        if not self.path_reason:
+            try:
+                return make_scheduler(engine, self.capacity, model, FAST_SCHEDULERS)
+            except NotExactError as error:
+                self.path_reason = str(error)
+        return make_scheduler(engine, self.capacity, model)
+
+    def _make_engine(self, client: Client) -> Engine:
+        """Make the engine of the path, and what hands requests to it."""
+        admission_check = self.config.engine.admission_check
+        if isinstance(self.scheduler, FastV1Scheduler):
+            return FastEngine(
+                self.env,
+                self.scheduler,
+                self.cost_model,
+                self.recorder,
+                arrivals=PulledArrivals(self.specs, client),
+                admission_check=admission_check,
+            )
+        engine = Engine(
             self.env,
             self.scheduler,
             self.cost_model,
             self.recorder,
             sample=_sampler(self.scheduler),
-            admission_check=config.engine.admission_check,
+            admission_check=admission_check,
         )
-        factory = RequestFactory(self.capacity.max_model_len)
-        client = (
-            GroupClient(factory)
-            if isinstance(self.scheduler, GroupScheduler)
-            else FanOutClient(factory)
-        )
-        if isinstance(client, FanOutClient):
-            self.warnings += summary.fan_out_warnings(self.specs)
-        self.num_requests = client.num_requests(self.specs)
-        self.env.process(open_loop(self.env, self.engine, self.specs, client))
+        self.env.process(open_loop(self.env, engine, self.specs, client))
+        return engine
 
     def _read_workload(self) -> Sequence[RequestSpec]:
         with warnings.catch_warnings(record=True) as caught:
@@ -123,10 +187,21 @@ class Simulation:
             self.engine.observe(progress_every, lambda _: on_progress(self.progress()))
         if check_every:
             self.engine.observe(check_every, lambda _: self.check())
-        self.env.run(until=self.engine.done)
+        with _garbage_collector_paused():
+            self._run_clock()
         if check_every:
             self.check()
         return self._results()
+
+    def _run_clock(self) -> None:
+        try:
+            self.env.run(until=self.engine.done)
+        except RuntimeError:
+            if self.engine.done.triggered or self.env.peek() < inf:
+                raise
+            # SimPy's way to say that everybody waits: a client for an answer that a
+            # stalled queue never gives.
+            self.engine.stalled = True
 
     def stop(self) -> None:
         """Ask the run to end after the step in progress."""
@@ -159,24 +234,16 @@ class Simulation:
         self._check_rejections(recording)
         return Results(
             config=self.config,
-            requests=recording.requests,
-            steps=recording.steps,
-            preemptions=recording.preemptions,
+            recording=recording,
             summary=self._summary(recording),
         )
 
     def _check_rejections(self, recording: Recording) -> None:
         """Warn of rejected requests; refuse a run that served nobody."""
-        requests = recording.requests
-        rejected = requests[requests["status"] == "finished_rejected"]
-        if rejected.empty:
+        num_rejected, line = summary.rejections(recording)
+        if not num_rejected:
             return
-        first = rejected.iloc[0]
-        line = (
-            f"{len(rejected)} of {len(requests)} requests were rejected, the first "
-            f"(request {first['request_id']}): {first['reason']}"
-        )
-        if len(rejected) == len(requests) == self.num_requests:
+        if num_rejected == recording.request_table.num_rows == self.num_requests:
             remedy = (
                 "give the engine a larger cache, or requests a smaller limit "
                 "(workload.max_tokens)"
@@ -202,7 +269,8 @@ class Simulation:
                 "warnings": self.warnings,
                 "seed": self.config.seed,
                 "scheduling": "synchronous scheduling",
-                "path": "stepwise",
+                "path": self.path,
+                "path_reason": self.path_reason or None,
                 "profile": None,
                 "extrapolated_share": recording.extrapolated_share,
                 "cost": self.cost_model.describe(),
@@ -210,6 +278,18 @@ class Simulation:
                 "versions": summary.versions(),
             }
         )
+
+
+@contextmanager
+def _garbage_collector_paused() -> Iterator[None]:
+    """Spare a run the search for cycles: it makes millions of objects, and no cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _sampler(scheduler: Scheduler) -> Sampler:

@@ -7,7 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sim.metrics import cache_and_queues, latencies, throughput
+from workloads.columns import largest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from sim.config import RunConfig, WorkloadConfig
     from sim.recorder import Recording
     from sim.scheduler.base import Scheduler
+    from sim.step_table import StepTable
     from workloads.spec import RequestSpec
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
@@ -42,8 +46,8 @@ def numbers(
     duration_s
         Simulated seconds.
     """
-    summary = throughput(recording.requests, num_requests, duration_s)
-    summary |= latencies(recording.requests, recording.itl)
+    summary = throughput(recording.request_table, num_requests, duration_s)
+    summary |= latencies(recording.request_table, recording.itl)
     summary |= {
         "num_gpu_blocks": capacity.num_gpu_blocks,
         "num_gpu_blocks_low": capacity.num_gpu_blocks_low,
@@ -104,12 +108,12 @@ def scheduler_warnings(
 def fan_out_warnings(specs: Sequence[RequestSpec]) -> list[str]:
     """Say what counts as a request where samples and beams are served one by one."""
     warnings = []
-    if any(spec.best_of > 1 for spec in specs):
+    if largest(specs, "best_of") > 1:
         warnings.append(
             "best_of: this engine serves every sample as a request of its own, so "
             "requests and input tokens count each sample (parent_id joins them)"
         )
-    if any(spec.beam_width > 1 for spec in specs):
+    if largest(specs, "beam_width") > 1:
         warnings.append(
             "beam_width: this engine has no beam search; its front end asks for beams "
             "token by token, so latencies of those rows are of one token, and a step "
@@ -142,18 +146,30 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
     return warnings
 
 
+def rejections(recording: Recording) -> tuple[int, str]:
+    """Return how many requests were rejected, and a line that names the first."""
+    requests = recording.request_table
+    rejected = np.flatnonzero(requests.is_one_of("status", ("finished_rejected",)))
+    if not len(rejected):
+        return 0, ""
+    first = rejected[0]
+    return len(rejected), (
+        f"{len(rejected)} of {requests.num_rows} requests were rejected, the first "
+        f"(request {requests['request_id'][first]}): {requests['reason'][first]}"
+    )
+
+
 def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | None:
     """Say so if the queue was long when the last request arrived.
 
     Latencies then tell how long the run was, not how good the engine is.
     """
-    requests, steps = recording.requests, recording.steps
-    if requests.empty or steps.empty:
+    requests = recording.request_table
+    if not requests.num_rows:
         return None
-    last_s = requests["arrival_s"].max()
-    after = steps[steps["start_s"] >= last_s]
-    num_waiting = int(after["num_waiting"].iloc[0]) if len(after) else 0
-    limit = max(10, _OVERLOAD_SHARE * len(requests))
+    last_s = float(requests["arrival_s"].max())
+    num_waiting = _num_waiting(recording.step_table, last_s)
+    limit = max(10, _OVERLOAD_SHARE * requests.num_rows)
     if last_s <= 0 or num_waiting < limit:
         return None
     return (
@@ -162,6 +178,15 @@ def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | Non
         f"{summary['request_throughput']:.2f} were served); latencies grow with the "
         f"length of the run"
     )
+
+
+def _num_waiting(steps: StepTable, time_s: float) -> int:
+    """Return the requests that wait at the first step from `time_s` on; 0 if none."""
+    for batch in steps.batches(("start_s", "num_waiting")):
+        first = int(batch["start_s"].searchsorted(time_s))
+        if first < len(batch["start_s"]):
+            return int(batch["num_waiting"][first])
+    return 0
 
 
 def stall_warning(scheduler: Scheduler) -> str:

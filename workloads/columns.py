@@ -224,4 +224,4 @@ def largest(requests: Sequence[RequestSpec], field: str) -> int:
     if isinstance(requests, RequestColumns):
         value = getattr(requests, field)
         return int(value if isinstance(value, int) else value.max())
-    return max(getattr(request, field) for request in requests)
+    return max(int(getattr(request, field)) for request in requests)

@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -44,6 +44,11 @@ def run(
     out: Path | None = None,
     overwrite: Annotated[bool, Parameter(negative="")] = False,
     figures: bool = True,
+    stepwise: Annotated[bool, Parameter(negative="")] = False,
+    itl: Literal["steps", "exact"] = "steps",
+    record: Annotated[
+        list[Literal["schedule", "blocks"]] | None, Parameter(negative="")
+    ] = None,
     check: StrictInt = 0,
     seed: StrictInt | None = None,
     quiet: Annotated[bool, Parameter(negative="")] = False,
@@ -63,6 +68,15 @@ def run(
         Replace the results of an earlier run in that folder.
     figures
         Draw the figures.
+    stepwise
+        Take every step in full, also where the fast path gives the same results.
+    itl
+        "exact" also writes itl.parquet, a row for each token of the served requests:
+        when it came. The summary is the same either way.
+    record
+        Also write what "schedule" (every decision, step by step, with its times:
+        schedule.jsonl.zst) or "blocks" (histograms of how long KV blocks are kept, held
+        and idle: blocks.json) names; may be given several times.
     check
         Prove every structure's invariants each N steps; slow.
     seed
@@ -77,6 +91,8 @@ def run(
     from sim.config import load_config
     from sim.errors import ConfigError
     from sim.output import output_directory
+    from sim.recording.extras import recording
+    from sim.recording.parquet import StepsFile
     from sim.results import write_json
     from sim.simulate import Simulation
 
@@ -88,13 +104,16 @@ def run(
         overrides.append(f"seed={seed}")
     run_config = load_config(config, overrides)
     directory = out or Path("results") / config.stem
-    simulation = Simulation(run_config)
+    simulation = Simulation(run_config, stepwise=stepwise)
     with output_directory(directory, overwrite=overwrite) as partial:
-        with _stopping_on_interrupt(simulation):
+        extras = recording(simulation, record or (), partial)
+        steps_file = StepsFile(partial / "steps.parquet")
+        with steps_file, _stopping_on_interrupt(simulation), extras:
+            simulation.recorder.sink = steps_file
             loop_started_s = perf_counter()
             results = _run(simulation, check, show=not (quiet or json))
             loop_s = perf_counter() - loop_started_s
-            results.write(partial)
+            results.write(partial, itl=itl == "exact")
         complete = not simulation.engine.stop_requested
         if figures:
             complete = _draw(results, partial / "figures") and complete

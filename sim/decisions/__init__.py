@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.decisions.diff import Difference, first_difference
 from sim.decisions.driver import DecisionDriver
-from sim.decisions.logs import read_log, write_log
+from sim.decisions.log_files import read_log, write_log
 from sim.decisions.workload import DecisionWorkload, load_workload
 
 __all__ = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sim.decisions.logs import TIMES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -122,7 +124,8 @@ def first_difference(
 ) -> Difference | None:
     """Return where two logs part, or None if they are equal.
 
-    An absent field counts as empty, and the order of fields does not matter.
+    An absent field counts as empty, and the order of fields does not matter. Times of
+    recorded schedules are no decisions and may differ.
 
     Parameters
     ----------
@@ -149,9 +152,9 @@ def first_difference(
 
 
 def _fields(first: Line, second: Line) -> list[str]:
-    """All fields of two lines, in the order of the format."""
+    """All fields of two lines but times, in the order of the format."""
     known = [field for field in _MEANING if field in first or field in second]
-    return known + sorted((first.keys() | second.keys()) - set(known))
+    return known + sorted((first.keys() | second.keys()) - {*known, *TIMES})
 
 
 def _notes(expected: Any, got: Any) -> list[str]:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import os
-import zlib
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cache.sequences import SequenceStatus
-from sim.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from sim.request import Request
     from sim.scheduler.group_output import GroupSchedulerOutput
@@ -23,6 +16,17 @@ if TYPE_CHECKING:
     from sim.scheduler.v1 import V1Scheduler
 
 Line = dict[str, Any]
+
+TIMES = ("start_s", "end_s")
+"""Fields of a recorded schedule that are no decisions."""
+
+
+class Names(Protocol):
+    """What requests are called, by request id."""
+
+    def __getitem__(self, request_id: int, /) -> str:
+        """Return the name of a request."""
+        ...
 
 
 class StepLog(Protocol):
@@ -40,12 +44,33 @@ class StepLog(Protocol):
         """Return the number of free blocks of each tier."""
         ...
 
+    def forget(self, request: Request) -> None:
+        """Drop what is kept of a request that has left."""
+        ...
+
 
 class _Tables:
     """Block tables as last logged, to log changes only."""
 
     def __init__(self) -> None:
         self._logged: dict[str, list[int]] = {}
+
+    def length(self, key: str) -> int:
+        """Return how many blocks the table had when it was last logged."""
+        return len(self._logged.get(key, ()))
+
+    def grow(self, key: str, new_ids: list[int]) -> list[Any] | None:
+        """Do as `change` for a table that is known to have grown at its end only."""
+        if not new_ids:
+            return None
+        logged = self._logged.setdefault(key, [])
+        keep = len(logged)
+        logged += new_ids
+        return [keep, new_ids]
+
+    def forget(self, key: str) -> None:
+        """Drop a table; it counts as empty from now on."""
+        self._logged.pop(key, None)
 
     def change(self, key: str, ids: list[int]) -> list[Any] | None:
         """Return ``[keep, ids behind them]``, or None if nothing changed."""
@@ -61,34 +86,43 @@ class _Tables:
         return [keep, ids[keep:]]
 
 
-class V1Log:
-    """Lines of the `v1` generation."""
+class V1Lines(ABC):
+    """What the lines of the `v1` generation have in common, on either path.
 
-    def __init__(self, scheduler: V1Scheduler, names: Sequence[str]) -> None:
-        self.scheduler = scheduler
+    Parameters
+    ----------
+    names
+        Of the requests.
+    enable_caching
+        Whether hits are logged.
+    """
+
+    def __init__(self, names: Names, *, enable_caching: bool) -> None:
         self.names = names
+        self.enable_caching = enable_caching
         self._tables = _Tables()
 
     def batch(self, output: Any) -> Line:
         """See `StepLog.batch`."""
         admitted = {request.request_id for request in output.admitted}
-        line: Line = {"sched": [], "nbt": output.num_batched_tokens}
         cached: dict[str, int] = {}
         tables: dict[str, list[Any]] = {}
+        sched = self._decodes(tables)
         for request, num_tokens in zip(
             output.scheduled, output.num_scheduled_tokens, strict=True
         ):
             name = self.names[request.request_id]
             computed = request.num_computed_tokens - num_tokens
+            is_new = request.request_id in admitted
             kind = "r"
-            if request.request_id in admitted:
+            if is_new:
                 kind = "c" if request.num_preemptions else "n"
                 cached[name] = computed
-            line["sched"].append([name, num_tokens, kind, computed])
-            ids = self.scheduler.kv_cache_manager.get_block_ids(request)
-            if change := self._tables.change(name, ids):
+            sched.append([name, num_tokens, kind, computed])
+            if change := self._change(request, name, is_new=is_new):
                 tables[name] = change
-        if cached and self.scheduler.kv_cache_manager.enable_caching:
+        line: Line = {"sched": sched, "nbt": output.num_batched_tokens}
+        if cached and self.enable_caching:
             line["cached"] = cached
         if preempted := preemptions(output, self.names):
             line["preempt"] = preempted
@@ -96,15 +130,62 @@ class V1Log:
             line["bt"] = tables
         return line
 
+    @abstractmethod
+    def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
+        """Return entries of decodes ahead of what the output lists as scheduled.
+
+        Parameters
+        ----------
+        tables
+            Takes what changed of theirs, by name.
+        """
+
+    @abstractmethod
+    def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
+        """Return what to log of the table of a scheduled request, if it changed."""
+
+    def forget(self, request: Request) -> None:
+        """See `StepLog.forget`."""
+        self._tables.forget(self.names[request.request_id])
+
+
+class V1Log(V1Lines):
+    """Lines of the `v1` generation.
+
+    Parameters
+    ----------
+    scheduler
+        Whose calls are logged.
+    names
+        Of the requests.
+    """
+
+    def __init__(self, scheduler: V1Scheduler, names: Names) -> None:
+        super().__init__(
+            names, enable_caching=scheduler.kv_cache_manager.enable_caching
+        )
+        self.scheduler = scheduler
+
+    def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
+        del tables
+        return []  # the output lists them all
+
+    def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
+        manager = self.scheduler.kv_cache_manager
+        if not is_new and manager.window is None:
+            new_blocks = request.block_table[self._tables.length(name) :]
+            return self._tables.grow(name, [block.block_id for block in new_blocks])
+        return self._tables.change(name, manager.get_block_ids(request))
+
     def queues(self) -> Line:
         """See `StepLog.queues`."""
         scheduler = self.scheduler
         line: Line = {
-            "waiting": _names(scheduler.waiting, self.names),
-            "running": _names(scheduler.running, self.names),
+            "waiting": names_of(scheduler.waiting, self.names),
+            "running": names_of(scheduler.running, self.names),
             "free": self.free(),
         }
-        if scheduler.kv_cache_manager.enable_caching:
+        if self.enable_caching:
             line["hashes"] = len(scheduler.kv_cache_manager.block_pool.cached_blocks)
         return line
 
@@ -123,12 +204,13 @@ class GroupLog:
     """
 
     def __init__(
-        self, scheduler: GroupScheduler, names: Sequence[str], generation: str
+        self, scheduler: GroupScheduler, names: Names, generation: str
     ) -> None:
         self.scheduler = scheduler
         self.names = names
         self.generation = generation
         self._tables = _Tables()
+        self._keys: dict[int, set[str]] = {}  # of tables logged, by request id
 
     def batch(self, output: GroupSchedulerOutput) -> Line:
         """See `StepLog.batch`."""
@@ -145,7 +227,7 @@ class GroupLog:
         if preempted := preemptions(output, self.names):
             line["preempt"] = preempted
         if output.ignored:
-            line["ignored"] = _names(output.ignored, self.names)
+            line["ignored"] = names_of(output.ignored, self.names)
         for key, mapping in (
             ("swap_out", output.blocks_to_swap_out),
             ("swap_in", output.blocks_to_swap_in),
@@ -178,10 +260,14 @@ class GroupLog:
     def _changed_tables(self, output: GroupSchedulerOutput) -> dict[str, list[Any]]:
         tables: dict[str, list[Any]] = {}
         for scheduled in output.scheduled_seq_groups:
+            request = scheduled.seq_group.request
+            assert request is not None
             for seq in scheduled.seq_group.get_seqs(SequenceStatus.RUNNING):
+                key = str(seq.seq_id)
                 ids = list(self.scheduler.block_manager.get_block_table(seq))
-                if change := self._tables.change(str(seq.seq_id), ids):
-                    tables[str(seq.seq_id)] = change
+                if change := self._tables.change(key, ids):
+                    tables[key] = change
+                    self._keys.setdefault(request.request_id, set()).add(key)
         return tables
 
     def queues(self) -> Line:
@@ -201,8 +287,13 @@ class GroupLog:
         manager = self.scheduler.block_manager
         return [manager.get_num_free_gpu_blocks(), manager.get_num_free_cpu_blocks()]
 
+    def forget(self, request: Request) -> None:
+        """See `StepLog.forget`."""
+        for key in self._keys.pop(request.request_id, ()):
+            self._tables.forget(key)
 
-def preemptions(output: Any, names: Sequence[str]) -> list[list[str]]:
+
+def preemptions(output: Any, names: Names) -> list[list[str]]:
     """Return victims and modes, in the order performed."""
     return [
         [names[preemption.request.request_id], preemption.mode.value]
@@ -210,84 +301,6 @@ def preemptions(output: Any, names: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def _names(requests: Iterable[Request], names: Sequence[str]) -> list[str]:
+def names_of(requests: Iterable[Request], names: Names) -> list[str]:
+    """Return the names of requests, in order."""
     return [names[request.request_id] for request in requests]
-
-
-def write_log(lines: Iterable[Line], path: Path) -> int:
-    """Write a log, whole or not at all; return its number of lines.
-
-    Parameters
-    ----------
-    lines
-        Written as they come.
-    path
-        Compressed if it ends in ``.gz``; the same lines give the same bytes.
-
-    Raises
-    ------
-    OutputError
-        If the file cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    num_lines = 0
-    try:
-        with partial.open("wb") as raw, _text(raw, path) as text:
-            for line in lines:
-                text.write(json.dumps(line, separators=(",", ":")) + "\n")
-                num_lines += 1
-        partial.replace(path)
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}; name another --out"
-        ) from error
-    finally:
-        with suppress(OSError):  # no such directory: there is nothing to take away
-            partial.unlink(missing_ok=True)
-    return num_lines
-
-
-def _text(raw: Any, path: Path) -> io.TextIOWrapper:
-    stream = (
-        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
-        if path.suffix == ".gz"
-        else raw
-    )
-    return io.TextIOWrapper(stream, encoding="utf-8", newline="\n")
-
-
-def read_log(path: Path) -> Iterator[Line]:
-    """Read a log, compressed or not, line by line.
-
-    Raises
-    ------
-    ConfigError
-        With the file, the line and what is wrong.
-    """
-    number = 1
-    try:
-        with _opened(path) as text:
-            for row in text:
-                if not row.isspace():
-                    yield _line(row)
-                number += 1
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: {reason}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}, line {number}: not a log line: {error}") from error
-
-
-def _opened(path: Path) -> TextIO:
-    with path.open("rb") as raw:
-        is_gzip = raw.read(2) == b"\x1f\x8b"
-    if is_gzip:
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _line(row: str) -> Line:
-    line = json.loads(row)
-    if not isinstance(line, dict) or not isinstance(line.get("t"), int):
-        raise ValueError("it is no object with a step 't'")  # noqa: TRY004  # bad file
-    return line

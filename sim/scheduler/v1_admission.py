@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cache.managers.v1 import KVCacheManager
+    from cache.sliding_window import SlidingWindow
     from sim.request import Request
     from sim.scheduler.v1_settings import V1Settings
 
 
 def admission_error(
-    request: Request, settings: V1Settings, manager: KVCacheManager
+    request: Request,
+    settings: V1Settings,
+    num_usable_blocks: int,
+    block_size: int,
+    window: SlidingWindow | None = None,
 ) -> str | None:
     """Return why `request` can never be served, or None.
 
@@ -23,8 +27,8 @@ def admission_error(
     ----------
     request
         A request that has just arrived.
-    settings, manager
-        Of the scheduler that it would join.
+    settings, num_usable_blocks, block_size, window
+        Of the scheduler that it would join, and its pool.
     """
     num_tokens = request.num_prompt_tokens
     if num_tokens >= settings.max_model_len:
@@ -36,11 +40,15 @@ def admission_error(
         ("a prompt", num_tokens),
         ("a prompt and its longest output", request.max_num_tokens),
     ):
-        error = _budget_error(length, settings) or _pool_error(
-            length, settings, manager
-        )
+        error = _budget_error(length, settings)
         if error is not None:
             return f"{what} of {length} tokens {error}"
+        num_blocks = _most_blocks(length, settings, block_size, window)
+        if num_blocks > num_usable_blocks:
+            return (
+                f"{what} of {length} tokens needs {num_blocks} blocks; the cache has "
+                f"{num_usable_blocks}"
+            )
     return None
 
 
@@ -59,22 +67,19 @@ def _budget_error(length: int, settings: V1Settings) -> str | None:
     )
 
 
-def _pool_error(
-    length: int, settings: V1Settings, manager: KVCacheManager
-) -> str | None:
-    num_usable = manager.block_pool.num_usable_blocks
-    num_blocks = manager.num_blocks_for(length)
-    if manager.window is not None:
-        # The test on admission counts with the whole budget, whatever the chunks.
-        num_new_tokens = (
-            settings.max_num_batched_tokens
-            if settings.reserve_full_isl
-            else settings.most_new_tokens
-        )
-        num_blocks = min(
-            num_blocks,
-            manager.window.most_held_blocks(num_new_tokens, settings.max_model_len),
-        )
-    if num_blocks > num_usable:
-        return f"needs {num_blocks} blocks; the cache has {num_usable}"
-    return None
+def _most_blocks(
+    length: int, settings: V1Settings, block_size: int, window: SlidingWindow | None
+) -> int:
+    """Return how many blocks a sequence of this length ever needs at a time."""
+    num_blocks = -(-length // block_size)
+    if window is None:
+        return num_blocks
+    # The test on admission counts with the whole budget, whatever the chunks.
+    num_new_tokens = (
+        settings.max_num_batched_tokens
+        if settings.reserve_full_isl
+        else settings.most_new_tokens
+    )
+    return min(
+        num_blocks, window.most_held_blocks(num_new_tokens, settings.max_model_len)
+    )

@@ -14,7 +14,7 @@ from sim.scheduler.queues import REQUEST_QUEUES
 from sim.scheduler.v1_admission import admission_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.v1_batch import V1Batch
@@ -95,7 +95,14 @@ class V1State:
 
     def admission_error(self, request: Request) -> str | None:
         """Return why `request` can never be served, or None (invariant 7)."""
-        return admission_error(request, self.settings, self.kv_cache_manager)
+        manager = self.kv_cache_manager
+        return admission_error(
+            request,
+            self.settings,
+            manager.block_pool.num_usable_blocks,
+            manager.block_size,
+            manager.window,
+        )
 
     def add_request(self, request: Request) -> None:
         """Put an arrived request into the waiting queue."""
@@ -213,17 +220,9 @@ class V1State:
 
     def summary(self) -> dict[str, Any]:
         """Return prefix-cache counters, in tokens of first admissions."""
-        stats = self.prefix_cache_stats
-        return {
-            "prefix_cache_queries": stats.queries,
-            "prefix_cache_hits": stats.hits,
-            "prefix_cache_hit_rate": stats.hits / stats.queries
-            if stats.queries
-            else 0.0,
-            "prefix_cache_preempted_queries": stats.preempted_queries,
-            "prefix_cache_preempted_hits": stats.preempted_hits,
-            "num_evictions": self.kv_cache_manager.block_pool.num_evictions,
-        }
+        return prefix_cache_summary(
+            self.prefix_cache_stats, self.kv_cache_manager.block_pool.num_evictions
+        )
 
     def check(self) -> None:
         """Prove queues, blocks and counters in O(n).
@@ -234,28 +233,57 @@ class V1State:
             With the rule and who breaks it.
         """
         self.kv_cache_manager.check(self.running)
-        require(
-            len(self.running) <= self.max_num_seqs,
-            f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}",
-        )
-        for request in self.running:
-            require(
-                request.status is RequestStatus.RUNNING,
-                f"request {request.request_id} runs as {request.status.value}",
-            )
+        check_queues(self.running, self.waiting, self.max_num_seqs)
         for request in self.waiting:
             require(
-                request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-                and not request.block_table
-                and request.num_computed_tokens == 0,
-                f"request {request.request_id} waits as {request.status.value} with "
-                f"{len(request.block_table)} blocks and "
-                f"{request.num_computed_tokens} computed tokens",
+                not request.block_table,
+                f"request {request.request_id} waits with {len(request.block_table)} "
+                f"blocks",
             )
-        ids = [request.request_id for request in (*self.running, *self.waiting)]
-        require(len(set(ids)) == len(ids), "a request stands twice in the queues")
         num_tokens = sum(request.num_computed_tokens for request in self.running)
         require(
             num_tokens == self._num_logical_tokens,
             f"{num_tokens} computed tokens held, {self._num_logical_tokens} counted",
         )
+
+
+def prefix_cache_summary(stats: PrefixCacheStats, num_evictions: int) -> dict[str, Any]:
+    """Return prefix-cache counters for a run's summary, JSON-ready."""
+    return {
+        "prefix_cache_queries": stats.queries,
+        "prefix_cache_hits": stats.hits,
+        "prefix_cache_hit_rate": stats.hits / stats.queries if stats.queries else 0.0,
+        "prefix_cache_preempted_queries": stats.preempted_queries,
+        "prefix_cache_preempted_hits": stats.preempted_hits,
+        "num_evictions": num_evictions,
+    }
+
+
+def check_queues(
+    running: Collection[Request], waiting: Iterable[Request], max_num_seqs: int
+) -> None:
+    """Prove that requests stand where their status says, and once.
+
+    Raises
+    ------
+    InvariantError
+        With the rule and who breaks it.
+    """
+    require(
+        len(running) <= max_num_seqs,
+        f"{len(running)} requests run, max_num_seqs is {max_num_seqs}",
+    )
+    for request in running:
+        require(
+            request.status is RequestStatus.RUNNING,
+            f"request {request.request_id} runs as {request.status.value}",
+        )
+    for request in waiting:
+        require(
+            request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            and request.num_computed_tokens == 0,
+            f"request {request.request_id} waits as {request.status.value} with "
+            f"{request.num_computed_tokens} computed tokens",
+        )
+    ids = [request.request_id for request in (*running, *waiting)]
+    require(len(set(ids)) == len(ids), "a request stands twice in the queues")

@@ -42,18 +42,30 @@ def interrupting(
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize(
+    ("options", "place", "nth"),
+    [
+        (["--stepwise"], "sim.engine.Engine._end_step", 200),
+        ([], "sim.fast.engine.FastEngine._take_quiet_steps", 100),
+    ],
+    ids=["stepwise", "fast"],
+)
 def test_ctrl_c_in_the_loop_keeps_what_was_finished(
+    *,
+    options: list[str],
+    place: str,
+    nth: int,
     config: Path,
     tmp_path: Path,
     interrupting: Callable[[str, int], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    interrupting("sim.engine.Engine._end_step", 200)
+    interrupting(place, nth)
     out = tmp_path / "out"
-    assert kvsim(["run", str(config), "--out", str(out)]) == 130
+    assert kvsim(["run", str(config), "--out", str(out), *options]) == 130
     summary = json.loads((out / "summary.json").read_text())
     assert summary["interrupted"]
-    assert summary["num_steps"] == 200
+    assert summary["num_steps"] == 200 or not options
     assert 0 < summary["completed"] < 120 == summary["num_requests"]
     assert summary["unfinished"] == 120 - summary["completed"]
     assert len(list((out / "figures").glob("*.png"))) == 6

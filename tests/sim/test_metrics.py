@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics import distribution_ms, weighted_percentile
+from sim.metrics import distribution_ms
+from sim.recording.selection import percentiles
 
 pairs = st.lists(
     st.tuples(st.floats(0, 100, allow_nan=False), st.integers(0, 5)),
@@ -17,20 +18,19 @@ pairs = st.lists(
 
 
 @given(pairs, st.floats(0, 100))
-def test_weighted_percentile_equals_numpys_on_repeated_values(
+def test_weighted_percentiles_equal_numpys_on_repeated_values(
     rows: list[tuple[float, int]], percent: float
 ) -> None:
     values = np.array([value for value, _ in rows])
     weights = np.array([weight for _, weight in rows])
     expected = np.percentile(np.repeat(values, weights), percent)
-    assert weighted_percentile(values, weights, percent) == pytest.approx(
-        expected, rel=1e-9, abs=1e-9
-    )
+    (found,) = percentiles(lambda: [(values, weights)], [percent])
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_percentile_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="percentile of nothing"):
-        weighted_percentile(np.array([1.0]), np.array([0]), 50)
+        percentiles(lambda: [(np.array([1.0]), np.array([0]))], [50])
 
 
 def test_a_distribution_leaves_out_what_was_not_measured() -> None:

@@ -45,8 +45,8 @@ def summary() -> dict[str, Any]:
     recording = run.go()
     duration_s = run.env.now
     return (
-        throughput(recording.requests, 4, duration_s)
-        | latencies(recording.requests, recording.itl)
+        throughput(recording.request_table, 4, duration_s)
+        | latencies(recording.request_table, recording.itl)
         | cache_and_queues(recording, duration_s)
         | {"steps": recording.steps, "preemptions": recording.preemptions}
     )

@@ -1,0 +1,234 @@
+"""The step loop of the fast path: stretches of quiet steps at once."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from sim.clients import NO_ARRIVALS
+from sim.clock import STEP_PRIORITY, At, advance
+from sim.cost import BatchShape, pricer_of
+from sim.engine import Engine, no_length
+from sim.fast.outputs import OutputCalendar, first_tokens
+from sim.recorder import QuietSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import simpy
+
+    from sim.clients import NoArrivals, PulledArrivals
+    from sim.cost import CostModel
+    from sim.fast.v1 import FastV1Scheduler
+    from sim.recorder import Recorder
+    from sim.request import Request
+    from sim.scheduler.base import SchedulerOutput
+
+MAX_NUM_QUIET_STEPS = 4096
+"""Most steps taken at once: how long an interruption may have to wait."""
+
+
+class FastEngine(Engine):
+    """An engine whose decodes run on the virtual decode clock.
+
+    ::
+
+        quiet steps to come?  --> plan their ends, until the next event of the clock
+                                  advance the decodes, record the stretch
+        otherwise             --> one step, as `Engine` takes it
+        end of the step       --> last tokens by the calendar, first ones of prompts
+
+    While no other event lies before the end of a step, the clock is moved without an
+    event of its own.
+
+    Parameters
+    ----------
+    env, cost_model, recorder, admission_check
+        See `sim.engine.Engine`.
+    scheduler
+        A scheduler with a decode clock.
+    arrivals
+        The workload, if this engine is alone on its clock and pulls it; otherwise
+        processes submit it.
+    """
+
+    scheduler: FastV1Scheduler
+    recorder: Recorder
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: FastV1Scheduler,
+        cost_model: CostModel,
+        recorder: Recorder,
+        *,
+        arrivals: PulledArrivals | NoArrivals = NO_ARRIVALS,
+        admission_check: bool = True,
+    ) -> None:
+        self.arrivals = arrivals
+        self.calendar = OutputCalendar()
+        pricer = pricer_of(cost_model)
+        self._decode_total: Callable[[int], Callable[[int], float]] = (
+            _stepwise_total(cost_model) if pricer is None else pricer.decode_total
+        )
+        super().__init__(
+            env, scheduler, cost_model, recorder, admission_check=admission_check
+        )
+
+    # -- the loop -------------------------------------------------------------
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        env, scheduler, arrivals = self.env, self.scheduler, self.arrivals
+        while not self.stop_requested:
+            if self._aborts:
+                self._apply_aborts()
+            if self._is_idle():
+                if arrivals.next_s < inf:
+                    self._pull(arrivals.next_s)
+                elif self._arrivals_closed:
+                    self.stalled = self._has_requests()
+                    break
+                else:
+                    self._wake = env.event()
+                    yield self._wake
+                continue
+            end_s = self._take_quiet_steps() if scheduler.is_quiet else None
+            if end_s is None:
+                output, end_s = self._begin_step()
+                if output.preemptions:
+                    self._leave_calendar(output)
+            if arrivals.next_s <= end_s:
+                self._pull(end_s)
+            if not advance(env, end_s):
+                yield At(env, end_s, STEP_PRIORITY)
+            self._give_tokens(end_s)
+        self._settle()
+
+    def _is_idle(self) -> bool:
+        scheduler = self.scheduler
+        return self._blocked or not (scheduler.running or scheduler.waiting)
+
+    def _pull(self, until_s: float) -> None:
+        """Take in what arrives until `until_s`, each at its time."""
+        env, arrivals = self.env, self.arrivals
+        while arrivals.next_s <= until_s:
+            if not advance(env, arrivals.next_s):
+                raise RuntimeError(
+                    f"an engine that pulls its arrivals must be alone on its clock: "
+                    f"there is an event at {env.peek()} s; submit them by a process"
+                )
+            arrivals.submit(self)
+        if arrivals.next_s == inf:
+            self.close_arrivals()
+
+    def _take_quiet_steps(self) -> float | None:
+        """Take all steps that need no look; return the end of the last, if any."""
+        scheduler, step = self.scheduler, self.num_steps
+        clock, tables = scheduler.clock, scheduler.tables
+        if self.listeners or tables.observer is not None:
+            return None  # somebody wants to see each step, at its time
+        most = min(self.calendar.next_step() - step + 1, MAX_NUM_QUIET_STEPS)
+        for every_steps, _ in self._observers:
+            most = min(most, every_steps - step % every_steps)
+        num_steps = scheduler.quiet_steps(most)
+        if not num_steps:
+            return None
+        start_s: float = self.env.now
+        num_context_tokens = clock.num_context_tokens(step)
+        num_used_blocks = tables.num_usable_blocks - tables.num_free_blocks
+        num_logical_blocks = tables.num_logical_blocks
+        ends_s = self._plan(num_steps, num_context_tokens, start_s)
+        num_new_blocks = scheduler.advance(len(ends_s))
+        self.recorder.quiet(
+            QuietSteps(
+                step,
+                start_s,
+                ends_s,
+                num_new_blocks,
+                clock.num_decodes,
+                len(scheduler.waiting),
+                num_context_tokens,
+                num_used_blocks,
+                num_logical_blocks,
+                tables.num_usable_blocks,
+                scheduler.block_size,
+            ),
+            self.cost_model,
+        )
+        self.num_steps = step + len(ends_s) - 1
+        self._num_empty_steps = 0
+        return ends_s[-1]
+
+    def _plan(
+        self, num_steps: int, num_context_tokens: int, now_s: float
+    ) -> list[float]:
+        """Return the ends of quiet steps, up to the first that an event cuts."""
+        num_decodes = self.scheduler.clock.num_decodes
+        total_s = self._decode_total(num_decodes)
+        event_s = self._next_event_s()
+        ends_s: list[float] = []
+        last = num_context_tokens + num_steps * num_decodes
+        for num_tokens in range(num_context_tokens, last, num_decodes):
+            end_s = now_s + total_s(num_tokens)
+            if not now_s < end_s < inf:
+                raise no_length(total_s(num_tokens), now_s)
+            ends_s.append(end_s)
+            if end_s >= event_s:
+                break
+            now_s = end_s
+        return ends_s
+
+    def _next_event_s(self) -> float:
+        """Return when something may happen that is not a step."""
+        event_s: float = self.env.peek()
+        return min(event_s, self.arrivals.next_s)
+
+    # -- outputs --------------------------------------------------------------
+
+    def _give_tokens(self, end_s: float) -> None:
+        """Let the output of the step that ends now appear."""
+        step, scheduler = self.num_steps, self.scheduler
+        finished = self.calendar.pop(step, end_s)
+        if scheduler.completing:
+            going_on, done = first_tokens(scheduler.completing, step, end_s)
+            for request in going_on:
+                self.calendar.join(request, step + 1)
+            scheduler.begin_decoding(going_on)
+            finished += done
+        if finished or self.listeners or self._observers:
+            self._close_step(finished, end_s)
+        else:
+            self.recorder.stepped(end_s, finished)
+            self.num_steps = step + 1
+
+    def _leave_calendar(self, output: SchedulerOutput) -> None:
+        for preemption in output.preemptions:
+            request = preemption.request
+            if request.due_step >= 0:
+                self.calendar.leave(request)
+                request.streaks.append((request.joined_step, self.num_steps - 1))
+
+    def _withdraw(self, request: Request) -> None:
+        super()._withdraw(request)
+        if request.due_step >= 0:
+            self.calendar.leave(request)
+
+    def _settle(self) -> None:
+        """Write down how far requests came that the end of the run cuts."""
+        scheduler = self.scheduler
+        for bucket in scheduler.clock.buckets:
+            for request in bucket:
+                scheduler.clock.settle(request, scheduler.step)
+
+
+def _stepwise_total(cost_model: CostModel) -> Callable[[int], Callable[[int], float]]:
+    """Return prices of decodes from a model that prices whole steps only."""
+
+    def decode_total(num_decodes: int) -> Callable[[int], float]:
+        def total_s(num_context_tokens: int) -> float:
+            shape = BatchShape(num_decodes, num_context_tokens, 0, 0, 0, 0)
+            return cost_model.step(shape).total_s
+
+        return total_s
+
+    return decode_total

@@ -1,0 +1,48 @@
+"""Settings of the V1 scheduler under which the fast path is exact."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.scheduler.queues import REQUEST_QUEUES
+
+if TYPE_CHECKING:
+    from sim.scheduler.v1_settings import V1Settings
+
+
+class NotExactError(Exception):
+    """Settings under which the fast path would not equal the stepwise one."""
+
+
+def check_exact(settings: V1Settings, sliding_window: int | None) -> None:
+    """Refuse settings under which decodes are not quiet.
+
+    Raises
+    ------
+    NotExactError
+        With the key and why.
+    """
+    budget, threshold = settings.token_budget, settings.long_prefill_token_threshold
+    queue = REQUEST_QUEUES[settings.scheduling_policy]
+    reasons = {
+        f"scheduling_policy is {settings.scheduling_policy}: the victim need not be "
+        f"the last that runs": not getattr(queue, "exact_on_fast_path", False),
+        "sliding_window: decodes give up blocks on the way": sliding_window is not None,
+        "long_prefill_token_threshold: several prompts may be in mid-way": (
+            0 < threshold < budget
+        ),
+        "prefill_schedule_interval holds prompts back": (
+            settings.prefill_schedule_interval > 1
+        ),
+        f"max_num_batched_tokens or max_num_scheduled_tokens: a batch of "
+        f"{settings.most_running} decodes may use up the budget of {budget} tokens": (
+            settings.most_running > budget
+        ),
+        "enable_chunked_prefill is off, and the release looks past the queue's head": (
+            not settings.enable_chunked_prefill
+            and settings.dialect.skips_over_budget_heads
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise NotExactError(reason)

@@ -1,0 +1,281 @@
+"""From what the engine tells of its steps to batches of columns."""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import itemgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim import schema
+from sim.cost import BatchShape, pricer_of
+from sim.scheduler.base import CacheUsage
+from sim.step_table import BATCH_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.cost import CostModel
+    from sim.step_table import Batch
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+# What `step` packs, in the order of its arguments: StepCost, BatchShape and CacheUsage
+# stand in a row as they are.
+_PACKED: dict[str, str] = {
+    "step": "int64",
+    "start_s": "float64",
+    **dict.fromkeys(list(schema.STEPS)[2:11], "float64"),
+    "extrapolated": "float64",
+    "num_running": "int64",
+    "num_waiting": "int64",
+    "num_swapped": "int64",
+    **dict.fromkeys(BatchShape._fields, "int64"),
+    **dict.fromkeys(CacheUsage._fields[:4], "int64"),
+    **dict.fromkeys(CacheUsage._fields[4:], "float64"),
+    "num_preempted": "int64",
+    "num_recomputed_tokens": "int64",
+}
+pack_step = Struct(
+    "=" + "".join({"int64": "q", "float64": "d"}[kind] for kind in _PACKED.values())
+).pack
+"""From the facts of a step to the 8-byte words of its row."""
+
+_COLUMNS = schema.STEPS | {"extrapolated": "float64"}
+_INDEX = {name: index for index, name in enumerate(_COLUMNS)}
+# Words of a packed row, and where they go.
+_FROM = [index for index, name in enumerate(_PACKED) if name in _COLUMNS]
+_TO = [_INDEX[name] for name in _PACKED if name in _COLUMNS]
+
+_COST_COLUMNS = list(_PACKED)[2:12]
+_DECODES = list(_PACKED).index("num_decodes")
+_PREFILL_TOKENS = list(_PACKED).index("num_prefill_tokens")
+
+CHUNK_ROWS = 4096
+"""Steps told one by one, or in stretches, that are turned into columns at once."""
+
+
+class QuietSteps(NamedTuple):
+    """Steps in a row in which the same decodes run and nothing else happens.
+
+    The lists are kept, not copied: leave them as they are.
+    """
+
+    first_step: int
+    start_s: float
+    """Of the first; each later one starts where the one before ended."""
+    end_s: list[float]
+    """End of each step; at least one."""
+    num_new_blocks: list[int]
+    """Blocks that tables took in each step."""
+    num_running: int
+    """Also the number of decodes of each step."""
+    num_waiting: int
+    num_context_tokens: int
+    """Tokens that the decodes of the first step attend to, which is also the logical
+    tokens right after its scheduler call; each later step adds `num_running`."""
+    num_physical_blocks: int
+    """Before the first step."""
+    num_logical_blocks: int
+    """Before the first step; both grow by `num_new_blocks`."""
+    num_usable_blocks: int
+    block_size: int
+
+
+_COUNTS = itemgetter(0, 4, 5, 6, 7, 8, 9, 10)
+
+
+class StepRows:
+    """Steps that have been told, until they are a batch.
+
+    ::
+
+        packed      rows of steps told one by one                  --.
+        stretches   of quiet steps, and where they stand among them --+--> batches
+
+    A value is a word of 8 bytes, the same for integers and floats.
+
+    Parameters
+    ----------
+    emit
+        Takes each batch of `BATCH_ROWS` rows, and the shorter last one: the columns
+        of `sim.schema.STEPS` and ``extrapolated`` (0.0 or 1.0), views that change
+        once it has returned.
+
+    Attributes
+    ----------
+    packed
+        Rows of `pack_step`. Call `flush` when there are `CHUNK_ROWS`, before a step is
+        added.
+    """
+
+    def __init__(self, emit: Callable[[Batch], None]) -> None:
+        self.packed: list[bytes] = []
+        self._emit = emit
+        self._stretches: list[QuietSteps] = []
+        self._rows_before: list[int] = []
+        self._num_quiet = 0
+        self._cost_model: CostModel | None = None
+        self._finished: list[tuple[int, int]] = []
+        most = BATCH_ROWS + 4 * CHUNK_ROWS
+        self._columns: Words = np.empty((len(_COLUMNS), most), np.uint64)
+        self._num_rows = 0
+
+    def add(self, steps: QuietSteps, cost_model: CostModel) -> None:
+        """Add steps whose rows follow from one another."""
+        if cost_model is not self._cost_model or self._num_quiet >= CHUNK_ROWS:
+            self.flush()
+            self._cost_model = cost_model
+        self._stretches.append(steps)
+        self._rows_before.append(len(self.packed))
+        self._num_quiet += len(steps.end_s)
+
+    def finished(self, num_requests: int) -> None:
+        """Note how many requests the latest step finished."""
+        row = len(self.packed) + self._num_quiet - 1
+        self._finished.append((row, num_requests))
+
+    def flush(self) -> None:
+        """Turn what was told into columns; the latest step must have ended."""
+        num_rows = len(self.packed) + self._num_quiet
+        table = self._room(num_rows)
+        told = np.frombuffer(b"".join(self.packed), np.uint64)
+        told = told.reshape(-1, len(_PACKED)).T
+        if self._stretches:
+            self._merge(table, told)
+        else:
+            _fill(table, slice(None), told)
+        for row, num_requests in self._finished:
+            table[_INDEX["num_finished"], row] = num_requests
+        self.packed.clear()
+        self._stretches.clear()
+        self._rows_before.clear()
+        self._finished.clear()
+        self._num_quiet = 0
+        self._num_rows += num_rows
+        self._emit_full()
+
+    def close(self) -> None:
+        """Emit all that is left; nothing is told afterwards."""
+        self.flush()
+        if self._num_rows:
+            self._emit(_typed(self._columns[:, : self._num_rows]))
+        self._columns = np.empty((len(_COLUMNS), 0), np.uint64)
+        self._num_rows = 0
+
+    def _room(self, num_rows: int) -> Words:
+        """Return room for so many rows behind those there are, all zero."""
+        until = self._num_rows + num_rows
+        if until > self._columns.shape[1]:
+            columns = np.empty((len(_COLUMNS), until), np.uint64)
+            columns[:, : self._num_rows] = self._columns[:, : self._num_rows]
+            self._columns = columns
+        room = self._columns[:, self._num_rows : until]
+        room[:] = 0
+        return room
+
+    def _merge(self, table: Words, told: Words) -> None:
+        """Fill in steps told one by one and stretches, in order."""
+        assert self._cost_model is not None
+        lengths = np.fromiter((len(each.end_s) for each in self._stretches), np.int64)
+        first = np.cumsum(lengths) - lengths
+        rows: slice | Integers = slice(None)
+        if self.packed:
+            rows = np.repeat(self._rows_before, lengths) + np.arange(self._num_quiet)
+            is_told = np.ones(table.shape[1], dtype=np.bool_)
+            is_told[rows] = False
+            _fill(table, np.flatnonzero(is_told), told)
+        columns = _expand(self._stretches, lengths, first, self._cost_model)
+        for name, values in columns.items():
+            typed = np.ascontiguousarray(values, dtype=_COLUMNS[name])
+            table[_INDEX[name]][rows] = typed.view(np.uint64)
+
+    def _emit_full(self) -> None:
+        """Emit the batches that are complete and move the rest to the front."""
+        begin = 0
+        while begin + BATCH_ROWS <= self._num_rows:
+            self._emit(_typed(self._columns[:, begin : begin + BATCH_ROWS]))
+            begin += BATCH_ROWS
+        if begin:
+            self._num_rows -= begin
+            rest = self._columns[:, begin : begin + self._num_rows].copy()
+            self._columns[:, : self._num_rows] = rest
+
+
+def _typed(columns: Words) -> Batch:
+    """Return words as what they are."""
+    kinds = _COLUMNS.items()
+    return {
+        name: row.view(kind) for row, (name, kind) in zip(columns, kinds, strict=True)
+    }
+
+
+def _fill(table: Words, rows: slice | Integers, packed: Words) -> None:
+    """Put packed steps, a column each, into `rows` of the table."""
+    for source, target in zip(_FROM, _TO, strict=True):
+        table[target][rows] = packed[source]
+    batched = table[_INDEX["num_batched_tokens"]]
+    batched[rows] = packed[_DECODES] + packed[_PREFILL_TOKENS]
+
+
+def _expand(
+    stretches: list[QuietSteps], lengths: Integers, first: Integers, model: CostModel
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of quiet steps that are not zero.
+
+    Parameters
+    ----------
+    lengths, first
+        Steps of each stretch, and of all before it.
+    """
+    counts = np.fromiter(chain.from_iterable(map(_COUNTS, stretches)), np.int64)
+    heads = [np.repeat(each, lengths) for each in counts.reshape(-1, 8).T]
+    step, running, waiting, tokens, physical, logical, usable, block_size = heads
+    num_steps = len(step)
+    offset = np.arange(num_steps) - np.repeat(first, lengths)
+    tokens += offset * running
+    new_blocks = np.fromiter(
+        chain.from_iterable(each.num_new_blocks for each in stretches), np.int64
+    )
+    taken = np.cumsum(new_blocks)
+    taken -= np.repeat((taken - new_blocks)[first], lengths)
+    physical += taken
+    logical += taken
+    end_s = np.fromiter(
+        chain.from_iterable(each.end_s for each in stretches), np.float64
+    )
+    start_s = np.empty(num_steps)
+    start_s[1:] = end_s[:-1]
+    start_s[first] = [each.start_s for each in stretches]
+    costs = dict(zip(_COST_COLUMNS, _costs(model, running, tokens).T, strict=True))
+    return costs | {
+        "step": step + offset,
+        "start_s": start_s,
+        "num_running": running,
+        "num_waiting": waiting,
+        "num_batched_tokens": running,
+        "num_decodes": running,
+        "kv_cache_usage": physical / usable,
+        "num_physical_blocks": physical,
+        "num_logical_blocks": logical,
+        "num_physical_tokens": tokens - (logical - physical) * block_size,
+        "num_logical_tokens": tokens,
+    }
+
+
+def _costs(model: CostModel, num_decodes: Integers, num_tokens: Integers) -> Floats:
+    """Return the costs of decode steps, fields of `StepCost` in order."""
+    pricer = pricer_of(model)
+    if pricer is not None:
+        shapes = np.zeros((len(num_decodes), len(BatchShape._fields)), dtype=np.int64)
+        shapes[:, 0] = num_decodes
+        shapes[:, 1] = num_tokens
+        return pricer.columns(shapes)
+    pairs = zip(num_decodes.tolist(), num_tokens.tolist(), strict=True)
+    costs = [model.step(BatchShape(*pair, 0, 0, 0, 0)) for pair in pairs]
+    return np.array(costs, dtype=np.float64)
