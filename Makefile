@@ -10,7 +10,7 @@ UV_PIP := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_NO_PROGRESS ?= 1
 
-.PHONY: demo test test-all check bench format clean help
+.PHONY: demo test test-all fuzz check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -26,6 +26,12 @@ test: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q
 
+# make fuzz N=2000: random configurations, both paths.
+N ?= 1000
+FROM ?= 0
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.identity.fuzz $(N) --from $(FROM)
+
 # make check: format, lint, types, layers.
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -33,9 +39,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# make bench: how fast it is on this machine; tests/bench/README.md explains.
+# make bench: how fast it is on this machine, in processor time; tests/bench/README.md explains.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -s tests/bench --benchmark-only --benchmark-columns=min,median,max,rounds --timeout=0
+	@mkdir -p results
+	$(BIN)/python -m pytest -q -s tests/bench --benchmark-only --benchmark-timer=time.process_time \
+	  --benchmark-disable-gc --benchmark-columns=min,median,max,rounds --benchmark-json=results/bench.json --timeout=0
+	$(BIN)/python -m tests.bench.tables results/bench.json
 
 # make format: let ruff mend what it can.
 format: $(VENV)/.installed-dev

@@ -1,0 +1,66 @@
+"""Random configurations: both paths give equal results, to the last bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tests.identity.compare import Comparison, assert_equal_paths
+from tests.identity.random_configs import draw_case
+from tests.identity.regimes import regimes_of
+
+NUM_CASES = 200
+GROUP = 20
+GROUPS = [range(first, first + GROUP) for first in range(0, NUM_CASES, GROUP)]
+REGIMES = (
+    "preemptions",
+    "hits",
+    "evictions",
+    "shared blocks",
+    "blocked heads",
+    "partial prefills",
+    "five quiet steps",
+    "arrival at a step's end",
+    "idle engine",
+)
+
+
+def checked(seed: int) -> Comparison:
+    case = draw_case(seed)
+    compared = assert_equal_paths(*case)
+    chosen = compared.chosen
+    assert chosen.error or (chosen.path == "fast") == (not chosen.path_reason), seed
+    return compared
+
+
+@cache
+def regimes_of_seed(seed: int) -> frozenset[str]:
+    return frozenset(regimes_of(checked(seed)))
+
+
+@pytest.mark.parametrize("seeds", GROUPS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_both_paths_are_equal(seeds: range) -> None:
+    for seed in seeds:
+        regimes_of_seed(seed)
+
+
+def test_the_cases_reach_every_regime() -> None:
+    counts = Counter(
+        name for seed in range(NUM_CASES) for name in regimes_of_seed(seed)
+    )
+    assert counts["error"] <= 0.05 * NUM_CASES
+    for name in REGIMES:
+        assert counts[name] >= 0.1 * NUM_CASES, (name, counts)
+    for name in ("rejected", "length capped", "samples"):
+        assert counts[name], (name, counts)
+    assert counts["fast"] >= 0.6 * NUM_CASES, counts
+    assert counts["told why stepwise"] >= 0.05 * NUM_CASES, counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 3000, 200))
+def test_many_more(first: int) -> None:
+    for seed in range(first, first + 200):
+        checked(seed)
