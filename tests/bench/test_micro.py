@@ -138,7 +138,7 @@ def test_begin_and_end(benchmark: BenchmarkFixture, manager: str) -> None:
 
 
 @pytest.mark.benchmark(group="micro: 1,000 block keys")
-def test_hash_blocks(benchmark: BenchmarkFixture) -> None:
+def test_of_32_segments(benchmark: BenchmarkFixture) -> None:
     prompt = tuple((2 * i, 512) for i in range(32))
 
     def hash_all() -> list[int]:
@@ -163,7 +163,9 @@ DECODES = BatchShape(120, 150_000, 0, 0, 0, 0)
 MIXED = BatchShape(120, 150_000, 2, 3000, 4000, 5_000_000)
 
 
-@pytest.mark.parametrize("shape", [DECODES, MIXED], ids=["decodes", "mixed"])
+@pytest.mark.parametrize(
+    "shape", [DECODES, MIXED], ids=["decodes by step", "decodes and prefills by step"]
+)
 @pytest.mark.benchmark(group="micro: price of a step")
 def test_roofline_step(
     benchmark: BenchmarkFixture, roofline: RooflineCost, shape: BatchShape
@@ -172,7 +174,7 @@ def test_roofline_step(
 
 
 @pytest.mark.benchmark(group="micro: price of a step")
-def test_roofline_decode_total(
+def test_decodes_by_decode_total(
     benchmark: BenchmarkFixture, roofline: RooflineCost
 ) -> None:
     total = roofline.decode_total(DECODES.num_decodes)
@@ -181,7 +183,7 @@ def test_roofline_decode_total(
 
 
 @pytest.mark.benchmark(group="micro: price of 8,192 steps")
-def test_roofline_columns(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
+def test_by_columns(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
     steps = np.arange(8192, dtype=np.int64)
     shapes = np.zeros((steps.size, len(BatchShape._fields)), dtype=np.int64)
     shapes[:, 0] = 1 + steps // 64
@@ -199,7 +201,7 @@ NUM_STEPS = 8192
 
 
 @pytest.mark.benchmark(group="micro: rows of 8,192 steps")
-def test_record_steps(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
+def test_told_one_by_one(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
     """Told one by one."""
     output, cost, engine = SchedulerOutput(), roofline.step(DECODES), scheduler()
     output.shape = DECODES
@@ -208,12 +210,12 @@ def test_record_steps(benchmark: BenchmarkFixture, roofline: RooflineCost) -> No
         recorder = Recorder()
         for step in range(NUM_STEPS):
             recorder.step(step, step * cost.total_s, cost, output, engine)
-        return recorder.finish(NUM_STEPS * cost.total_s).step_table.num_rows
+        return recorder.finish(NUM_STEPS * cost.total_s).step_table.num_steps
 
     assert benchmark(record) == NUM_STEPS
 
 
-@pytest.mark.parametrize("length", [4, 64])
+@pytest.mark.parametrize("length", [4, 64], ids="told in stretches of {}".format)
 @pytest.mark.benchmark(group="micro: rows of 8,192 steps")
 def test_record_quiet_steps(
     benchmark: BenchmarkFixture, roofline: RooflineCost, length: int
@@ -241,6 +243,6 @@ def test_record_quiet_steps(
         recorder = Recorder()
         for stretch in stretches:
             recorder.quiet(stretch, roofline)
-        return recorder.finish(NUM_STEPS * step_s).step_table.num_rows
+        return recorder.finish(NUM_STEPS * step_s).step_table.num_steps
 
     assert benchmark(record) == NUM_STEPS

@@ -1,44 +1,82 @@
-"""One engine step: a batch of decodes, scheduled and sampled."""
+"""A hundred steps of decodes: scheduled, priced, recorded, sampled."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import simpy
 
-from sim.generation import sample
+from sim.costs.roofline import RooflineCost
+from sim.engine import Engine
+from sim.fast.engine import FastEngine
+from sim.fast.v1 import FastV1Scheduler
+from sim.hardware import load_gpu
+from sim.model import load_model
+from sim.recorder import Recorder
 from sim.scheduler.v1 import V1Scheduler
 from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
+FIRST_STEP = 10
 NUM_STEPS = 100
+COST = RooflineCost(
+    model=load_model("meta-llama/Llama-3.1-8B"), gpu=load_gpu("h200_sxm")
+)
 
 
+def make_engine(path: str, num_running: int, *, caching: bool) -> Engine:
+    """An engine with requests that have all arrived, and that none ends early."""
+    settings: dict[str, Any] = {
+        "num_gpu_blocks": 40_000,
+        "block_size": 16,
+        "max_num_batched_tokens": 1 << 20,
+        "max_num_seqs": 256,
+        "max_model_len": 8192,
+        "enable_prefix_caching": caching,
+    }
+    env, recorder = simpy.Environment(), Recorder()
+    engine = (
+        FastEngine(env, FastV1Scheduler(**settings), COST, recorder)
+        if path == "fast"
+        else Engine(env, V1Scheduler(**settings), COST, recorder)
+    )
+    for i in range(num_running):
+        engine.submit(request_from_spec(spec(i, 0.0, 1000 + i, 2000), 8192))
+    return engine
+
+
+def end_of_step(num_steps: int, num_running: int) -> float:
+    """Return when so many steps have been taken, in seconds."""
+    engine = make_engine("stepwise", num_running, caching=False)
+    while engine.num_steps < num_steps:
+        engine.env.step()
+    return float(engine.env.now)
+
+
+@pytest.mark.parametrize("path", ["stepwise", "fast"])
 @pytest.mark.parametrize("caching", [False, True], ids=["plain", "caching"])
 @pytest.mark.parametrize("num_running", [8, 64, 256])
 @pytest.mark.benchmark(group="step: 100 steps of decodes")
 def test_decode_steps(
-    benchmark: BenchmarkFixture, num_running: int, caching: bool
+    benchmark: BenchmarkFixture, num_running: int, caching: bool, path: str
 ) -> None:
-    def running() -> tuple[tuple[V1Scheduler], dict[str, object]]:
-        scheduler = V1Scheduler(
-            40_000,
-            16,
-            max_num_batched_tokens=256 * 1024,
-            max_num_seqs=256,
-            max_model_len=8192,
-            enable_prefix_caching=caching,
-        )
-        for i in range(num_running):
-            request = request_from_spec(spec(i, 0.0, 1000 + i, 2000), 8192)
-            scheduler.add_request(request)
-        sample(scheduler.schedule(0.0), 0, 1.0)
-        return (scheduler,), {}
+    begin_s = end_of_step(FIRST_STEP, num_running)
+    end_s = end_of_step(FIRST_STEP + NUM_STEPS, num_running)
+    engines: list[Engine] = []
 
-    def decode(scheduler: V1Scheduler) -> None:
-        for step in range(1, NUM_STEPS + 1):
-            scheduler.update(sample(scheduler.schedule(0.0), step, 1.0))
+    def decoding() -> tuple[tuple[Engine], dict[str, object]]:
+        engine = make_engine(path, num_running, caching=caching)
+        engine.env.run(until=begin_s)
+        engines[:] = [engine]
+        return (engine,), {}
 
-    benchmark.pedantic(decode, setup=running, rounds=5, warmup_rounds=1)
+    def decode(engine: Engine) -> None:
+        engine.env.run(until=end_s)
+
+    benchmark.extra_info["num_steps"] = NUM_STEPS
+    benchmark.pedantic(decode, setup=decoding, rounds=20, warmup_rounds=1)
+    assert engines[0].scheduler.num_running == num_running
+    engines[0].scheduler.check()

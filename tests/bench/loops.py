@@ -1,0 +1,181 @@
+"""Loops ready to run, and how long they take: what whole-run benchmarks share."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, NamedTuple
+
+import simpy
+
+from sim.config import load_config
+from sim.simulate import Simulation
+from tests.bench.reference import PlainEngine
+from tests.shared import ROOT, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sim.config import RunConfig
+
+AZURE = "traces/azure_llm_2023_conv.csv"
+MOONCAKE = "traces/mooncake_fast25_conversation.jsonl"
+NUM_AZURE_REQUESTS = 19_366
+NUM_MOONCAKE_REQUESTS = 12_031
+MAX_NUM_SEQS = 256
+
+PATHS = ("fast", "stepwise", "plain")
+"""Ways to run a configuration: the product's two, and `tests.bench.reference`."""
+
+
+class Regime(NamedTuple):
+    """What to run, and on which paths, `PATHS` that are timed in turn."""
+
+    example: str
+    trace: str
+    settings: Sequence[str]
+    num_requests: int = NUM_AZURE_REQUESTS
+    paths: Sequence[str] = ("fast",)
+
+    def config(self) -> RunConfig:
+        """Return the configuration; skips the test where the trace is missing."""
+        return load_config(
+            ROOT / "examples" / self.example,
+            [
+                f"workload.trace.path={shared(self.trace)}",
+                f"engine.max_num_seqs={MAX_NUM_SEQS}",
+                *self.settings,
+            ],
+        )
+
+
+def azure(*settings: str, paths: Sequence[str] = ("fast",)) -> Regime:
+    """Return the Azure conversation trace with some settings."""
+    return Regime("azure_conv.yaml", AZURE, settings, paths=paths)
+
+
+X3 = "workload.trace.rate_scale=3"
+BLOCKS_8K = "engine.num_gpu_blocks_override=8000"
+
+REGIMES: dict[str, Regime] = {
+    "light x1": azure(paths=("fast", "plain")),
+    "loaded x3": azure(X3, paths=PATHS),
+    "few preemptions: x3, 8,000 blocks": azure(X3, BLOCKS_8K, paths=("fast", "plain")),
+    # A step of an A100 is longer, so that more requests run at a time.
+    "preempting: x3, 8,000 blocks, A100": azure(
+        X3,
+        BLOCKS_8K,
+        "engine.gpu=a100_sxm",
+        "engine.max_num_batched_tokens=8192",
+        paths=("fast", "plain"),
+    ),
+    "prefix caching: x3": azure(
+        X3, "engine.enable_prefix_caching=true", paths=("fast", "stepwise")
+    ),
+    "prefix caching: Mooncake, 30,000 blocks": Regime(
+        "mooncake_conversation.yaml",
+        MOONCAKE,
+        (
+            "workload.trace.rate_scale=1",
+            "engine.num_gpu_blocks_override=30000",
+            "engine.max_num_batched_tokens=8192",
+        ),
+        NUM_MOONCAKE_REQUESTS,
+    ),
+}
+
+
+class Outcome(NamedTuple):
+    """What a loop has done, to be sure that paths did the same."""
+
+    num_requests: int
+    num_steps: int
+    num_preemptions: int
+
+
+class Loop(NamedTuple):
+    """A run whose parts stand ready: trace read, nothing simulated."""
+
+    run: Callable[[], object]
+    outcome: Callable[[], Outcome]
+
+
+def make_loop(config: RunConfig, path: str) -> Loop:
+    """Put a run together; garbage of before is not left for it.
+
+    Raises
+    ------
+    ValueError
+        If the product would not take the path that is asked for.
+    """
+    simulation = Simulation(config, stepwise=path != "fast")
+    gc.collect()
+    if path == "plain":
+        return _plain_loop(plain_engine(simulation))
+    if simulation.path != path:
+        raise ValueError(f"not on the fast path: {simulation.path_reason}")
+
+    def outcome() -> Outcome:
+        recording = simulation.recorder.finish(simulation.env.now)
+        return Outcome(
+            simulation.progress().num_done,
+            simulation.engine.num_steps,
+            recording.preemption_table.num_rows,
+        )
+
+    return Loop(lambda: simulation.env.run(until=simulation.engine.done), outcome)
+
+
+def _plain_loop(engine: PlainEngine) -> Loop:
+    def outcome() -> Outcome:
+        requests = engine.requests
+        return Outcome(
+            sum(each.finish_s is not None for each in requests),
+            len(engine.rows),
+            sum(each.num_preemptions for each in requests),
+        )
+
+    return Loop(lambda: engine.env.run(until=engine.done), outcome)
+
+
+def plain_engine(simulation: Simulation) -> PlainEngine:
+    """Return the reference loop on the workload, engine and cost model of a run."""
+    capacity = simulation.capacity
+    return PlainEngine(
+        simpy.Environment(),
+        simulation.specs,
+        simulation.cost_model,
+        num_gpu_blocks=capacity.num_gpu_blocks,
+        block_size=capacity.block_size,
+        max_num_batched_tokens=capacity.max_num_batched_tokens,
+        max_num_seqs=capacity.max_num_seqs,
+        max_model_len=capacity.max_model_len,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """How long something took: on its processor, and by the clock on the wall."""
+
+    cpu: float
+    wall: float
+
+
+def timed(call: Callable[[], object]) -> Seconds:
+    """Call and measure, without the search for cycles, as the product runs."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        wall, cpu = perf_counter(), process_time()
+        call()
+        return Seconds(process_time() - cpu, perf_counter() - wall)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def medians(rounds: Sequence[Seconds]) -> Seconds:
+    """Return the median of each clock."""
+    return Seconds(median(s.cpu for s in rounds), median(s.wall for s in rounds))
