@@ -12,7 +12,7 @@ from sim.request import Request
 from workloads.columns import largest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     import simpy
 
@@ -60,6 +60,14 @@ class RequestFactory:
             self._request(spec, first.tokens.output(branch, 0)[0])  # type: ignore[index]
             for branch in range(1, spec.best_of)
         ]
+
+    def stream(self, specs: Iterable[RequestSpec]) -> Iterator[Request]:
+        """Yield what `samples` returns for each in turn."""
+        for spec in specs:
+            if spec.best_of == 1:
+                yield self._request(spec, spec.output_segment)
+            else:
+                yield from self.samples(spec)
 
     def beam_step(
         self, spec: RequestSpec, runs: TokenRuns, arrival_s: float
@@ -203,6 +211,8 @@ def _submitted(engine: Engine, request: Request) -> simpy.Event:
 class Client(Protocol):
     """How a workload's request becomes requests of the engine."""
 
+    factory: RequestFactory
+
     def submit(self, engine: Engine, spec: RequestSpec) -> simpy.Process | None:
         """Hand over a request; a process if there is more to come of it."""
         ...
@@ -249,19 +259,6 @@ def open_loop(
     engine.close_arrivals()
 
 
-class NoArrivals:
-    """Nothing to pull: processes submit what arrives."""
-
-    next_s = inf
-
-    def submit(self, engine: Engine) -> None:
-        """Never called: nothing arrives."""
-        raise RuntimeError(f"nothing arrives at {engine}")
-
-
-NO_ARRIVALS = NoArrivals()
-
-
 class PulledArrivals:
     """The same open loop for an engine that is alone on its clock, which pulls it.
 
@@ -270,10 +267,8 @@ class PulledArrivals:
 
     Parameters
     ----------
-    specs
-        In order of arrival; drawn one at a time.
-    client
-        From the workload's requests to the engine's.
+    requests
+        In order of arrival; drawn one at a time, one ahead.
 
     Attributes
     ----------
@@ -281,19 +276,26 @@ class PulledArrivals:
         Time of the next arrival in seconds; infinite after the last.
     """
 
-    def __init__(self, specs: Iterable[RequestSpec], client: Client) -> None:
-        self._specs = iter(specs)
-        self._client = client
-        self._next: RequestSpec | None = None
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        self._requests = iter(requests)
+        self._next: Request | None = None
         self.next_s = 0.0
         self._draw()
 
     def _draw(self) -> None:
-        self._next = next(self._specs, None)
-        self.next_s = inf if self._next is None else self._next.arrival_s
+        request = self._next = next(self._requests, None)
+        self.next_s = inf if request is None else request.arrival_s
 
-    def submit(self, engine: Engine) -> None:
-        """Hand over the next request, now."""
-        assert self._next is not None
-        self._client.submit(engine, self._next)
+    def pop(self) -> Request:
+        """Return the next request.
+
+        Raises
+        ------
+        IndexError
+            After the last.
+        """
+        request = self._next
+        if request is None:
+            raise IndexError("there are no more arrivals")
         self._draw()
+        return request

@@ -12,7 +12,7 @@ from sim.generation import sample
 from sim.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     import simpy
 
@@ -47,7 +47,7 @@ class StepRecorder(Protocol):
         """Take note of a step, right after its scheduler call."""
         ...
 
-    def stepped(self, end_s: float, finished: list[Request]) -> None:
+    def stepped(self, end_s: float, finished: Sequence[Request]) -> None:
         """Take note of the end of the step and of the requests it finished."""
         ...
 
@@ -70,7 +70,7 @@ class StepListener(Protocol):
         """See a step, right after its scheduler call."""
         ...
 
-    def ended(self, end_s: float, finished: list[Request], scheduler: Any) -> None:
+    def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
         """See the end of the step; what it finished has been released."""
         ...
 
@@ -239,19 +239,23 @@ class Engine:
             listener.scheduled(self.num_steps, now_s, cost, output, self.scheduler)
         for request in output.ignored:
             self._leave(request)
+        self._note_progress(output)
+        return output, end_s
+
+    def _note_progress(self, output: SchedulerOutput) -> None:
+        """Stop asking a scheduler that is stuck, or has nothing to say for too long."""
         if output.num_batched_tokens or output.ignored:
             self._num_empty_steps = 0
         else:
             self._num_empty_steps += 1
             most = self._num_empty_steps >= MAX_NUM_EMPTY_STEPS
             self._blocked = output.stuck or most
-        return output, end_s
 
     def _end_step(self, output: SchedulerOutput, end_s: float) -> None:
         """Let the output of the step appear."""
         self._close_step(self.sample(output, self.num_steps, end_s), end_s)
 
-    def _close_step(self, finished: list[Request], end_s: float) -> None:
+    def _close_step(self, finished: Sequence[Request], end_s: float) -> None:
         """Release, record and announce the requests that the step has finished."""
         self.scheduler.update(finished)
         self.recorder.stepped(end_s, finished)

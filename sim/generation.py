@@ -13,6 +13,10 @@ from sim.request import Request, RequestStatus
 if TYPE_CHECKING:
     from sim.scheduler.base import SchedulerOutput
 
+# Looked up once: members of an enum are found by a call.
+_STOPPED = RequestStatus.FINISHED_STOPPED
+_LENGTH_CAPPED = RequestStatus.FINISHED_LENGTH_CAPPED
+
 
 def sample(output: SchedulerOutput, step: int, end_s: float) -> list[Request]:
     """Give a token to every request of the batch that has caught up.
@@ -75,8 +79,5 @@ def last_num_tokens(request: Request) -> int:
 def finish(request: Request, end_s: float) -> None:
     """End a request that has got its last token."""
     request.finish_s = end_s
-    request.move_to(
-        RequestStatus.FINISHED_STOPPED
-        if request.num_tokens >= request.oracle_num_tokens
-        else RequestStatus.FINISHED_LENGTH_CAPPED
-    )
+    is_whole = request.num_tokens >= request.oracle_num_tokens
+    request.move_to(_STOPPED if is_whole else _LENGTH_CAPPED)

@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING
 from cache.errors import require
 from sim import schema
 from sim.recording.requests import PreemptionRows, RequestRows
-from sim.recording.rows import CHUNK_ROWS, QuietSteps, StepRows, pack_step
+from sim.recording.rows import (
+    CHUNK_ROWS,
+    QuietSteps,
+    StepRows,
+    pack_facts,
+    pack_step,
+)
 from sim.recording.tables import ResultTable
 from sim.recording.tokens import InterTokenLatencies, Streaks
 from sim.recording.totals import StepTotals
 from sim.step_table import MemorySteps, frame_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
-    from sim.cost import CostModel, StepCost
+    from sim.cost import CostModel, StepCost, StepPricer
+    from sim.fast.state import FastV1State
     from sim.request import Request
     from sim.scheduler.base import Scheduler, SchedulerOutput
     from sim.step_table import Batch, StepSink, StepTable
@@ -135,12 +144,44 @@ class Recorder:
             pack_step(
                 step,
                 start_s,
-                *cost,
                 scheduler.num_running,
                 scheduler.num_waiting,
                 scheduler.num_swapped,
                 *output.shape,
                 *scheduler.cache_usage(),
+                len(preemptions),
+                output.num_recomputed_tokens,
+                *cost,
+            )
+        )
+        for preemption in preemptions:
+            self._preemptions.add(step, start_s, preemption)
+
+    def price_by(self, pricer: StepPricer) -> None:
+        """Be told of steps by `decided`, not by `step`; `pricer` knows their costs."""
+        self._rows.price_by(pricer)
+
+    def decided(
+        self,
+        step: int,
+        start_s: float,
+        output: SchedulerOutput,
+        scheduler: FastV1State,
+    ) -> None:
+        """Take note of a step as `step` does, its costs to be asked of the pricer."""
+        packed = self._packed
+        if len(packed) >= CHUNK_ROWS:
+            self._rows.flush()
+        preemptions = output.preemptions
+        packed.append(
+            pack_facts(
+                step,
+                start_s,
+                len(scheduler.running),
+                len(scheduler.waiting),
+                0,
+                *output.shape,
+                *scheduler.usage_facts(),
                 len(preemptions),
                 output.num_recomputed_tokens,
             )
@@ -162,7 +203,7 @@ class Recorder:
         """
         self._rows.add(steps, cost_model)
 
-    def stepped(self, end_s: float, finished: list[Request]) -> None:
+    def stepped(self, end_s: float, finished: Sequence[Request]) -> None:
         """See `StepRecorder.stepped`."""
         if finished:
             active = self.active

@@ -137,7 +137,7 @@ class Simulation:
                 self.scheduler,
                 self.cost_model,
                 self.recorder,
-                arrivals=PulledArrivals(self.specs, client),
+                arrivals=PulledArrivals(client.factory.stream(self.specs)),
                 admission_check=admission_check,
             )
         engine = Engine(

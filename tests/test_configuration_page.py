@@ -500,7 +500,7 @@ def test_terms_mean_what_the_page_says(caching: bool) -> None:
     )
     last_s = results.requests["arrival_s"].max()
     assert summary["request_rate"] == pytest.approx(40 / last_s)
-    assert (summary["path"], summary["profile"]) == ("stepwise", None)
+    assert (summary["path"], summary["profile"]) == ("fast", None)
     assert summary["extrapolated_share"] == 0
     for part in re.split(r"^- ", PAGE.partition("## Terms")[2], flags=re.MULTILINE)[1:]:
         for name in re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", part.partition("\n\n")[0]):

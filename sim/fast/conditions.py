@@ -42,9 +42,8 @@ def why_stepwise(
     recorder
         Declares by ``exact_on_fast_path``.
     """
-    kind = engine.scheduler_kind
-    if kind not in FAST_SCHEDULERS:
-        return f"the scheduler '{kind}' has no fast path"
+    if engine.scheduler_kind not in FAST_SCHEDULERS:
+        return "the scheduler has no fast path"
     if not engine.admission_check:
         return "admission_check is off: a request may block the queue for ever"
     ask = getattr(client, "why_stepwise", None)

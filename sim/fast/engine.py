@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from sim.clients import NO_ARRIVALS
+from sim.clients import PulledArrivals
 from sim.clock import STEP_PRIORITY, At, advance
 from sim.cost import BatchShape, pricer_of
 from sim.engine import Engine, no_length
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.clients import NoArrivals, PulledArrivals
     from sim.cost import CostModel
     from sim.fast.v1 import FastV1Scheduler
     from sim.recorder import Recorder
@@ -62,15 +61,17 @@ class FastEngine(Engine):
         cost_model: CostModel,
         recorder: Recorder,
         *,
-        arrivals: PulledArrivals | NoArrivals = NO_ARRIVALS,
+        arrivals: PulledArrivals | None = None,
         admission_check: bool = True,
     ) -> None:
-        self.arrivals = arrivals
+        self.arrivals = arrivals or PulledArrivals()
         self.calendar = OutputCalendar()
-        pricer = pricer_of(cost_model)
+        pricer = self._pricer = pricer_of(cost_model)
         self._decode_total: Callable[[int], Callable[[int], float]] = (
             _stepwise_total(cost_model) if pricer is None else pricer.decode_total
         )
+        if pricer is not None:
+            recorder.price_by(pricer)
         super().__init__(
             env, scheduler, cost_model, recorder, admission_check=admission_check
         )
@@ -79,10 +80,11 @@ class FastEngine(Engine):
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env, scheduler, arrivals = self.env, self.scheduler, self.arrivals
+        running, waiting = scheduler.running, scheduler.waiting
         while not self.stop_requested:
             if self._aborts:
                 self._apply_aborts()
-            if self._is_idle():
+            if self._blocked or not (running or waiting):
                 if arrivals.next_s < inf:
                     self._pull(arrivals.next_s)
                 elif self._arrivals_closed:
@@ -94,19 +96,13 @@ class FastEngine(Engine):
                 continue
             end_s = self._take_quiet_steps() if scheduler.is_quiet else None
             if end_s is None:
-                output, end_s = self._begin_step()
-                if output.preemptions:
-                    self._leave_calendar(output)
+                end_s = self._take_step()
             if arrivals.next_s <= end_s:
                 self._pull(end_s)
             if not advance(env, end_s):
                 yield At(env, end_s, STEP_PRIORITY)
             self._give_tokens(end_s)
         self._settle()
-
-    def _is_idle(self) -> bool:
-        scheduler = self.scheduler
-        return self._blocked or not (scheduler.running or scheduler.waiting)
 
     def _pull(self, until_s: float) -> None:
         """Take in what arrives until `until_s`, each at its time."""
@@ -117,9 +113,29 @@ class FastEngine(Engine):
                     f"an engine that pulls its arrivals must be alone on its clock: "
                     f"there is an event at {env.peek()} s; submit them by a process"
                 )
-            arrivals.submit(self)
+            self.submit(arrivals.pop())
         if arrivals.next_s == inf:
             self.close_arrivals()
+
+    def _take_step(self) -> float:
+        """Take one step as `Engine` does; return its end."""
+        if self._pricer is None:
+            output, end_s = self._begin_step()
+        else:
+            step, scheduler = self.num_steps, self.scheduler
+            now_s: float = self.env.now
+            output = scheduler.schedule(now_s)
+            cost = self.cost_model.step(output.shape)
+            end_s = now_s + cost.total_s
+            if not now_s < end_s < inf:
+                raise no_length(cost.total_s, now_s)
+            self.recorder.decided(step, now_s, output, scheduler)
+            for listener in self.listeners:
+                listener.scheduled(step, now_s, cost, output, scheduler)
+            self._note_progress(output)
+        if output.preemptions:
+            self._leave_calendar(output)
+        return end_s
 
     def _take_quiet_steps(self) -> float | None:
         """Take all steps that need no look; return the end of the last, if any."""
@@ -127,45 +143,45 @@ class FastEngine(Engine):
         clock, tables = scheduler.clock, scheduler.tables
         if self.listeners or tables.observer is not None:
             return None  # somebody wants to see each step, at its time
-        most = min(self.calendar.next_step() - step + 1, MAX_NUM_QUIET_STEPS)
+        most = self.calendar.next_step() - step + 1
+        if most > MAX_NUM_QUIET_STEPS:
+            most = MAX_NUM_QUIET_STEPS
         for every_steps, _ in self._observers:
             most = min(most, every_steps - step % every_steps)
         num_steps = scheduler.quiet_steps(most)
         if not num_steps:
             return None
         start_s: float = self.env.now
-        num_context_tokens = clock.num_context_tokens(step)
+        num_decodes = clock.num_decodes
+        num_context_tokens = clock.num_base_tokens + num_decodes * step
         num_used_blocks = tables.num_usable_blocks - tables.num_free_blocks
         num_logical_blocks = tables.num_logical_blocks
-        ends_s = self._plan(num_steps, num_context_tokens, start_s)
-        num_new_blocks = scheduler.advance(len(ends_s))
-        self.recorder.quiet(
-            QuietSteps(
-                step,
-                start_s,
-                ends_s,
-                num_new_blocks,
-                clock.num_decodes,
-                len(scheduler.waiting),
-                num_context_tokens,
-                num_used_blocks,
-                num_logical_blocks,
-                tables.num_usable_blocks,
-                scheduler.block_size,
-            ),
-            self.cost_model,
+        ends_s = self._plan(num_steps, num_decodes, num_context_tokens, start_s)
+        num_steps = len(ends_s)
+        stretch = QuietSteps(
+            step,
+            start_s,
+            ends_s,
+            scheduler.advance(num_steps),
+            num_decodes,
+            len(scheduler.waiting),
+            num_context_tokens,
+            num_used_blocks,
+            num_logical_blocks,
+            tables.num_usable_blocks,
+            scheduler.block_size,
         )
-        self.num_steps = step + len(ends_s) - 1
+        self.recorder.quiet(stretch, self.cost_model)
+        self.num_steps = step + num_steps - 1
         self._num_empty_steps = 0
         return ends_s[-1]
 
     def _plan(
-        self, num_steps: int, num_context_tokens: int, now_s: float
+        self, num_steps: int, num_decodes: int, num_context_tokens: int, now_s: float
     ) -> list[float]:
         """Return the ends of quiet steps, up to the first that an event cuts."""
-        num_decodes = self.scheduler.clock.num_decodes
         total_s = self._decode_total(num_decodes)
-        event_s = self._next_event_s()
+        event_s = min(self.env.peek(), self.arrivals.next_s)
         ends_s: list[float] = []
         last = num_context_tokens + num_steps * num_decodes
         for num_tokens in range(num_context_tokens, last, num_decodes):
@@ -178,11 +194,6 @@ class FastEngine(Engine):
             now_s = end_s
         return ends_s
 
-    def _next_event_s(self) -> float:
-        """Return when something may happen that is not a step."""
-        event_s: float = self.env.peek()
-        return min(event_s, self.arrivals.next_s)
-
     # -- outputs --------------------------------------------------------------
 
     def _give_tokens(self, end_s: float) -> None:
@@ -194,11 +205,10 @@ class FastEngine(Engine):
             for request in going_on:
                 self.calendar.join(request, step + 1)
             scheduler.begin_decoding(going_on)
-            finished += done
+            finished = [*finished, *done]
         if finished or self.listeners or self._observers:
             self._close_step(finished, end_s)
         else:
-            self.recorder.stepped(end_s, finished)
             self.num_steps = step + 1
 
     def _leave_calendar(self, output: SchedulerOutput) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sim.generation import finish, last_num_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sim.request import Request
 
@@ -54,16 +54,17 @@ class OutputCalendar:
             due.pop(heappop(steps), None)
         return NEVER
 
-    def pop(self, step: int, end_s: float) -> list[Request]:
+    def pop(self, step: int, end_s: float) -> Sequence[Request]:
         """Give their last token to the decodes that `step` ends; in running order."""
         due = self._due.get(step)
         if not due:
-            return []
+            return ()
         finished = list(due)
         due.clear()
         for request in finished:
-            request.num_tokens = last_num_tokens(request)
-            request.num_computed_tokens = request.num_tokens - 1
+            num_computed_tokens = request.base_tokens + step
+            request.num_computed_tokens = num_computed_tokens
+            request.num_tokens = num_computed_tokens + 1
             request.due_step = -1
             request.streaks.append((request.joined_step, step))
             finish(request, end_s)

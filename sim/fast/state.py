@@ -248,6 +248,10 @@ class FastV1State:
 
     def cache_usage(self) -> CacheUsage:
         """Return what the cache holds. O(1)."""
+        return CacheUsage(*self.usage_facts())
+
+    def usage_facts(self) -> tuple[int, int, int, int, float, float]:
+        """Return the fields of `cache_usage`."""
         tables = self.tables
         num_logical_blocks = tables.num_logical_blocks
         num_physical_blocks = tables.num_usable_blocks - tables.num_free_blocks
@@ -256,7 +260,7 @@ class FastV1State:
         )
         # Only full blocks are ever shared: each extra entry is a block of tokens.
         num_shared_tokens = (num_logical_blocks - num_physical_blocks) * self.block_size
-        return CacheUsage(
+        return (
             num_physical_blocks,
             num_logical_blocks,
             num_logical_tokens - num_shared_tokens,

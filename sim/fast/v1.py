@@ -185,12 +185,13 @@ class FastV1Scheduler(FastV1State):
             fits = False
         else:
             fits = -(-num_tokens // block_size) <= num_free
-        if not fits and (
+        if fits:
+            return True
+        self._head_is_blocked = (
             self._reserve_full_isl or num_tokens == whole or not self.enable_caching
-        ):
-            self._head_is_blocked = True
-            tables.watch(request, whole, found)
-        return fits
+        )
+        tables.watch(request, whole, found)
+        return False
 
     # -- quiet steps ----------------------------------------------------------
 

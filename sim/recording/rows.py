@@ -18,20 +18,18 @@ from sim.step_table import BATCH_ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sim.cost import CostModel
+    from sim.cost import CostModel, StepPricer
     from sim.step_table import Batch
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# What `step` packs, in the order of its arguments: StepCost, BatchShape and CacheUsage
-# stand in a row as they are.
-_PACKED: dict[str, str] = {
+_COST_FIELDS = dict.fromkeys((*list(schema.STEPS)[2:11], "extrapolated"), "float64")
+# What a scheduler call says; BatchShape and CacheUsage stand in a row as they are.
+_FACTS: dict[str, str] = {
     "step": "int64",
     "start_s": "float64",
-    **dict.fromkeys(list(schema.STEPS)[2:11], "float64"),
-    "extrapolated": "float64",
     "num_running": "int64",
     "num_waiting": "int64",
     "num_swapped": "int64",
@@ -41,22 +39,31 @@ _PACKED: dict[str, str] = {
     "num_preempted": "int64",
     "num_recomputed_tokens": "int64",
 }
-pack_step = Struct(
-    "=" + "".join({"int64": "q", "float64": "d"}[kind] for kind in _PACKED.values())
-).pack
-"""From the facts of a step to the 8-byte words of its row."""
+
+
+def _packer(names: dict[str, str]) -> Callable[..., bytes]:
+    codes = {"int64": "q", "float64": "d"}
+    return Struct("=" + "".join(codes[kind] for kind in names.values())).pack
+
+
+pack_facts = _packer(_FACTS)
+"""From the facts of a step to the 8-byte words of its row; costs follow from them."""
+
+pack_step = _packer(_FACTS | _COST_FIELDS)
+"""The same, with the fields of its `StepCost` behind them."""
 
 _COLUMNS = schema.STEPS | {"extrapolated": "float64"}
 _INDEX = {name: index for index, name in enumerate(_COLUMNS)}
 # Words of a packed row, and where they go.
-_FROM = [index for index, name in enumerate(_PACKED) if name in _COLUMNS]
-_TO = [_INDEX[name] for name in _PACKED if name in _COLUMNS]
+_FROM = [i for i, name in enumerate(_FACTS | _COST_FIELDS) if name in _COLUMNS]
+_TO = [_INDEX[name] for name in (*_FACTS, *_COST_FIELDS) if name in _COLUMNS]
+_SHAPE = slice(
+    list(_FACTS).index("num_decodes"), list(_FACTS).index("num_physical_blocks")
+)
+_DECODES = list(_FACTS).index("num_decodes")
+_PREFILL_TOKENS = list(_FACTS).index("num_prefill_tokens")
 
-_COST_COLUMNS = list(_PACKED)[2:12]
-_DECODES = list(_PACKED).index("num_decodes")
-_PREFILL_TOKENS = list(_PACKED).index("num_prefill_tokens")
-
-CHUNK_ROWS = 4096
+CHUNK_ROWS = 32_768
 """Steps told one by one, or in stretches, that are turned into columns at once."""
 
 
@@ -110,8 +117,8 @@ class StepRows:
     Attributes
     ----------
     packed
-        Rows of `pack_step`. Call `flush` when there are `CHUNK_ROWS`, before a step is
-        added.
+        Rows of `pack_step` or, once `price_by` was called, of `pack_facts`. Call
+        `flush` when there are `CHUNK_ROWS`, before a step is added.
     """
 
     def __init__(self, emit: Callable[[Batch], None]) -> None:
@@ -121,10 +128,15 @@ class StepRows:
         self._rows_before: list[int] = []
         self._num_quiet = 0
         self._cost_model: CostModel | None = None
+        self._pricer: StepPricer | None = None
         self._finished: list[tuple[int, int]] = []
         most = BATCH_ROWS + 4 * CHUNK_ROWS
         self._columns: Words = np.empty((len(_COLUMNS), most), np.uint64)
         self._num_rows = 0
+
+    def price_by(self, pricer: StepPricer) -> None:
+        """Expect rows of `pack_facts`, whose costs are asked of `pricer` later on."""
+        self._pricer = pricer
 
     def add(self, steps: QuietSteps, cost_model: CostModel) -> None:
         """Add steps whose rows follow from one another."""
@@ -144,8 +156,7 @@ class StepRows:
         """Turn what was told into columns; the latest step must have ended."""
         num_rows = len(self.packed) + self._num_quiet
         table = self._room(num_rows)
-        told = np.frombuffer(b"".join(self.packed), np.uint64)
-        told = told.reshape(-1, len(_PACKED)).T
+        told = self._told()
         if self._stretches:
             self._merge(table, told)
         else:
@@ -159,6 +170,16 @@ class StepRows:
         self._num_quiet = 0
         self._num_rows += num_rows
         self._emit_full()
+
+    def _told(self) -> Words:
+        """Return the packed rows, a word a column, costs included."""
+        width = len(_FACTS) + (0 if self._pricer else len(_COST_FIELDS))
+        told = np.frombuffer(b"".join(self.packed), np.uint64).reshape(-1, width).T
+        if self._pricer is None:
+            return told
+        shapes = told[_SHAPE].T.view(np.int64)
+        costs = self._pricer.columns(np.ascontiguousarray(shapes))
+        return np.vstack([told, np.ascontiguousarray(costs.T).view(np.uint64)])
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
@@ -252,7 +273,7 @@ def _expand(
     start_s = np.empty(num_steps)
     start_s[1:] = end_s[:-1]
     start_s[first] = [each.start_s for each in stretches]
-    costs = dict(zip(_COST_COLUMNS, _costs(model, running, tokens).T, strict=True))
+    costs = dict(zip(_COST_FIELDS, _costs(model, running, tokens).T, strict=True))
     return costs | {
         "step": step + offset,
         "start_s": start_s,

@@ -30,7 +30,7 @@ from sim.scheduler.groups import GroupScheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -206,7 +206,7 @@ class ScheduleFile:
         ]
         return sorted(aborted, key=lambda request: request.request_id)
 
-    def ended(self, end_s: float, finished: list[Request], scheduler: Any) -> None:
+    def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
         """See `sim.engine.StepListener`."""
         del scheduler
         line = self._line

@@ -61,10 +61,10 @@ class Keeping(RequestFactory):
         super().__init__(max_model_len)
         self.made: list[Request] = []
 
-    def samples(self, spec: RequestSpec) -> list[Request]:
-        requests = super().samples(spec)
-        self.made += requests
-        return requests
+    def _request(self, spec: RequestSpec, output_segment: int) -> Request:
+        request = super()._request(spec, output_segment)
+        self.made.append(request)
+        return request
 
 
 class Run:
@@ -90,7 +90,9 @@ class Run:
         arguments = SETTINGS | changes
         self.engine: Engine
         if fast:
-            pulled = {"arrivals": PulledArrivals(specs, client)} if pull else {}
+            pulled = (
+                {"arrivals": PulledArrivals(self.factory.stream(specs))} if pull else {}
+            )
             self.engine = FastEngine(
                 self.env,
                 FastV1Scheduler(**arguments),
