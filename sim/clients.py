@@ -260,7 +260,7 @@ def open_loop(
 
 
 class PulledArrivals:
-    """The same open loop for an engine that is alone on its clock, which pulls it.
+    """The same open loop for an engine that pulls it.
 
     An event less per arrival: the engine asks when the next one comes, and takes it in
     when its own time has got there.

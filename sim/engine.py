@@ -160,7 +160,7 @@ class Engine:
         """Record and announce the end of a request that got no answer."""
         self.recorder.left(request, self.env.now)
         if request.on_end is not None:
-            request.on_end(request)
+            _announce(request)
 
     def abort(self, request: Request, reason: str) -> None:
         """Withdraw a request before the next scheduler call, if it is unfinished.
@@ -263,7 +263,7 @@ class Engine:
             listener.ended(end_s, finished, self.scheduler)
         for request in finished:
             if request.on_end is not None:
-                request.on_end(request)
+                _announce(request)
         self.num_steps += 1
         if self._observers:
             self._notify()
@@ -272,6 +272,17 @@ class Engine:
         for every_steps, observer in self._observers:
             if self.num_steps % every_steps == 0:
                 observer(self)
+
+
+def _announce(request: Request) -> None:
+    """Call back who waits for the end of `request`, once.
+
+    It is let go before: an event that holds the request, which holds the event, would
+    be a cycle.
+    """
+    on_end, request.on_end = request.on_end, None
+    assert on_end is not None
+    on_end(request)
 
 
 def no_length(total_s: float, now_s: float) -> CostError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -187,7 +187,9 @@ class Simulation:
             self.engine.observe(progress_every, lambda _: on_progress(self.progress()))
         if check_every:
             self.engine.observe(check_every, lambda _: self.check())
-        with _garbage_collector_paused():
+        if self.engine.done.triggered:
+            raise RuntimeError("a simulation runs once; make another one")
+        with nullcontext() if self.path_reason else _garbage_collector_paused():
             self._run_clock()
         if check_every:
             self.check()
@@ -282,7 +284,7 @@ class Simulation:
 
 @contextmanager
 def _garbage_collector_paused() -> Iterator[None]:
-    """Spare a run the search for cycles: it makes millions of objects, and no cycle."""
+    """Spare the fast path the search for cycles: it makes objects, and no cycle."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

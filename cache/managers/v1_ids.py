@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError, require
-from cache.managers.v1_fast import Found
+from cache.managers.v1_fast import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from cache.managers.v1_fast import FastRequest
     from cache.stats import BlockObserver
-
-NOTHING_FOUND = Found(0, 0, [], [])
-"""What is found without prefix caching."""
 
 _MOST_TAKEN_IDS_KEPT = 1 << 16
 
@@ -44,7 +41,7 @@ class IdTables:
     Raises
     ------
     CacheError
-        If the pool is too small.
+        If the pool is too small or a block has no token.
     """
 
     def __init__(
@@ -55,6 +52,8 @@ class IdTables:
                 f"a pool needs at least 2 blocks (one is the null block), got "
                 f"{num_gpu_blocks}"
             )
+        if block_size < 1:
+            raise CacheError(f"block_size must be at least 1, got {block_size}")
         self.block_size = block_size
         self.num_usable_blocks = num_gpu_blocks - 1
         self.num_free_blocks = self.num_usable_blocks
@@ -79,31 +78,31 @@ class IdTables:
     def begin(self, request: FastRequest, num_tokens: int, found: Found) -> None:
         """See `FastTables.begin`."""
         del found
-        request.table = self._take(-(-num_tokens // self.block_size))
+        request.table = self.take(-(-num_tokens // self.block_size))
 
     def extend(self, request: FastRequest, num_tokens: int) -> None:
         """See `FastTables.extend`."""
         num_blocks = -(-num_tokens // self.block_size) - len(request.table)
         if num_blocks > 0:
-            request.table += self._take(num_blocks)
+            request.table += self.take(num_blocks)
 
-    def append_blocks(self, requests: Iterable[FastRequest]) -> None:
+    def append_blocks(self, requests: Collection[FastRequest]) -> None:
         """See `FastTables.append_blocks`."""
-        num_blocks = 0
+        num_blocks = len(requests)
+        if num_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_blocks)
         if self.observer is not None:
             for request in requests:
-                request.table += self._take(1)
+                request.table += self.take(1)
             return
         if self._is_stack:
             pop = self._free.pop
             for request in requests:
                 request.table.append(pop())
-                num_blocks += 1
         else:
             free, start = self._free, self._num_taken
-            for request in requests:
-                request.table.append(free[start + num_blocks])
-                num_blocks += 1
+            for index, request in enumerate(requests, start):
+                request.table.append(free[index])
             self._num_taken = start + num_blocks
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
@@ -111,24 +110,39 @@ class IdTables:
     def append_rounds(
         self, buckets: Sequence[Mapping[Any, None]], first: int, num_rounds: int
     ) -> list[int]:
-        """See `FastTables.append_rounds`."""
+        """Call `append_blocks` for one bucket after the other.
+
+        Parameters
+        ----------
+        buckets
+            Requests whose next block opens in the same rounds, modulo their number.
+        first, num_rounds
+            Rounds to go through; the caller has tested that the blocks suffice.
+
+        Returns
+        -------
+        list of int
+            Number of blocks of each round.
+        """
         num_buckets = len(buckets)
-        rounds = [
-            buckets[now % num_buckets] for now in range(first, first + num_rounds)
-        ]
-        if self._is_stack and self.observer is None:
-            pop = self._free.pop
-            for opening in rounds:
-                for request in opening:
-                    request.table.append(pop())
-            num_opened = [len(opening) for opening in rounds]
-            num_blocks = sum(num_opened)
-            self.num_free_blocks -= num_blocks
-            self.num_logical_blocks += num_blocks
+        num_opened: list[int] = []
+        if not self._is_stack or self.observer is not None:
+            for now in range(first, first + num_rounds):
+                opening = buckets[now % num_buckets]
+                self.append_blocks(opening)
+                num_opened.append(len(opening))
             return num_opened
-        for opening in rounds:
-            self.append_blocks(opening)
-        return [len(opening) for opening in rounds]
+        free = self._free
+        num_before = len(free)
+        for now in range(first, first + num_rounds):
+            opening = buckets[now % num_buckets]
+            for request in opening:
+                request.table.append(free.pop())
+            num_opened.append(len(opening))
+        num_blocks = num_before - len(free)
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+        return num_opened
 
     def register_blocks(self, requests: Iterable[FastRequest]) -> None:
         """See `FastTables.register_blocks`: nothing is to be found again."""
@@ -136,6 +150,8 @@ class IdTables:
     def free(self, request: FastRequest) -> int:
         """See `FastTables.free`."""
         table = request.table
+        if table is None:
+            return 0
         request.table = None
         num_blocks = len(table)
         self.num_free_blocks += num_blocks
@@ -150,8 +166,8 @@ class IdTables:
     def watch(
         self,
         request: FastRequest | None,
-        num_tokens: int = 0,
-        found: Found | None = None,
+        num_tokens: int,
+        found: Found,
     ) -> None:
         """See `FastTables.watch`: there is nothing to wait for."""
 
@@ -160,13 +176,16 @@ class IdTables:
         del requests
         return False
 
-    def _take(self, num_blocks: int) -> list[int]:
-        """Take at least one id from the front of the free queue."""
+    def take(self, num_blocks: int) -> list[int]:
+        """Return a table of at least one new block, from the front of the queue.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If fewer blocks are free; nothing changes.
+        """
         if num_blocks > self.num_free_blocks:
-            raise NoFreeBlocksError(
-                f"cannot take {num_blocks} blocks: {self.num_free_blocks} of "
-                f"{self.num_usable_blocks} are free"
-            )
+            raise self._lack_of_blocks(num_blocks)
         free = self._free
         if self._is_stack:
             taken = free[: -num_blocks - 1 : -1]
@@ -185,6 +204,12 @@ class IdTables:
             self.observer.taken(taken)
         return taken
 
+    def _lack_of_blocks(self, num_blocks: int) -> NoFreeBlocksError:
+        return NoFreeBlocksError(
+            f"cannot take {num_blocks} blocks: {self.num_free_blocks} of "
+            f"{self.num_usable_blocks} are free"
+        )
+
     # -- looking in -----------------------------------------------------------
 
     def cached_block_ids(self) -> Iterable[int]:
@@ -193,7 +218,7 @@ class IdTables:
 
     def block_ids(self, request: FastRequest) -> list[int]:
         """Return the ids of a table in logical order."""
-        return list(request.table)
+        return list(request.table or ())
 
     def num_registered_blocks(self, request: FastRequest) -> int:
         """Return 0: nothing is registered."""

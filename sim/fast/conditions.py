@@ -50,6 +50,20 @@ def why_stepwise(
     if ask is None:
         return f"{client.__name__} does not say whether the fast path is exact"
     reason: str | None = ask(specs)
-    if reason is None and not getattr(recorder, "exact_on_fast_path", False):
+    if reason is None and not _declares(recorder):
         return f"{recorder.__name__} does not say whether the fast path is exact"
     return reason
+
+
+def _declares(recorder: type) -> bool:
+    """Whether a recorder says that it can be told of stretches.
+
+    A subclass that redefines ``step`` must say so again: what it inherits speaks for
+    another ``step``.
+    """
+    for kind in recorder.__mro__:
+        if "exact_on_fast_path" in vars(kind):
+            return bool(vars(kind)["exact_on_fast_path"])
+        if "step" in vars(kind):
+            return False
+    return False

@@ -6,10 +6,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.clients import PulledArrivals
-from sim.clock import STEP_PRIORITY, At, advance
+from sim.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.cost import BatchShape, pricer_of
 from sim.engine import Engine, no_length
-from sim.fast.outputs import OutputCalendar, first_tokens
+from sim.fast.outputs import OutputCalendar
 from sim.recorder import QuietSteps
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class FastEngine(Engine):
     scheduler
         A scheduler with a decode clock.
     arrivals
-        The workload, if this engine is alone on its clock and pulls it; otherwise
-        processes submit it.
+        The workload, if this engine is to pull it; otherwise processes submit it.
     """
 
     scheduler: FastV1Scheduler
@@ -75,6 +74,8 @@ class FastEngine(Engine):
         super().__init__(
             env, scheduler, cost_model, recorder, admission_check=admission_check
         )
+        if arrivals is not None and arrivals.next_s == inf:
+            self._arrivals_closed = True
 
     # -- the loop -------------------------------------------------------------
 
@@ -86,7 +87,7 @@ class FastEngine(Engine):
                 self._apply_aborts()
             if self._blocked or not (running or waiting):
                 if arrivals.next_s < inf:
-                    self._pull(arrivals.next_s)
+                    yield from self._wait_for_arrival()
                 elif self._arrivals_closed:
                     self.stalled = self._has_requests()
                     break
@@ -97,22 +98,29 @@ class FastEngine(Engine):
             end_s = self._take_quiet_steps() if scheduler.is_quiet else None
             if end_s is None:
                 end_s = self._take_step()
-            if arrivals.next_s <= end_s:
-                self._pull(end_s)
+            while arrivals.next_s <= end_s:
+                if not advance(env, arrivals.next_s):
+                    yield At(env, arrivals.next_s, ARRIVAL_PRIORITY)
+                self._pull()
             if not advance(env, end_s):
                 yield At(env, end_s, STEP_PRIORITY)
             self._give_tokens(end_s)
         self._settle()
 
-    def _pull(self, until_s: float) -> None:
-        """Take in what arrives until `until_s`, each at its time."""
-        env, arrivals = self.env, self.arrivals
-        while arrivals.next_s <= until_s:
-            if not advance(env, arrivals.next_s):
-                raise RuntimeError(
-                    f"an engine that pulls its arrivals must be alone on its clock: "
-                    f"there is an event at {env.peek()} s; submit them by a process"
-                )
+    def _wait_for_arrival(self) -> Generator[simpy.Event, Any, None]:
+        """Wait for the next arrival, or for somebody else to wake the engine."""
+        env, next_s = self.env, self.arrivals.next_s
+        if not advance(env, next_s):
+            self._wake = env.event()
+            yield self._wake | At(env, next_s, ARRIVAL_PRIORITY)
+            self._wake = None
+        if env.now >= next_s:
+            self._pull()
+
+    def _pull(self) -> None:
+        """Take in all that arrive now."""
+        arrivals, now_s = self.arrivals, self.env.now
+        while arrivals.next_s <= now_s:
             self.submit(arrivals.pop())
         if arrivals.next_s == inf:
             self.close_arrivals()
@@ -143,9 +151,7 @@ class FastEngine(Engine):
         clock, tables = scheduler.clock, scheduler.tables
         if self.listeners or tables.observer is not None:
             return None  # somebody wants to see each step, at its time
-        most = self.calendar.next_step() - step + 1
-        if most > MAX_NUM_QUIET_STEPS:
-            most = MAX_NUM_QUIET_STEPS
+        most = min(self.calendar.next_step() - step + 1, MAX_NUM_QUIET_STEPS)
         for every_steps, _ in self._observers:
             most = min(most, every_steps - step % every_steps)
         num_steps = scheduler.quiet_steps(most)
@@ -201,11 +207,12 @@ class FastEngine(Engine):
         step, scheduler = self.num_steps, self.scheduler
         finished = self.calendar.pop(step, end_s)
         if scheduler.completing:
-            going_on, done = first_tokens(scheduler.completing, step, end_s)
-            for request in going_on:
-                self.calendar.join(request, step + 1)
+            going_on, done = self.calendar.first_tokens(
+                scheduler.completing, step, end_s
+            )
             scheduler.begin_decoding(going_on)
-            finished = [*finished, *done]
+            if done:
+                finished = [*finished, *done]
         if finished or self.listeners or self._observers:
             self._close_step(finished, end_s)
         else:
@@ -223,8 +230,12 @@ class FastEngine(Engine):
         if request.due_step >= 0:
             self.calendar.leave(request)
 
+    def _notify(self) -> None:
+        self._settle()
+        super()._notify()
+
     def _settle(self) -> None:
-        """Write down how far requests came that the end of the run cuts."""
+        """Write down how far the decodes came, for who looks at them from outside."""
         scheduler = self.scheduler
         for bucket in scheduler.clock.buckets:
             for request in bucket:

@@ -31,6 +31,8 @@ def check_exact(settings: V1Settings, sliding_window: int | None) -> None:
         "long_prefill_token_threshold: several prompts may be in mid-way": (
             0 < threshold < budget
         ),
+        "enable_chunked_prefill is off, and long_prefill_token_threshold cuts prompts "
+        "all the same": threshold > 0 and not settings.enable_chunked_prefill,
         "prefill_schedule_interval holds prompts back": (
             settings.prefill_schedule_interval > 1
         ),

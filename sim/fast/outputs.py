@@ -29,17 +29,6 @@ class OutputCalendar:
         self._due: dict[int, dict[Request, None]] = {}
         self._steps: list[int] = []  # a heap; may hold steps that emptied since
 
-    def join(self, request: Request, first_step: int) -> None:
-        """Note a decode that gets a token in `first_step` and in each after it."""
-        step = first_step + last_num_tokens(request) - request.num_tokens - 1
-        request.due_step = step
-        due = self._due.get(step)
-        if due is None:
-            self._due[step] = {request: None}
-            heappush(self._steps, step)
-        else:
-            due[request] = None
-
     def leave(self, request: Request) -> None:
         """Forget a decode that was preempted or aborted."""
         del self._due[request.due_step][request]
@@ -70,30 +59,41 @@ class OutputCalendar:
             finish(request, end_s)
         return finished
 
+    def first_tokens(
+        self, requests: Iterable[Request], step: int, end_s: float
+    ) -> tuple[list[Request], list[Request]]:
+        """Give a token to requests whose last chunk was computed in `step`.
 
-def first_tokens(
-    requests: Iterable[Request], step: int, end_s: float
-) -> tuple[list[Request], list[Request]]:
-    """Give a token to requests whose last chunk was computed in `step`.
+        Returns
+        -------
+        going_on
+            Those that decode from the next step on; the calendar knows until when.
+        finished
+            Those for which that was the last token.
+        """
+        going_on: list[Request] = []
+        finished: list[Request] = []
+        for request in requests:
+            num_tokens = request.num_tokens = request.num_tokens + 1
+            request.joined_step = step
+            if num_tokens == request.num_prompt_tokens + 1:
+                request.first_token_s = end_s
+            last = last_num_tokens(request)
+            if num_tokens < last:
+                self._join(request, step + last - num_tokens)
+                going_on.append(request)
+            else:
+                request.streaks.append((step, step))
+                finish(request, end_s)
+                finished.append(request)
+        return going_on, finished
 
-    Returns
-    -------
-    going_on
-        Those that decode from the next step on.
-    finished
-        Those for which that was the last token.
-    """
-    going_on: list[Request] = []
-    finished: list[Request] = []
-    for request in requests:
-        request.num_tokens += 1
-        request.joined_step = step
-        if request.num_tokens == request.num_prompt_tokens + 1:
-            request.first_token_s = end_s
-        if request.num_tokens < last_num_tokens(request):
-            going_on.append(request)
+    def _join(self, request: Request, step: int) -> None:
+        """Note that `request` gets a token in every step until `step`, its last."""
+        request.due_step = step
+        due = self._due.get(step)
+        if due is None:
+            self._due[step] = {request: None}
+            heappush(self._steps, step)
         else:
-            request.streaks.append((step, step))
-            finish(request, end_s)
-            finished.append(request)
-    return going_on, finished
+            due[request] = None

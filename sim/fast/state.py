@@ -6,7 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
-from cache.managers.v1_ids import NOTHING_FOUND, IdTables
+from cache.managers.v1_fast import NOTHING_FOUND
+from cache.managers.v1_ids import IdTables
 from cache.managers.v1_runs import RunTables
 from cache.stats import PrefixCacheStats
 from sim.fast.decodes import DecodeClock
@@ -134,16 +135,17 @@ class FastV1State:
             else:
                 self.clock.settle(request, self.step)
                 self.clock.leave(request)
-            self.tables.free(request)
         else:
             self.waiting.remove(request)
+        self.tables.free(request)  # or what a look-up has kept of it
         request.move_to(RequestStatus.FINISHED_ABORTED)
         self._look_again()
 
     def begin_decoding(self, requests: Sequence[Request]) -> None:
         """Put those of `completing` that go on onto the clock, in batch order."""
+        join, step = self.clock.join, self.step
         for request in requests:
-            self.clock.join(request, self.step)
+            join(request, step)
         self.completing = []
         self._num_chunk_tokens = (
             0 if self.partial is None else self.partial.num_computed_tokens
@@ -153,13 +155,15 @@ class FastV1State:
         """Release finished requests, in batch order."""
         if not finished:
             return
+        running, clock, free = self.running, self.clock, self.tables.free
         last_step = self.step - 1
         for request in finished:
-            del self.running[request]
+            del running[request]
             if request.joined_step != last_step:
-                self.clock.leave(request)
-            self.tables.free(request)
-        self._look_again()
+                clock.leave(request)
+            free(request)
+        if self._head_is_blocked:
+            self._look_again()
 
     def _look_again(self) -> None:
         """Let the next call look at the head of the queue: something has changed."""
@@ -202,16 +206,16 @@ class FastV1State:
     def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
         """Move a request that got its blocks to the running ones."""
         resumed = request.status is _PREEMPTED
-        if self.enable_caching:
-            self.prefix_cache_stats.record(
-                request.num_tokens, num_hits, preempted=resumed
-            )
         request.move_to(_RUNNING)
         request.num_computed_tokens = num_hits
-        self._num_chunk_tokens += num_hits
         if not resumed:
             request.first_scheduled_s = now_s
             request.num_cached_tokens = num_hits
+        if self.enable_caching:
+            self._num_chunk_tokens += num_hits
+            self.prefix_cache_stats.record(
+                request.num_tokens, num_hits, preempted=resumed
+            )
         self.running[request] = None
 
     def _advance(

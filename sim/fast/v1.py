@@ -14,6 +14,7 @@ from sim.scheduler.v1_settings import V1Settings
 
 if TYPE_CHECKING:
     from cache.managers.v1_fast import Found
+    from cache.managers.v1_ids import IdTables
     from sim.request import Request
 
 
@@ -88,8 +89,11 @@ class FastV1Scheduler(FastV1State):
         batch.num_decode_context_tokens = clock.num_context_tokens(step)
         if self.partial is not None:
             self._go_on(self.partial, output, batch)
-        if not output.preemptions and self.waiting:
-            self._schedule_waiting(output, batch, now_s)
+        if self.waiting and not output.preemptions:
+            if self._ids is None:
+                self._schedule_waiting(output, batch, now_s)
+            elif not self._head_is_blocked:
+                self._schedule_waiting_plain(self._ids, output, batch, now_s)
         output.shape = batch.shape()
         output.num_recomputed_tokens = batch.num_recomputed_tokens
         output.stuck = not (
@@ -167,6 +171,32 @@ class FastV1Scheduler(FastV1State):
             self._admit(request, num_hits, now_s)
             output.admitted.append(request)
             self._advance(request, num_new_tokens, output, batch)
+
+    def _schedule_waiting_plain(
+        self, tables: IdTables, output: SchedulerOutput, batch: Batch, now_s: float
+    ) -> None:
+        """Do so where nothing is cached, so that nothing is found."""
+        waiting, running, block_size = self.waiting, self.running, self.block_size
+        while waiting and batch.budget and len(running) < self._most_running:
+            request = waiting[0]
+            num_tokens = num_whole = request.num_tokens
+            if num_tokens > batch.budget:
+                if not self._chunks:
+                    return
+                num_tokens = batch.budget
+            num_blocks = -(-num_tokens // block_size)
+            num_needed = num_blocks
+            if self._reserve_full_isl and num_tokens < num_whole:
+                num_needed = -(-num_whole // block_size)
+            num_spare = self._watermark_blocks if running else 0
+            if num_needed + num_spare > tables.num_free_blocks:
+                self._head_is_blocked = True
+                return
+            waiting.popleft()
+            request.table = tables.take(num_blocks)
+            self._admit(request, 0, now_s)
+            output.admitted.append(request)
+            self._advance(request, num_tokens, output, batch)
 
     def _fits(self, request: Request, num_tokens: int, found: Found) -> bool:
         """Whether the head gets its first slots, up to token `num_tokens`.

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from cache.errors import InvariantError
 from sim.clients import FanOutClient, PulledArrivals, RequestFactory, open_loop
 from sim.clock import At, advance
+from sim.config import parse_config
 from sim.cost import BatchShape, StepCost
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
 from sim.engine import Engine
 from sim.errors import CostError
+from sim.fast.conditions import why_stepwise
 from sim.fast.engine import FastEngine
 from sim.fast.exact import NotExactError
 from sim.fast.v1 import FastV1Scheduler
@@ -40,6 +42,9 @@ SETTINGS: dict[str, Any] = {
     "max_model_len": MAX_MODEL_LEN,
     "enable_prefix_caching": False,
 }
+
+
+BEFORE_ARRIVALS = -1  # or ties would go by who asked first, which paths need not share
 
 
 class CountingRecorder(Recorder):
@@ -115,9 +120,10 @@ class Run:
         self, aborts: Sequence[tuple[float, int]]
     ) -> Generator[simpy.Event, Any, None]:
         for time_s, index in sorted(aborts):
-            yield At(self.env, max(time_s, self.env.now), 0)
-            if index < len(self.factory.made):
-                self.engine.abort(self.factory.made[index], "the client went away")
+            yield At(self.env, max(time_s, self.env.now), BEFORE_ARRIVALS)
+            request = self.recorder.active.get(index)
+            if request is not None:
+                self.engine.abort(request, "the client went away")
 
     def finish(self) -> dict[str, Any]:
         """Run to the end; return everything that must be equal on both paths."""
@@ -164,11 +170,12 @@ request_lists = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(
     specs=request_lists,
-    aborts=st.lists(st.tuples(times, st.integers(0, 24)), max_size=12),
+    aborts=st.lists(st.tuples(times.filter(bool), st.integers(0, 24)), max_size=12),
     caching=st.booleans(),
     num_gpu_blocks=st.integers(51, 90),
     version=st.sampled_from(["0.8.5", "0.11", "0.24", "0.33"]),
     check=st.booleans(),
+    pull=st.booleans(),
 )
 def test_aborts_leave_both_paths_equal(
     *,
@@ -178,6 +185,7 @@ def test_aborts_leave_both_paths_equal(
     num_gpu_blocks: int,
     version: str,
     check: bool,
+    pull: bool,
 ) -> None:
     changes: dict[str, Any] = {
         "enable_prefix_caching": caching,
@@ -185,7 +193,8 @@ def test_aborts_leave_both_paths_equal(
         "engine_version": version,
     }
     stepwise = Run(specs, fast=False, aborts=aborts, **changes).finish()
-    fast = Run(specs, fast=True, aborts=aborts, check=check, **changes).finish()
+    run = Run(specs, fast=True, aborts=aborts, check=check, pull=pull, **changes)
+    fast = run.finish()
     assert fast == stepwise
 
 
@@ -208,6 +217,55 @@ def test_a_stretch_ends_where_an_observer_looks() -> None:
     fast.finish()
     assert seen == [40, 80, 120]
     assert fast.recorder.longest == 40
+
+
+def test_an_observer_sees_how_far_decodes_are() -> None:
+    seen: dict[bool, list[int]] = {}
+    for fast in (False, True):
+        run = Run([spec(0, 0.0, 10, 50)], fast=fast)
+        numbers = seen[fast] = []
+
+        def look(engine: Engine, run: Run = run, numbers: list[int] = numbers) -> None:
+            numbers.append(run.factory.made[0].num_tokens)
+
+        run.engine.observe(7, look)
+        run.finish()
+    assert seen[True] == seen[False]
+
+
+def test_who_waits_for_an_answer_is_called_back_once() -> None:
+    run = Run([spec(0, 0.0, 10, 5)], fast=True)
+    ended: list[int] = []
+    request = RequestFactory(MAX_MODEL_LEN).samples(spec(7, 0.0, 10, 5))[0]
+    request.request_id = 7
+    request.on_end = lambda it: ended.append(it.request_id)
+    run.engine.submit(request)
+    run.finish()
+    assert ended == [7]
+    assert request.on_end is None
+
+
+def test_a_recorder_that_redefines_step_must_declare_itself_again() -> None:
+    class Louder(Recorder):
+        def step(self, *args: Any) -> None:
+            super().step(*args)
+
+    class Declared(Louder):
+        exact_on_fast_path = True
+
+    engine = parse_config(
+        {
+            "workload": {"preset": {"name": "azure_conv_2023", "num_requests": 1}},
+            "engine": {"model": "meta-llama/Llama-3.1-8B", "gpu": "h200_sxm"},
+        }
+    ).engine
+    specs = [spec(0, 0.0, 10, 9)]
+    assert why_stepwise(engine, FanOutClient, specs, Recorder) is None
+    assert why_stepwise(engine, FanOutClient, specs, Declared) is None
+    assert "Louder" in str(why_stepwise(engine, FanOutClient, specs, Louder))
+    assert "object" in str(why_stepwise(engine, object, specs, Recorder))
+    beams = [spec(0, 0.0, 10, 9, beam_width=2)]
+    assert "beams" in str(why_stepwise(engine, FanOutClient, beams, Recorder))
 
 
 def test_a_listener_sees_every_step() -> None:
@@ -298,11 +356,20 @@ def test_two_engines_share_a_clock() -> None:
     assert both(fast=True) == both(fast=False)
 
 
-def test_pulled_arrivals_need_a_clock_of_their_own() -> None:
-    run = Run([spec(0, 5.0, 10, 9)], fast=True, pull=True)
-    run.env.timeout(2.0)
-    with pytest.raises(RuntimeError, match="alone on its clock"):
-        run.finish()
+def test_pulled_arrivals_wait_among_other_events() -> None:
+    specs = [spec(i, 5.0 * i, 10, 9) for i in range(6)]
+    runs = [Run(specs, fast=fast, pull=fast) for fast in (False, True)]
+    for run in runs:
+        for delay_s in (2.0, 5.0, 7.5, 24.0):
+            run.env.timeout(delay_s)
+    stepwise, fast = (run.finish() for run in runs)
+    assert fast == stepwise
+
+
+def test_nothing_to_pull_ends_a_run() -> None:
+    run = Run([], fast=True, pull=True)
+    run.env.run(until=run.engine.done)
+    assert run.engine.num_steps == 0
 
 
 def test_the_clock_moves_without_an_event_only_if_none_comes_first() -> None:
@@ -325,6 +392,16 @@ def test_the_clock_moves_without_an_event_only_if_none_comes_first() -> None:
         ({"sliding_window": 16}, "sliding_window"),
         ({"long_prefill_token_threshold": 8}, "long_prefill_token_threshold"),
         ({"prefill_schedule_interval": 2}, "prefill_schedule_interval"),
+        (
+            {
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": 256,
+                "max_num_scheduled_tokens": 100,
+                "long_prefill_token_threshold": 100,
+                "engine_version": "0.24",
+            },
+            "cuts prompts",
+        ),
         ({"max_num_seqs": 33}, "max_num_batched_tokens"),
         ({"max_num_scheduled_tokens": 7}, "max_num_scheduled_tokens"),
         (
