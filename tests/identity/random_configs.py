@@ -178,6 +178,12 @@ def _leave_the_fast_path(
         {"prefill_schedule_interval": rng.randint(2, 5)},
         {"long_prefill_token_threshold": rng.randint(1, budget)},
         {"enable_chunked_prefill": False, "max_num_batched_tokens": budget + longest},
+        {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": budget + longest,
+            "max_num_scheduled_tokens": budget,
+            "long_prefill_token_threshold": rng.randint(1, budget),
+        },
         {},
     ]
     keys = rng.choice(choices)

@@ -180,7 +180,8 @@ class Trail:
 
         def noted(request: Any) -> Any:
             ids = array("i", cache.block_ids(request))
-            self.given_up.append((request.request_id, ids))
+            if ids:  # one that only waited has none
+                self.given_up.append((request.request_id, ids))
             return free(request)
 
         cache.owner.free = noted
