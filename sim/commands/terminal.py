@@ -58,7 +58,9 @@ def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) ->
     console.print(Text(summary["title"], style="bold"))
     console.print(_facts(summary, loop_s))
     console.print(_latencies(summary))
-    last = f"{summary['scheduling']}, {summary['path']} path; results in {directory}"
+    reason = f" ({summary['path_reason']})" if summary["path_reason"] else ""
+    path = f"{summary['path']} path{reason}"
+    last = f"{summary['scheduling']}, {path}; results in {directory}"
     console.print(Text(last), soft_wrap=True)
 
 

@@ -16,7 +16,7 @@ from sim.recording.tokens import Streaks
 from sim.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
@@ -52,19 +52,21 @@ class _Packer:
     """From tuples of exact integers and floats to columns, at 10 ns a value."""
 
     def __init__(self, kinds: dict[str, str]) -> None:
-        self._struct = Struct("=" + "".join(_CODES[kind] for kind in kinds.values()))
+        codes = "".join(_CODES[kind] for kind in kinds.values())
+        self.pack = Struct("=" + codes).pack
         self._dtype = np.dtype(list(kinds.items()))
 
-    def columns(self, rows: Iterable[tuple[Any, ...]]) -> dict[str, Array]:
-        packed = b"".join(starmap(self._struct.pack, rows))
-        table = np.frombuffer(packed, self._dtype)
+    def columns(self, packed: Iterable[bytes]) -> dict[str, Array]:
+        """Return the columns of packed rows."""
+        table = np.frombuffer(b"".join(packed), self._dtype)
         return {name: table[name] for name in table.dtype.names or ()}
 
 
 class RequestRows:
     """Requests that have left, as rows of `sim.schema.REQUESTS`.
 
-    A request is read when a chunk of them is full: it must not change any more.
+    A request is read at once and let go: keeping it for a while would cost more than
+    reading it, in memory that is no longer at hand.
 
     Attributes
     ----------
@@ -74,33 +76,35 @@ class RequestRows:
 
     def __init__(self) -> None:
         self.streaks = Streaks()
-        self._waiting: list[Request] = []
         self._columns = Columns(_REQUEST_FACTS | {"status": "int8", "reason": "int32"})
         self._reasons = Texts()
+        self._packed: list[bytes] = []
+        self._told: list[tuple[int, str, Sequence[tuple[int, int]]]] = []
 
     def add(self, requests: Iterable[Request]) -> None:
         """Take requests that have left."""
-        self._waiting += requests
-        if len(self._waiting) >= _CHUNK_ROWS:
+        packed, told, pack = self._packed, self._told, _FACTS.pack
+        for request in requests:
+            packed.append(pack(*_facts(request)))
+            status = _STATUSES.index(request.status)
+            told.append((status, request.reason, request.streaks))
+        if len(packed) >= _CHUNK_ROWS:
             self._flush()
 
     def _flush(self) -> None:
-        requests = self._waiting
-        columns = _FACTS.columns(map(_facts, requests))
-        columns["status"] = np.fromiter(
-            map(_STATUSES.index, map(_status, requests)), np.int8, len(requests)
-        )
-        columns["reason"] = self._reasons.encode([each.reason for each in requests])
+        if not self._packed:
+            return
+        columns = _FACTS.columns(self._packed)
+        statuses, reasons, streaks = zip(*self._told, strict=True)
+        columns["status"] = np.array(statuses, np.int8)
+        columns["reason"] = self._reasons.encode(reasons)
         self._columns.add(columns)
         # Those that were aborted had their last streak open.
         is_served = columns["status"] < len(_SERVED)
-        served = requests
         if not is_served.all():
-            served = list(compress(requests, is_served))
-        self.streaks.add(
-            columns["request_id"][is_served], [each.streaks for each in served]
-        )
-        self._waiting = []
+            streaks = tuple(compress(streaks, is_served))
+        self.streaks.add(columns["request_id"][is_served], streaks)
+        self._packed, self._told = [], []
 
     def table(self) -> pa.Table:
         """Return all rows, sorted by id; nothing can be added afterwards."""
@@ -166,7 +170,7 @@ class PreemptionRows:
             self._flush()
 
     def _flush(self) -> None:
-        columns = _PREEMPTIONS.columns(self._rows)
+        columns = _PREEMPTIONS.columns(starmap(_PREEMPTIONS.pack, self._rows))
         columns["reason"] = self._texts["reason"].encode(self._reasons)
         columns["mode"] = self._texts["mode"].encode(self._modes)
         self._columns.add(columns)
@@ -184,7 +188,6 @@ class PreemptionRows:
 _FACTS = _Packer(_REQUEST_FACTS)
 _PREEMPTIONS = _Packer(_PREEMPTION_FACTS)
 _facts = attrgetter(*_REQUEST_FACTS)
-_status = attrgetter("status")
 # Served ones first: a list finds by identity, a dictionary would hash in Python.
 _STATUSES = [*_SERVED, *(each for each in RequestStatus if each not in _SERVED)]
 _STATUS_TEXTS = Texts()
