@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
-from operator import itemgetter
+from array import array
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,15 +62,12 @@ _SHAPE = slice(
 _DECODES = list(_FACTS).index("num_decodes")
 _PREFILL_TOKENS = list(_FACTS).index("num_prefill_tokens")
 
-CHUNK_ROWS = 32_768
+CHUNK_ROWS = 8192
 """Steps told one by one, or in stretches, that are turned into columns at once."""
 
 
 class QuietSteps(NamedTuple):
-    """Steps in a row in which the same decodes run and nothing else happens.
-
-    The lists are kept, not copied: leave them as they are.
-    """
+    """Steps in a row in which the same decodes run and nothing else happens."""
 
     first_step: int
     start_s: float
@@ -94,7 +90,22 @@ class QuietSteps(NamedTuple):
     block_size: int
 
 
-_COUNTS = itemgetter(0, 4, 5, 6, 7, 8, 9, 10)
+# What is kept of a stretch besides its lists, and how many rows stand before it.
+_HEAD = (
+    "first_step",
+    "num_running",
+    "num_waiting",
+    "num_context_tokens",
+    "num_physical_blocks",
+    "num_logical_blocks",
+    "num_usable_blocks",
+    "block_size",
+)
+_HEADS = np.dtype(
+    [(name, np.int64) for name in (*_HEAD, "length", "rows_before")]
+    + [("start_s", np.float64)]
+)
+_pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
 
 
 class StepRows:
@@ -124,9 +135,11 @@ class StepRows:
     def __init__(self, emit: Callable[[Batch], None]) -> None:
         self.packed: list[bytes] = []
         self._emit = emit
-        self._stretches: list[QuietSteps] = []
-        self._rows_before: list[int] = []
-        self._num_quiet = 0
+        # Of stretches, packed: objects kept for a while would push what the loop
+        # works on out of the processor's caches.
+        self._heads: list[bytes] = []
+        self._ends_s = array("d")
+        self._new_blocks = array("q")
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
         self._finished: list[tuple[int, int]] = []
@@ -140,34 +153,38 @@ class StepRows:
 
     def add(self, steps: QuietSteps, cost_model: CostModel) -> None:
         """Add steps whose rows follow from one another."""
-        if cost_model is not self._cost_model or self._num_quiet >= CHUNK_ROWS:
+        ends_s = self._ends_s
+        if cost_model is not self._cost_model or len(ends_s) >= CHUNK_ROWS:
             self.flush()
-            self._cost_model = cost_model
-        self._stretches.append(steps)
-        self._rows_before.append(len(self.packed))
-        self._num_quiet += len(steps.end_s)
+            self._cost_model, ends_s = cost_model, self._ends_s
+        step, start_s, end_s, num_new_blocks, *counts = steps
+        self._heads.append(
+            _pack_head(step, *counts, len(end_s), len(self.packed), start_s)
+        )
+        ends_s.extend(end_s)
+        self._new_blocks.extend(num_new_blocks)
 
     def finished(self, num_requests: int) -> None:
         """Note how many requests the latest step finished."""
-        row = len(self.packed) + self._num_quiet - 1
+        row = len(self.packed) + len(self._ends_s) - 1
         self._finished.append((row, num_requests))
 
     def flush(self) -> None:
         """Turn what was told into columns; the latest step must have ended."""
-        num_rows = len(self.packed) + self._num_quiet
+        num_rows = len(self.packed) + len(self._ends_s)
         table = self._room(num_rows)
         told = self._told()
-        if self._stretches:
+        if self._heads:
             self._merge(table, told)
         else:
             _fill(table, slice(None), told)
         for row, num_requests in self._finished:
             table[_INDEX["num_finished"], row] = num_requests
         self.packed.clear()
-        self._stretches.clear()
-        self._rows_before.clear()
+        self._heads.clear()
+        self._ends_s = array("d")
+        self._new_blocks = array("q")
         self._finished.clear()
-        self._num_quiet = 0
         self._num_rows += num_rows
         self._emit_full()
 
@@ -203,15 +220,17 @@ class StepRows:
     def _merge(self, table: Words, told: Words) -> None:
         """Fill in steps told one by one and stretches, in order."""
         assert self._cost_model is not None
-        lengths = np.fromiter((len(each.end_s) for each in self._stretches), np.int64)
-        first = np.cumsum(lengths) - lengths
+        heads = np.frombuffer(b"".join(self._heads), _HEADS)
+        end_s = np.frombuffer(self._ends_s)
+        new_blocks = np.frombuffer(self._new_blocks, np.int64)
         rows: slice | Integers = slice(None)
         if self.packed:
-            rows = np.repeat(self._rows_before, lengths) + np.arange(self._num_quiet)
+            rows = np.repeat(heads["rows_before"], heads["length"])
+            rows += np.arange(len(end_s))
             is_told = np.ones(table.shape[1], dtype=np.bool_)
             is_told[rows] = False
             _fill(table, np.flatnonzero(is_told), told)
-        columns = _expand(self._stretches, lengths, first, self._cost_model)
+        columns = _expand(heads, end_s, new_blocks, self._cost_model)
         for name, values in columns.items():
             typed = np.ascontiguousarray(values, dtype=_COLUMNS[name])
             table[_INDEX[name]][rows] = typed.view(np.uint64)
@@ -245,34 +264,32 @@ def _fill(table: Words, rows: slice | Integers, packed: Words) -> None:
 
 
 def _expand(
-    stretches: list[QuietSteps], lengths: Integers, first: Integers, model: CostModel
+    heads: npt.NDArray[Any], end_s: Floats, new_blocks: Integers, model: CostModel
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the columns of quiet steps that are not zero.
 
     Parameters
     ----------
-    lengths, first
-        Steps of each stretch, and of all before it.
+    heads
+        A stretch each, of `_HEADS`.
+    end_s, new_blocks
+        Of all their steps, one after the other.
     """
-    counts = np.fromiter(chain.from_iterable(map(_COUNTS, stretches)), np.int64)
-    heads = [np.repeat(each, lengths) for each in counts.reshape(-1, 8).T]
-    step, running, waiting, tokens, physical, logical, usable, block_size = heads
+    lengths = heads["length"]
+    first = np.cumsum(lengths) - lengths
+    step, running, waiting, tokens, physical, logical, usable, block_size = (
+        np.repeat(heads[name], lengths) for name in _HEAD
+    )
     num_steps = len(step)
     offset = np.arange(num_steps) - np.repeat(first, lengths)
     tokens += offset * running
-    new_blocks = np.fromiter(
-        chain.from_iterable(each.num_new_blocks for each in stretches), np.int64
-    )
     taken = np.cumsum(new_blocks)
     taken -= np.repeat((taken - new_blocks)[first], lengths)
     physical += taken
     logical += taken
-    end_s = np.fromiter(
-        chain.from_iterable(each.end_s for each in stretches), np.float64
-    )
     start_s = np.empty(num_steps)
     start_s[1:] = end_s[:-1]
-    start_s[first] = [each.start_s for each in stretches]
+    start_s[first] = heads["start_s"]
     costs = dict(zip(_COST_FIELDS, _costs(model, running, tokens).T, strict=True))
     return costs | {
         "step": step + offset,
