@@ -88,9 +88,12 @@ def cost_columns(
     `parts` are in the order of `step_cost`, each a column or a number for all rows.
     """
     columns = np.zeros((len(StepCost._fields), num_rows))
+    total_s = columns[0]
     for place, part in enumerate(parts, start=1):
+        if isinstance(part, float) and not part:
+            continue  # x + 0.0 is x, as no part is negative
         columns[place] = part
-        columns[0] += columns[place]
+        total_s += columns[place]
     return columns.T
 
 

@@ -253,17 +253,21 @@ class RooflineCost(RooflineConstants):
             self._token_parts, self._price_tokens, num_tokens
         )
         head_s, host_s = _looked_up(self._row_parts, self._price_rows, num_rows)
-        prefill_s = self._prefill_column(prefills, prefill_tokens, past, pairs)
         computes = num_tokens != 0
+        prefill_s: Seconds | float = 0.0
+        if prefills.any():
+            prefill_s = self._prefill_column(prefills, prefill_tokens, past, pairs)
+            prefill_s = np.where(computes & (prefills != 0), prefill_s, 0.0)
+        swapped, copied = moved[0] + moved[1], moved[2]
         return cost_columns(
             len(shapes),
             gemm_s,
-            np.where(computes & (prefills != 0), prefill_s, 0.0),
+            prefill_s,
             self._decode_column(decodes, context, prefills),
             np.where(computes, head_s, 0.0),
             allreduce_s,
-            self._swap_block_s * (moved[0] + moved[1]),
-            self._copy_block_s * moved[2],
+            self._swap_block_s * swapped if swapped.any() else 0.0,
+            self._copy_block_s * copied if copied.any() else 0.0,
             host_s + kernels_s,
         )
 
@@ -296,6 +300,10 @@ class RooflineCost(RooflineConstants):
         return np.maximum(compute_s, self._kv_token_s * tokens)
 
 
+_SPAN_PER_ROW = 8
+"""A table of counts may be so many times as long as the rows that are looked up."""
+
+
 def _looked_up(
     memo: Memo[Parts],
     price: Callable[[int], Parts],
@@ -305,6 +313,14 @@ def _looked_up(
 
     Python does the arithmetic: numpy's powers may differ in the last bit.
     """
-    distinct, places = np.unique(counts, return_inverse=True)
+    span = int(counts.max()) + 1
+    if span <= _SPAN_PER_ROW * len(counts):
+        # Marked in a table: several times quicker than sorted.
+        is_there = np.zeros(span, dtype=np.bool_)
+        is_there[counts] = True
+        distinct = np.flatnonzero(is_there)
+        places = (np.cumsum(is_there) - 1)[counts]
+    else:
+        distinct, places = np.unique(counts, return_inverse=True)
     parts = [memo.get(count) or price(count) for count in distinct.tolist()]
     return np.array(parts, np.float64).T[:, places]
