@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import FrameType
 
     from sim.config import RunConfig
@@ -91,7 +92,6 @@ def run(
     from sim.config import load_config
     from sim.errors import ConfigError
     from sim.output import output_directory
-    from sim.recording.extras import recording
     from sim.recording.parquet import StepsFile
     from sim.results import write_json
     from sim.simulate import Simulation
@@ -106,7 +106,7 @@ def run(
     directory = out or Path("results") / config.stem
     simulation = Simulation(run_config, stepwise=stepwise)
     with output_directory(directory, overwrite=overwrite) as partial:
-        extras = recording(simulation, record or (), partial)
+        extras = _extras(simulation, record or [], partial)
         steps_file = StepsFile(partial / "steps.parquet")
         with steps_file, _stopping_on_interrupt(simulation), extras:
             simulation.recorder.sink = steps_file
@@ -128,6 +128,20 @@ def run(
             file=sys.stderr,
         )
     return 0 if complete else EXIT_INTERRUPTED
+
+
+def _extras(
+    simulation: Simulation, record: Sequence[str], directory: Path
+) -> AbstractContextManager[object]:
+    """Return what ``--record`` asks for, to be open during the run.
+
+    Imported only then: decision logs and their formats take a tenth of a second.
+    """
+    if not record:
+        return nullcontext()
+    from sim.recording.extras import recording
+
+    return recording(simulation, record, directory)
 
 
 def _draw(results: Results, directory: Path) -> bool:
