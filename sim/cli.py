@@ -38,7 +38,10 @@ COMMANDS = {
         "sim.commands.decisions:decisions",
         "Write a schedule step by step, or show where two part.",
     ),
-    "workload": ("sim.commands.workload:app", "Traffic: fetch public traces."),
+    "workload": (
+        "sim.commands.workload:app",
+        "Traffic: statistics, generation, conversion, miss-ratio curves.",
+    ),
 }
 
 NOT_BUILT = (

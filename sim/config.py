@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
     model_validator,
 )
 
+from sim.config_types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.errors import ConfigError
 from sim.files import find_files, parse_yaml, read_yaml
 from sim.generations import (
@@ -26,6 +25,7 @@ from sim.generations import (
     owners,
 )
 from sim.plug import did_you_mean
+from sim.workload_config import PresetConfig, SyntheticConfig, WorkloadConfig
 
 NOT_BUILT = {
     "speculative_config": "speculative decoding",
@@ -38,82 +38,8 @@ NOT_BUILT = {
 }
 """Keys that engines have and this simulator does not, and what they stand for."""
 
-Positive = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Kind = dict[str, Any]
 
-
-Count = Annotated[int, Field(ge=1, le=10**9)]
-
-
-def _number_or_shares(value: object) -> object:
-    """Say in one rule what the branches of the union would say in several."""
-    rule = "should be a whole number, or shares such as {1: 0.9, 4: 0.1}"
-    if isinstance(value, dict):
-        for each, share in value.items():
-            if type(each) is not int or type(share) not in (int, float):
-                raise ValueError(f"{rule}, got {_shortened({each: share})}")
-    elif type(value) is not int:
-        raise ValueError(rule)
-    return value
-
-
-Shares = Annotated[int | dict[int, float], BeforeValidator(_number_or_shares)]
-"""One value for all requests, or from a value to the share that has it."""
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
-    )
-
-
-class SyntheticConfig(_Table):
-    """Requests drawn from distributions."""
-
-    num_requests: Positive | None = None
-    duration_s: Annotated[float, Field(gt=0)] | None = None
-    arrivals: Kind
-    prompt_tokens: Kind
-    output_tokens: Kind
-    rank_correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    rate_scale: Annotated[float, Field(gt=0)] = 1.0
-
-
-class PresetConfig(_Table):
-    """A bundled synthetic workload, fitted to a published trace."""
-
-    name: str
-    num_requests: Positive | None = None
-    duration_s: Annotated[float, Field(gt=0)] | None = None
-    rate_scale: Annotated[float, Field(gt=0)] = 1.0
-
-
-class WorkloadConfig(_Table):
-    """Where requests come from: exactly one of the three."""
-
-    trace: Kind | None = None
-    synthetic: SyntheticConfig | None = None
-    preset: PresetConfig | None = None
-    best_of: Shares = 1
-    beam_width: Shares = 1
-    beam_switch_share: Annotated[float, Field(ge=0, le=1)] = 0.35
-    priority: Shares = 0
-    max_tokens: Count | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> WorkloadConfig:
-        sources = ("trace", "synthetic", "preset")
-        given = [name for name in sources if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                "give exactly one of trace, synthetic and preset, got "
-                f"{' and '.join(given) or 'none'}"
-            )
-        return self
-
-
-class EngineConfig(_Table):
+class EngineConfig(ConfigTable):
     """The serving engine, in vLLM's engine arguments."""
 
     model: str
@@ -233,7 +159,7 @@ class EngineConfig(_Table):
         return self
 
 
-class RunConfig(_Table):
+class RunConfig(ConfigTable):
     """One simulation."""
 
     workload: WorkloadConfig
@@ -319,7 +245,7 @@ def _one_line(error: ValidationError) -> str:
     if colon and key in _TABLES.get(path, RunConfig).model_fields:
         return f"{path}.{rule}{more}"
     value = problem["input"]
-    shown = "" if isinstance(value, dict) else f", got {_shortened(value)}"
+    shown = "" if isinstance(value, dict) else f", got {shortened(value)}"
     if problem["type"].startswith(("greater_than", "less_than", "finite")):
         shown += _default_of(path)
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
@@ -333,11 +259,6 @@ def _default_of(path: str) -> str:
     model = _TABLES.get(table.rpartition(".")[2], RunConfig)
     default = model.model_fields[key].default
     return f"; its default is {'null' if default is None else default}"
-
-
-def _shortened(value: object, most: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _unknown_key(path: str) -> str:

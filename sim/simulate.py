@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from sim import summary
-from sim.assemble import make_capacity, make_cost_model, make_scheduler, make_workload
+from sim.assemble import make_capacity, make_cost_model, make_scheduler
+from sim.assemble_workload import make_workload
 from sim.clients import (
     FanOutClient,
     GroupClient,

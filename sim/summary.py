@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from sim.architecture import ModelArchitecture
     from sim.capacity import CapacityEstimate
-    from sim.config import RunConfig, WorkloadConfig
+    from sim.config import RunConfig
     from sim.recorder import Recording
     from sim.scheduler.base import Scheduler
     from sim.step_table import StepTable
+    from sim.workload_config import WorkloadConfig
     from workloads.spec import RequestSpec
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.config import EngineConfig, WorkloadConfig, parse_config
+from sim.config import EngineConfig, parse_config
 from sim.errors import SwapSpaceError
 from sim.generations import GENERATION_KEYS, GENERATIONS
 from sim.simulate import simulate
+from sim.workload_config import WorkloadConfig
 from tests.sim.test_config import minimal
 from tests.test_configuration_page import SOURCES, meanings
 

@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.assemble import _TRACE_KEYS
+from sim.assemble_workload import _TRACE_KEYS
 from sim.capacity import constants, estimate_capacity
 from sim.cli import run as kvsim
 from sim.config import (
     EngineConfig,
-    PresetConfig,
     RunConfig,
-    SyntheticConfig,
-    WorkloadConfig,
     load_config,
     parse_config,
 )
@@ -32,6 +29,7 @@ from sim.files import parse_yaml
 from sim.hardware import GpuSpec, load_gpu
 from sim.schema import PREEMPTIONS
 from sim.simulate import Simulation, simulate
+from sim.workload_config import PresetConfig, SyntheticConfig, WorkloadConfig
 from tests.shared import ROOT
 from tests.sim.test_config import minimal, write
 from workloads.arrivals import ARRIVALS

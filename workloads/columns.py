@@ -28,12 +28,14 @@ _CHUNK = 4096
 # What RequestSpec._make does, without its Python code.
 _made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
 
+_DRAWN = ("priority", "best_of", "beam_width", "beam_switch_share", "slo_class")
+_ONE_FOR_ALL = (int, float, str)
 _COLUMNS = ("arrival_s", "num_prompt_tokens", "num_output_tokens")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestColumns(Sequence[RequestSpec]):
-    """A sequence of requests that share no text, one segment a prompt.
+    """A sequence of requests that share no text and no session, one segment a prompt.
 
     Equal to the list of its elements. A slice is a sequence of the same kind; a slice
     with a step is a list.
@@ -51,7 +53,7 @@ class RequestColumns(Sequence[RequestSpec]):
         The ``i`` of its segments ``2 * i`` and ``2 * i + 1``; the others follow.
     max_tokens
         `RequestSpec.max_tokens` of all.
-    priority, best_of, beam_width, beam_switch_share
+    priority, best_of, beam_width, beam_switch_share, slo_class
         The field of that name: one value for all, or an array of shape ``(n,)``.
 
     Raises
@@ -70,6 +72,7 @@ class RequestColumns(Sequence[RequestSpec]):
     best_of: int | NDArray[np.int64] = 1
     beam_width: int | NDArray[np.int64] = 1
     beam_switch_share: float | NDArray[np.float64] = 0.0
+    slo_class: str | NDArray[np.str_] = ""
 
     def __post_init__(self) -> None:
         columns = [getattr(self, name) for name in (*_COLUMNS, *self._drawn())]
@@ -158,8 +161,7 @@ class RequestColumns(Sequence[RequestSpec]):
 
     def _drawn(self) -> list[str]:
         """Return the names of the columns that may be one value and are not."""
-        names = ("priority", "best_of", "beam_width", "beam_switch_share")
-        return [n for n in names if not isinstance(getattr(self, n), (int, float))]
+        return [n for n in _DRAWN if not isinstance(getattr(self, n), _ONE_FOR_ALL)]
 
     def _specs(self, start: int, stop: int) -> Iterable[RequestSpec]:
         """Make the specs from `start` to before `stop`, all of it in C code."""
@@ -177,6 +179,10 @@ class RequestColumns(Sequence[RequestSpec]):
             _values(self.best_of, start, stop),
             _values(self.beam_width, start, stop),
             _values(self.beam_switch_share, start, stop),
+            _values(self.slo_class, start, stop),
+            repeat(None),  # no sessions
+            repeat(None),
+            repeat(0.0),
         )
         # Not strict: what is the same for all repeats without end.
         return map(_made, zip(*columns, strict=False))
@@ -205,7 +211,7 @@ class SpecIterator(Iterator[RequestSpec]):
 
 
 def _values(value: Any, start: int, stop: int) -> Iterable[Any]:
-    if isinstance(value, (int, float)):
+    if isinstance(value, _ONE_FOR_ALL):
         return repeat(value)
     values: list[Any] = value[start:stop].tolist()
     return values

@@ -24,7 +24,8 @@ class RequestSpec(NamedTuple):
     request_id
         Position in arrival order, from 0; also the tie-break of equal arrivals.
     arrival_s
-        Arrival time in seconds from the start of the workload.
+        Arrival time in seconds from the start of the workload. Of a follow-up, the
+        earliest that it can be: that of the request before plus `delay_s`.
     prompt
         Prompt identity as segments, concatenated; equal leading segments mean an
         equal prefix. Token lists are never materialised.
@@ -44,6 +45,18 @@ class RequestSpec(NamedTuple):
         Beams, if more than 1; there is then no parallel sampling.
     beam_switch_share
         Share of a beam's steps in which another beam's continuation takes its place.
+    slo_class
+        Name of the service level that the client was promised, for reports; empty for
+        none. No policy reads it.
+    session_id
+        Conversation or agent that the request belongs to, or None.
+    previous_id
+        Request that must have ended before this one is sent, or None if it waits for
+        none. Always smaller than `request_id`.
+    delay_s
+        Seconds from that end to the sending of this one: the time to think, or that a
+        tool takes. Of a request that waits for none, seconds before it that a user
+        spends who has just become free (see `max_concurrent_users`).
     """
 
     request_id: int
@@ -56,6 +69,10 @@ class RequestSpec(NamedTuple):
     best_of: int = 1
     beam_width: int = 1
     beam_switch_share: float = 0.0
+    slo_class: str = ""
+    session_id: int | None = None
+    previous_id: int | None = None
+    delay_s: float = 0.0
 
     @property
     def num_prompt_tokens(self) -> int:

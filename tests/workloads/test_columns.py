@@ -101,11 +101,15 @@ def test_slices_of_slices_keep_what_was_drawn(
 
 def test_elements_are_of_pythons_own_types() -> None:
     columns = columns_of(
-        [(0.0, 5, 6)], best_of=np.array([2]), beam_switch_share=np.array([0.5])
+        [(0.0, 5, 6)],
+        best_of=np.array([2]),
+        beam_switch_share=np.array([0.5]),
+        slo_class=np.array(["batch"]),
     )
     for spec in (columns[0], next(iter(columns))):
         assert [type(value) for value in (*spec[:2], *spec[3:])] == (
             [int, float, int, int, type(None), int, int, int, float]
+            + [str, type(None), type(None), float]
         )
         assert type(spec.prompt) is tuple
         assert [type(value) for value in spec.prompt[0]] == [int, int]

@@ -1,4 +1,4 @@
-"""``kvsim workload``: traffic; so far, fetching public traces."""
+"""``kvsim workload fetch``: public traces."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
-
-app = App(name="workload", help="Traffic: public traces.")
+from cyclopts import Parameter
 
 
-@app.command
 def fetch(
     name: str,
     *,

@@ -1,0 +1,42 @@
+"""What the tables of a configuration are made of: types, and their strictness."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Kind = dict[str, Any]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+def _number_or_shares(value: object) -> object:
+    """Say in one rule what the branches of the union would say in several."""
+    rule = "should be a whole number, or shares such as {1: 0.9, 4: 0.1}"
+    if isinstance(value, dict):
+        for each, share in value.items():
+            if type(each) is not int or type(share) not in (int, float):
+                raise ValueError(f"{rule}, got {shortened({each: share})}")
+    elif type(value) is not int:
+        raise ValueError(rule)
+    return value
+
+
+Shares = Annotated[int | dict[int, float], BeforeValidator(_number_or_shares)]
+"""One value for all requests, or from a value to the share that has it."""
+
+
+class ConfigTable(BaseModel):
+    """A part of a configuration: unknown keys, wrong types and NaN are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+    )
+
+
+def shortened(value: object, most: int = 80) -> str:
+    """Return a value as text, for a message."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
