@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from cache.errors import (
     BlockTableError,
     CacheConfigError,
-    UnallocatedSequenceError,
     require,
 )
+from cache.managers.cacheflow_tables import TieredTables, seq_ids
 from cache.managers.cacheflow_tier import BlockAllocator, Tier
 from cache.sequences import AllocStatus, Device, SequenceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cache.block import KVCacheBlock
     from cache.managers.cacheflow_tier import BlockTable
     from cache.sequences import PagedSequence, PagedSequenceGroup
 
@@ -98,6 +97,7 @@ class BlockSpaceManager:
         window = self.block_sliding_window
         self._gpu = Tier(Device.GPU, block_size, num_gpu_blocks, window)
         self._cpu = Tier(Device.CPU, block_size, num_cpu_blocks, window)
+        self._tables = TieredTables(self._gpu, self._cpu)
         self.gpu_allocator = self._gpu.allocator
         self.cpu_allocator = self._cpu.allocator
         self._gpu_tables = self._gpu.tables
@@ -159,10 +159,10 @@ class BlockSpaceManager:
         """
         waiting = _waiting(seq_group)
         for seq in waiting:
-            self._refuse_second_table(seq, "allocated")
+            self._tables.require_no_table(seq, "allocated")
         self._gpu.require_free(
             self._num_blocks(waiting, num_shared_tokens),
-            f"group {seq_group.request_id} (sequences {_ids(waiting)})",
+            f"group {seq_group.request_id} (sequences {seq_ids(waiting)})",
         )
         num_shared = self._num_shared_blocks(waiting, num_shared_tokens)
         shared = self._gpu.extend([], num_shared)
@@ -231,7 +231,7 @@ class BlockSpaceManager:
         """
         table = self._gpu_tables.get(seq.seq_id)
         if table is None:
-            raise self._no_table(seq, "only a sequence on the GPU can grow")
+            raise self._tables.no_table(seq, "only a sequence on the GPU can grow")
         if len(table) * self.block_size < seq.get_len():
             window = self.block_sliding_window
             if window is None or len(table) < window:
@@ -259,8 +259,10 @@ class BlockSpaceManager:
         """
         table = self._gpu_tables.get(parent_seq.seq_id)
         if table is None:
-            raise self._no_table(parent_seq, "only a sequence on the GPU can be forked")
-        self._refuse_second_table(child_seq, "forked into")
+            raise self._tables.no_table(
+                parent_seq, "only a sequence on the GPU can be forked"
+            )
+        self._tables.require_no_table(child_seq, "forked into")
         self._gpu_tables[child_seq.seq_id] = self._gpu.fork(table)
         self.num_logical_blocks += len(table)
 
@@ -288,8 +290,8 @@ class BlockSpaceManager:
         BlockTableError
             If an unfinished sequence has no table on the CPU.
         """
-        moved = self._swap(seq_group, to=Device.GPU)
-        self.num_logical_blocks += self._num_entries(seq_group)
+        moved = self._tables.swap(seq_group, to=Device.GPU)
+        self.num_logical_blocks += self._tables.num_entries(seq_group)
         return moved
 
     def swap_out(self, seq_group: PagedSequenceGroup) -> dict[int, int]:
@@ -302,37 +304,9 @@ class BlockSpaceManager:
         BlockTableError
             If an unfinished sequence has no table on the GPU.
         """
-        moved = self._swap(seq_group, to=Device.CPU)
-        self.num_logical_blocks -= self._num_entries(seq_group)
+        moved = self._tables.swap(seq_group, to=Device.CPU)
+        self.num_logical_blocks -= self._tables.num_entries(seq_group)
         return moved
-
-    def _swap(self, seq_group: PagedSequenceGroup, to: Device) -> dict[int, int]:
-        """Move table by table and block by block: take the target, free the source."""
-        source, target = self._gpu, self._cpu
-        if to is Device.GPU:
-            source, target = target, source
-        seqs = [seq for seq in seq_group.get_seqs() if not seq.is_finished()]
-        for seq in seqs:
-            if seq.seq_id not in source.tables:
-                raise self._no_table(
-                    seq, f"only what is on the {source.name} can go to the {to.name}"
-                )
-        target.require_free(
-            source.num_distinct(seqs),
-            f"group {seq_group.request_id} (sequences {_ids(seqs)})",
-        )
-        mapping: dict[KVCacheBlock, KVCacheBlock] = {}
-        for seq in seqs:
-            source.move(seq.seq_id, target, mapping)
-        return {old.block_id: new.block_id for old, new in mapping.items()}
-
-    def _num_entries(self, seq_group: PagedSequenceGroup) -> int:
-        """Table entries of the unfinished sequences of a group, in either tier."""
-        return sum(
-            len(self._table(seq) or ())
-            for seq in seq_group.get_seqs()
-            if not seq.is_finished()
-        )
 
     # -- release --------------------------------------------------------------
 
@@ -367,9 +341,9 @@ class BlockSpaceManager:
         UnallocatedSequenceError
             If it has no table (a `KeyError`, as in the releases).
         """
-        table = self._table(seq)
+        table = self._tables.table(seq)
         if table is None:
-            raise self._no_table(seq, "there is no table to show")
+            raise self._tables.no_table(seq, "there is no table to show")
         return [block.block_id for block in table]
 
     def num_stored_tokens(self, seqs: Sequence[PagedSequence]) -> tuple[int, int]:
@@ -397,54 +371,12 @@ class BlockSpaceManager:
         InvariantError
             With the rule and the block or sequence.
         """
-        holders = {seq.seq_id: seq for seq in seqs}
-        held = {*self._gpu_tables, *self._cpu_tables}
-        require(
-            held == set(holders)
-            and len(held) == len(self._gpu_tables) + len(self._cpu_tables),
-            f"sequences {sorted(holders)} should hold a table each, "
-            f"{sorted(self._gpu_tables)} do on the GPU and {sorted(self._cpu_tables)} "
-            f"on the CPU",
-        )
-        for seq_id, seq in holders.items():
-            require(
-                (seq_id in self._cpu_tables) == (seq.status is SequenceStatus.SWAPPED),
-                f"the table of sequence {seq_id} is in the wrong tier: it is "
-                f"{seq.status.value}",
-            )
-        self._gpu.check()
-        self._cpu.check()
+        self._tables.check(seqs)
         num_entries = sum(map(len, self._gpu_tables.values()))
         require(
             num_entries == self.num_logical_blocks,
             f"{num_entries} table entries on the GPU, {self.num_logical_blocks} "
             f"counted",
-        )
-
-    # -- helpers --------------------------------------------------------------
-
-    def _table(self, seq: PagedSequence) -> BlockTable | None:
-        table = self._gpu_tables.get(seq.seq_id)
-        return self._cpu_tables.get(seq.seq_id) if table is None else table
-
-    def _refuse_second_table(self, seq: PagedSequence, what: str) -> None:
-        table = self._table(seq)
-        if table is not None:
-            raise BlockTableError(
-                f"sequence {seq.seq_id} holds blocks {[b.block_id for b in table]}: a "
-                f"sequence that is {what} must hold none; free it first"
-            )
-
-    def _no_table(self, seq: PagedSequence, rule: str) -> BlockTableError:
-        where = "no block"
-        error: type[BlockTableError] = UnallocatedSequenceError
-        for tier in (self._gpu, self._cpu):
-            if seq.seq_id in tier.tables:
-                ids = [block.block_id for block in tier.tables[seq.seq_id]]
-                where, error = f"blocks on the {tier.name}, {ids}", BlockTableError
-        return error(
-            f"sequence {seq.seq_id} ({seq.status.value}) holds {where}: {rule}; "
-            f"allocate, fork or swap it before"
         )
 
 
@@ -457,7 +389,3 @@ def _waiting(seq_group: PagedSequenceGroup) -> Sequence[PagedSequence]:
             f"can be given a table"
         )
     return waiting
-
-
-def _ids(seqs: Iterable[PagedSequence]) -> str:
-    return ", ".join(str(seq.seq_id) for seq in seqs)

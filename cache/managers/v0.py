@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 from cache.errors import CacheConfigError, NoFreeBlocksError, UnallocatedSequenceError
 from cache.managers.v0_admission import Placement
+from cache.managers.v0_prefixes import PrefixCacheSide
 from cache.managers.v0_swapping import BlockPairs, Swapper
 from cache.managers.v0_tables import SequenceTables
-from cache.managers.v0_trackers import ComputedBlocksTracker, LastAccessBlocksTracker
 from cache.sequences import AllocStatus, Device, SequenceStatus
 from cache.tiered import CpuGpuBlockAllocator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from cache.block_table import BlockTable
     from cache.evictor import EvictionPolicy
     from cache.sequences import PagedSequence, PagedSequenceGroup
 
 
-class SelfAttnBlockSpaceManager:
+class SelfAttnBlockSpaceManager(PrefixCacheSide):
     """Places sequence groups on the GPU, and on the CPU while they are swapped out.
 
     Statuses of sequences are read, never written: a scheduler calls `allocate` while
@@ -71,7 +71,6 @@ class SelfAttnBlockSpaceManager:
                 f"prefix caching does not go with a sliding window ({sliding_window}); "
                 f"switch one of them off"
             )
-        self.block_size = block_size
         self.num_total_gpu_blocks = num_gpu_blocks
         self.num_total_cpu_blocks = num_cpu_blocks
         self.sliding_window = sliding_window
@@ -81,14 +80,14 @@ class SelfAttnBlockSpaceManager:
             self.max_block_sliding_window = sliding_window // block_size + 2
         self.watermark = watermark
         self.watermark_blocks = int(watermark * num_gpu_blocks)
-        self.enable_caching = enable_caching
-        self.block_allocator = CpuGpuBlockAllocator.create(
+        allocator = CpuGpuBlockAllocator.create(
             "prefix_caching" if enable_caching else "naive",
             num_gpu_blocks,
             num_cpu_blocks,
             block_size,
             eviction_policy=evictor,
         )
+        super().__init__(block_size, allocator, enable_caching)
         self._placement = Placement(
             block_size, self.block_allocator, self.max_block_sliding_window
         )
@@ -98,8 +97,6 @@ class SelfAttnBlockSpaceManager:
         )
         self.block_tables: dict[int, BlockTable] = self._tables.by_seq
         self.cross_block_tables: dict[int | str, BlockTable] = self._tables.cross
-        self._computed = ComputedBlocksTracker(self.block_allocator, block_size)
-        self._last_access = LastAccessBlocksTracker()
 
     @property
     def num_logical_blocks(self) -> int:
@@ -389,55 +386,6 @@ class SelfAttnBlockSpaceManager:
         """
         seqs = seq_group.get_seqs(SequenceStatus.RUNNING)
         return self._swapper.swap(seqs, Device.GPU, Device.CPU)
-
-    # -- prefix caching -------------------------------------------------------
-
-    def get_num_cached_tokens(self, seq: PagedSequence) -> int:
-        """Return the tokens of `seq` found cached and computed when first asked.
-
-        The answer stands until the sequence is freed. 0 without prefix caching.
-        """
-        return self._computed.get_num_cached_tokens(seq) if self.enable_caching else 0
-
-    def remove_seq_from_computed_blocks_tracker(self, seq: PagedSequence) -> None:
-        """Let `get_num_cached_tokens` look up a sequence anew."""
-        self._computed.remove_seq(seq.seq_id)
-
-    def access_all_blocks_in_seq(self, seq: PagedSequence, now: float) -> None:
-        """Note that the sequence is scheduled at `now` (seconds)."""
-        if self.enable_caching:
-            self._last_access.update_last_access(seq.seq_id, now)
-
-    def mark_blocks_as_computed(
-        self, seq_group: PagedSequenceGroup, token_chunk_size: int
-    ) -> None:
-        """Note at the end of a scheduler call that its blocks are computed.
-
-        All blocks filled since the last call, whoever holds them, as in the reference.
-        """
-        if self.enable_caching:
-            self.block_allocator.mark_blocks_as_computed([])
-
-    def get_common_computed_block_ids(self, seqs: Sequence[PagedSequence]) -> list[int]:
-        """Return the leading blocks that need not be computed for any of `seqs`."""
-        if not self.enable_caching:
-            return []
-        return self.block_allocator.get_common_computed_block_ids(
-            [
-                self.get_block_table(seq)[
-                    : self.get_num_cached_tokens(seq) // self.block_size
-                ]
-                for seq in seqs
-            ]
-        )
-
-    def get_prefix_cache_hit_rate(self, device: Device) -> float:
-        """Return hits over look-ups of full blocks; -1 without prefix caching."""
-        return self.block_allocator.get_prefix_cache_hit_rate(device)
-
-    def reset_prefix_cache(self, device: Device | None = None) -> bool:
-        """Forget all cached blocks of a tier, or of both; False if some are in use."""
-        return self.block_allocator.reset_prefix_cache(device)
 
     # -- numbers --------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.prefix_caching import hash_block_tokens
+from cache.prefix_caching_block import hash_block_tokens
 from cache.sequences import Device
 
 if TYPE_CHECKING:

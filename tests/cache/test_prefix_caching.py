@@ -6,7 +6,8 @@ import pytest
 
 from cache.errors import CacheError, ImmutableBlockError, InvariantError
 from cache.interfaces import BlockAllocator
-from cache.prefix_caching import PrefixCachingBlockAllocator, hash_block_tokens
+from cache.prefix_caching import PrefixCachingBlockAllocator
+from cache.prefix_caching_block import hash_block_tokens
 from cache.tokens import TokenRuns
 
 A, B, C = [1, 2], [3, 4], [5, 6]
