@@ -214,10 +214,12 @@ def set_log_axis(axis: Axis, low: float, high: float) -> None:
     """Put plain numbers on a logarithmic axis from `low` to `high`.
 
     The axis' scale is set by the caller; ticks stand at 1, 2, 5 where there is
-    room, at powers of ten else.
+    room, at 1 and 3 where there is less, at powers of ten else.
     """
-    decades = high / low
-    digits = (1.0, 2.0, 5.0) if decades < 300.0 else (1.0,)
+    ratio = high / low
+    digits: tuple[float, ...] = (1.0,)
+    if ratio < 300.0:
+        digits = (1.0, 2.0, 5.0) if ratio < 50.0 else (1.0, 3.0)
     axis.set_major_locator(LogLocator(subs=digits, numticks=12))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(plain_number))
