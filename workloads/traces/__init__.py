@@ -1,4 +1,4 @@
-"""Recorded traces: one reader a file, all of them `TraceReader`."""
+"""Recorded traces: a reader for each format, and a writer where one can be."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from workloads.traces.azure import AzureTraceReader
-from workloads.traces.base import TraceReader
+from workloads.traces.azure_writer import AzureTraceWriter
+from workloads.traces.base import TraceReader, TraceWriter
+from workloads.traces.burstgpt import BurstGptTraceReader, BurstGptTraceWriter
+from workloads.traces.detect import guess_kind
+from workloads.traces.kvsim import KvsimTraceReader, KvsimTraceWriter
+from workloads.traces.llmservingsim import LlmServingSimTraceReader
+from workloads.traces.llmservingsim_writer import LlmServingSimTraceWriter
 from workloads.traces.mooncake import MooncakeTraceReader
+from workloads.traces.mooncake_writer import MooncakeTraceWriter
+from workloads.traces.sharegpt import ShareGptTraceReader
+from workloads.traces.vidur import VidurTraceReader, VidurTraceWriter
+from workloads.traces.vllm_bench import VllmBenchTraceReader, VllmBenchTraceWriter
+from workloads.traces.writing.whole_file import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,9 +26,50 @@ if TYPE_CHECKING:
 TRACE_READERS: Mapping[str, type[TraceReader]] = MappingProxyType(
     {
         "azure": AzureTraceReader,
+        "burstgpt": BurstGptTraceReader,
+        "kvsim": KvsimTraceReader,
+        "llmservingsim": LlmServingSimTraceReader,
         "mooncake": MooncakeTraceReader,
+        "sharegpt": ShareGptTraceReader,
+        "vidur": VidurTraceReader,
+        "vllm_bench": VllmBenchTraceReader,
     }
 )
 """Trace readers by the ``kind`` of a configuration."""
 
-__all__ = ["TRACE_READERS", "AzureTraceReader", "MooncakeTraceReader", "TraceReader"]
+TRACE_WRITERS: Mapping[str, type[TraceWriter]] = MappingProxyType(
+    {
+        "azure": AzureTraceWriter,
+        "burstgpt": BurstGptTraceWriter,
+        "kvsim": KvsimTraceWriter,
+        "llmservingsim": LlmServingSimTraceWriter,
+        "mooncake": MooncakeTraceWriter,
+        "vidur": VidurTraceWriter,
+        "vllm_bench": VllmBenchTraceWriter,
+    }
+)
+"""Trace writers by kind; ShareGPT has none, as its words would have to be made up."""
+
+__all__ = [
+    "TRACE_READERS",
+    "TRACE_WRITERS",
+    "AzureTraceReader",
+    "AzureTraceWriter",
+    "BurstGptTraceReader",
+    "BurstGptTraceWriter",
+    "KvsimTraceReader",
+    "KvsimTraceWriter",
+    "LlmServingSimTraceReader",
+    "LlmServingSimTraceWriter",
+    "MooncakeTraceReader",
+    "MooncakeTraceWriter",
+    "ShareGptTraceReader",
+    "TraceReader",
+    "TraceWriter",
+    "VidurTraceReader",
+    "VidurTraceWriter",
+    "VllmBenchTraceReader",
+    "VllmBenchTraceWriter",
+    "guess_kind",
+    "write_trace",
+]

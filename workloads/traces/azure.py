@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING
 
-from workloads._checks import MAX_TOKENS
 from workloads.columns import RequestColumns, SpecIterator
-from workloads.errors import TraceFormatError
 from workloads.traces.azure_columns import AzureTable, plain_table
-from workloads.traces.base import (
-    columns_in_arrival_order,
-    format_error,
-    length_problem,
-    numbered_lines,
-    trace_path,
+from workloads.traces.parsing.bad_lines import BadLines
+from workloads.traces.parsing.csv_lines import (
+    CsvLines,
+    column_length_problem,
+    csv_lines,
+    is_length,
+    plain_int,
 )
+from workloads.traces.parsing.files import trace_path
+from workloads.traces.parsing.order import columns_in_arrival_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ _Row = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AzureTraceReader:
-    """Reader of the Azure LLM inference traces (2023 conversation and code).
+    """Reader of the Azure LLM inference traces: 2023, and the week of 2024.
 
     The trace holds no prompt identity: each prompt is text of its own, so there is
     no prefix to reuse. Other columns are ignored, and columns may come in any order.
@@ -46,7 +46,9 @@ class AzureTraceReader:
     Parameters
     ----------
     path
-        CSV file, plain or gzipped.
+        CSV file, plain or compressed (gzip, zstd).
+    skip_bad_lines
+        Leave malformed lines out with a warning, instead of refusing the first.
 
     Raises
     ------
@@ -55,15 +57,18 @@ class AzureTraceReader:
 
     Notes
     -----
-    Timestamps are wall time with up to seven digits of a second, without a zone (or
-    with UTC). They are kept as whole ticks of 100 ns until the first arrival has
-    been subtracted, so no digit is lost.
+    Timestamps are wall time with up to seven digits of a second, without a zone (2023)
+    or with that of UTC (2024, where whole seconds come without a fraction). They are
+    kept as whole ticks of 100 ns until the first arrival has been subtracted, so no
+    digit is lost.
 
-    Source: github.com/Azure/AzurePublicDataset, ``AzureLLMInferenceDataset2023.md``;
-    Patel et al., Splitwise, ISCA 2024.
+    Source: github.com/Azure/AzurePublicDataset, ``AzureLLMInferenceDataset2023.md``
+    and ``AzureLLMInferenceDataset2024.md``; Patel et al., Splitwise, ISCA 2024;
+    Stojkovic et al., DynamoLLM, HPCA 2025.
     """
 
     path: str | Path
+    skip_bad_lines: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", trace_path(self.path))
@@ -88,22 +93,29 @@ class AzureTraceReader:
         Warns
         -----
         WorkloadWarning
-            If the rows are not sorted by time; they are sorted.
+            If the rows are not sorted by time (they are sorted), or lines were left
+            out.
         """
+        bad = BadLines(self.path, self.skip_bad_lines)
         ticks, prompts, outputs = columns_in_arrival_order(
-            self.path, *_table(self.path)
+            self.path, *_table(self.path, bad)
         )
+        bad.report()
         times_s = _seconds(ticks - ticks[0])
         return SpecIterator(RequestColumns(times_s, prompts, outputs))
 
 
-def _table(path: str | Path) -> AzureTable:
+def _table(path: str | Path, bad: BadLines) -> AzureTable:
     """Return the rows in file order: by columns if all are plain, else one by one."""
-    lines = numbered_lines(path)
-    number, header = next(lines, (1, ""))
-    columns = _columns(path, number, header)
-    table = plain_table(path, header.count(",") + 1, columns, _minute_ticks)
-    return table or _careful_table(_rows(path, lines, columns))
+    lines = csv_lines(path, _COLUMNS, bad)
+    time_column, prompt_column, output_column = map(lines.positions.get, _COLUMNS)
+    assert time_column is not None
+    assert prompt_column is not None
+    assert output_column is not None
+    columns = (time_column, prompt_column, output_column)
+    num_fields = lines.header.count(",") + 1
+    table = plain_table(path, num_fields, columns, _minute_ticks)
+    return table or _careful_table(_rows(lines, columns, bad))
 
 
 def _careful_table(rows: Iterator[_Row]) -> AzureTable:
@@ -123,66 +135,23 @@ def _seconds(ticks: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _rows(
-    path: str | Path, lines: Iterator[tuple[int, str]], columns: tuple[int, int, int]
+    lines: CsvLines, columns: tuple[int, int, int], bad: BadLines
 ) -> Iterator[_Row]:
     """Yield the parsed rows of the lines after the header, in file order."""
     time_column, prompt_column, output_column = columns
     to_ticks = _tick_parser()
-    for number, line in lines:
-        fields = _fields(path, number, line)
+    for number, fields in lines.rows:
         try:
             ticks = to_ticks(fields[time_column])
-            num_prompt_tokens = _plain_int(fields[prompt_column])
-            num_output_tokens = _plain_int(fields[output_column])
-        except (ValueError, IndexError):
-            problem = _problem(fields, columns)
-            raise format_error(path, number, problem) from None
-        if not (
-            1 <= num_prompt_tokens <= MAX_TOKENS
-            and 1 <= num_output_tokens <= MAX_TOKENS
-        ):
-            problem = _problem(fields, columns)
-            raise format_error(path, number, problem)
-        yield ticks, number, num_prompt_tokens, num_output_tokens
-
-
-def _fields(path: str | Path, number: int, line: str) -> list[str]:
-    """Return the fields of a line."""
-    # Only quotes need the csv module, which costs more than the rest.
-    if '"' not in line:
-        return line.split(",")
-    try:
-        return next(csv.reader([line]))
-    except csv.Error as error:
-        problem = f"a line must be plain CSV; got {line[:80]!r} ({error})"
-        raise format_error(path, number, f"{problem}; mend or remove it") from None
-
-
-def _plain_int(text: str) -> int:
-    """Return an int of ASCII digits: int() also takes signs, blanks, underscores."""
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(text)
-    return int(text)
-
-
-def _columns(path: str | Path, number: int, header: str) -> tuple[int, int, int]:
-    """Return where the three columns are."""
-    names = [name.strip().strip('"') for name in _fields(path, number, header)]
-    missing = [name for name in _COLUMNS if name not in names]
-    twice = [name for name in _COLUMNS if names.count(name) > 1]
-    if not header:
-        raise TraceFormatError(
-            f"{path}: a trace needs the header {','.join(_COLUMNS)}; got an empty "
-            "file; check that it is complete"
-        )
-    if missing:
-        problem = f"columns must include {', '.join(missing)}; got {header[:120]!r}"
-        raise format_error(path, number, f"{problem}; rename the header's columns")
-    if twice:
-        problem = f"columns must differ; got {', '.join(twice)} twice"
-        raise format_error(path, number, f"{problem}; rename or remove the others")
-    time_column, prompt_column, output_column = map(names.index, _COLUMNS)
-    return time_column, prompt_column, output_column
+            num_prompt_tokens = plain_int(fields[prompt_column])
+            num_output_tokens = plain_int(fields[output_column])
+        except ValueError:
+            bad.refuse(number, _problem(fields, columns))
+            continue
+        if is_length(num_prompt_tokens) and is_length(num_output_tokens):
+            yield ticks, number, num_prompt_tokens, num_output_tokens
+        else:
+            bad.refuse(number, _problem(fields, columns))
 
 
 def _tick_parser() -> Callable[[str], int]:
@@ -233,18 +202,10 @@ def _second_digits(rest: str) -> str:
 
 def _problem(fields: list[str], columns: tuple[int, int, int]) -> str:
     """Say what is wrong with a line that did not parse."""
-    if len(fields) <= max(columns):
-        rule = f"a line must have {max(columns) + 1} fields"
-        return f"{rule}; got {','.join(fields)[:120]!r}; the file may be cut short"
     time_text, *length_texts = (fields[column] for column in columns)
     for name, text in zip(_COLUMNS[1:], length_texts, strict=True):
-        problem = length_problem(name, int(text) if _is_int(text) else text)
+        problem = column_length_problem(name, text)
         if problem:
             return problem
     rule = "TIMESTAMP must be a time such as 2023-11-16 18:15:46.6805900"
     return f"{rule}; got {time_text!r:.80}; mend or remove the line"
-
-
-def _is_int(text: str) -> bool:
-    # int() refuses more than 4,300 digits; nothing near that is a length.
-    return text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 100

@@ -12,7 +12,7 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads._checks import MAX_TOKENS
-from workloads.traces.base import opened
+from workloads.traces.parsing.files import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,14 +55,14 @@ def plain_table(
 ) -> AzureTable | None:
     """Read a trace whose lines are all plain.
 
-    Plain are ASCII lines without quotes, as many fields in each as in the header, none
-    blank but the last ones; timestamps with two-digit seconds, up to seven digits
-    behind a dot, and UTC or no zone; lengths of up to ten digits, in range.
+    Plain are ASCII lines without quotes or NUL bytes, as many fields in each as in the
+    header, none blank but the last ones; timestamps with two-digit seconds, up to seven
+    digits behind a dot, and UTC or no zone; lengths of up to ten digits, in range.
 
     Parameters
     ----------
     path
-        CSV file, plain or gzipped, with its header in the first line.
+        CSV file, plain or compressed, with its header in the first line.
     num_fields
         Fields of every line, as its commas cut it.
     columns
@@ -131,7 +131,7 @@ def _parsed(
     """Return ticks and lengths of whole lines, or raise `_Odd`."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
-    if not block.isascii() or b'"' in block:
+    if not block.isascii() or b'"' in block or b"\0" in block:
         raise _Odd
     text = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))

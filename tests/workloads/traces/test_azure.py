@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.workloads.shared_traces import AZURE_CODE, AZURE_CONV, shared_trace
-from workloads import RequestSpec, TraceFormatError
+from workloads import RequestSpec, TraceFormatError, WorkloadWarning
 from workloads.traces import AzureTraceReader
 
 if TYPE_CHECKING:
@@ -193,3 +193,31 @@ def test_published_traces(trace: Published) -> None:
     assert output_tokens.max() == trace.output_max
     segments = {segment for request in requests for segment, _ in request.prompt}
     assert len(segments) == trace.num_requests
+
+
+def test_the_week_of_2024(tmp_path: Path) -> None:
+    # As in the published file: UTC, microseconds, and none in whole seconds.
+    path = tmp_path / "code_1week.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.009930+00:00,2162,5\n"
+        "2024-05-10 00:00:01+00:00,7,8\n"
+        "2024-05-19 23:59:59.999999+00:00,9,10\n"
+    )
+    assert list(AzureTraceReader(path=path).read()) == [
+        RequestSpec(0, 0.0, ((0, 2162),), 5, 1),
+        RequestSpec(1, 0.99007, ((2, 7),), 8, 3),
+        RequestSpec(2, 863999.990069, ((4, 9),), 10, 5),
+    ]
+
+
+def test_skipping_changes_nothing_where_nothing_is_bad(tmp_path: Path) -> None:
+    path = shared_trace(AZURE_CODE)
+    plain = AzureTraceReader(path=path).read().columns
+    skipping = AzureTraceReader(path=path, skip_bad_lines=True).read().columns
+    assert (plain.arrival_s == skipping.arrival_s).all()
+    cut = tmp_path / "cut.csv"
+    cut.write_text(path.read_text() + "\n2023-11-16 19:14:21,5\n")
+    with pytest.warns(WorkloadWarning, match=r":8821: a line must have 3 fields"):
+        less = AzureTraceReader(path=cut, skip_bad_lines=True).read().columns
+    assert (plain.num_prompt_tokens == less.num_prompt_tokens).all()

@@ -8,13 +8,14 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.workloads.traces.samples import FIRST_LINE, OPTIONS, SAMPLES, read, write
 from workloads import (
     TRACE_READERS,
-    RequestSpec,
     TraceFormatError,
     TraceReader,
     WorkloadError,
@@ -29,31 +30,8 @@ from workloads.traces.base import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9951690,396,109
-2023-11-16 18:16:00.0000000,879,55
-"""
-MOONCAKE = """{"timestamp": 0, "input_length": 513, "output_length":5, "hash_ids":[0,1]}
-{"timestamp": 27, "input_length": 10, "output_length": 6, "hash_ids": [0]}
-{"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [2]}
-"""
-SAMPLES = {"azure": AZURE, "mooncake": MOONCAKE}
-# Position of the three request lines, counted from 1.
-FIRST_LINE = {"azure": 2, "mooncake": 1}
-
 kinds = pytest.mark.parametrize("kind", sorted(SAMPLES))
-
-
-def write(folder: Path, content: str | bytes, name: str = "trace.txt") -> Path:
-    path = folder / name
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def read(kind: str, path: str | Path) -> list[RequestSpec]:
-    reader_type: Any = TRACE_READERS[kind]
-    return list(reader_type(path=path).read())
+line_kinds = pytest.mark.parametrize("kind", sorted(FIRST_LINE))
 
 
 def test_every_reader_is_held_to_this() -> None:
@@ -66,9 +44,9 @@ def test_contract(kind: str, tmp_path: Path) -> None:
     requests = read(kind, write(tmp_path, SAMPLES[kind]))
     assert [request.request_id for request in requests] == [0, 1, 2]
     assert requests[0].arrival_s == 0.0
-    assert [request.output_segment for request in requests] == [1, 3, 5]
+    assert sorted(request.output_segment for request in requests) == [1, 3, 5]
     for request in requests:
-        assert all(segment % 2 == 0 and n >= 1 for segment, n in request.prompt)
+        assert all(segment >= 0 and n >= 1 for segment, n in request.prompt)
         assert request.max_tokens is None
 
 
@@ -77,12 +55,13 @@ def test_contract(kind: str, tmp_path: Path) -> None:
     "change",
     [
         lambda text: gzip.compress(text.encode()),
+        lambda text: pa.compress(text.encode(), "zstd", asbytes=True),
         lambda text: text.replace("\n", "\r\n"),
         lambda text: text.rstrip("\n"),
         lambda text: text + "\n  \n",
         lambda text: b"\xef\xbb\xbf" + text.encode(),
     ],
-    ids=["gzip", "CRLF", "no last newline", "blank lines", "byte-order mark"],
+    ids=["gzip", "zstd", "CRLF", "no last newline", "blank lines", "byte-order mark"],
 )
 def test_the_same_trace_in_other_clothes(
     kind: str, change: Any, tmp_path: Path
@@ -157,6 +136,20 @@ def test_text_in_another_encoding(kind: str, tmp_path: Path) -> None:
 
 
 @kinds
+@pytest.mark.parametrize("skip", [False, True])
+def test_compressed_data_cut_short_is_refused_always(
+    kind: str, skip: bool, tmp_path: Path
+) -> None:
+    content = SAMPLES[kind].encode()
+    whole = (gzip.compress(content), pa.compress(content, "zstd", asbytes=True))
+    for data, name in zip(whole, ("gzip", "zstd"), strict=True):
+        path = write(tmp_path, data[: len(data) * 2 // 3])
+        rule = rf"^{path}:\d+: {name} data must be whole; .*fetch .* again"
+        with pytest.raises(TraceFormatError, match=rule):
+            read(kind, path, skip_bad_lines=skip)
+
+
+@kinds
 @pytest.mark.parametrize("cut", [12, 40, -8])
 def test_gzip_cut_short(kind: str, cut: int, tmp_path: Path) -> None:
     path = write(tmp_path, gzip.compress(SAMPLES[kind].encode())[:cut])
@@ -172,7 +165,7 @@ def test_gzip_with_wrong_bytes(kind: str, tmp_path: Path) -> None:
         read(kind, write(tmp_path, bytes(content)))
 
 
-@kinds
+@line_kinds
 def test_unsorted_rows_are_sorted_with_a_warning(kind: str, tmp_path: Path) -> None:
     lines = SAMPLES[kind].splitlines(keepends=True)
     first = FIRST_LINE[kind] - 1
@@ -181,14 +174,25 @@ def test_unsorted_rows_are_sorted_with_a_warning(kind: str, tmp_path: Path) -> N
     rule = rf"trace\.txt:{first + 2}: timestamps must not fall; 2 of 3 rows .* sorted"
     with pytest.warns(WorkloadWarning, match=rule):
         requests = read(kind, path)
-    assert requests == read(kind, write(tmp_path, SAMPLES[kind], "sorted"))
+    expected = read(kind, write(tmp_path, SAMPLES[kind], "sorted"))
+    if kind == "kvsim":  # texts keep the names of their lines
+        assert [request.prompt for request in requests] == [
+            ((4, 374),),
+            ((2, 9), (40, 1)),
+            ((0, 8),),
+        ]
+        requests = [
+            request._replace(prompt=other.prompt, output_segment=other.output_segment)
+            for request, other in zip(requests, expected, strict=True)
+        ]
+    assert requests == expected
 
 
-@kinds
+@line_kinds
 def test_nothing_is_handed_out_before_all_is_checked(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path, SAMPLES[kind] + "broken\n")
     reader_type: Any = TRACE_READERS[kind]
-    reader = reader_type(path=path)
+    reader = reader_type(path=path, **OPTIONS.get(kind, {}))
     line = FIRST_LINE[kind] + 3
     with pytest.raises(TraceFormatError, match=rf"trace\.txt:{line}: ") as info:
         reader.read()
@@ -224,15 +228,58 @@ def test_columns_are_ordered_as_rows_are(times: list[int]) -> None:
     assert messages[::2] == messages[1::2]
 
 
-@kinds
+@line_kinds
 def test_warnings_point_at_the_caller(kind: str, tmp_path: Path) -> None:
     lines = SAMPLES[kind].splitlines(keepends=True)
     path = write(tmp_path, "".join([*lines, lines[-2]]))
     with pytest.warns(WorkloadWarning) as caught:
         read(kind, path)
-    assert [warning.filename for warning in caught] == [__file__]
+    assert [warning.filename for warning in caught] == [read.__code__.co_filename]
 
 
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     path = write(tmp_path, "one\n\n  \nfour  \n")
     assert list(numbered_lines(path)) == [(1, "one"), (4, "four")]
+
+
+@line_kinds
+def test_malformed_lines_are_left_out_counted_and_reported(
+    kind: str, tmp_path: Path
+) -> None:
+    lines = SAMPLES[kind].encode().splitlines(keepends=True)
+    first = FIRST_LINE[kind]
+    bad = [b"\xff\n", b"bro\0ken\n", b"broken\n"]
+    content = [*lines[:first], bad[0], lines[first], *bad[1:], *lines[first + 1 :]]
+    path = write(tmp_path, b"".join(content))
+    with pytest.raises(TraceFormatError, match=rf"^{path}:{first + 1}: .*UTF-8"):
+        read(kind, path)
+    rule = (
+        rf"^{path}: left out 3 malformed lines; the first: {path}:{first + 1}: .*0xff"
+    )
+    with pytest.warns(WorkloadWarning, match=rule) as caught:
+        requests = read(kind, path, skip_bad_lines=True)
+    assert [warning.filename for warning in caught] == [read.__code__.co_filename]
+    expected = read(kind, write(tmp_path, SAMPLES[kind], "good"))
+    assert [request.request_id for request in requests] == [0, 1, 2]
+    assert [request.arrival_s for request in requests] == [
+        request.arrival_s for request in expected
+    ]
+    assert [request.num_prompt_tokens for request in requests] == [
+        request.num_prompt_tokens for request in expected
+    ]
+
+
+@kinds
+def test_a_nul_byte_is_refused_with_its_line(kind: str, tmp_path: Path) -> None:
+    lines = SAMPLES[kind].splitlines(keepends=True)
+    lines[2] = lines[2][:-2] + "\0" + lines[2][-2:]
+    with pytest.raises(TraceFormatError, match=r"trace\.txt:3: "):
+        read(kind, write(tmp_path, "".join(lines)))
+
+
+@line_kinds
+def test_only_bad_lines_are_no_trace(kind: str, tmp_path: Path) -> None:
+    header = SAMPLES[kind].splitlines(keepends=True)[: FIRST_LINE[kind] - 1]
+    path = write(tmp_path, "".join([*header, "broken\n"]))
+    with pytest.raises(TraceFormatError, match="a trace needs at least one request"):
+        read(kind, path, skip_bad_lines=True)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.shared import shared
 from tests.workloads.shared_traces import MOONCAKE, shared_trace
-from workloads import RequestSpec, TraceFormatError, WorkloadError
-from workloads.traces import MooncakeTraceReader
+from workloads import RequestSpec, TraceFormatError, WorkloadError, WorkloadWarning
+from workloads.traces import MooncakeTraceReader, MooncakeTraceWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,3 +177,186 @@ def test_prefixes_of_the_published_trace() -> None:
     assert (num_hit_tokens, num_tokens) == (54_098_411, 144_793_823)  # 37.36 %
     # All but the first: block id 0 is common to all.
     assert num_requests_hit == 12_030
+
+
+FOLLOW_UP = {key: value for key, value in GOOD.items() if key != "timestamp"}
+
+
+def test_sessions_of_recorded_arrivals(tmp_path: Path) -> None:
+    requests = read(
+        tmp_path,
+        GOOD | {"session_id": "b"},
+        GOOD | {"timestamp": 5, "session_id": "a", "delay": None},
+        GOOD | {"timestamp": 6},
+        GOOD | {"timestamp": 7, "session_id": "b"},
+    )
+    assert [request.session_id for request in requests] == [0, 1, None, 0]
+    assert [request.previous_id for request in requests] == [None] * 4
+
+
+def test_session_ids_that_are_numbers_are_kept(tmp_path: Path) -> None:
+    lines = [GOOD | {"session_id": session} for session in ("12", 7, "12")]
+    assert [request.session_id for request in read(tmp_path, *lines)] == [12, 7, 12]
+    lines[1]["session_id"] = "07"
+    assert [request.session_id for request in read(tmp_path, *lines)] == [0, 1, 0]
+
+
+def test_turns_with_a_delay_follow_the_turn_before(tmp_path: Path) -> None:
+    requests = read(
+        tmp_path,
+        GOOD | {"timestamp": 1000, "session_id": "x"},
+        FOLLOW_UP | {"session_id": "x", "delay": 2500.5},
+        GOOD | {"timestamp": 2000, "session_id": "y"},
+        FOLLOW_UP | {"session_id": "x", "delay": 0, "timestamp": None},
+    )
+    assert requests == [
+        RequestSpec(0, 0.0, ((0, 10),), 6, 1, session_id=0),
+        RequestSpec(1, 1.0, ((0, 10),), 6, 3, session_id=1),
+        RequestSpec(
+            *(2, 2.5005, ((0, 10),), 6, 5), session_id=0, previous_id=0, delay_s=2.5005
+        ),
+        RequestSpec(3, 2.5005, ((0, 10),), 6, 7, session_id=0, previous_id=2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (GOOD | {"delay": 5, "session_id": "x"}, "timestamp or delay; got both"),
+        (FOLLOW_UP | {"delay": 5}, "a line with delay must have a session_id"),
+        (FOLLOW_UP | {"delay": 5, "session_id": "z"}, "first line of a session must"),
+        (FOLLOW_UP | {"delay": -5, "session_id": "x"}, "delay must be a finite number"),
+        (FOLLOW_UP | {"delay": "5", "session_id": "x"}, "delay must be a finite"),
+        (FOLLOW_UP | {"delay": float("inf"), "session_id": "x"}, "delay must be a fin"),
+        (GOOD | {"session_id": 1.5}, "session_id must be text or a whole number"),
+        (GOOD | {"session_id": ["x"]}, "session_id must be text or a whole number"),
+        ({"text_input": "Hi", "timestamp": 0}, "keys must include input_length, "),
+    ],
+)
+def test_bad_sessions(line: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match=rf"trace\.jsonl:2: .*{problem}"):
+        read(tmp_path, GOOD | {"session_id": "x"}, line)
+
+
+def test_what_follows_a_bad_line_follows_what_is_left(tmp_path: Path) -> None:
+    lines = [
+        GOOD | {"session_id": "x"},
+        FOLLOW_UP | {"session_id": "x", "delay": -1},
+        FOLLOW_UP | {"session_id": "x", "delay": 7},
+        GOOD | {"session_id": "y", "timestamp": -1},
+        FOLLOW_UP | {"session_id": "y", "delay": 7},
+    ]
+    with pytest.warns(WorkloadWarning, match="left out 3 malformed lines"):
+        requests = read(tmp_path, *lines, skip_bad_lines=True)
+    assert [request.previous_id for request in requests] == [None, 0]
+
+
+def test_ids_of_full_blocks_only(tmp_path: Path) -> None:
+    lines = [
+        GOOD | {"input_length": 40, "hash_ids": [3, 4]},
+        GOOD | {"input_length": 32, "hash_ids": [3, 9]},
+        GOOD | {"input_length": 5, "hash_ids": []},
+    ]
+    requests = read(tmp_path, *lines, block_tokens=16, full_blocks_only=True)
+    assert [request.prompt for request in requests] == [
+        ((6, 16), (8, 16), (20, 8)),
+        ((6, 16), (18, 16)),
+        ((24, 5),),
+    ]
+    with pytest.raises(TraceFormatError, match=r"3 for .*; got 2; .*full_blocks_only"):
+        read(tmp_path, *lines, block_tokens=16)
+
+
+def test_the_derived_trace_of_full_blocks() -> None:
+    path = shared(
+        "ground_truth/llmservingsim_bench_vllm0190/RTXPRO6000_Llama-3.1-8B/"
+        "trace_block16.jsonl"
+    )
+    reader = MooncakeTraceReader(path=path, block_tokens=16, full_blocks_only=True)
+    requests = list(reader.read())
+    assert len(requests) == 300
+    assert sum(request.num_prompt_tokens for request in requests) == 257_239
+
+
+def test_written() -> None:
+    requests = [
+        RequestSpec(0, 0.25, ((14, 512), (16, 512), (80, 276)), 5, 1),
+        RequestSpec(1, 0.5, ((14, 512), (16, 100)), 6, 3),
+    ]
+    lines = [json.loads(line) for line in MooncakeTraceWriter().lines(requests)]
+    assert lines == [
+        {
+            "timestamp": 250,
+            "input_length": 1300,
+            "output_length": 5,
+            "hash_ids": [7, 8, 40],
+        },
+        {"timestamp": 500, "input_length": 612, "output_length": 6, "hash_ids": [7, 8]},
+    ]
+
+
+def test_written_in_other_blocks() -> None:
+    requests = [
+        RequestSpec(0, 0.0, ((0, 20), (2, 30)), 5, 1, session_id=3),
+        RequestSpec(
+            *(1, 2.0, ((0, 20), (2, 30), (1, 5), (8, 9)), 6, 3),
+            session_id=3,
+            previous_id=0,
+            delay_s=2.0,
+        ),
+        RequestSpec(2, 2.0, ((0, 20), (4, 12)), 6, 5),
+    ]
+    writer = MooncakeTraceWriter(block_tokens=16)
+    lines = [json.loads(line) for line in writer.lines(requests)]
+    assert [line["hash_ids"] for line in lines] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 4],  # what is left of a prompt, 2 tokens, is no whole block
+        [0, 5],
+    ]
+    assert [line.get("session_id") for line in lines] == ["3", "3", None]
+    assert [line.get("delay") for line in lines] == [None, 2000, None]
+    assert [line.get("timestamp") for line in lines] == [0, None, 2000]
+    assert writer.losses(requests) == [
+        "shared text that is no block of 16 tokens",
+        "that 1 prompts quote what was generated for another request",
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mooncake")
+
+
+segments = st.tuples(st.sampled_from([0, 2, 4, 1, 3]), st.integers(1, 40))
+
+
+@given(
+    st.lists(st.lists(segments, min_size=1, max_size=5).map(tuple), min_size=1),
+    st.integers(1, 20),
+)
+def test_equal_leading_blocks_are_equal_leading_ids(
+    folder: Path, prompts: list[Any], block: int
+) -> None:
+    requests = [
+        RequestSpec(i, 0.0, prompt, 1, 2 * i + 1) for i, prompt in enumerate(prompts)
+    ]
+    path = folder / "trace.jsonl"
+    writer = MooncakeTraceWriter(block_tokens=block)
+    path.write_text("".join(writer.lines(requests)))
+    written = list(MooncakeTraceReader(path=path, block_tokens=block).read())
+
+    def texts(request: RequestSpec) -> list[tuple[int, int]]:
+        return [(s, i) for s, num in request.prompt for i in range(num)]
+
+    def num_common(one: list[Any], other: list[Any]) -> int:
+        pairs = zip(one, other, strict=False)
+        return next(
+            (i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other))
+        )
+
+    for one, one_written in zip(requests, written, strict=True):
+        assert one_written.num_prompt_tokens == one.num_prompt_tokens
+        for other, other_written in zip(requests, written, strict=True):
+            common = num_common(texts(one), texts(other))
+            kept = num_common(texts(one_written), texts(other_written))
+            assert common // block * block <= kept <= common

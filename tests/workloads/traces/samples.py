@@ -1,0 +1,93 @@
+"""A small file of each format, three requests in order of arrival."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workloads import TRACE_READERS, RequestSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:16:00.0000000,879,55
+"""
+BURSTGPT = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,\
+Total tokens,Log Type
+5.0,1722ac82-0a46,43,GPT-4,472,18,490,Conversation log
+45.0,,2,ChatGPT,36,29,65,API log
+60.5,1722ac82-0a46,2,GPT-4,417,276,693,Conversation log
+"""
+KVSIM = """{"kvsim_requests": 1}
+{"arrival_s": 0, "prompt": 374, "num_output_tokens": 44}
+{"arrival_s": 0.25, "prompt": [[2, 9], [40, 1]], "num_output_tokens": 1, "priority": 2}
+{"arrival_s": 4.5, "prompt": 8, "num_output_tokens": 9, "slo_class": "chat"}
+"""
+LLMSERVINGSIM = """{"input_toks": 3, "output_toks": 2, "arrival_time_ns": 46926808, \
+"input_tok_ids": [5, 6, 7], "output_tok_ids": [8, 9]}
+{"input_toks": 4, "output_toks": 1, "arrival_time_ns": 147926808, \
+"input_tok_ids": [5, 6, 9, 9]}
+{"session_id": "a", "arrival_time_ns": 247926808, "sub_requests": \
+[{"input_toks": 7, "output_toks": 2, "tool_duration_ns": 0}]}
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 513, "output_length":5, "hash_ids":[0,1]}
+{"timestamp": 27, "input_length": 10, "output_length": 6, "hash_ids": [0]}
+{"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [2]}
+"""
+SHAREGPT = """[
+{"id": "x", "conversations": [{"from": "human", "value": "What is a KV cache?"},
+  {"from": "gpt", "value": "What a server remembers of a text."},
+  {"from": "human", "value": "Why?"}, {"from": "gpt", "value": "To compute less."}]},
+{"id": "y", "messages": [{"role": "user", "content": "Hi"},
+  {"role": "assistant", "content": "Hello!"}]}
+]
+"""
+VIDUR = """arrived_at,num_prefill_tokens,num_decode_tokens
+0.0,374,44
+4.314579,396,109
+32.388505,1029,399
+"""
+VLLM_BENCH = """{
+"completed": 3,
+"start_times": [100.5, 101.0, 107.25],
+"input_lens": [12, 9, 700],
+"output_lens": [5, 6, 7],
+"ttfts": [0.1, 0.1, 0.2], "itls": [[0.1], [], [0.2, 0.1]],
+"errors": ["", "", ""]
+}
+"""
+SAMPLES = {
+    "azure": AZURE,
+    "burstgpt": BURSTGPT,
+    "kvsim": KVSIM,
+    "llmservingsim": LLMSERVINGSIM,
+    "mooncake": MOONCAKE,
+    "sharegpt": SHAREGPT,
+    "vidur": VIDUR,
+    "vllm_bench": VLLM_BENCH,
+}
+FIRST_LINE = {
+    "azure": 2,
+    "burstgpt": 2,
+    "kvsim": 2,
+    "llmservingsim": 1,
+    "mooncake": 1,
+    "vidur": 2,
+}
+"""Formats with a request a line: where the first of the three is, counted from 1."""
+
+OPTIONS: dict[str, dict[str, Any]] = {"sharegpt": {"tokens_per_character": 0.25}}
+"""What a reader needs besides the path."""
+
+
+def write(folder: Path, content: str | bytes, name: str = "trace.txt") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read(kind: str, path: str | Path, **options: Any) -> list[RequestSpec]:
+    reader_type: Any = TRACE_READERS[kind]
+    return list(reader_type(path=path, **OPTIONS.get(kind, {}), **options).read())

@@ -1,0 +1,63 @@
+"""Requests that failed when the trace was taken: left out, or kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from workloads.errors import WorkloadError
+from workloads.traces.parsing.bad_lines import warn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FailureRule = Literal["drop", "keep"]
+"""Leave failed requests out, or keep them with an output of one token."""
+
+
+def check_rule(rule: str) -> None:
+    """Refuse what is no `FailureRule`.
+
+    Raises
+    ------
+    WorkloadError
+        With the rule, value and remedy.
+    """
+    if rule not in ("drop", "keep"):
+        raise WorkloadError(
+            f"failures must be drop or keep; got {rule!r}; drop leaves failed requests "
+            "out, keep gives them an output of 1 token"
+        )
+
+
+class Failures:
+    """What becomes of the failed requests of one file.
+
+    Parameters
+    ----------
+    path
+        The file, for the warning.
+    rule
+        See `FailureRule`.
+    """
+
+    def __init__(self, path: str | Path, rule: FailureRule) -> None:
+        self.path = path
+        self.keep = rule == "keep"
+        self.num_failed = 0
+
+    def report(self) -> None:
+        """Warn if there were failed requests.
+
+        Warns
+        -----
+        WorkloadWarning
+            How many, and what became of them.
+        """
+        if not self.num_failed:
+            return
+        what = "kept with an output of 1 token" if self.keep else "left out"
+        other = "drop" if self.keep else "keep"
+        warn(
+            f"{self.path}: {self.num_failed} requests without a response (failures) "
+            f"are {what}; failures={other} is the other choice"
+        )

@@ -1,0 +1,1 @@
+"""What writers share: whole files, what is lost, chains as rows of requests."""
