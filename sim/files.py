@@ -112,26 +112,39 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
                 del engine[key]  # missing, to be said so
     _find_user_classes(data, directory)
     workload = data.get("workload")
-    trace = workload.get("trace") if isinstance(workload, dict) else None
     preset = workload.get("preset") if isinstance(workload, dict) else None
     if isinstance(preset, dict) and str(preset.get("name")).endswith(".json"):
         preset["name"] = _found(preset["name"], directory) or preset["name"]
-    if isinstance(trace, dict) and isinstance(trace.get("path"), str):
-        found = _found(trace["path"], directory)
+    _find_traces(workload, directory, "workload")
+
+
+def _find_traces(value: object, directory: Path, where: str) -> None:
+    """Resolve the ``path`` of every table, however deep: all of them are traces."""
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            _find_traces(each, directory, f"{where}[{index}]")
+    if not isinstance(value, dict):
+        return
+    for key, each in value.items():
+        if key != "path" or not isinstance(each, str):
+            _find_traces(each, directory, f"{where}.{key}")
+            continue
+        found = _found(each, directory)
         if found is None:
             raise ConfigError(
-                f"workload.trace.path: there is no file '{trace['path']}'; point to "
-                f"yours with --set workload.trace.path=FILE, or {_FETCH}"
+                f"{where}.path: there is no file '{each}'; point to "
+                f"yours with --set {where}.path=FILE, or {_FETCH}"
             )
-        trace["path"] = found
+        value[key] = found
 
 
 def _find_user_classes(table: dict[str, Any], directory: Path) -> None:
     """Resolve every ``kind: file.py:Class``, and where a class may stand bare."""
     for key, value in table.items():
-        if isinstance(value, dict):
-            _find_user_classes(value, directory)
-        elif key in ("kind", "scheduler", "evictor") and isinstance(value, str):
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                _find_user_classes(each, directory)
+        if key in ("kind", "scheduler", "evictor") and isinstance(value, str):
             own = _USER_CLASS.fullmatch(value)
             found = own and _found(own["file"], directory)
             if own and found:

@@ -1,7 +1,8 @@
 """From a configuration table with a ``kind`` to an object.
 
 ``kind`` names a built-in of the table at hand, or ``path/to/file.py:ClassName`` for
-one of the user's own; the remaining keys are constructor arguments.
+one of the user's own; the remaining keys are constructor arguments. An argument that is
+itself a role of `sim.roles` is such a table again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import importlib.util
 import inspect
 import json
 import sys
+import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,10 +23,11 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from sim.errors import ConfigError, UserError
+from sim.roles import ROLES
 from workloads.errors import WorkloadError
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 
 USER_MODULE_PREFIX = "kvsim_user_"
@@ -169,6 +173,9 @@ def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         typed[name] = value
         if name not in hints:
             continue
+        if _roles_in(hints[name]):
+            typed[name] = _filled(hints[name], value, f"{where}.{name}")
+            continue
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(hints[name])
         except (PydanticUserError, PydanticSchemaGenerationError):
@@ -185,6 +192,49 @@ def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
             hint = "; write numbers as 16 or 1.0e-3" if isinstance(value, str) else ""
             raise ConfigError(f"{where}.{name}: {rule}, got {value!r}{hint}") from error
     return typed
+
+
+def _roles_in(hint: Any) -> list[Any]:
+    """Return the roles that an annotation names, at any depth."""
+    if isinstance(hint, type) and hint in ROLES:
+        return [hint]
+    return [role for part in typing.get_args(hint) for role in _roles_in(part)]
+
+
+def _filled(hint: Any, value: Any, where: str) -> Any:
+    """Return a value whose tables with `kind` are objects, by an annotation.
+
+    Raises
+    ------
+    ConfigError
+        As `build`, with the path of the table.
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _filled_choice(parts, value, where)
+    if origin is None:
+        if not isinstance(value, Mapping):
+            kinds = f"kind: one of {', '.join(ROLES[hint])}, or file.py:Class"
+            raise ConfigError(f"{where}: must be a table with {kinds}, got {value!r}")
+        return build(ROLES[hint], value, where)
+    wanted, word = (Mapping, "table") if issubclass(origin, Mapping) else (list, "list")
+    if not isinstance(value, wanted):
+        raise ConfigError(f"{where}: must be a {word} of tables, got {value!r}")
+    if isinstance(value, Mapping):
+        return {k: _filled(parts[-1], v, f"{where}.{k}") for k, v in value.items()}
+    return [_filled(parts[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+
+
+def _filled_choice(parts: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Do as `_filled`, for an annotation of several types."""
+    if value is None and types.NoneType in parts:
+        return None
+    fillable = [part for part in parts if _roles_in(part)]
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind is None and len(fillable) + (types.NoneType in parts) < len(parts):
+        return value  # another of the types: the constructor will judge
+    named = [part for part in fillable if kind in ROLES.get(part, ())]
+    return _filled((named or fillable)[0], value, where)
 
 
 def _hints(cls: type) -> dict[str, Any]:

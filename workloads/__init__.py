@@ -10,7 +10,7 @@ from __future__ import annotations
 from workloads.arrivals import ARRIVALS, MAX_REQUESTS, ArrivalProcess, arrival_times_s
 from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import TraceFormatError, WorkloadError, WorkloadWarning
-from workloads.lengths import LENGTHS, LengthDistribution
+from workloads.lengths import LENGTH_PAIRS, LENGTHS, LengthDistribution, LengthPairs
 from workloads.preset import Preset, PresetWorkload, load_preset, preset_names
 from workloads.spec import RequestSpec, Segment
 from workloads.streams import Streams
@@ -20,10 +20,12 @@ from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 __all__ = [
     "ARRIVALS",
     "LENGTHS",
+    "LENGTH_PAIRS",
     "MAX_REQUESTS",
     "TRACE_READERS",
     "ArrivalProcess",
     "LengthDistribution",
+    "LengthPairs",
     "Preset",
     "PresetWorkload",
     "RequestColumns",

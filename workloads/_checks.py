@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 from workloads.errors import WorkloadError
@@ -90,3 +91,66 @@ def _as_number(value: object) -> str:
         return ""
     # YAML 1.1 wants a dot and a sign in an exponent: 1e-3 is text, 1.0e-3 is not.
     return f"write {number!r} without quotes (YAML reads 1e-3 as text, not 1.0e-3)"
+
+
+def one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    """Check that ``value`` is one of some words.
+
+    Raises
+    ------
+    WorkloadError
+        If it is none of them.
+    """
+    if value not in choices:
+        known = ", ".join(choices)
+        raise WorkloadError(f"{name} must be one of {known}; got {value!r}; choose one")
+
+
+def numbers(name: str, values: Sequence[float], remedy: str) -> tuple[float, ...]:
+    """Return a list's numbers as finite floats.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no list, or holds something else.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise WorkloadError(f"{name} must be a list; got {values!r}; {remedy}")
+    return tuple(finite(f"{name}[{i}]", n, remedy) for i, n in enumerate(values))
+
+
+def check_role(name: str, value: object, role: type, method: str) -> None:
+    """Check that ``value`` plays a role: a protocol that can be checked at run time.
+
+    Raises
+    ------
+    WorkloadError
+        If it lacks the role's method.
+    """
+    if not isinstance(value, role):
+        raise WorkloadError(
+            f"{name} must have the method {method}; got {value!r}; "
+            f"give a {role.__name__}"
+        )
+
+
+def checked_window(window: Sequence[float | None]) -> tuple[float, float | None]:
+    """Return a window ``(start_s, end_s)`` of a trace, the end None where it is open.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no pair of seconds, ``0 <= start_s < end_s``.
+    """
+    remedy = "give seconds of the trace, such as [600, 1200], or [600, null] for all"
+    remedy += " from 600 s on"
+    if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:
+        raise WorkloadError(f"window must be two numbers; got {window!r}; {remedy}")
+    start, end = window
+    # `finite` refuses None too; only the end may be open.
+    start_s = finite("window start", start, remedy)  # type: ignore[arg-type]
+    end_s = math.inf if end is None else finite("window end", end, remedy)
+    if not 0 <= start_s < end_s:
+        rule = "window must have 0 <= start < end"
+        raise WorkloadError(f"{rule}; got [{start_s:g}, {end_s:g}]; {remedy}")
+    return start_s, None if end is None else end_s

@@ -159,6 +159,30 @@ class RequestColumns(Sequence[RequestSpec]):
             self, arrival_s=(self.arrival_s - start_s) / rate_scale, first_request_id=0
         )
 
+    def rearranged(
+        self, rows: NDArray[np.int64], arrival_s: NDArray[np.float64]
+    ) -> RequestColumns:
+        """Return requests of other times, each as long and wide as one of these.
+
+        Requests and texts are numbered from 0, in the new order.
+
+        Parameters
+        ----------
+        rows
+            Position of the request that each is like, shape ``(m,)``; any may come
+            several times, or not at all.
+        arrival_s
+            New arrival times, of the same shape, never falling.
+        """
+        names = (*_COLUMNS[1:], *self._drawn())
+        return replace(
+            self,
+            arrival_s=arrival_s,
+            **{name: getattr(self, name)[rows] for name in names},
+            first_request_id=0,
+            first_text=0,
+        )
+
     def _drawn(self) -> list[str]:
         """Return the names of the columns that may be one value and are not."""
         return [n for n in _DRAWN if not isinstance(getattr(self, n), _ONE_FOR_ALL)]

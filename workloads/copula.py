@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from workloads.lengths import normal_quantile
+from workloads.normal import normal_probability, normal_quantile
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-# Turned into Python's numbers at once, which take four times the memory of the array.
-_CHUNK = 4096
 
 
 def coupled(
@@ -44,10 +41,4 @@ def coupled(
         return v
     r = 2 * math.sin(math.pi * rank_correlation / 6)
     independent = math.sqrt(max(0.0, 1 - r * r)) * normal_quantile(v)
-    z = r * normal_quantile(u) + independent
-    # erfc and not 1 + erf: the lower tail keeps its digits.
-    scaled = (z * -math.sqrt(0.5)).ravel()
-    for start in range(0, len(scaled), _CHUNK):
-        part = scaled[start : start + _CHUNK]
-        part[:] = [*map(math.erfc, part.tolist())]
-    return 0.5 * scaled.reshape(u.shape)
+    return normal_probability(r * normal_quantile(u) + independent)

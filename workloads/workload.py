@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from workloads._checks import MAX_TOKENS, between, finite, positive, whole
+from workloads._checks import (
+    check_role,
+    checked_window,
+    one_of,
+    positive,
+    whole,
+)
 from workloads.arrivals import (
     MAX_REQUESTS,
     ArrivalProcess,
     arrival_times_s,
     check_stop,
 )
+from workloads.chains import has_chains, in_order
 from workloads.columns import RequestColumns, SpecIterator
-from workloads.copula import coupled
 from workloads.errors import WorkloadError
-from workloads.lengths import LengthDistribution
+from workloads.lengths import CoupledLengths, LengthDistribution, LengthPairs
+from workloads.lengths.base import checked_tokens
 from workloads.spec import RequestSpec
 from workloads.streams import Streams
+from workloads.superposition import superposed
 from workloads.traces.base import TraceReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+_LENGTHS = ("prompt_tokens", "output_tokens")
 _SCALE_REMEDY = "give a factor, such as 2.0 for twice the rate"
 
 
@@ -52,7 +57,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceWorkload:
-    """A recorded trace: a part of it, faster or slower.
+    """A recorded trace: a part of it, at another rate.
 
     The order of the steps is fixed: window, then limit, then scale.
 
@@ -61,14 +66,23 @@ class TraceWorkload:
     reader
         Where the requests come from; see `TraceReader`.
     rate_scale
-        Arrival times are divided by it: 3 replays the trace at three times its
-        rate. Lengths stay.
+        3 replays the trace at three times its rate. Lengths stay.
     window
         ``(start_s, end_s)`` in the trace's own seconds, before scaling; arrivals
         in ``start_s <= t < end_s`` are kept, and ``start_s`` becomes time 0. An
-        ``end_s`` of None (``null`` in YAML) is open: from ``start_s`` on.
+        ``end_s`` of None (``null`` in YAML) is open: from ``start_s`` on. A follow-up
+        is kept if the request that began its chain is.
     limit
         Keep the first so many requests of the window.
+    scale_by
+        ``"compression"`` divides arrival times by `rate_scale`: the same requests in
+        less time, bursts and all (think times are people's, and stay).
+        ``"superposition"`` lays `rate_scale` shifted copies over each other: more
+        users in the same time, whose bursts even out; see `workloads.superposition`.
+    copies_share_text
+        Of copies: whether prompts are the same text in all, or text of their own.
+    seed
+        Seed of the copies' shifts; nothing else is drawn.
 
     Raises
     ------
@@ -80,15 +94,21 @@ class TraceWorkload:
     rate_scale: float = 1.0
     window: tuple[float, float | None] | None = None
     limit: int | None = None
+    scale_by: Literal["compression", "superposition"] = "compression"
+    copies_share_text: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_role("reader", self.reader, TraceReader, "read(self)")
+        check_role("reader", self.reader, TraceReader, "read(self)")
         positive("rate_scale", self.rate_scale, _SCALE_REMEDY)
         if self.window is not None:
-            object.__setattr__(self, "window", _window(self.window))
+            object.__setattr__(self, "window", checked_window(self.window))
         if self.limit is not None:
             remedy = "give a number of requests, or leave it out for all"
             whole("limit", self.limit, 1, MAX_REQUESTS, remedy)
+        one_of("scale_by", self.scale_by, ("compression", "superposition"))
+        self._check_copies()
+        Streams(self.seed)
 
     def requests(self) -> Sequence[RequestSpec]:
         """Return the requests; see `Workload.requests`.
@@ -107,12 +127,31 @@ class TraceWorkload:
             If the trace cannot be read, breaks the reader's contract, or has no
             request in the window.
         """
-        requests = self.reader.read()
-        if isinstance(requests, SpecIterator):
-            return self._columns(requests.columns)
-        return self._list(requests)
+        read = self.reader.read()
+        if isinstance(read, SpecIterator):
+            return self._scaled(self._part_of_columns(read.columns))
+        return self._scaled(self._part(read))
 
-    def _columns(self, columns: RequestColumns) -> RequestColumns:
+    def _scaled(self, requests: Sequence[RequestSpec]) -> Sequence[RequestSpec]:
+        """Return requests of the trace's own times at the rate that is wanted."""
+        start_s, _ = self._bounds_s()
+        copies = float(self.rate_scale) if self.scale_by == "superposition" else 1.0
+        rate_scale = float(self.rate_scale) / copies
+        if isinstance(requests, RequestColumns):
+            requests = requests.moved(start_s, rate_scale)
+        elif has_chains(requests):
+            requests = in_order(requests, rate_scale, start_s)
+        else:
+            requests = [
+                _moved(request, i, (request.arrival_s - start_s) / rate_scale)
+                for i, request in enumerate(requests)
+            ]
+        if copies == 1.0:
+            return requests
+        streams, share_text = Streams(self.seed), self.copies_share_text
+        return superposed(requests, copies, streams, share_text)
+
+    def _part_of_columns(self, columns: RequestColumns) -> RequestColumns:
         """Return a part of columns, which have kept the contract since they exist."""
         start_s, end_s = self._bounds_s()
         times_s = columns.arrival_s
@@ -123,28 +162,56 @@ class TraceWorkload:
             raise self._nothing(seen_s[-1] if len(seen_s) else 0.0)
         if self.limit is not None:
             end = min(end, start + self.limit)
-        return columns.part(start, end).moved(start_s, float(self.rate_scale))
+        return columns.part(start, end)
 
-    def _list(self, read: Iterator[RequestSpec]) -> list[RequestSpec]:
-        """Return a part of whatever a reader yields, each request checked."""
+    def _part(self, read: Iterator[RequestSpec]) -> list[RequestSpec]:
+        """Return a part of whatever a reader yields, each request checked.
+
+        Of a window all is read, also what comes after: a chain may go on there.
+        """
         start_s, end_s = self._bounds_s()
         requests: list[RequestSpec] = []
-        last_s = 0.0
+        kept: set[int] = set()
+        last_s = beyond_s = 0.0
         for position, request in enumerate(read):
             _check_request(self.reader, position, request, last_s)
             last_s = request.arrival_s
-            if last_s >= end_s or len(requests) == self.limit:
+            if len(requests) == self.limit:
                 break
-            if last_s >= start_s:
-                arrival_s = (last_s - start_s) / self.rate_scale
-                requests.append(_moved(request, len(requests), arrival_s))
+            previous_id = request.previous_id
+            if previous_id is None:
+                beyond_s = last_s if beyond_s < end_s else beyond_s
+                is_kept = start_s <= last_s < end_s
+            else:
+                is_kept = previous_id in kept
+            if is_kept:
+                kept.add(position)
+                requests.append(request)
         if not requests:
-            raise self._nothing(last_s)
+            raise self._nothing(beyond_s)
         return requests
 
     def _bounds_s(self) -> tuple[float, float]:
         start_s, end_s = self.window or (0.0, None)
         return start_s, float("inf") if end_s is None else end_s
+
+    def _check_copies(self) -> None:
+        """Check what only copies need."""
+        if not isinstance(self.copies_share_text, bool):
+            raise WorkloadError(
+                f"copies_share_text must be true or false; got "
+                f"{self.copies_share_text!r}; give one"
+            )
+        if self.copies_share_text and self.scale_by != "superposition":
+            raise WorkloadError(
+                f"copies_share_text needs copies; got scale_by {self.scale_by!r}; "
+                "add scale_by: superposition"
+            )
+        if self.scale_by == "superposition" and self.rate_scale > MAX_REQUESTS:
+            raise WorkloadError(
+                f"rate_scale must be at most {MAX_REQUESTS} copies; got "
+                f"{self.rate_scale!r}; lower it"
+            )
 
     def _nothing(self, last_s: float) -> WorkloadError:
         if self.window is None:
@@ -166,7 +233,7 @@ class TraceWorkload:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticWorkload:
-    """Requests drawn from an arrival process and two length distributions.
+    """Requests drawn from an arrival process and lengths.
 
     Every prompt is text of its own, so there is no prefix to reuse. Arrivals, prompt
     lengths and output lengths have random streams of their own: changing one, or the
@@ -177,14 +244,17 @@ class SyntheticWorkload:
     arrivals
         When requests arrive.
     prompt_tokens, output_tokens
-        Their lengths.
+        Their lengths, each by a distribution; or, in place of both,
+    lengths
+        their lengths, drawn in pairs.
     num_requests
         How many requests; or
     duration_s
         those that arrive before this time, in seconds of the workload itself (after
         scaling). Give exactly one of the two.
     rank_correlation
-        Spearman's rho between prompt and output lengths, from -1 to 1.
+        Spearman's rho between prompt and output lengths, from -1 to 1; of
+        ``lengths`` it is their own.
     rate_scale
         Arrival times are divided by it.
     seed
@@ -194,27 +264,23 @@ class SyntheticWorkload:
     ------
     WorkloadError
         If a parameter is not finite or out of range, or not exactly one of
-        ``num_requests`` and ``duration_s`` is given.
+        ``num_requests`` and ``duration_s``, or one way of lengths, is given.
     """
 
     arrivals: ArrivalProcess
-    prompt_tokens: LengthDistribution
-    output_tokens: LengthDistribution
+    prompt_tokens: LengthDistribution | None = None
+    output_tokens: LengthDistribution | None = None
     num_requests: int | None = None
     duration_s: float | None = None
     rank_correlation: float = 0.0
     rate_scale: float = 1.0
     seed: int = 0
+    lengths: LengthPairs | None = None
 
     def __post_init__(self) -> None:
-        _check_role("arrivals", self.arrivals, ArrivalProcess, "times_s(self, rng)")
-        for name in ("prompt_tokens", "output_tokens"):
-            _check_role(
-                name, getattr(self, name), LengthDistribution, "quantile(self, u)"
-            )
+        check_role("arrivals", self.arrivals, ArrivalProcess, "times_s(self, rng)")
+        self.length_pairs()
         check_stop(self.num_requests, self.duration_s)
-        remedy = "give Spearman's rho, 0 for independent lengths"
-        between("rank_correlation", self.rank_correlation, -1, 1, remedy)
         positive("rate_scale", self.rate_scale, _SCALE_REMEDY)
         Streams(self.seed)
 
@@ -241,34 +307,39 @@ class SyntheticWorkload:
         del listed_s  # four times the memory of the array
         u = streams.generator("prompt_tokens").random(len(times_s))
         v = streams.generator("output_tokens").random(len(times_s))
-        prompts = _lengths("prompt_tokens", self.prompt_tokens, u)
-        v = coupled(u, v, self.rank_correlation)
-        outputs = _lengths("output_tokens", self.output_tokens, v)
+        pairs = self.length_pairs()
+        method = f"{type(pairs).__name__}.pairs"
+        prompts, outputs = (
+            checked_tokens(name, tokens, u.shape, method)
+            for name, tokens in zip(_LENGTHS, pairs.pairs(u, v), strict=True)
+        )
         return RequestColumns(times_s, prompts, outputs)
 
+    def length_pairs(self) -> LengthPairs:
+        """Return what draws the lengths, whichever way they are given.
 
-def _check_role(name: str, value: object, role: type, method: str) -> None:
-    if not isinstance(value, role):
-        raise WorkloadError(
-            f"{name} must have the method {method}; got {value!r}; "
-            f"give a {role.__name__}"
-        )
+        Raises
+        ------
+        WorkloadError
+            If they are given in no way, or in two.
+        """
+        given = [name for name in _LENGTHS if getattr(self, name) is not None]
+        if self.lengths is None:
+            return self._coupled()
+        if self.rank_correlation != 0:
+            given.append("rank_correlation")
+        if given:
+            raise WorkloadError(
+                f"lengths stands for prompt and output lengths together; got also "
+                f"{' and '.join(given)}; remove one or the other"
+            )
+        check_role("lengths", self.lengths, LengthPairs, "pairs(self, u, v)")
+        return self.lengths
 
-
-def _window(window: Sequence[float | None]) -> tuple[float, float | None]:
-    """Return a checked window."""
-    remedy = "give seconds of the trace, such as [600, 1200], or [600, null] for all"
-    remedy += " from 600 s on"
-    if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:
-        raise WorkloadError(f"window must be two numbers; got {window!r}; {remedy}")
-    start, end = window
-    # `finite` refuses None too; only the end may be open.
-    start_s = finite("window start", start, remedy)  # type: ignore[arg-type]
-    end_s = float("inf") if end is None else finite("window end", end, remedy)
-    if not 0 <= start_s < end_s:
-        rule = "window must have 0 <= start < end"
-        raise WorkloadError(f"{rule}; got [{start_s:g}, {end_s:g}]; {remedy}")
-    return start_s, None if end is None else end_s
+    def _coupled(self) -> CoupledLengths:
+        # Where one is missing, the check there says so.
+        prompts, outputs = self.prompt_tokens, self.output_tokens
+        return CoupledLengths(prompts, outputs, self.rank_correlation)  # type: ignore[arg-type]
 
 
 def _check_request(
@@ -283,6 +354,8 @@ def _check_request(
     elif request.num_output_tokens < 1 or request.num_prompt_tokens < 1:
         problem = "prompts and outputs of at least 1 token; got "
         problem += f"{request.num_prompt_tokens} and {request.num_output_tokens}"
+    elif not (request.previous_id is None or 0 <= request.previous_id < position):
+        problem = f"a previous_id before the request; got {request.previous_id!r}"
     else:
         return
     name = type(reader).__name__
@@ -296,19 +369,3 @@ def _moved(request: RequestSpec, request_id: int, arrival_s: float) -> RequestSp
     if request.request_id == request_id and request.arrival_s == arrival_s:
         return request
     return RequestSpec(request_id, arrival_s, *request[2:])  # a third of _replace()
-
-
-def _lengths(
-    name: str, distribution: LengthDistribution, u: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Return drawn lengths, held to the contract: users bring their own."""
-    tokens = distribution.quantile(u)
-    if tokens.shape == u.shape and tokens.dtype.kind == "i":
-        low, high = int(tokens.min()), int(tokens.max())
-        if low >= 1 and high <= MAX_TOKENS:
-            return tokens.astype("int64")  # a copy: the array may be the user's
-        problem = f"from 1 to {MAX_TOKENS}; got {low} to {high}"
-    else:
-        problem = f"integers of shape {u.shape}; got {tokens.dtype} {tokens.shape}"
-    owner = type(distribution).__name__
-    raise WorkloadError(f"{name} must be {problem}; mend {owner}.quantile")

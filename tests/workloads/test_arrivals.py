@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,51 @@ from workloads import (
 from workloads.arrivals import (
     BurstArrivals,
     ConstantArrivals,
+    DiurnalArrivals,
     GammaArrivals,
+    MarkovModulatedArrivals,
+    PiecewiseArrivals,
     PoissonArrivals,
+    ReplayArrivals,
+    WeibullArrivals,
 )
+from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 rates = st.floats(1e-9, 1e9)
+silences = st.just(0.0)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> PiecewiseArrivals:
+    """A curve that never ends."""
+    gaps_s = draw(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6))
+    times_s = [0.0, *np.cumsum(gaps_s).tolist()]
+    values = draw(
+        st.lists(rates | silences, min_size=len(gaps_s), max_size=len(gaps_s))
+    )
+    last = draw(rates)
+    kind = draw(st.sampled_from(["linear", "step"]))
+    afterwards = draw(st.sampled_from(["hold", "repeat"]))
+    first = [last] if afterwards == "repeat" else [draw(rates)]
+    points = list(zip(times_s, [*first, *values[1:], last], strict=True))
+    return PiecewiseArrivals(points, kind, afterwards)
+
+
+@st.composite
+def storms(draw: st.DrawFn) -> MarkovModulatedArrivals:
+    """States, of which at least one has some arrivals each time."""
+    dwell_s = draw(st.lists(st.floats(1e-9, 1e6), min_size=2, max_size=4))
+    others = st.lists(rates | silences, min_size=len(dwell_s) - 1, max_size=3)
+    most = draw(st.floats(0.1, 1e3)) * len(dwell_s) / dwell_s[0]
+    listed = [min(most, 1e9), *draw(others)][: len(dwell_s)]
+    if listed[0] * dwell_s[0] < 0.05 * len(dwell_s):
+        return MarkovModulatedArrivals([5.0, 0.0], [1.0, 9.0])
+    return MarkovModulatedArrivals(listed, dwell_s)
+
+
 processes = st.one_of(
     st.builds(PoissonArrivals, rate=rates),
     st.builds(GammaArrivals, rate=rates, burstiness=st.floats(1e-3, 1e9)),
@@ -38,6 +76,22 @@ processes = st.one_of(
         interval_s=rates,
         start_s=st.floats(0, 1e9),
     ),
+    st.builds(
+        BurstArrivals,
+        burst_size=st.integers(1, 100),
+        interval_s=rates,
+        base_rate=rates,
+    ),
+    st.builds(WeibullArrivals, rate=rates, shape=st.floats(0.1, 1000)),
+    st.builds(
+        DiurnalArrivals,
+        rate=rates,
+        peak_to_mean=st.floats(1, 2),
+        period_s=rates,
+        peak_s=st.none() | st.floats(0, 1e9),
+    ),
+    curves(),
+    storms(),
 )
 
 
@@ -176,6 +230,11 @@ BAD_NUMBERS = [
         ("gamma", "burstiness", {"rate": 1.0}),
         ("burst", "interval_s", {"burst_size": 1}),
         ("burst", "burst_size", {"interval_s": 1}),
+        ("weibull", "rate", {}),
+        ("weibull", "shape", {"rate": 1.0}),
+        ("diurnal", "rate", {}),
+        ("diurnal", "peak_to_mean", {"rate": 1.0}),
+        ("diurnal", "period_s", {"rate": 1.0}),
     ],
 )
 def test_bad_parameters(
@@ -206,6 +265,132 @@ def test_bad_start(start_s: float) -> None:
         BurstArrivals(burst_size=1, interval_s=1, start_s=start_s)
 
 
+CURVE = [[0.0, 1.0], [5.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "rule"),
+    [
+        (
+            "burst",
+            {"burst_size": 1, "interval_s": 1, "base_rate": -1},
+            "base_rate must",
+        ),
+        ("weibull", {"rate": 1, "shape": 0.09}, "shape must be between 0.1 and 1000"),
+        ("diurnal", {"rate": 1, "peak_to_mean": 2.1}, "peak_to_mean .*: kind piecew"),
+        ("diurnal", {"rate": 1, "peak_s": -1}, "peak_s must be between 0 and"),
+        ("diurnal", {"rate": 1, "peak_s": "noon"}, "peak_s must be a number"),
+        ("piecewise", {"points": []}, "points must be a list"),
+        ("piecewise", {"points": "0 1"}, "points must be a list"),
+        ("piecewise", {"points": 5}, "points must be a list"),
+        ("piecewise", {"points": [0, 1]}, r"points\[0\] must be two numbers"),
+        ("piecewise", {"points": [[0, 1, 2]]}, r"points\[0\] must be two numbers"),
+        ("piecewise", {"points": [[0, "1"]]}, r"points\[0\] must be a number"),
+        ("piecewise", {"points": [[1, 1]]}, "points must begin at 0 s; got 1 s"),
+        ("piecewise", {"points": [[0, 1], [0, 2]]}, "points must rise .* at index 1"),
+        ("piecewise", {"points": [[0, 1], [5, -2]]}, r"points\[1\]: the rate must be"),
+        ("piecewise", {"points": [[0, 1], [-5, 2]]}, r"points\[1\]: the time must be"),
+        ("piecewise", {"points": [[0, 0], [9, 0]]}, "points must have a rate above 0"),
+        ("piecewise", {"points": [[0, 3]], "afterwards": "repeat"}, "rate above 0 for"),
+        (
+            "piecewise",
+            {"points": CURVE, "interpolation": "cubic"},
+            "interpolation must",
+        ),
+        (
+            "piecewise",
+            {"points": CURVE, "afterwards": None},
+            "afterwards must be one of",
+        ),
+        (
+            "piecewise",
+            {"points": CURVE, "interpolation": "step", "afterwards": "repeat"},
+            "the last of the steps must have rate 1 to repeat; got 2",
+        ),
+        (
+            "piecewise",
+            {"points": CURVE, "interpolation": "step", "afterwards": "end"},
+            "the last of the steps must have rate 0 to end; got 2",
+        ),
+        ("markov_modulated", {"rates": [1], "dwell_s": [1]}, "rates and dwell_s must"),
+        ("markov_modulated", {"rates": [1, 2], "dwell_s": [1]}, "got 2 and 1"),
+        ("markov_modulated", {"rates": 5, "dwell_s": [1]}, "rates must be a list"),
+        (
+            "markov_modulated",
+            {"rates": [1, -1], "dwell_s": [1, 1]},
+            r"rates\[1\] must be between",
+        ),
+        (
+            "markov_modulated",
+            {"rates": [1, 2], "dwell_s": [0, 1]},
+            r"dwell_s\[0\] must be > 0",
+        ),
+        (
+            "markov_modulated",
+            {"rates": [1, 0], "dwell_s": [1e-4, 1e-4]},
+            "must give a state at least 0.001 arrivals .*; got 5e-05; use kind poisson",
+        ),
+        (
+            "markov_modulated",
+            {"rates": [0, 0], "dwell_s": [1, 1]},
+            "at least 0.001 arr",
+        ),
+        ("replay", {"trace": "trace.csv"}, "trace must have the method read"),
+        ("replay", {"trace": None}, "trace must have the method read"),
+    ],
+)
+def test_what_is_refused(kind: str, arguments: dict[str, Any], rule: str) -> None:
+    with pytest.raises(WorkloadError, match=rule) as info:
+        ARRIVALS[kind](**arguments)
+    assert "\n" not in str(info.value)
+    assert re.search(r"; \w+", str(info.value))
+
+
+class Trace:
+    """A user's own reader of three arrivals."""
+
+    def read(self) -> Iterator[RequestSpec]:
+        for i, arrival_s in enumerate((0.0, 4.0, 4.0)):
+            yield RequestSpec(i, arrival_s, ((2 * i, 5),), 5, 2 * i + 1)
+
+
+def test_replay() -> None:
+    assert arrival_times_s(ReplayArrivals(Trace()), rng(), 3) == [0, 4, 4]
+    part = ReplayArrivals(Trace(), window=(1, None))
+    assert arrival_times_s(part, rng(), duration_s=9) == [3, 3]
+    assert arrival_times_s(ReplayArrivals(Trace(), (0, 4)), rng(), 1) == [0]
+    with pytest.raises(WorkloadError, match=r"num_requests is 4, but .* after 3"):
+        arrival_times_s(ReplayArrivals(Trace()), rng(), num_requests=4)
+    with pytest.raises(WorkloadError, match="window must have 0 <= start < end"):
+        ReplayArrivals(Trace(), window=(4, 4))
+
+
+def test_curves_at_known_places() -> None:
+    # The third unit of area is reached at 2.5 s, the eighth at 5.5 s.
+    class Units:
+        def standard_exponential(self, size: int) -> Any:
+            return np.ones(size)
+
+    points = [[0, 1.0], [2, 2.0], [4, 0.0], [5, 4.0], [5.5, 4.0]]
+    step = PiecewiseArrivals(points, "step")
+    units: Any = Units()
+    times_s = list(islice(step.times_s(units), 9))
+    assert times_s == [1.0, 4 / 2, 2.5, 3.0, 3.5, 5.0, 5.25, 5.5, 5.75]
+    ramp = PiecewiseArrivals([[0, 0.0], [4, 4.0]])
+    assert list(islice(ramp.times_s(units), 9)) == pytest.approx(
+        [2**0.5, 2, 6**0.5, 8**0.5, 10**0.5, 12**0.5, 14**0.5, 4, 4.25]
+    )
+    again = PiecewiseArrivals([[0, 2.0], [1, 0.0]], afterwards="repeat")
+    assert list(islice(again.times_s(units), 3)) == [1, 2, 3]
+    for peak_to_mean in (1.0, 1.2, 1.7, 2.0):
+        day = DiurnalArrivals(1.0, peak_to_mean, period_s=40.0, peak_s=0.0)
+        found_s = np.array(list(islice(day.times_s(units), 90)))
+        swing_s = (peak_to_mean - 1) * 40 / (2 * math.pi)
+        areas = found_s + swing_s * np.sin(found_s * 2 * math.pi / 40)
+        assert areas == pytest.approx(np.arange(1, 91), abs=1e-10)
+        assert found_s[[39, 79]] == pytest.approx([40, 80])
+
+
 def test_exactly_one_limit() -> None:
     process = ConstantArrivals(rate=1)
     with pytest.raises(WorkloadError, match=r"exactly one of num_requests .* add one"):
@@ -229,7 +414,7 @@ def test_bad_duration_and_scale(name: str, bad: object) -> None:
 
 
 def test_too_many_for_a_duration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workloads.arrivals.MAX_REQUESTS", 100)
+    monkeypatch.setattr("workloads.arrivals.base.MAX_REQUESTS", 100)
     with pytest.raises(WorkloadError, match="may hold 100 requests; more arrive"):
         arrival_times_s(ConstantArrivals(rate=1e9), rng(), duration_s=1)
     assert len(arrival_times_s(ConstantArrivals(rate=100), rng(), duration_s=1)) == 100
@@ -257,7 +442,17 @@ def test_a_process_that_ends_too_early() -> None:
 
 
 def test_registry() -> None:
-    assert sorted(ARRIVALS) == ["burst", "constant", "gamma", "poisson"]
+    assert sorted(ARRIVALS) == [
+        "burst",
+        "constant",
+        "diurnal",
+        "gamma",
+        "markov_modulated",
+        "piecewise",
+        "poisson",
+        "replay",
+        "weibull",
+    ]
     assert all(issubclass(kind, ArrivalProcess) for kind in ARRIVALS.values())
     first = islice(ARRIVALS["poisson"](rate=1.0).times_s(rng()), 1)  # type: ignore[call-arg]
     assert next(first) > 0

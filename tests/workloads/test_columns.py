@@ -107,9 +107,11 @@ def test_elements_are_of_pythons_own_types() -> None:
         slo_class=np.array(["batch"]),
     )
     for spec in (columns[0], next(iter(columns))):
-        assert [type(value) for value in (*spec[:2], *spec[3:])] == (
-            [int, float, int, int, type(None), int, int, int, float]
-            + [str, type(None), type(None), float]
+        assert [type(value) for value in (*spec[:2], *spec[3:9])] == (
+            [int, float, int, int, type(None), int, int, int]
+        )
+        assert [type(value) for value in spec[9:]] == (
+            [float, str, type(None), type(None), float]
         )
         assert type(spec.prompt) is tuple
         assert [type(value) for value in spec.prompt[0]] == [int, int]

@@ -14,6 +14,7 @@ import pytest
 import workloads
 from workloads import (
     ARRIVALS,
+    LENGTH_PAIRS,
     LENGTHS,
     TRACE_READERS,
     PresetWorkload,
@@ -26,6 +27,7 @@ from workloads import (
 CONSTRUCTED = [
     *ARRIVALS.values(),
     *LENGTHS.values(),
+    *LENGTH_PAIRS.values(),
     *TRACE_READERS.values(),
     PresetWorkload,
     SyntheticWorkload,
@@ -67,7 +69,7 @@ def test_values_are_frozen_and_slotted(constructed: Any) -> None:
     assert "__slots__" in vars(constructed)
 
 
-@pytest.mark.parametrize("table", [ARRIVALS, LENGTHS, TRACE_READERS])
+@pytest.mark.parametrize("table", [ARRIVALS, LENGTHS, LENGTH_PAIRS, TRACE_READERS])
 def test_registries_are_read_only(table: Any) -> None:
     with pytest.raises(TypeError):
         table["own"] = object

@@ -23,7 +23,12 @@ from workloads import (
     WorkloadError,
 )
 from workloads.arrivals import ConstantArrivals, PoissonArrivals
-from workloads.lengths import FixedLength, LognormalLength, UniformLength
+from workloads.lengths import (
+    CoupledLengths,
+    FixedLength,
+    LognormalLength,
+    UniformLength,
+)
 from workloads.traces import AzureTraceReader
 
 if TYPE_CHECKING:
@@ -108,9 +113,86 @@ def test_no_more_is_read_than_needed() -> None:
     reader = at(*range(100))
     TraceWorkload(reader, limit=3).requests()
     assert reader.num_read == 4
+    # After a window a chain that began in it may go on.
     reader = at(*range(100))
     TraceWorkload(reader, window=(0, 5)).requests()
-    assert reader.num_read == 6
+    assert reader.num_read == 100
+
+
+def chains(*given: tuple[float, int | None, float]) -> Listed:
+    """A trace of `(arrival_s, previous_id, delay_s)`; each quotes the answer before."""
+    requests: list[RequestSpec] = []
+    for i, (arrival_s, previous_id, delay_s) in enumerate(given):
+        before = () if previous_id is None else ((2 * previous_id + 1, 5),)
+        spec = RequestSpec(i, arrival_s, (*before, (2 * i, 10)), 5, 2 * i + 1)
+        requests.append(spec._replace(previous_id=previous_id, delay_s=delay_s))
+    return Listed(*requests)
+
+
+# Two chains, 0-2-4 and 3-5, and a request alone.
+CHAINS = (
+    (0.0, None, 0.0),
+    (1.0, None, 0.0),
+    (3.0, 0, 3.0),
+    (4.0, None, 0.0),
+    (9.0, 2, 6.0),
+    (9.5, 3, 5.5),
+)
+
+
+def told(workload: TraceWorkload) -> list[tuple[int, float, int | None, int]]:
+    """Return id, arrival, previous id and the number in the trace of each request."""
+    return [
+        (r.request_id, r.arrival_s, r.previous_id, r.output_segment // 2)
+        for r in workload.requests()
+    ]
+
+
+def test_a_trace_of_chains_is_as_it_was_read() -> None:
+    reader = chains(*CHAINS)
+    assert TraceWorkload(reader).requests() == list(reader.listed)
+
+
+def test_a_window_keeps_chains_that_begin_in_it() -> None:
+    assert told(TraceWorkload(chains(*CHAINS), window=(0, 1))) == [
+        (0, 0.0, None, 0),
+        (1, 3.0, 0, 2),
+        (2, 9.0, 1, 4),
+    ]
+    assert told(TraceWorkload(chains(*CHAINS), window=(1, 9))) == [
+        (0, 0.0, None, 1),
+        (1, 3.0, None, 3),
+        (2, 8.5, 1, 5),
+    ]
+    # Follow-ups of 9 s are there, but what began them is not.
+    with pytest.raises(WorkloadError, match=r"in \[5, 20\) s \(.*: 4 s\); widen"):
+        TraceWorkload(chains(*CHAINS), window=(5, 20)).requests()
+
+
+def test_a_limit_keeps_the_first_of_a_window_and_what_they_follow() -> None:
+    workload = TraceWorkload(chains(*CHAINS), window=(0, 2), limit=3)
+    assert told(workload) == [(0, 0.0, None, 0), (1, 1.0, None, 1), (2, 3.0, 0, 2)]
+
+
+def test_compression_leaves_think_times() -> None:
+    # Sessions begin four times as often; nobody thinks faster.
+    assert told(TraceWorkload(chains(*CHAINS), rate_scale=4)) == [
+        (0, 0.0, None, 0),
+        (1, 0.25, None, 1),
+        (2, 1.0, None, 3),
+        (3, 3.0, 0, 2),
+        (4, 6.5, 2, 5),
+        (5, 9.0, 3, 4),
+    ]
+
+
+@pytest.mark.parametrize("previous_id", [1, 2, -1])
+def test_a_follow_up_of_what_does_not_come_before(previous_id: int) -> None:
+    reader = chains((0.0, None, 0.0))
+    bad = reader.listed[0]._replace(request_id=1, previous_id=previous_id)
+    rule = rf"must yield a previous_id before .*; got {previous_id}, at position 1"
+    with pytest.raises(WorkloadError, match=rule):
+        TraceWorkload(Listed(reader.listed[0], bad)).requests()
 
 
 times = st.lists(st.floats(0, 1e6), min_size=1, max_size=30).map(sorted)
@@ -298,6 +380,7 @@ def test_rank_correlation_of_lengths(rho: float) -> None:
         ("seed", -1, "seed must be between"),
         ("seed", 1.5, "seed must be an integer"),
         ("arrivals", 8.0, "arrivals must have the method times_s"),
+        ("lengths", 512, "lengths stands for .*; got also prompt_tokens and output"),
         ("prompt_tokens", 512, "prompt_tokens must have the method quantile"),
         ("output_tokens", None, "output_tokens must have the method quantile"),
     ],
@@ -338,6 +421,59 @@ def test_a_distribution_that_breaks_its_contract(
 def test_a_users_own_distribution() -> None:
     workload = synthetic(num_requests=2, output_tokens=Own(np.array([4, 5])))
     assert columns(workload)[2] == [4, 5]
+
+
+class Twins:
+    """A user's own pairs."""
+
+    def __init__(self, num_too_many: int = 0) -> None:
+        self.num_too_many = num_too_many
+
+    def pairs(
+        self, u: NDArray[np.float64], v: NDArray[np.float64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        tokens = 1 + (u * 9).astype(np.int64)
+        return tokens, np.append(tokens, tokens[: self.num_too_many])
+
+
+def in_pairs(pairs: Any, **more: Any) -> SyntheticWorkload:
+    return SyntheticWorkload(
+        ConstantArrivals(rate=2), num_requests=9, lengths=pairs, **more
+    )
+
+
+def test_lengths_in_pairs() -> None:
+    _, prompts, outputs = columns(in_pairs(Twins()))
+    assert prompts == outputs
+    assert len(set(prompts)) > 1
+    # The two distributions, coupled, are such pairs.
+    apart = synthetic(num_requests=9, rank_correlation=0.7)
+    pairs = CoupledLengths(
+        LognormalLength(median=1000, sigma=1.0),
+        LognormalLength(median=200, sigma=0.7),
+        0.7,
+    )
+    assert columns(in_pairs(pairs))[1:] == columns(apart)[1:]
+
+
+def test_pairs_that_break_their_contract() -> None:
+    rule = r"output_tokens must be integers of shape \(9,\); .*; mend Twins\.pairs"
+    with pytest.raises(WorkloadError, match=rule):
+        in_pairs(Twins(1)).requests()
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"rank_correlation": 0.2}, "got also rank_correlation; remove"),
+        ({"output_tokens": FixedLength(1)}, "got also output_tokens; remove"),
+        ({"lengths": FixedLength(1)}, r"lengths must have the method pairs\("),
+        ({"lengths": None}, "prompt_tokens must have the method quantile.*got None"),
+    ],
+)
+def test_lengths_are_given_in_one_way(more: dict[str, Any], rule: str) -> None:
+    with pytest.raises(WorkloadError, match=rule):
+        in_pairs(more.pop("lengths", Twins()), **more)
 
 
 def test_no_arrival_in_the_duration() -> None:

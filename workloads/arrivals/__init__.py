@@ -1,0 +1,62 @@
+"""When requests arrive: processes that yield times, and how many are taken.
+
+A process is one method, an endless stream of times; where it stops is decided
+outside, by `arrival_times_s`. So every process supports both a number of requests
+and a duration, and the first ``n`` arrivals do not depend on where it stops.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from workloads.arrivals.base import (
+    MAX_REQUESTS,
+    ArrivalProcess,
+    arrival_times_s,
+    check_stop,
+)
+from workloads.arrivals.burst import BurstArrivals
+from workloads.arrivals.constant import ConstantArrivals
+from workloads.arrivals.diurnal import DiurnalArrivals
+from workloads.arrivals.gamma import GammaArrivals
+from workloads.arrivals.markov_modulated import MarkovModulatedArrivals
+from workloads.arrivals.piecewise import PiecewiseArrivals
+from workloads.arrivals.poisson import PoissonArrivals
+from workloads.arrivals.replay import ReplayArrivals
+from workloads.arrivals.weibull import WeibullArrivals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ARRIVALS: Mapping[str, type[ArrivalProcess]] = MappingProxyType(
+    {
+        "burst": BurstArrivals,
+        "constant": ConstantArrivals,
+        "diurnal": DiurnalArrivals,
+        "gamma": GammaArrivals,
+        "markov_modulated": MarkovModulatedArrivals,
+        "piecewise": PiecewiseArrivals,
+        "poisson": PoissonArrivals,
+        "replay": ReplayArrivals,
+        "weibull": WeibullArrivals,
+    }
+)
+"""Arrival processes by the ``kind`` of a configuration."""
+
+__all__ = [
+    "ARRIVALS",
+    "MAX_REQUESTS",
+    "ArrivalProcess",
+    "BurstArrivals",
+    "ConstantArrivals",
+    "DiurnalArrivals",
+    "GammaArrivals",
+    "MarkovModulatedArrivals",
+    "PiecewiseArrivals",
+    "PoissonArrivals",
+    "ReplayArrivals",
+    "WeibullArrivals",
+    "arrival_times_s",
+    "check_stop",
+]

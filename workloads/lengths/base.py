@@ -1,0 +1,104 @@
+"""What a length distribution is, and what distributions share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from workloads._checks import MAX_TOKENS, whole
+from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LENGTH_REMEDY = "give a length in tokens, such as 512"
+
+
+@runtime_checkable
+class LengthDistribution(Protocol):
+    """Lengths in tokens, by inverse cumulative distribution."""
+
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the length at each probability.
+
+        Parameters
+        ----------
+        u
+            Probabilities in [0, 1], any shape.
+
+        Returns
+        -------
+        numpy.ndarray of int64
+            Tokens, at least 1, the shape of ``u``; never falling as ``u`` rises.
+        """
+        ...
+
+
+def check_range(shortest: int, longest: int | None) -> None:
+    """Check the parameters ``min`` and ``max`` of a distribution.
+
+    Raises
+    ------
+    WorkloadError
+        If one is no length, or ``min > max``.
+    """
+    whole("min", shortest, 1, MAX_TOKENS, LENGTH_REMEDY)
+    if longest is not None:
+        whole("max", longest, 1, MAX_TOKENS, LENGTH_REMEDY)
+        check_order("min", shortest, "max", longest)
+
+
+def check_order(low_name: str, low: int, high_name: str, high: int) -> None:
+    """Check that a lower end is not above the upper one.
+
+    Raises
+    ------
+    WorkloadError
+        If it is.
+    """
+    if low > high:
+        raise WorkloadError(
+            f"{low_name} must be <= {high_name}; got {low_name}={low}, "
+            f"{high_name}={high}; exchange them"
+        )
+
+
+def clipped(
+    tokens: NDArray[np.float64], shortest: int, longest: int | None
+) -> NDArray[np.int64]:
+    """Return lengths as whole tokens, those beyond an end at that end."""
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    highest = MAX_TOKENS if longest is None else longest
+    return np.rint(np.clip(tokens, shortest, highest)).astype(np.int64)
+
+
+def checked_tokens(
+    name: str, tokens: NDArray[np.int64], shape: tuple[int, ...], method: str
+) -> NDArray[np.int64]:
+    """Return drawn lengths, held to the contract: users bring their own.
+
+    Parameters
+    ----------
+    name
+        What was drawn, for the message.
+    tokens
+        What was drawn.
+    shape
+        The shape that it must have.
+    method
+        Whose it is, such as ``"Own.quantile"``.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no array of integers of that shape, each a length.
+    """
+    if tokens.shape == shape and tokens.dtype.kind == "i":
+        low, high = int(tokens.min()), int(tokens.max())
+        if low >= 1 and high <= MAX_TOKENS:
+            return tokens.astype("int64")  # a copy: the array may be the user's
+        problem = f"from 1 to {MAX_TOKENS}; got {low} to {high}"
+    else:
+        problem = f"integers of shape {shape}; got {tokens.dtype} {tokens.shape}"
+    raise WorkloadError(f"{name} must be {problem}; mend {method}")
