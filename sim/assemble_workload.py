@@ -8,18 +8,27 @@ from sim.errors import ConfigError
 from sim.plug import build
 from workloads.arrivals import ARRIVALS
 from workloads.errors import WorkloadError
-from workloads.lengths import LENGTHS
+from workloads.lengths import LENGTH_PAIRS, LENGTHS
+from workloads.prefixes import PREFIXES, PrefixedWorkload
 from workloads.preset import PresetWorkload
 from workloads.sampling import SampledWorkload
+from workloads.sessions import SESSIONS, SessionWorkload
 from workloads.traces import TRACE_READERS
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sim.workload_config import WorkloadConfig
 
-_TRACE_KEYS = ("rate_scale", "window", "limit")
+_TRACE_KEYS = ("rate_scale", "window", "limit", "scale_by", "copies_share_text")
+_SYNTHETIC_TABLES: Mapping[str, Mapping[str, type]] = {
+    "arrivals": ARRIVALS,
+    "prompt_tokens": LENGTHS,
+    "output_tokens": LENGTHS,
+    "lengths": LENGTH_PAIRS,
+}
+_SESSION_KEYS = ("arrivals", "num_sessions", "duration_s", "rate_scale")
 
 
 def make_workload(config: WorkloadConfig, seed: int) -> Workload:
@@ -36,8 +45,9 @@ def make_workload(config: WorkloadConfig, seed: int) -> Workload:
         "beam_width": config.beam_width,
         "priority": config.priority,
         "max_tokens": config.max_tokens,
+        "slo_class": config.slo_class,
     }
-    if list(sampling.values()) == [1, 1, 0, None]:
+    if list(sampling.values()) == [1, 1, 0, None, ""]:
         return workload
     return _refusing(
         "workload",
@@ -55,19 +65,50 @@ def _source(config: WorkloadConfig, seed: int) -> Workload:
         common = {key: config.trace[key] for key in _TRACE_KEYS if key in config.trace}
         own = {key: v for key, v in config.trace.items() if key not in _TRACE_KEYS}
         reader = build(TRACE_READERS, own, "workload.trace", more_keys=_TRACE_KEYS)
-        return _refusing("workload.trace", TraceWorkload, reader=reader, **common)
+        return _refusing(
+            "workload.trace", TraceWorkload, reader=reader, seed=seed, **common
+        )
     if config.synthetic is not None:
         where = "workload.synthetic"
         settings = dict(config.synthetic)
-        tables = {"arrivals": ARRIVALS, "prompt_tokens": LENGTHS}
-        tables["output_tokens"] = LENGTHS
-        for key, table in tables.items():
-            settings[key] = build(table, settings[key], f"{where}.{key}")
-        return _refusing(where, SyntheticWorkload, seed=seed, **settings)
+        prefixes = settings.pop("prefixes")
+        for key, table in _SYNTHETIC_TABLES.items():
+            if settings[key] is not None:
+                settings[key] = build(table, settings[key], f"{where}.{key}")
+        workload = _refusing(where, SyntheticWorkload, seed=seed, **settings)
+        return _prefixed(workload, prefixes, f"{where}.prefixes", seed)
+    if config.sessions is not None:
+        return _sessions(config.sessions, seed)
     assert config.preset is not None
+    where = "workload.preset"
+    settings = dict(config.preset)
+    prefixes = settings.pop("prefixes")
+    workload = _refusing(where, PresetWorkload, seed=seed, **settings)
+    return _prefixed(workload, prefixes, f"{where}.prefixes", seed)
+
+
+def _prefixed(
+    workload: Workload, prefixes: Mapping[str, Any] | None, where: str, seed: int
+) -> Workload:
+    """Put what prompts share in front of them, if they share anything."""
+    if prefixes is None or prefixes.get("kind") == "none":
+        return workload
+    structure = build(PREFIXES, prefixes, where)
     return _refusing(
-        "workload.preset", PresetWorkload, seed=seed, **dict(config.preset)
+        where, PrefixedWorkload, workload=workload, prefixes=structure, seed=seed
     )
+
+
+def _sessions(config: Mapping[str, Any], seed: int) -> Workload:
+    """Construct sessions, whose table also says when they begin, and how many."""
+    where = "workload.sessions"
+    common = {key: config[key] for key in _SESSION_KEYS if key in config}
+    own = {key: value for key, value in config.items() if key not in _SESSION_KEYS}
+    kind = build(SESSIONS, own, where, more_keys=_SESSION_KEYS)
+    if not isinstance(common.get("arrivals"), dict):
+        raise ConfigError(f"{where}.arrivals: this key is needed; give a table")
+    common["arrivals"] = build(ARRIVALS, common["arrivals"], f"{where}.arrivals")
+    return _refusing(where, SessionWorkload, sessions=kind, seed=seed, **common)
 
 
 def _refusing(where: str, make: Callable[..., Workload], **arguments: Any) -> Workload:

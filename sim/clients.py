@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cache.tokens import RunTokens, SegmentTokens
 from sim.clock import ARRIVAL_PRIORITY, At
 from sim.generation_groups import chosen_parents
-from sim.request import Request
+from sim.request import Request, RequestStatus
 from workloads.columns import largest
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from cache.tokens import TokenRuns
     from sim.engine import Engine
     from workloads.spec import RequestSpec
+
+
+_SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
 class RequestFactory:
@@ -121,6 +124,14 @@ class GroupClient:
         engine.submit(self.factory.group(spec))
         return None
 
+    def ask(
+        self, engine: Engine, spec: RequestSpec
+    ) -> Generator[simpy.Event, Any, bool]:
+        """See `Client.ask`."""
+        request = self.factory.group(spec)
+        yield _submitted(engine, request)
+        return request.status in _SERVED
+
     def num_requests(self, specs: Sequence[RequestSpec]) -> int:
         """See `Client.num_requests`."""
         return len(specs)
@@ -151,6 +162,16 @@ class FanOutClient:
             engine.submit(request)
         return None
 
+    def ask(
+        self, engine: Engine, spec: RequestSpec
+    ) -> Generator[simpy.Event, Any, bool]:
+        """See `Client.ask`; all samples are waited for."""
+        if spec.beam_width > 1:
+            return (yield from self._beam_search(engine, spec))
+        requests = self.factory.samples(spec)
+        yield engine.env.all_of([_submitted(engine, each) for each in requests])
+        return all(request.status in _SERVED for request in requests)
+
     def num_requests(self, specs: Sequence[RequestSpec]) -> int:
         """See `Client.num_requests`."""
         if largest(specs, "best_of") == largest(specs, "beam_width") == 1:
@@ -179,7 +200,7 @@ class FanOutClient:
 
     def _beam_search(
         self, engine: Engine, spec: RequestSpec
-    ) -> Generator[simpy.Event, Any, None]:
+    ) -> Generator[simpy.Event, Any, bool]:
         text = SegmentTokens(spec.prompt, spec.output_segment)
         beams = [text.prompt()]
         for position in range(self._num_positions(spec)):
@@ -188,7 +209,7 @@ class FanOutClient:
             ]
             yield engine.env.all_of([_submitted(engine, each) for each in requests])
             if any(not request.num_output_tokens for request in requests):
-                return  # one was rejected: a longer prompt would be as well
+                return False  # one was rejected: a longer prompt would be as well
             parents = [0] * spec.beam_width
             if position:
                 parents = chosen_parents(requests[0], position, spec.beam_width)
@@ -198,6 +219,7 @@ class FanOutClient:
                 runs.append(*text.output(branch, position))
                 extended.append(runs)
             beams = extended
+        return True
 
 
 def _submitted(engine: Engine, request: Request) -> simpy.Event:
@@ -215,6 +237,12 @@ class Client(Protocol):
 
     def submit(self, engine: Engine, spec: RequestSpec) -> simpy.Process | None:
         """Hand over a request; a process if there is more to come of it."""
+        ...
+
+    def ask(
+        self, engine: Engine, spec: RequestSpec
+    ) -> Generator[simpy.Event, Any, bool]:
+        """Hand over a request and wait for its end; True if all of it was answered."""
         ...
 
     def num_requests(self, specs: Sequence[RequestSpec]) -> int:

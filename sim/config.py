@@ -159,6 +159,13 @@ class EngineConfig(ConfigTable):
         return self
 
 
+class TrafficConfig(ConfigTable):
+    """The part of a configuration that says who asks for what, and when."""
+
+    workload: WorkloadConfig
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
 class RunConfig(ConfigTable):
     """One simulation."""
 
@@ -193,9 +200,39 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
     path = Path(path)
     data = read_yaml(path)
     for override in overrides or []:
-        _assign(data, override)
+        assign(data, override)
     find_files(data, path.parent)
     return parse_config(data)
+
+
+def load_traffic(path: Path | str, overrides: list[str]) -> TrafficConfig:
+    """Read the workload and seed of a configuration file.
+
+    Parameters
+    ----------
+    path
+        YAML file: a whole configuration, which is checked as a whole, or its
+        ``workload`` table, if need be with ``seed``.
+    overrides
+        As of `load_config`.
+
+    Raises
+    ------
+    ConfigError
+        See `load_config`.
+    """
+    path = Path(path)
+    data = read_yaml(path)
+    for override in overrides:
+        assign(data, override)
+    find_files(data, path.parent)
+    if "engine" in data:
+        config = parse_config(data)
+        return TrafficConfig(workload=config.workload, seed=config.seed)
+    try:
+        return TrafficConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from error
 
 
 def parse_config(data: dict[str, Any]) -> RunConfig:
@@ -212,8 +249,14 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
         raise ConfigError(_one_line(error)) from error
 
 
-def _assign(data: dict[str, Any], override: str) -> None:
-    """Apply one ``key.path=value``."""
+def assign(data: dict[str, Any], override: str) -> None:
+    """Apply one ``key.path=value``, the value in YAML, in place.
+
+    Raises
+    ------
+    ConfigError
+        If it is no such assignment, or its path leads through something else.
+    """
     key, equals, text = override.partition("=")
     names = key.split(".")
     if not equals or not all(names):

@@ -24,6 +24,21 @@ def _number_or_shares(value: object) -> object:
     return value
 
 
+def _name_or_shares(value: object) -> object:
+    """Say in one rule what the branches of the union would say in several."""
+    rule = "should be a name, or shares such as {interactive: 0.8, batch: 0.2}"
+    if isinstance(value, dict):
+        for each, share in value.items():
+            if not isinstance(each, str) or type(share) not in (int, float):
+                raise ValueError(f"{rule}, got {shortened({each: share})}")
+    elif type(value) is not str:
+        raise ValueError(rule)
+    return value
+
+
+Names = Annotated[str | dict[str, float], BeforeValidator(_name_or_shares)]
+"""One name for all requests, or from a name to the share that has it."""
+
 Shares = Annotated[int | dict[int, float], BeforeValidator(_number_or_shares)]
 """One value for all requests, or from a value to the share that has it."""
 

@@ -77,7 +77,8 @@ def throughput(
     requests
         The requests that arrived.
     num_requests
-        Requests of the workload; more where the run was interrupted.
+        Requests of the workload; more where some were never sent: the run was
+        interrupted, or the request that they waited for got no answer.
     duration_s
         Simulated seconds.
     """
@@ -90,6 +91,7 @@ def throughput(
     statuses = requests.counts("status")
     rejected, aborted = statuses["finished_rejected"], statuses["finished_aborted"]
     rate = requests.num_rows / last_arrival_s if last_arrival_s > 0 else None
+    unsent = num_requests - requests.num_rows
     return {
         "duration": duration_s,
         "num_requests": num_requests,
@@ -97,7 +99,8 @@ def throughput(
         "length_capped": statuses["finished_length_capped"],
         "rejected": rejected,
         "aborted": aborted,
-        "unfinished": num_requests - completed - rejected - aborted,
+        "unsent": unsent,
+        "unfinished": requests.num_rows - completed - rejected - aborted,
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
         "request_rate": rate,
@@ -141,4 +144,65 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
         "num_steps": num_steps,
         "engine_busy_share": totals.busy_s / elapsed_s,
         "mean_step_ms": totals.busy_s / num_steps * 1e3 if num_steps else None,
+    }
+
+
+def by_slo_class(requests: ResultTable) -> dict[str, Any]:
+    """Return counts and latencies of each service level; empty with fewer than two.
+
+    Parameters
+    ----------
+    requests
+        With the columns of `sim.schema.TRAFFIC`.
+    """
+    numbers = requests.counts("slo_class")
+    names = sorted(name for name, number in numbers.items() if number)
+    if len(names) < 2:
+        return {}
+    is_served = requests.is_one_of("status", SERVED)
+    classes = {}
+    for name in names:
+        rows = is_served & requests.is_one_of("slo_class", (name,))
+        facts: dict[str, Any] = {
+            "num_requests": numbers[name],
+            "completed": int(rows.sum()),
+        }
+        for latency in ("ttft", "tpot", "e2el"):
+            facts |= distribution_ms(latency, requests[f"{latency}_s"][rows])
+        classes[name or "none"] = facts
+    return classes
+
+
+def sessions(requests: ResultTable, planned: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return how many sessions there were and how long they took; empty without any.
+
+    Parameters
+    ----------
+    requests
+        With the columns of `sim.schema.TRAFFIC`.
+    planned
+        Session of each request of the workload, -1 for none.
+    """
+    ids, num_planned = np.unique(planned[planned >= 0], return_counts=True)
+    if not len(ids):
+        return {}
+    in_session = requests["session_id"] >= 0
+    owner = np.searchsorted(ids, requests["session_id"][in_session])
+    _, first = np.unique(requests["parent_id"][in_session], return_index=True)
+    num_sent = np.bincount(owner[first], minlength=len(ids))
+    is_served = requests.is_one_of("status", SERVED)[in_session]
+    is_whole = num_sent == num_planned
+    is_whole[owner[~is_served]] = False
+    begin_s, end_s = np.full(len(ids), np.inf), np.full(len(ids), -np.inf)
+    np.fmin.at(begin_s, owner, requests["arrival_s"][in_session])
+    np.fmax.at(end_s, owner, requests["finish_s"][in_session])
+    durations_s = (end_s - begin_s)[is_whole]
+    return {
+        "num_sessions": len(ids),
+        "num_started": int((num_sent > 0).sum()),
+        "num_completed": len(durations_s),
+        "num_turns": int(num_sent.sum()),
+        "mean_turns": float(num_sent.sum() / max(1, (num_sent > 0).sum())),
+        "mean_duration_s": float(durations_s.mean()) if len(durations_s) else None,
+        "max_duration_s": float(durations_s.max()) if len(durations_s) else None,
     }

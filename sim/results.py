@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim import schema
 from sim.recording.parquet import copy_steps, write_itl
 from sim.recording.parquet import write_table as _write_parquet
 
@@ -77,11 +76,11 @@ class Results:
         write_text(directory / "config.yaml", self.config.to_yaml())
         write_json(directory / "summary.json", self.summary)
         tables = {
-            "requests": (recording.request_table, schema.REQUESTS),
-            "preemptions": (recording.preemption_table, schema.PREEMPTIONS),
+            "requests": recording.request_table,
+            "preemptions": recording.preemption_table,
         }
-        for name, (table, kinds) in tables.items():
-            _write_parquet(directory / f"{name}.parquet", table.arrow, kinds)
+        for name, table in tables.items():
+            _write_parquet(directory / f"{name}.parquet", table.arrow, table.kinds)
         copy_steps(recording.step_table, directory / "steps.parquet")
         if itl:
             write_itl(recording, directory / "itl.parquet")

@@ -66,6 +66,14 @@ REQUESTS: dict[str, str] = {
     "num_recomputed_tokens": "int64",  # computed again after preemptions
 }
 
+TRAFFIC: dict[str, str] = {
+    "session_id": "int64",  # of the workload's request, -1 for none
+    "turn": "int64",  # requests that had to end before this one could be sent
+    "priority": "int64",  # smaller is more urgent
+    "slo_class": "str",  # service level that was promised, "" for none
+}
+"""What the workload knows of a request; these columns follow those of `REQUESTS`."""
+
 PREEMPTIONS: dict[str, str] = {
     "time_s": "float64",
     "step": "int64",

@@ -32,12 +32,15 @@ from sim.generation_groups import sampler_for
 from sim.hardware import load_gpu
 from sim.model import load_model
 from sim.recorder import Recorder, Recording
+from sim.recording.traffic import Traffic
 from sim.results import Results
 from sim.scheduler.groups import GroupScheduler
+from sim.session_client import SessionClient
+from workloads.chains import has_chains
 from workloads.errors import WorkloadWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from sim.architecture import ModelArchitecture
     from sim.capacity import CapacityEstimate
@@ -89,6 +92,8 @@ class Simulation:
         self.warnings = summary.pool_warnings(self.capacity, model, config)
         self.warnings += summary.idle_key_warnings(config)
         self.specs = self._read_workload()
+        users = config.workload.max_concurrent_users
+        self._is_closed_loop = users is not None or has_chains(self.specs)
         self.cost_model = make_cost_model(config, model, gpu)
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
         self.scheduler, capacity = self._make_scheduler(model)
@@ -114,8 +119,8 @@ class Simulation:
         return "stepwise" if self.path_reason else "fast"
 
     def _why_stepwise(self) -> str:
-        reason = why_stepwise(self.config.engine, FanOutClient, self.specs, Recorder)
-        return reason or ""
+        client = SessionClient if self._is_closed_loop else FanOutClient
+        return why_stepwise(self.config.engine, client, self.specs, Recorder) or ""
 
     def _make_scheduler(
         self, model: ModelArchitecture
@@ -132,25 +137,39 @@ class Simulation:
     def _make_engine(self, client: Client) -> Engine:
         """Make the engine of the path, and what hands requests to it."""
         admission_check = self.config.engine.admission_check
+        engine: Engine
         if isinstance(self.scheduler, FastV1Scheduler):
-            return FastEngine(
+            pulled = None
+            if not self._is_closed_loop:
+                pulled = PulledArrivals(client.factory.stream(self.specs))
+            engine = FastEngine(
                 self.env,
                 self.scheduler,
                 self.cost_model,
                 self.recorder,
-                arrivals=PulledArrivals(client.factory.stream(self.specs)),
+                arrivals=pulled,
                 admission_check=admission_check,
             )
-        engine = Engine(
-            self.env,
-            self.scheduler,
-            self.cost_model,
-            self.recorder,
-            sample=_sampler(self.scheduler),
-            admission_check=admission_check,
-        )
-        self.env.process(open_loop(self.env, engine, self.specs, client))
+            if pulled is not None:
+                return engine
+        else:
+            engine = Engine(
+                self.env,
+                self.scheduler,
+                self.cost_model,
+                self.recorder,
+                sample=_sampler(self.scheduler),
+                admission_check=admission_check,
+            )
+        self.env.process(self._arrivals(engine, client))
         return engine
+
+    def _arrivals(self, engine: Engine, client: Client) -> Generator[Any, Any, None]:
+        """Return what hands requests to an engine that does not pull them."""
+        if not self._is_closed_loop:
+            return open_loop(self.env, engine, self.specs, client)
+        users = self.config.workload.max_concurrent_users
+        return SessionClient(self.env, engine, self.specs, client, users).run()
 
     def _read_workload(self) -> Sequence[RequestSpec]:
         with warnings.catch_warnings(record=True) as caught:
@@ -233,12 +252,13 @@ class Simulation:
                 f"a scheduler must serve every request that it was given (invariant "
                 f"1); '{self.config.engine.scheduler}' forgot {forgotten}; mend it"
             )
-        recording = self.recorder.finish(self.env.now)
+        traffic = Traffic.of(self.specs)
+        recording = traffic.joined(self.recorder.finish(self.env.now))
         self._check_rejections(recording)
         return Results(
             config=self.config,
             recording=recording,
-            summary=self._summary(recording),
+            summary=self._summary(recording, traffic),
         )
 
     def _check_rejections(self, recording: Recording) -> None:
@@ -246,7 +266,8 @@ class Simulation:
         num_rejected, line = summary.rejections(recording)
         if not num_rejected:
             return
-        if num_rejected == recording.request_table.num_rows == self.num_requests:
+        is_whole = not (self.engine.stop_requested or self.engine.stalled)
+        if is_whole and num_rejected == recording.request_table.num_rows:
             remedy = (
                 "give the engine a larger cache, or requests a smaller limit "
                 "(workload.max_tokens)"
@@ -254,17 +275,15 @@ class Simulation:
             raise ConfigError("; ".join([line, remedy, *self._limits]))
         self.warnings.append(line)
 
-    def _summary(self, recording: Recording) -> dict[str, Any]:
+    def _summary(self, recording: Recording, traffic: Traffic) -> dict[str, Any]:
         numbers = summary.numbers(
             recording, self.capacity, self.num_requests, self.env.now
         )
-        if overload := summary.overload_warning(recording, numbers):
-            self.warnings.append(overload)
-        if self.engine.stalled:
-            self.warnings.append(summary.stall_warning(self.scheduler))
+        self._warn_of(recording, numbers)
         return (
             {"title": summary.title(self.config)}
             | numbers
+            | summary.groups(recording, traffic)
             | self.scheduler.summary()
             | {
                 "interrupted": self.engine.stop_requested,
@@ -281,6 +300,20 @@ class Simulation:
                 "versions": summary.versions(),
             }
         )
+
+    def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:
+        """Say where numbers could be taken for more than they are."""
+        is_bounded = self.config.workload.max_concurrent_users is not None
+        if not is_bounded and (
+            overload := summary.overload_warning(recording, numbers)
+        ):
+            self.warnings.append(overload)
+        if self.engine.stalled:
+            self.warnings.append(summary.stall_warning(self.scheduler))
+        elif not self.engine.stop_requested and (
+            unsent := summary.unsent_warning(numbers)
+        ):
+            self.warnings.append(unsent)
 
 
 @contextmanager

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.metrics import cache_and_queues, latencies, throughput
+from sim.metrics import (
+    by_slo_class,
+    cache_and_queues,
+    latencies,
+    sessions,
+    throughput,
+)
 from workloads.columns import largest
 
 if TYPE_CHECKING:
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from sim.capacity import CapacityEstimate
     from sim.config import RunConfig
     from sim.recorder import Recording
+    from sim.recording.traffic import Traffic
     from sim.scheduler.base import Scheduler
     from sim.step_table import StepTable
     from sim.workload_config import WorkloadConfig
@@ -60,6 +67,15 @@ def numbers(
         "max_num_batched_tokens": capacity.max_num_batched_tokens,
     }
     return summary | cache_and_queues(recording, duration_s)
+
+
+def groups(recording: Recording, traffic: Traffic) -> dict[str, Any]:
+    """Return what was measured of service levels and sessions, where there are any."""
+    found = {
+        "by_slo_class": by_slo_class(recording.request_table),
+        "sessions": sessions(recording.request_table, traffic.session_id),
+    }
+    return {name: numbers for name, numbers in found.items() if numbers}
 
 
 def versions() -> dict[str, str]:
@@ -160,6 +176,16 @@ def rejections(recording: Recording) -> tuple[int, str]:
     )
 
 
+def unsent_warning(numbers: dict[str, Any]) -> str | None:
+    """Say so if sessions ended early, as a turn of theirs got no answer."""
+    if not numbers["unsent"]:
+        return None
+    return (
+        f"{numbers['unsent']:,} of {numbers['num_requests']:,} requests were not sent: "
+        f"the one that they waited for was rejected or aborted, and the session ended"
+    )
+
+
 def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | None:
     """Say so if the queue was long when the last request arrived.
 
@@ -220,18 +246,30 @@ def title(config: RunConfig) -> str:
             f"{Path(engine.model).name} on {Path(gpus).name}",
             f"{scheduler_name(config)} {engine.version}",
             _workload_title(config.workload),
+            *_users(config.workload),
         )
     )
+
+
+def _users(workload: WorkloadConfig) -> list[str]:
+    number = workload.max_concurrent_users
+    return [] if number is None else [f"{number:,} users"]
 
 
 def _workload_title(workload: WorkloadConfig) -> str:
     if workload.trace:
         path = Path(str(workload.trace.get("path", "trace")))
-        return f"{path.name} at {workload.trace.get('rate_scale', 1.0):g} x rate"
+        how = " by superposition" * (workload.trace.get("scale_by") == "superposition")
+        return f"{path.name} at {workload.trace.get('rate_scale', 1.0):g} x rate{how}"
     if workload.preset:
         return f"{workload.preset.name} at {workload.preset.rate_scale:g} x rate"
-    assert workload.synthetic is not None
-    arrivals = workload.synthetic.arrivals
+    if workload.sessions:
+        name = f"{Path(str(workload.sessions.get('kind'))).name} sessions"
+        arrivals = dict(workload.sessions.get("arrivals") or {})
+        scale = workload.sessions.get("rate_scale", 1.0)
+    else:
+        assert workload.synthetic is not None
+        name, arrivals = "synthetic", workload.synthetic.arrivals
+        scale = workload.synthetic.rate_scale
     rate = f" {arrivals['rate']:g}/s" if "rate" in arrivals else ""
-    scale = workload.synthetic.rate_scale
-    return f"synthetic, {arrivals.get('kind')}{rate} at {scale:g} x rate"
+    return f"{name}, {arrivals.get('kind')}{rate} at {scale:g} x rate"

@@ -1,4 +1,4 @@
-"""How requests sample: parallel samples, beams and priorities, drawn per request.
+"""How requests sample: samples, beams, priorities, service levels, drawn per request.
 
 Traces and length distributions say when requests come and how long they are; this says
 what else a request asks for.
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Shares = int | Mapping[int, float]
 """One value for all requests, or from a value to the share of requests that have it."""
 
+Names = str | Mapping[str, float]
+"""One name for all requests, or from a name to the share of requests that have it."""
+
 MAX_WIDTH = 256
 """Most samples or beams of a prompt."""
 _MAX_PRIORITY = 10**9
@@ -37,10 +40,11 @@ _MAX_PRIORITY = 10**9
 
 @dataclass(frozen=True, slots=True)
 class SampledWorkload:
-    """A workload whose requests ask for samples, beams or priorities.
+    """A workload whose requests ask for samples, beams, priorities or service levels.
 
-    Each of the three has a random stream of its own, so changing one changes nothing
-    else.
+    Each of them has a random stream of its own, so changing one changes nothing else.
+    What is left at its default stays as the workload says. Requests that wait for one
+    another, and those of one session, have one priority and one service level.
 
     Parameters
     ----------
@@ -59,6 +63,8 @@ class SampledWorkload:
     max_tokens
         Longest output that clients ask for, where the workload's requests state none.
         An engine may count on it, as it may not on the output's true length.
+    slo_class
+        Name of the service level that requests were promised, for reports.
     seed
         Seed of the streams.
 
@@ -74,12 +80,14 @@ class SampledWorkload:
     beam_switch_share: float = 0.35
     priority: Shares = 0
     max_tokens: int | None = None
+    slo_class: Names = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
         _check_shares("best_of", self.best_of, 1, MAX_WIDTH)
         _check_shares("beam_width", self.beam_width, 1, MAX_WIDTH)
         _check_shares("priority", self.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+        _check_names("slo_class", self.slo_class)
         remedy = "give a share of steps, such as 0.35"
         between("beam_switch_share", self.beam_switch_share, 0, 1, remedy)
         if self.max_tokens is not None:
@@ -90,14 +98,7 @@ class SampledWorkload:
     def requests(self) -> Sequence[RequestSpec]:
         """Return the requests; see `workloads.workload.Workload.requests`."""
         requests = self.workload.requests()
-        best_of = self._draw("best_of", len(requests))
-        beam_width = self._draw("beam_width", len(requests))
-        drawn = {
-            "priority": self._draw("priority", len(requests)),
-            "best_of": _where(beam_width > 1, 1, best_of),
-            "beam_width": beam_width,
-            "beam_switch_share": _where(beam_width > 1, self.beam_switch_share, 0.0),
-        }
+        drawn = self._widths(len(requests)) | self._classes(requests)
         if isinstance(requests, RequestColumns):
             max_tokens = _stated(requests.max_tokens, self.max_tokens)
             return replace(requests, max_tokens=max_tokens, **drawn)
@@ -110,16 +111,74 @@ class SampledWorkload:
             for request, *each in values
         ]
 
-    def _draw(self, name: str, num_requests: int) -> int | NDArray[np.int64]:
-        """Draw a value for each request; a longer workload begins with the shorter."""
-        shares: Shares = getattr(self, name)
-        if isinstance(shares, int):
+    def _widths(self, num_requests: int) -> dict[str, Any]:
+        """Draw samples and beams of each request, if any are to be drawn."""
+        if self.best_of == self.beam_width == 1:
+            return {}
+        best_of = self._draw("best_of", num_requests)
+        beam_width = self._draw("beam_width", num_requests)
+        return {
+            "best_of": _where(beam_width > 1, 1, best_of),
+            "beam_width": beam_width,
+            "beam_switch_share": _where(beam_width > 1, self.beam_switch_share, 0.0),
+        }
+
+    def _classes(self, requests: Sequence[RequestSpec]) -> dict[str, Any]:
+        """Draw what a whole session has in common, if it is to be drawn."""
+        wanted = [
+            name
+            for name, default in (("priority", 0), ("slo_class", ""))
+            if getattr(self, name) != default
+        ]
+        if all(isinstance(getattr(self, name), (int, str)) for name in wanted):
+            return {name: getattr(self, name) for name in wanted}
+        owners = _owners(requests)
+        num_owners = len(requests) if owners is None else int(owners.max(initial=-1)) + 1
+        drawn = {name: self._draw(name, num_owners) for name in wanted}
+        return {
+            name: value[owners]
+            if owners is not None and isinstance(value, np.ndarray)
+            else value
+            for name, value in drawn.items()
+        }
+
+    def _draw(self, name: str, number: int) -> Any:
+        """Draw values, `number` of them; a longer workload begins with the shorter."""
+        shares: Shares | Names = getattr(self, name)
+        if not isinstance(shares, Mapping):
             return shares
-        values = np.array(list(shares), dtype=np.int64)
+        values = np.array(list(shares))
         ends = np.cumsum(list(shares.values()))
-        u = Streams(self.seed).generator(name).random(num_requests)
+        u = Streams(self.seed).generator(name).random(number)
         drawn = np.searchsorted(ends, u, side="right")
         return values[np.minimum(drawn, len(values) - 1)]
+
+
+def _owners(requests: Sequence[RequestSpec]) -> NDArray[np.int64] | None:
+    """Return numbers for sessions, and requests without one, in order of appearance.
+
+    Returns
+    -------
+    numpy.ndarray of int64, or None
+        The number of each request's owner; None where each is its own.
+    """
+    if isinstance(requests, RequestColumns):
+        return None
+    owners: list[int] = []
+    of_session: dict[int, int] = {}
+    num_owners = 0
+    for request in requests:
+        owner = None
+        if request.previous_id is not None:
+            owner = owners[request.previous_id]
+        elif request.session_id is not None:
+            owner = of_session.get(request.session_id)
+        if owner is None:
+            owner, num_owners = num_owners, num_owners + 1
+        if request.session_id is not None:
+            of_session.setdefault(request.session_id, owner)
+        owners.append(owner)
+    return np.array(owners, dtype=np.int64)
 
 
 def _where(is_so: bool | NDArray[np.bool_], yes: Any, no: Any) -> Any:
@@ -143,8 +202,25 @@ def _check_shares(name: str, shares: Shares, low: int, high: int) -> None:
     if not isinstance(shares, Mapping):
         whole(name, shares, low, high, remedy)
         return
-    for value, share in shares.items():
+    for value in shares:
         whole(name, value, low, high, remedy)
+    _check_sum(name, shares, remedy)
+
+
+def _check_names(name: str, names: Names) -> None:
+    remedy = "give a name, or shares such as {interactive: 0.8, batch: 0.2}"
+    if isinstance(names, str):
+        return
+    if not isinstance(names, Mapping):
+        raise WorkloadError(f"{name} must be a name; got {names!r}; {remedy}")
+    for each in names:
+        if not isinstance(each, str) or not each:
+            raise WorkloadError(f"{name} must be a name; got {each!r}; {remedy}")
+    _check_sum(name, names, remedy)
+
+
+def _check_sum(name: str, shares: Mapping[Any, float], remedy: str) -> None:
+    for value, share in shares.items():
         between(f"{name}: the share of {value}", share, 0, 1, remedy)
     total = math.fsum(shares.values())
     if not math.isclose(total, 1.0, abs_tol=1e-6):

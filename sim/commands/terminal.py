@@ -80,7 +80,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     s = summary
     unserved = ", ".join(
         f"{s[key]:,} {key.replace('_', ' ')}"
-        for key in ("rejected", "aborted", "unfinished", "length_capped")
+        for key in ("rejected", "aborted", "unsent", "unfinished", "length_capped")
         if s[key]
     )
     rows = [
@@ -124,7 +124,29 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
             )
         )
-    return rows
+    return [*rows, *_groups(s)]
+
+
+def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rows of sessions and of service levels, where there are any."""
+    if s := summary.get("sessions"):
+        mean_s = s["mean_duration_s"]
+        lasted = "" if mean_s is None else f", {mean_s:,.1f} s each on average"
+        yield (
+            "sessions",
+            f"{s['num_completed']:,} of {s['num_sessions']:,} completed{lasted}; "
+            f"{s['mean_turns']:.1f} turns on average",
+        )
+    for name, numbers in summary.get("by_slo_class", {}).items():
+        if not numbers["completed"]:
+            yield f"class {name}", f"0 of {numbers['num_requests']:,} completed"
+            continue
+        parts = (
+            f"{label} p50 {numbers[f'p50_{key}_ms']:,.0f}, "
+            f"p99 {numbers[f'p99_{key}_ms']:,.0f} ms"
+            for key, label in (("ttft", "TTFT"), ("e2el", "E2E"))
+        )
+        yield f"class {name}", f"{numbers['completed']:,} completed; {'; '.join(parts)}"
 
 
 def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -22,8 +22,7 @@ class ListedTrace:
     requests
         Tables with ``at`` (seconds), ``prompt`` (segments ``[id, num_tokens]``),
         ``out`` (output tokens), ``seg`` (segment id of the output) and, if wanted,
-        ``max_tokens``, ``best_of``, ``beam_width`` and ``priority``; in order of
-        arrival.
+        other fields of `RequestSpec`; in order of arrival.
     """
 
     def __init__(self, requests: list[dict[str, Any]]) -> None:

@@ -41,7 +41,8 @@ def draw_case(seed: int) -> Case:
     _drop_unknown_keys(engine)
     data = {"workload": workload, "engine": engine, "cost": cost, "seed": seed}
     config = parse_config(data)
-    if "trace" in workload and cost["kind"] != "constant" and rng.random() < 0.3:
+    is_open = "trace" in workload and not any("delay_s" in r for r in requests)
+    if is_open and cost["kind"] != "constant" and rng.random() < 0.3:
         _meet_a_step_end(rng, config, requests)
         config = parse_config(data)
     every_steps = rng.choice([0, 0, 0, 0, 0, 0, 1, 7, 7, 50])
@@ -163,6 +164,8 @@ def _workload(rng: Random, requests: list[Request], step_s: float) -> dict[str, 
     workload: dict[str, Any] = {"trace": {"kind": LISTED_TRACE, "requests": requests}}
     if rng.random() < 0.12:
         workload["best_of"] = rng.choice([2, {1: 0.7, 3: 0.3}])
+    if rng.random() < 0.08:
+        workload["max_concurrent_users"] = rng.choice([1, 2, 5, 20])
     return workload
 
 

@@ -50,6 +50,8 @@ def draw_requests(rng: Random, block_size: int, step_s: float) -> list[Request]:
         _answer_alike(rng, requests)
     if rng.random() < 0.2:
         _limit(rng, requests)
+    if rng.random() < 0.2:
+        _chain(rng, requests)
     return requests
 
 
@@ -151,6 +153,16 @@ def _limit(rng: Random, requests: list[Request]) -> None:
     for request in requests:
         if rng.random() < 0.5:
             request["max_tokens"] = rng.randint(1, request["out"] + 2)
+
+
+def _chain(rng: Random, requests: list[Request]) -> None:
+    """Let some wait for the end of one before, and then as long as they came apart."""
+    share = rng.choice([0.2, 0.6, 0.9])
+    for index, request in enumerate(requests):
+        if index and rng.random() < share:
+            previous = rng.randrange(max(0, index - 8), index)
+            request["previous_id"] = previous
+            request["delay_s"] = request["at"] - requests[previous]["at"]
 
 
 # -- arrivals ---------------------------------------------------------------------

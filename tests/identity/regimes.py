@@ -53,6 +53,7 @@ def _happened(run: Run) -> dict[str, bool]:
         "rejected": summary["rejected"] > 0,
         "length capped": summary["length_capped"] > 0,
         "samples": bool(requests["parent_id"].duplicated().any()),
+        "follow-ups": bool((requests["turn"] > 0).any()),
         "stalled": bool(summary["stalled"]),
     }
 

@@ -53,7 +53,7 @@ def test_the_cases_reach_every_regime() -> None:
     assert counts["error"] <= 0.05 * NUM_CASES
     for name in REGIMES:
         assert counts[name] >= 0.1 * NUM_CASES, (name, counts)
-    for name in ("rejected", "length capped", "samples"):
+    for name in ("rejected", "length capped", "samples", "follow-ups"):
         assert counts[name], (name, counts)
     assert counts["fast"] >= 0.6 * NUM_CASES, counts
     assert counts["told why stepwise"] >= 0.05 * NUM_CASES, counts

@@ -11,6 +11,8 @@ from sim.costs.constant import ConstantCost
 from sim.engine import Engine
 from sim.recorder import Recorder, Recording
 from sim.scheduler.v1 import V1Scheduler
+from sim.session_client import SessionClient
+from workloads.chains import has_chains
 from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:
@@ -59,7 +61,10 @@ def scheduler(**changes: Any) -> V1Scheduler:
 
 
 class Run:
-    """An engine and its clients on a clock of their own, checked at every step."""
+    """An engine and its clients on a clock of their own, checked at every step.
+
+    Requests that wait for one another, or for a user, are sent by a `SessionClient`.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Run:
         *,
         admission_check: bool = True,
         check: bool = True,
+        max_concurrent_users: int | None = None,
         **changes: Any,
     ) -> None:
         self.env = simpy.Environment()
@@ -81,7 +87,13 @@ class Run:
             admission_check=admission_check,
         )
         client = FanOutClient(RequestFactory(self.scheduler.max_model_len))
-        self.env.process(open_loop(self.env, self.engine, specs, client))
+        if max_concurrent_users is None and not has_chains(specs):
+            self.env.process(open_loop(self.env, self.engine, specs, client))
+        else:
+            sessions = SessionClient(
+                self.env, self.engine, specs, client, max_concurrent_users
+            )
+            self.env.process(sessions.run())
         if check:
             self.engine.observe(1, lambda _: self.check())
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 AZURE_CONV = "azure_llm_2023_conv.csv"
 AZURE_CODE = "azure_llm_2023_code.csv"
 MOONCAKE = "mooncake_fast25_conversation.jsonl"
+SHAREGPT = "llmservingsim_sharegpt_llama31_300_sps10.jsonl.gz"
 
 
 def shared_trace(name: str) -> Path:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from workloads.arrivals import ARRIVALS
+from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
 from workloads.lengths import LENGTHS
 from workloads.sampling import SampledWorkload
@@ -70,6 +71,52 @@ def test_streams_are_independent() -> None:
     assert {0, 5} == set(alone)
     with_beams = drawn(priority=priority, beam_width={1: 0.5, 4: 0.5}, best_of={2: 1.0})
     assert [request.priority for request in with_beams] == alone
+
+
+def test_service_levels_are_names_or_shares_of_names() -> None:
+    assert {request.slo_class for request in drawn(slo_class="gold")} == {"gold"}
+    shares = {"interactive": 0.8, "batch": 0.2}
+    requests = drawn(slo_class=shares)
+    assert isinstance(requests, RequestColumns)
+    found = [request.slo_class for request in requests]
+    assert found.count("batch") / len(found) == pytest.approx(0.2, abs=0.03)
+    assert [r.slo_class for r in drawn(50, slo_class=shares)] == found[:50]
+    # A stream of its own.
+    assert [r.slo_class for r in drawn(slo_class=shares, priority={0: 1.0})] == found
+
+
+def test_what_is_not_drawn_stays_as_the_workload_says() -> None:
+    facts = {
+        "best_of": 3,
+        "priority": 5,
+        "slo_class": "gold",
+        "max_tokens": 9,
+        "beam_switch_share": 0.1,
+    }
+
+    class Recorded:
+        def requests(self) -> Sequence[RequestSpec]:
+            return [request._replace(**facts) for request in source(5).requests()]
+
+    before = Recorded().requests()
+    same = SampledWorkload(Recorded(), max_tokens=40).requests()
+    assert same == before
+    other = SampledWorkload(Recorded(), slo_class="lead", priority={7: 1.0}).requests()
+    assert other == [r._replace(slo_class="lead", priority=7) for r in before]
+
+
+@pytest.mark.parametrize(
+    ("slo_class", "message"),
+    [
+        (3, "slo_class must be a name; got 3"),
+        ({"": 1.0}, "slo_class must be a name; got ''"),
+        ({"a": 0.5, "b": 0.4}, "slo_class: shares must add up to 1, got 0.9"),
+        ({"a": 1.5, "b": -0.5}, "the share of a must be between 0 and 1"),
+    ],
+)
+def test_wrong_service_levels_are_refused(slo_class: Any, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        drawn(slo_class=slo_class)
 
 
 def test_clients_state_a_limit() -> None:

@@ -1,0 +1,104 @@
+"""Chains: requests that wait for the end of another, and their order.
+
+A follow-up names the request that must have ended (`RequestSpec.previous_id`) and the
+time from then to its sending (`RequestSpec.delay_s`). When that is, only a simulation
+knows; what is known before is the earliest that it can be, had the request before taken
+no time at all. Requests are ordered by it.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from workloads.columns import RequestColumns
+from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from workloads.spec import RequestSpec
+
+
+def has_chains(requests: Sequence[RequestSpec]) -> bool:
+    """Whether any request waits for the end of another; at once for columns."""
+    if isinstance(requests, RequestColumns):
+        return False
+    return any(request.previous_id is not None for request in requests)
+
+
+def in_order(
+    requests: Iterable[RequestSpec], rate_scale: float = 1.0, start_s: float = 0.0
+) -> list[RequestSpec]:
+    """Return requests in order of arrival, numbered from 0.
+
+    Parameters
+    ----------
+    requests
+        In any order, each with an id of its own; `previous_id` is such an id, and a
+        smaller one.
+    rate_scale
+        Arrivals of requests that wait for none are divided by it; think times are
+        people's and tools' and stay as they are.
+    start_s
+        What becomes time 0, in seconds; at most the first arrival.
+
+    Returns
+    -------
+    list of RequestSpec
+        By arrival, equal ones by their old ids. `previous_id` follows the new numbers;
+        the arrival of a follow-up is that of its previous request plus `delay_s`.
+        Segments are left as they are.
+
+    Raises
+    ------
+    WorkloadError
+        If ids repeat, a previous request is missing or not smaller (a cycle), or a
+        delay is negative or not finite.
+    """
+    arrivals_s: dict[int, float] = {}
+    moved: list[RequestSpec] = []
+    for request in sorted(requests, key=attrgetter("request_id")):
+        _check(request, arrivals_s)
+        if request.previous_id is None:
+            arrival_s = (request.arrival_s - start_s) / rate_scale
+        else:
+            arrival_s = arrivals_s[request.previous_id] + request.delay_s
+        arrivals_s[request.request_id] = arrival_s
+        moved.append(request._replace(arrival_s=arrival_s))
+    moved.sort(key=attrgetter("arrival_s"))  # stable: equal ones stay in order of ids
+    numbers = {request.request_id: number for number, request in enumerate(moved)}
+    return [
+        request._replace(
+            request_id=number,
+            previous_id=None
+            if request.previous_id is None
+            else numbers[request.previous_id],
+        )
+        for number, request in enumerate(moved)
+    ]
+
+
+def _check(request: RequestSpec, before: dict[int, float]) -> None:
+    """Check a request against those with smaller ids.
+
+    Raises
+    ------
+    WorkloadError
+        See `in_order`.
+    """
+    name, previous_id = request.request_id, request.previous_id
+    if name in before:
+        raise WorkloadError(f"request_id must be unique; got {name} twice; renumber")
+    if previous_id is not None and previous_id not in before:
+        fault = "comes later" if previous_id >= name else "is missing"
+        raise WorkloadError(
+            f"previous_id must be a request before; got {previous_id} of request "
+            f"{name}, which {fault}; keep whole chains, in order"
+        )
+    if not 0 <= request.delay_s < math.inf:
+        raise WorkloadError(
+            f"delay_s must be finite and >= 0; got {request.delay_s!r} of request "
+            f"{name}; give seconds from the end of the request before"
+        )
