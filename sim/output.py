@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,26 @@ from sim.errors import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFiles:
+    """What a command's directory holds; with anything else in it, it is not replaced.
+
+    Parameters
+    ----------
+    of
+        Whose results they are, in words.
+    marker
+        The file by which such a directory is known.
+    names
+        All files and folders that may be in it.
+    """
+
+    of: str
+    marker: str
+    names: frozenset[str]
+
 
 RESULT_FILES = frozenset(
     {
@@ -27,10 +48,14 @@ RESULT_FILES = frozenset(
         "figures",
     }
 )
-"""What a results directory holds; with anything else in it, it is not replaced."""
+"""What the results of a run hold."""
+
+RUN_FILES = ResultFiles("a run", "summary.json", RESULT_FILES)
 
 
-def check_output(directory: Path, *, overwrite: bool) -> Path:
+def check_output(
+    directory: Path, *, overwrite: bool, files: ResultFiles = RUN_FILES
+) -> Path:
     """Refuse a results directory that must not or cannot be written.
 
     Called before anything is simulated, so that no work is lost.
@@ -48,7 +73,7 @@ def check_output(directory: Path, *, overwrite: bool) -> Path:
     try:
         target = directory.resolve()
         if target.exists():
-            _check_existing(directory, target, overwrite=overwrite)
+            _check_existing(directory, target, files, overwrite=overwrite)
         _probe(target)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise OutputError(
@@ -57,7 +82,9 @@ def check_output(directory: Path, *, overwrite: bool) -> Path:
     return target
 
 
-def _check_existing(directory: Path, target: Path, *, overwrite: bool) -> None:
+def _check_existing(
+    directory: Path, target: Path, files: ResultFiles, *, overwrite: bool
+) -> None:
     if not target.is_dir():
         raise OutputError(f"'{directory}' is not a directory; choose another --out")
     if not overwrite:
@@ -70,12 +97,12 @@ def _check_existing(directory: Path, target: Path, *, overwrite: bool) -> None:
             f"replaced; choose another --out"
         )
     names = {path.name for path in target.iterdir()}
-    if names and "summary.json" not in names:
+    if names and files.marker not in names:
         raise OutputError(
-            f"'{directory}' does not hold results of a run and will not be "
+            f"'{directory}' does not hold results of {files.of} and will not be "
             f"overwritten; choose another --out"
         )
-    if foreign := sorted(names - RESULT_FILES):
+    if foreign := sorted(names - files.names):
         raise OutputError(
             f"'{directory}' also holds '{foreign[0]}', which --overwrite would delete; "
             f"move it, or choose another --out"
@@ -100,7 +127,9 @@ def _sibling(parent: Path) -> Path:
 
 
 @contextmanager
-def output_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+def output_directory(
+    directory: Path, *, overwrite: bool, files: ResultFiles = RUN_FILES
+) -> Iterator[Path]:
     """Yield a directory to write to that takes the place of `directory` at the end.
 
     Nothing half-written stays behind: if the body raises, what it wrote is removed
@@ -111,7 +140,7 @@ def output_directory(directory: Path, *, overwrite: bool) -> Iterator[Path]:
     OutputError
         See `check_output`.
     """
-    target = check_output(directory, overwrite=overwrite)
+    target = check_output(directory, overwrite=overwrite, files=files)
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -113,12 +113,17 @@ def new_figure(
 
 def blank_figure(tables: Tables, title: str) -> Figure:
     """Return a figure with its two title lines and no panel yet."""
+    return titled_figure(title, str(tables.summary.get("title") or ""))
+
+
+def titled_figure(title: str, below: str) -> Figure:
+    """Return a figure with a title, a line below it and no panel yet."""
     figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI)
     FigureCanvasAgg(figure)
     headline = _one_line(title, MAX_TITLE_CHARACTERS)
     figure.text(0.02, 0.955, headline, fontsize=12, fontweight="bold")
-    run = _one_line(str(tables.summary.get("title") or ""), MAX_SUBTITLE_CHARACTERS)
-    figure.text(0.02, 0.918, run, color=GREY, parse_math=False)
+    line = _one_line(below, MAX_SUBTITLE_CHARACTERS)
+    figure.text(0.02, 0.918, line, color=GREY, parse_math=False)
     return figure
 
 

@@ -1,0 +1,84 @@
+"""Hits against the size of the cache: piecewise linear, and exact all along."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class HitCurve:
+    """Blocks found in the cache, by its size in blocks.
+
+    Parameters
+    ----------
+    num_blocks
+        Sizes of the cache at which the slope changes; float64 of shape ``(k,)``,
+        rising, the first is 0.
+    num_hits
+        Blocks found at these sizes, never falling, the first is 0; whole numbers unless
+        they were estimated from a sample. Between two sizes the curve is a line, and
+        beyond the last it is level.
+    """
+
+    num_blocks: NDArray[np.float64]
+    num_hits: NDArray[np.float64]
+
+    @classmethod
+    def of_ramps(cls, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> HitCurve:
+        """Return the curve of blocks found at reuse distances ``start + 1 .. stop``.
+
+        Parameters
+        ----------
+        starts, stops
+            Of each ramp, int64 of shape ``(m,)``; a cache of more than ``start``
+            blocks finds one block, one of ``stop`` finds all of the ramp.
+        """
+        edges = np.concatenate(([0], starts, stops))
+        steps = np.repeat([0, 1, -1], [1, len(starts), len(stops)])
+        num_blocks, where = np.unique(edges, return_inverse=True)
+        slopes = np.zeros(len(num_blocks), dtype=np.int64)
+        np.add.at(slopes, where, steps)
+        gains = np.cumsum(slopes)[:-1] * np.diff(num_blocks)
+        num_hits = np.concatenate(([0], np.cumsum(gains)))
+        return cls(num_blocks.astype(np.float64), num_hits.astype(np.float64))
+
+    @property
+    def most_hits(self) -> float:
+        """Blocks that an infinite cache finds."""
+        return float(self.num_hits[-1])
+
+    @property
+    def enough_blocks(self) -> float:
+        """The least size of the cache at which more would find nothing more."""
+        return float(self.num_blocks[-1])
+
+    def hits_at(self, num_blocks: ArrayLike) -> NDArray[np.float64]:
+        """Return the blocks found by caches of these sizes."""
+        # Exact for whole numbers below 2**53: slopes between points are whole.
+        sizes = np.asarray(num_blocks, dtype=np.float64)
+        found: NDArray[np.float64] = np.interp(sizes, self.num_blocks, self.num_hits)
+        return found
+
+    def blocks_for(self, num_hits: float) -> int:
+        """Return the size of the smallest cache that finds so many blocks.
+
+        Parameters
+        ----------
+        num_hits
+            At most `most_hits`; 0 needs no block.
+        """
+        index = int(np.searchsorted(self.num_hits, num_hits))
+        if index == 0:
+            return 0
+        index = min(index, len(self.num_hits) - 1)
+        low, high = (float(size) for size in self.num_blocks[index - 1 : index + 1])
+        few, many = (float(hits) for hits in self.num_hits[index - 1 : index + 1])
+        share = min((num_hits - few) / (many - few), 1.0) if many > few else 1.0
+        return math.ceil(round(low + share * (high - low), 6))

@@ -1,0 +1,204 @@
+"""How many prompt tokens a prefix cache finds, against its size: all sizes at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workloads._checks import between, whole
+from workloads.analysis.belady import (
+    NextReads,
+    belady_blocks_for,
+    belady_hits,
+    next_reads,
+)
+from workloads.analysis.hit_curve import HitCurve
+from workloads.analysis.lru import lru_curve
+from workloads.analysis.paths import BlockPaths, block_paths
+from workloads.analysis.shards import (
+    NUM_PARTS,
+    STUDENT_95,
+    SampledCurve,
+    sampled_lru_curve,
+    stretched,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from workloads.spec import RequestSpec
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_NUM_BOUNDS = 16
+_MOST_BOUNDS = 1000
+_RANGE = 1e4
+"""Largest over smallest size of the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNeed:
+    """The smallest LRU cache that finds a share of what an infinite one finds."""
+
+    share: float
+    num_blocks: int
+    margin_blocks: int
+    """Half the width of the 95 % interval of `num_blocks`; 0 where it is exact."""
+    clairvoyant_blocks: int
+    """The smallest cache that could find as much by any policy."""
+    hit_rate: float
+    """Prompt tokens found, of all prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCurve:
+    """Hits of a prefix cache in the order of arrivals, by its size.
+
+    Parameters
+    ----------
+    paths
+        Blocks of the requests, all or a sample.
+    lru
+        Blocks found by LRU; exact at every size, or estimated.
+    sampled
+        The estimate with its parts, or None where the curve is exact.
+    reads
+        For the clairvoyant bound.
+    """
+
+    paths: BlockPaths
+    lru: HitCurve
+    sampled: SampledCurve | None
+    reads: NextReads
+
+    @property
+    def possible_hits(self) -> float:
+        """Blocks that an infinite cache finds."""
+        return self.lru.most_hits
+
+    @property
+    def num_distinct_blocks(self) -> float:
+        """Blocks that an infinite cache holds in the end."""
+        return self.paths.num_distinct_blocks / self.paths.sample_rate
+
+    def token_hit_rate(self, num_hits: float) -> float:
+        """Return the share of all prompt tokens that so many blocks are."""
+        paths = self.paths
+        return num_hits * paths.block_size / max(paths.num_prompt_tokens, 1)
+
+    def hit_rate_at(self, num_blocks: float) -> float:
+        """Return the share of prompt tokens that LRU finds with so many blocks."""
+        return self.token_hit_rate(float(self.lru.hits_at(num_blocks)))
+
+    def margin_at(self, num_blocks: float) -> float:
+        """Return half the 95 % interval of `hit_rate_at`; 0 where it is exact."""
+        if self.sampled is None:
+            return 0.0
+        return self.token_hit_rate(float(self.sampled.margin_at(num_blocks)))
+
+    def bounds(self, num_sizes: int = DEFAULT_NUM_BOUNDS) -> HitCurve:
+        """Return the clairvoyant bound at some sizes, which rise by a constant factor.
+
+        Parameters
+        ----------
+        num_sizes
+            How many, at least 2.
+
+        Returns
+        -------
+        HitCurve
+            At 0, and from a ten-thousandth of the size at which LRU finds all up to
+            that. The bound is known at these sizes only: between them it is no line.
+
+        Raises
+        ------
+        WorkloadError
+            If the number is out of range.
+        """
+        remedy = "give a number of sizes, such as 16"
+        whole("bounds", num_sizes, 2, _MOST_BOUNDS, remedy)
+        rate = self.paths.sample_rate
+        if not self.possible_hits:
+            return self.lru
+        high = max(round(self.lru.enough_blocks * rate), 1)
+        low = max(high / _RANGE, 1)
+        sizes = sorted({round(size) for size in np.geomspace(low, high, num_sizes)})
+        found = [0, *(belady_hits(self.reads, size) for size in sizes)]
+        curve = HitCurve(np.array([0.0, *sizes]), np.array(found, dtype=np.float64))
+        return curve if self.sampled is None else stretched(curve, self.paths)
+
+    def need(self, share: float) -> CacheNeed:
+        """Return the smallest cache that finds a share of the possible hits.
+
+        Parameters
+        ----------
+        share
+            Above 0, at most 1.
+
+        Raises
+        ------
+        WorkloadError
+            If the share is out of range.
+        """
+        between("share", share, 1e-6, 1, "give a share of the possible hits, 0.8 say")
+        wanted = share * self.possible_hits
+        num_blocks = self.lru.blocks_for(wanted)
+        return CacheNeed(
+            share=share,
+            num_blocks=num_blocks,
+            margin_blocks=self._margin_blocks(share),
+            clairvoyant_blocks=self._clairvoyant(wanted, num_blocks),
+            hit_rate=self.hit_rate_at(num_blocks),
+        )
+
+    def _margin_blocks(self, share: float) -> int:
+        if self.sampled is None:
+            return 0
+        sizes = [part.blocks_for(share * part.most_hits) for part in self.sampled.parts]
+        return round(STUDENT_95 * float(np.std(sizes, ddof=1)) / math.sqrt(NUM_PARTS))
+
+    def _clairvoyant(self, num_hits: float, most_blocks: int) -> int:
+        """Return the least size for so many hits; what LRU needs is enough."""
+        paths, rate = self.paths, self.paths.sample_rate
+        missing = 0.0
+        if self.sampled is not None:
+            missing = paths.num_readable * rate - float(paths.readable.sum())
+        wanted = math.ceil(num_hits * rate - missing - 1e-6)
+        most = math.ceil(most_blocks * rate)
+        least = belady_blocks_for(self.reads, wanted, most)
+        return round(least / rate)
+
+
+def prefix_curve(
+    requests: Iterable[RequestSpec],
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    *,
+    prompts_only: bool = False,
+    sample_rate: float = 1.0,
+    sample_seed: int = 0,
+) -> PrefixCurve:
+    """Return the hits of a prefix cache of every size.
+
+    Requests are served one after the other in the order of their arrivals, each in no
+    time: nothing is held by requests that still run. See `workloads.analysis.lru` for
+    what the cache does and `workloads.analysis.paths.block_paths` for the parameters.
+
+    Raises
+    ------
+    WorkloadError
+        If the block size or the rate is out of range.
+    """
+    paths = block_paths(
+        requests,
+        block_size,
+        prompts_only=prompts_only,
+        sample_rate=sample_rate,
+        sample_seed=sample_seed,
+    )
+    reads = next_reads(paths)
+    if sample_rate == 1:
+        return PrefixCurve(paths, lru_curve(paths), None, reads)
+    sampled = sampled_lru_curve(paths)
+    return PrefixCurve(paths, sampled.curve, sampled, reads)
