@@ -10,10 +10,11 @@ import pytest
 from sim.config import EngineConfig, parse_config
 from sim.errors import SwapSpaceError
 from sim.generations import GENERATION_KEYS, GENERATIONS
+from sim.schema import TRAFFIC
 from sim.simulate import simulate
-from sim.workload_config import WorkloadConfig
+from sim.workload_config import SOURCES, WorkloadConfig
 from tests.sim.test_config import minimal
-from tests.test_configuration_page import SOURCES, meanings
+from tests.test_configuration_page import meanings
 
 PRESSURE: dict[str, Any] = {
     "num_gpu_blocks_override": 40,
@@ -106,7 +107,7 @@ def pressed(
     engine: dict[str, Any],
     workload: dict[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """Return the tables of a small run with preemptions, or why it ended."""
+    """Return what the engine did in a small run with preemptions, or why it ended."""
     data = minimal(scheduler=generation, **PRESSURE | engine)
     data["cost"] = {"kind": "roofline"}
     data["workload"]["synthetic"] |= {
@@ -121,7 +122,8 @@ def pressed(
         results = simulate(parse_config(data))
     except SwapSpaceError as error:
         return (str(error),)
-    tables = (results.requests, results.steps, results.preemptions)
+    requests = results.requests.drop(columns=list(TRAFFIC))
+    tables = (requests, results.steps, results.preemptions)
     return tuple(table.to_json() for table in tables)
 
 
@@ -177,6 +179,7 @@ def test_how_requests_sample_shows(generation: str) -> None:
         ("beam_width", 2, {}, {}),
         ("beam_switch_share", 1.0, beams | {"beam_switch_share": 0.0}, {}),
         ("max_tokens", 20, {}, {}),
+        ("max_concurrent_users", 5, {}, {}),
     ]
     if "scheduling_policy" in GENERATIONS[generation].keys:
         cases.append(("priority", 0, {}, by_priority))
@@ -187,6 +190,9 @@ def test_how_requests_sample_shows(generation: str) -> None:
             key
         )
     # Without the policy, priorities change nothing but their draws, which are apart.
-    assert pressed(generation, engine) == pressed(generation, engine, {"priority": 0})
-    tried = {key for key, *_ in cases} | {"priority"}
-    assert tried == set(WorkloadConfig.model_fields) - SOURCES
+    plain = pressed(generation, engine)
+    assert plain == pressed(generation, engine, {"priority": 0})
+    # A service level is for reports, whatever the engine.
+    assert plain == pressed(generation, engine, {"slo_class": {"a": 0.5, "b": 0.5}})
+    tried = {key for key, *_ in cases} | {"priority", "slo_class"}
+    assert tried == set(WorkloadConfig.model_fields) - set(SOURCES)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.assemble_workload import _TRACE_KEYS
+from sim.assemble_workload import _SESSION_KEYS, _TRACE_KEYS
 from sim.capacity import constants, estimate_capacity
 from sim.cli import run as kvsim
 from sim.config import (
@@ -27,14 +27,19 @@ from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.files import parse_yaml
 from sim.hardware import GpuSpec, load_gpu
+from sim.roles import ROLES
 from sim.schema import PREEMPTIONS
 from sim.simulate import Simulation, simulate
-from sim.workload_config import PresetConfig, SyntheticConfig, WorkloadConfig
+from sim.workload_config import (
+    SOURCES,
+    PresetConfig,
+    SyntheticConfig,
+    WorkloadConfig,
+)
 from tests.shared import ROOT
 from tests.sim.test_config import minimal, write
-from workloads.arrivals import ARRIVALS
-from workloads.lengths import LENGTHS
 from workloads.preset import preset_names
+from workloads.sessions import SESSIONS, SessionWorkload
 from workloads.traces import TRACE_READERS
 from workloads.workload import TraceWorkload
 
@@ -134,12 +139,8 @@ GIVEN = frozenset(
 """What the engine gives to a cost model."""
 
 
-SOURCES = {"trace", "synthetic", "preset"}
-"""Keys of `workload` that hold a table."""
-
-
 def built() -> Keys:
-    trace = arguments(TraceWorkload)
+    trace, sessions = arguments(TraceWorkload), arguments(SessionWorkload)
     sources: list[tuple[str, str, Mapping[str, Any]]] = [
         ("run", "", fields(RunConfig)),
         ("engine", "", fields(EngineConfig)),
@@ -151,8 +152,9 @@ def built() -> Keys:
         ("workload", "synthetic", fields(SyntheticConfig)),
         ("workload", "preset", fields(PresetConfig)),
         ("workload", "trace", {key: trace[key] for key in _TRACE_KEYS}),
+        ("workload", "sessions", {key: sessions[key] for key in _SESSION_KEYS}),
     ]
-    for registry in (TRACE_READERS, ARRIVALS, LENGTHS):
+    for registry in (*ROLES.values(), SESSIONS):
         sources += [("workload", k, arguments(cls)) for k, cls in registry.items()]
     sources += [("cost", k, arguments(cls, GIVEN)) for k, cls in COST_MODELS.items()]
     return {(s, k, key): v for s, k, keys in sources for key, v in keys.items()}
@@ -190,7 +192,11 @@ def test_keys_and_defaults_are_those_of_the_code() -> None:
         (r"\| `best_of` .*\n", "", "workload..best_of: not on the page"),
         (r"\| `0\.35` \|", "| `0.5` |", "workload..beam_switch_share: 0.5, in the"),
         (r"\| `max_paddings` ", "| `max_padding` ", "engine..max_padding: invented"),
-        ("`synthetic`, `preset`", "`synthetic`", "workload.preset.num_requests: not"),
+        (
+            r"`synthetic`, `preset` \| `num",
+            "`synthetic` | `num",
+            "workload.preset.num_requests: not",
+        ),
     ],
 )
 def test_a_page_that_differs_is_found_out(old: str, new: str, difference: str) -> None:
@@ -237,8 +243,14 @@ def test_every_configuration_on_the_page_runs(text: str, plugins: Path) -> None:
     parse_config(parse_yaml(text, "the page"))
     path = plugins / "run.yaml"
     path.write_text(text)
-    config = load_config(path, ["workload.synthetic.num_requests=12"])
-    assert simulate(config).summary["completed"] == 12
+    if "sessions" in yaml.safe_load(text)["workload"]:
+        config = load_config(path, ["workload.sessions.num_sessions=4"])
+        summary = simulate(config).summary
+        assert summary["sessions"]["num_completed"] == 4
+        assert summary["completed"] == summary["num_requests"] > 4
+    else:
+        config = load_config(path, ["workload.synthetic.num_requests=12"])
+        assert simulate(config).summary["completed"] == 12
 
 
 def own_parts() -> dict[str, dict[str, Any]]:

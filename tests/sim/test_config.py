@@ -89,7 +89,7 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         ("workload.beam_width", {2: "x"}, r"workload.beam_width: .*got \{2: 'x'\}$"),
         ("workload.beam_switch_share", 1.5, "less than or equal to 1, got 1.5"),
         ("workload.max_tokens", 0, "workload.max_tokens: .*default is null"),
-        ("workload.preset", {"name": "x"}, "exactly one of trace, synthetic and"),
+        ("workload.preset", {"name": "x"}, "exactly one of trace, synthetic,"),
         ("seed", -1, "seed: .*equal to 0, got -1; its default is 0"),
         ("workload.synthetic.rate_scale", 0, "greater than 0, got 0"),
     ],

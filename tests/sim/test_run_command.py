@@ -44,7 +44,7 @@ def test_results_are_complete_and_agree(
         for name in ("requests", "steps", "preemptions")
     }
     for name, columns in (
-        ("requests", schema.REQUESTS),
+        ("requests", schema.REQUESTS | schema.TRAFFIC),
         ("steps", schema.STEPS),
         ("preemptions", schema.PREEMPTIONS),
     ):
