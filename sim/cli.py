@@ -7,6 +7,7 @@ ours, 130 for Ctrl-C.
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ def build_app() -> App:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``kvsim`` and leave with its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be bytes
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -163,7 +163,9 @@ class _Apart:
         texts |= {request.output_segment for request in requests}
         sessions = {r.session_id for r in requests if r.session_id is not None}
         self.num_requests = len(requests)
-        self.num_sessions = 1 + max(sessions, default=0)
+        # Counted on from the largest: added to large ones, 64 bits would not do.
+        first = 1 + max(sessions, default=0)
+        self.sessions = {id_: first + i for i, id_ in enumerate(sorted(sessions))}
         self.num_texts = 1 + max(texts) // 2
         self.share_text = share_text
 
@@ -172,7 +174,7 @@ class _Apart:
         first = copy * self.num_requests
         session, previous = request.session_id, request.previous_id
         if copy and session is not None:
-            session += copy * self.num_sessions
+            session = self.sessions[session] + (copy - 1) * len(self.sessions)
         return request._replace(
             request_id=first + request.request_id,
             arrival_s=begin_s,

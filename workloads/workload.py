@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -29,7 +30,7 @@ from workloads.superposition import superposed
 from workloads.traces.base import TraceReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _SCALE_REMEDY = "give a factor, such as 2.0 for twice the rate"
@@ -130,6 +131,11 @@ class TraceWorkload:
         read = self.reader.read()
         if isinstance(read, SpecIterator):
             return self._scaled(self._part_of_columns(read.columns))
+        if not isinstance(read, Iterable):
+            name, found = type(self.reader).__name__, type(read).__name__
+            raise WorkloadError(
+                f"{name}.read must yield RequestSpec; got {found}; mend the reader"
+            )
         return self._scaled(self._part(read))
 
     def _scaled(self, requests: Sequence[RequestSpec]) -> Sequence[RequestSpec]:
@@ -164,7 +170,7 @@ class TraceWorkload:
             end = min(end, start + self.limit)
         return columns.part(start, end)
 
-    def _part(self, read: Iterator[RequestSpec]) -> list[RequestSpec]:
+    def _part(self, read: Iterable[RequestSpec]) -> list[RequestSpec]:
         """Return a part of whatever a reader yields, each request checked.
 
         Of a window all is read, also what comes after: a chain may go on there.
@@ -346,6 +352,21 @@ def _check_request(
     reader: TraceReader, position: int, request: RequestSpec, previous_s: float
 ) -> None:
     """Hold a reader to its contract: users bring their own."""
+    try:
+        problem = _request_problem(position, request, previous_s)
+    except TypeError:
+        problem = f"RequestSpec of numbers and segments; got {request!r:.200}"
+    if problem:
+        name = type(reader).__name__
+        raise WorkloadError(
+            f"{name}.read must yield {problem}, at position {position}; mend the reader"
+        )
+
+
+def _request_problem(
+    position: int, request: RequestSpec, previous_s: float
+) -> str | None:
+    """Return what is wrong with a request, or None if it is right."""
     if not isinstance(request, RequestSpec):
         problem = f"RequestSpec; got {type(request).__name__}"
     elif not previous_s <= request.arrival_s < float("inf"):
@@ -357,11 +378,8 @@ def _check_request(
     elif not (request.previous_id is None or 0 <= request.previous_id < position):
         problem = f"a previous_id before the request; got {request.previous_id!r}"
     else:
-        return
-    name = type(reader).__name__
-    raise WorkloadError(
-        f"{name}.read must yield {problem}, at position {position}; mend the reader"
-    )
+        return None
+    return problem
 
 
 def _moved(request: RequestSpec, request_id: int, arrival_s: float) -> RequestSpec:

@@ -116,6 +116,12 @@ def test_bad_lines(
         f"kvsim: warning: {azure}: left out 1 malformed line; the first: {azure}:5: "
     )
     assert len(read("kvsim", out)) == 3
+    azure.write_text(TRACE.splitlines()[0] + "\nbroken\n")
+    assert kvsim([*command, "--quiet", "--skip-bad-lines", "--overwrite"]) == 2
+    reason, line = capsys.readouterr().err.splitlines()
+    assert reason.startswith(f"kvsim: warning: {azure}: left out 1 malformed line")
+    assert line.startswith(f"kvsim: {azure}: a trace needs at least one request")
+    azure.write_text(TRACE + "broken\n")
     config = tmp_path / "spec.yaml"
     config.write_text(f"workload: {{trace: {{kind: azure, path: {azure}}}}}\n")
     assert len(requests_of(config, None, [], True)) == 3
@@ -131,6 +137,12 @@ def test_bad_lines(
         (["--to", "azure", "--from", "azur"], "'azur' is not built; did you mean"),
         (["--to", "azure", "--set", "lim=3"], "'mooncake' has no such key; did you"),
         (["--to", "azure", "--set", "out.x=3"], "--to.x: 'azure' has no such key"),
+        (
+            ["--to", "azure", "--set", "out.kind=vidur"],
+            "--set out.kind: the command line says so by",
+        ),
+        (["--to", "azure", "--set", "path=b"], "--set path: the command line says so"),
+        (["--to", "azure", "--set", "kind=kvsim"], "says so by FILE and --from"),
         (["--to", "azure", "--set", "limit"], "--set takes key.path=value"),
         (["--to", "azure", "--set", "limit=some"], "limit"),
         (["--to", "mooncake", "--set", "out.block_tokens=0"], "block_tokens must be"),

@@ -427,7 +427,8 @@ def test_a_users_own_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "times_s", [(1.0, 0.5), (math.nan,), (-1.0,), (0.0, math.inf), (1.0, math.nan)]
+    "times_s",
+    [(1.0, 0.5), (math.nan,), (-1.0,), (0.0, math.inf), (1.0, math.nan), ("1", None)],
 )
 def test_a_process_that_breaks_its_contract(times_s: tuple[float, ...]) -> None:
     with pytest.raises(WorkloadError, match=r"never fall; .* mend Listed\.times_s"):

@@ -270,12 +270,26 @@ GOOD = RequestSpec(0, 1.0, ((0, 5),), 5, 1)
         (GOOD._replace(num_output_tokens=0), "at least 1 token; got 5 and 0"),
         (GOOD._replace(prompt=()), "at least 1 token; got 0 and 5"),
         ((1.0, 5, 5), "RequestSpec; got tuple"),
+        (GOOD._replace(arrival_s="2"), "RequestSpec of numbers and segments; got Req"),
+        (GOOD._replace(prompt=None), "RequestSpec of numbers and segments; got Req"),
+        (GOOD._replace(prompt=(3, 4)), "RequestSpec of numbers and segments; got Req"),
     ],
 )
 def test_a_reader_that_breaks_its_contract(bad: Any, problem: str) -> None:
     rule = rf"^Listed\.read must yield .*{problem}.* position 1; mend the reader"
     with pytest.raises(WorkloadError, match=rule):
         TraceWorkload(Listed(GOOD, bad)).requests()
+
+
+class ReadsNothing:
+    def read(self) -> Any:
+        return None
+
+
+def test_a_reader_that_returns_nothing() -> None:
+    rule = r"^ReadsNothing\.read must yield RequestSpec; got NoneType; mend the reader"
+    with pytest.raises(WorkloadError, match=rule):
+        TraceWorkload(ReadsNothing()).requests()
 
 
 def synthetic(**changes: Any) -> SyntheticWorkload:
@@ -408,6 +422,7 @@ class Own:
         (np.array([1, 2 * 10**9]), "got 1 to 2000000000"),
         (np.array([1.0, 2.0]), r"integers of shape \(2,\); got float64"),
         (np.array([1, 2, 3]), r"integers of shape \(2,\); got int64 \(3,\)"),
+        ([1, 2], "must be an array of integers; got list"),
     ],
 )
 def test_a_distribution_that_breaks_its_contract(

@@ -84,7 +84,10 @@ def arrival_times_s(
     times_s: list[float] = []
     previous_s = 0.0
     for raw_s in process.times_s(rng):
-        time_s = raw_s / rate_scale
+        try:
+            time_s = raw_s / rate_scale
+        except TypeError:  # users bring their own processes
+            raise _broken_process(process, raw_s, previous_s * rate_scale) from None
         if not previous_s <= time_s < math.inf:
             raise _broken_process(process, raw_s, previous_s * rate_scale)
         if time_s >= end_s:
@@ -161,8 +164,8 @@ def _broken_process(
     process: ArrivalProcess, time_s: float, previous_s: float
 ) -> WorkloadError:
     return WorkloadError(
-        f"arrival times must be finite, >= 0 and never fall; got {time_s!r} s after "
-        f"{previous_s!r} s; mend {type(process).__name__}.times_s"
+        f"arrival times must be finite, >= 0 and never fall; got {time_s!r:.80} s "
+        f"after {previous_s!r} s; mend {type(process).__name__}.times_s"
     )
 
 

@@ -94,7 +94,11 @@ def checked_tokens(
     WorkloadError
         If it is no array of integers of that shape, each a length.
     """
-    if tokens.shape == shape and tokens.dtype.kind == "i":
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    if not isinstance(tokens, np.ndarray):
+        problem = f"an array of integers; got {type(tokens).__name__}"
+    elif tokens.shape == shape and tokens.dtype.kind == "i":
         low, high = int(tokens.min()), int(tokens.max())
         if low >= 1 and high <= MAX_TOKENS:
             return tokens.astype("int64")  # a copy: the array may be the user's

@@ -96,11 +96,10 @@ class AzureTraceReader:
             If the rows are not sorted by time (they are sorted), or lines were left
             out.
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        ticks, prompts, outputs = columns_in_arrival_order(
-            self.path, *_table(self.path, bad)
-        )
-        bad.report()
+        with BadLines(self.path, self.skip_bad_lines) as bad:
+            ticks, prompts, outputs = columns_in_arrival_order(
+                self.path, *_table(self.path, bad)
+            )
         times_s = _seconds(ticks - ticks[0])
         return SpecIterator(RequestColumns(times_s, prompts, outputs))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING
 
+from workloads.errors import WorkloadError
 from workloads.traces.parsing.bad_lines import BadLines
 from workloads.traces.parsing.csv_lines import (
     column_length_problem,
@@ -66,7 +67,8 @@ class BurstGptTraceReader:
     failures
         A call with 0 response tokens failed: ``drop`` leaves it out, as in the
         published files named ``without_fails``; ``keep`` gives it an output of one
-        token. Either way a warning counts them.
+        token, where its prompt is known: published failures have 0 request tokens too.
+        Either way a warning counts them.
     skip_bad_lines
         Leave malformed lines out with a warning, instead of refusing the first.
 
@@ -106,19 +108,17 @@ class BurstGptTraceReader:
             If there are failures, lines were left out, or rows are not sorted by time
             (they are sorted).
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        failures = Failures(self.path, self.failures)
-        lines = csv_lines(
-            self.path, (_TIME, _PROMPT, _OUTPUT), bad, (_SESSION, _MODEL, _LOG)
-        )
-        rows = self._rows(lines, failures, bad)
-        if _SESSION in lines.positions:
-            requests = _with_sessions(in_arrival_order(self.path, list(rows)))
-        else:
-            requests = own_text_requests(self.path, (row[:4] for row in rows))
-        bad.report()
-        failures.report()
-        return requests
+        with (
+            Failures(self.path, self.failures) as failures,
+            BadLines(self.path, self.skip_bad_lines) as bad,
+        ):
+            lines = csv_lines(
+                self.path, (_TIME, _PROMPT, _OUTPUT), bad, (_SESSION, _MODEL, _LOG)
+            )
+            rows = self._rows(lines, failures, bad)
+            if _SESSION in lines.positions:
+                return _with_sessions(in_arrival_order(self.path, list(rows)))
+            return own_text_requests(self.path, (row[:4] for row in rows))
 
     def _rows(
         self, lines: CsvLines, failures: Failures, bad: BadLines
@@ -137,15 +137,17 @@ class BurstGptTraceReader:
                 num_prompt_tokens = plain_int(fields[prompt_column])
                 num_output_tokens = plain_int(fields[output_column])
             except ValueError:
-                num_prompt_tokens = 0
-            if not is_length(num_prompt_tokens) or not (
-                num_output_tokens == 0 or is_length(num_output_tokens)
+                num_prompt_tokens = num_output_tokens = -1
+            failed = num_output_tokens == 0
+            # The published ones are 0 and 0: of their prompts nothing is known.
+            has_prompt = is_length(num_prompt_tokens)
+            if not (has_prompt or (failed and num_prompt_tokens == 0)) or not (
+                failed or is_length(num_output_tokens)
             ):
                 bad.refuse(number, _problem([fields[column] for column in columns]))
                 continue
-            if num_output_tokens == 0:
-                failures.num_failed += 1
-                if not failures.keep:
+            if failed:
+                if not failures.is_kept(num_prompt_tokens):
                     continue
                 num_output_tokens = 1
             session = "" if session_column is None else fields[session_column].strip()
@@ -167,8 +169,9 @@ class BurstGptTraceReader:
 def _problem(texts: Sequence[str]) -> str:
     """Say what is wrong with the three columns of a line."""
     time_text, prompt_text, output_text = texts
+    failed = prompt_text == output_text == "0"
     problem = (
-        column_length_problem(_PROMPT, prompt_text)
+        (not failed and column_length_problem(_PROMPT, prompt_text))
         or (output_text != "0" and column_length_problem(_OUTPUT, output_text))
         or seconds_problem(_TIME, time_text)
     )
@@ -198,9 +201,21 @@ class BurstGptTraceWriter:
     ----------
     model
         What ``Model`` says of all requests.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no text, or not all of it can be in a line of a file.
     """
 
     model: str = "unknown"
+
+    def __post_init__(self) -> None:
+        words = self.model.split() if isinstance(self.model, str) else [""]
+        if not all(word.isprintable() for word in words) or words == [""]:
+            raise WorkloadError(
+                f"model must be printable text; got {self.model!r}; give a name"
+            )
 
     def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
         """Return what the format cannot hold; see `TraceWriter`."""

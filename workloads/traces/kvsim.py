@@ -15,6 +15,7 @@ from workloads.traces.parsing.bad_lines import BadLines, warn
 from workloads.traces.parsing.files import format_error, no_rows, trace_path
 from workloads.traces.parsing.values import (
     MAX_SECONDS,
+    MAX_SESSION_ID,
     json_lines,
     length_problem,
     missing_problem,
@@ -29,8 +30,10 @@ HEADER_KEY = "kvsim_requests"
 """Key of the first line; its value is the version of the format."""
 VERSION = 1
 
-_MAX_ID = 2**62
-_MAX_WIDTH = 10**6
+_MAX_ID = MAX_SESSION_ID
+_MAX_SEGMENT = 2**96
+"""Above all that readers and copies of traces make of 64-bit hashes."""
+_MAX_WIDTH = 256  # that of `workloads.sampling`, which needs numpy
 _DEFAULTS = RequestSpec(0, 0.0, (), 1, 1)
 
 
@@ -47,7 +50,8 @@ def _share(name: str, value: object) -> str | None:
 
 
 def _text(name: str, value: object) -> str | None:
-    if isinstance(value, str):
+    # JSON can escape half a character, which no terminal and no file can be given.
+    if isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value):
         return None
     return f"{name} must be text; got {str(value)[:80]!r}; mend or remove the line"
 
@@ -67,7 +71,7 @@ def _is_segment(value: object) -> bool:
         isinstance(value, list)
         and len(value) == 2
         and type(value[0]) is type(value[1]) is int
-        and 0 <= value[0] <= _MAX_ID
+        and 0 <= value[0] <= _MAX_SEGMENT
         and 1 <= value[1] <= MAX_TOKENS
     )
 
@@ -76,7 +80,7 @@ _FIELDS: Mapping[str, Callable[[str, object], str | None]] = {
     "arrival_s": _seconds,
     "prompt": _prompt,
     "num_output_tokens": length_problem,
-    "output_segment": _whole(0, _MAX_ID),
+    "output_segment": _whole(0, _MAX_SEGMENT),
     "max_tokens": _whole(1, MAX_TOKENS),
     "priority": _whole(-(10**9), 10**9),
     "best_of": _whole(1, _MAX_WIDTH),
@@ -145,8 +149,8 @@ class KvsimTraceReader:
         WorkloadWarning
             If the lines are not sorted by time (they are sorted), or were left out.
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        numbered = list(_requests(self.path, bad))
+        with BadLines(self.path, self.skip_bad_lines) as bad:
+            numbered = list(_requests(self.path, bad))
         if not numbered:
             raise no_rows(self.path)
         requests = [request for _, request in numbered]
@@ -159,7 +163,6 @@ class KvsimTraceReader:
             requests = in_order(requests)
         elif requests[-1].request_id != len(requests) - 1:
             requests = _renumbered(requests)
-        bad.report()
         return iter(requests)
 
 

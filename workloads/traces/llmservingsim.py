@@ -111,18 +111,15 @@ class LlmServingSimTraceReader:
             If the rows are not sorted by time (they are sorted), or lines were left
             out.
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        rows = list(_rows(self.path, bad))
-        if all(row.session is None and not row.calls[0].prompt_ids for row in rows):
-            requests: Iterator[RequestSpec] = own_text_requests_ns(
-                self.path, ((*row[:2], *row.calls[0][:2]) for row in rows)
-            )
-        else:
+        with BadLines(self.path, self.skip_bad_lines) as bad:
+            rows = list(_rows(self.path, bad))
+            if all(row.session is None and not row.calls[0].prompt_ids for row in rows):
+                return own_text_requests_ns(
+                    self.path, ((*row[:2], *row.calls[0][:2]) for row in rows)
+                )
             rows = in_arrival_order(self.path, rows)
             calls = [call for row in rows for call in row.calls]
-            requests = iter(_with_prompts(_sent(rows), calls, self.assume_history))
-        bad.report()
-        return requests
+            return iter(_with_prompts(_sent(rows), calls, self.assume_history))
 
 
 def _rows(path: str | Path, bad: BadLines) -> Iterator[_Row]:

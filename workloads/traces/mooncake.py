@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _KEYS = ("input_length", "output_length", "hash_ids")
 
+_MAX_HASH = 2**64 - 1
 _MAX_MS = 10**15
 """Some 30,000 years: times since 1970 in milliseconds pass, those in ns do not."""
 
@@ -116,16 +117,13 @@ class MooncakeTraceReader:
             If the rows are not sorted by time (they are sorted), or lines were left
             out.
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        rows = list(self._rows(bad))
-        if self.full_blocks_only:
-            rows = _with_own_rests(rows)
-        if any(row.timestamp_ms is None for row in rows):
-            requests = iter(self._chained(rows))
-        else:
-            requests = self._arrivals(rows)
-        bad.report()
-        return requests
+        with BadLines(self.path, self.skip_bad_lines) as bad:
+            rows = list(self._rows(bad))
+            if self.full_blocks_only:
+                rows = _with_own_rests(rows)
+            if any(row.timestamp_ms is None for row in rows):
+                return iter(self._chained(rows))
+            return self._arrivals(rows)
 
     def _arrivals(self, rows: list[_Row]) -> Iterator[RequestSpec]:
         """Return rows that all have a timestamp as requests."""
@@ -225,9 +223,13 @@ class MooncakeTraceReader:
 
     def _ids_problem(self, value: object, num_tokens: int) -> str | None:
         if not isinstance(value, list) or (
-            value and (set(map(type, value)) != {int} or min(value) < 0)
+            value
+            and (
+                set(map(type, value)) != {int}
+                or not 0 <= min(value) <= max(value) <= _MAX_HASH
+            )
         ):
-            rule = "hash_ids must be a list of integers >= 0"
+            rule = "hash_ids must be a list of integers >= 0 of 64 bits"
             return f"{rule}; got {str(value)[:80]!r}; mend or remove the line"
         block_tokens = self.block_tokens
         num_full, num_rest = divmod(num_tokens, block_tokens)

@@ -142,13 +142,12 @@ class ShareGptTraceReader:
         WorkloadWarning
             If conversations have no answer, or were left out.
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        sessions = list(self._sessions(bad))
+        with BadLines(self.path, self.skip_bad_lines) as bad:
+            sessions = list(self._sessions(bad))
         answered = [turns for turns in sessions if _has_answer(turns)]
         if not answered:
             raise no_rows(self.path)
         requests = self._requests(answered)
-        bad.report()
         if num_silent := len(sessions) - len(answered):
             warn(
                 f"{self.path}: {num_silent} of {len(sessions)} conversations hold no "

@@ -77,10 +77,8 @@ class VidurTraceReader:
             If the rows are not sorted by time (they are sorted), or lines were left
             out.
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        requests = own_text_requests(self.path, self._rows(bad))
-        bad.report()
-        return requests
+        with BadLines(self.path, self.skip_bad_lines) as bad:
+            return own_text_requests(self.path, self._rows(bad))
 
     def _rows(self, bad: BadLines) -> Iterator[Row]:
         lines = csv_lines(self.path, _COLUMNS, bad)

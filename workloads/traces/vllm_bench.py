@@ -89,12 +89,11 @@ class VllmBenchTraceReader:
             If there are failures, requests were left out, or were not sorted by time
             (they are sorted).
         """
-        bad = BadLines(self.path, self.skip_bad_lines)
-        failures = Failures(self.path, self.failures)
-        requests = own_text_requests(self.path, self._rows(failures, bad))
-        bad.report()
-        failures.report()
-        return requests
+        with (
+            Failures(self.path, self.failures) as failures,
+            BadLines(self.path, self.skip_bad_lines) as bad,
+        ):
+            return own_text_requests(self.path, self._rows(failures, bad))
 
     def _rows(self, failures: Failures, bad: BadLines) -> Iterator[Row]:
         text = _text(self.path)
@@ -106,13 +105,12 @@ class VllmBenchTraceReader:
         for index, row in enumerate(zip(*columns, strict=True)):
             time_s, num_prompt_tokens, num_output_tokens, error = row
             if failed := bool(error) or num_output_tokens == 0:
-                failures.num_failed += 1
                 num_output_tokens = 1
             problem = _problem(time_s, num_prompt_tokens, num_output_tokens)
-            if failed and not failures.keep:
-                continue
-            if problem:
+            if problem and not (failed and not failures.keep):
                 bad.refuse(line_number, f"request {index}: {problem}")
+                continue
+            if failed and not failures.is_kept(num_prompt_tokens):
                 continue
             yield time_s, line_number, num_prompt_tokens, num_output_tokens
 

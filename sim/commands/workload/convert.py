@@ -96,14 +96,14 @@ def writer_of(kind: str, settings: list[str]) -> TraceWriter:
     ConfigError
         If there is no such writer, or a setting is not one of its.
     """
-    from sim.commands.workload.source import table_of
+    from sim.commands.workload.source import refuse_named, table_of
     from sim.errors import ConfigError
     from sim.plug import build
     from workloads.traces import TRACE_WRITERS
 
     if kind in _UNWRITTEN:
         raise ConfigError(f"--to: '{kind}' is not written: {_UNWRITTEN[kind]}")
-    writer: TraceWriter = build(
-        TRACE_WRITERS, {"kind": kind} | table_of(settings), "--to"
-    )
+    given = table_of(settings)
+    refuse_named(given, ("kind",), "--set out.", "--to")
+    writer: TraceWriter = build(TRACE_WRITERS, {"kind": kind} | given, "--to")
     return writer

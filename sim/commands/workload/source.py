@@ -75,7 +75,9 @@ def _recorded(
     config: dict[str, Any] = {"kind": kind, "path": str(file)}
     if skip_bad_lines:
         config["skip_bad_lines"] = True
-    config |= table_of(settings)
+    given = table_of(settings)
+    refuse_named(given, ("kind", "path"), "--set ", "FILE and --from")
+    config |= given
     with _warnings_in_a_line():
         return make_workload(WorkloadConfig(trace=config), seed=0).requests()
 
@@ -87,9 +89,11 @@ def _warnings_in_a_line() -> Iterator[None]:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", WorkloadWarning)
-        yield
-    for warning in caught:
-        print(f"kvsim: warning: {warning.message}", file=sys.stderr)
+        try:
+            yield
+        finally:  # an error may have its reason there
+            for warning in caught:
+                print(f"kvsim: warning: {warning.message}", file=sys.stderr)
 
 
 def table_of(settings: Sequence[str]) -> dict[str, Any]:
@@ -106,6 +110,26 @@ def table_of(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         assign(table, setting)
     return table
+
+
+def refuse_named(
+    table: dict[str, Any], names: Sequence[str], option: str, instead: str
+) -> None:
+    """Refuse settings of what the command line says by other means.
+
+    Raises
+    ------
+    ConfigError
+        If the table has one of the names.
+    """
+    from sim.errors import ConfigError
+
+    for name in names:
+        if name in table:
+            raise ConfigError(
+                f"{option}{name}: the command line says so by {instead}; got "
+                f"{table[name]!r}; remove it"
+            )
 
 
 def _configured(

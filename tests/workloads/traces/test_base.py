@@ -281,5 +281,8 @@ def test_a_nul_byte_is_refused_with_its_line(kind: str, tmp_path: Path) -> None:
 def test_only_bad_lines_are_no_trace(kind: str, tmp_path: Path) -> None:
     header = SAMPLES[kind].splitlines(keepends=True)[: FIRST_LINE[kind] - 1]
     path = write(tmp_path, "".join([*header, "broken\n"]))
-    with pytest.raises(TraceFormatError, match="a trace needs at least one request"):
+    with (
+        pytest.warns(WorkloadWarning, match="left out 1 malformed line; the first: "),
+        pytest.raises(TraceFormatError, match="a trace needs at least one request"),
+    ):
         read(kind, path, skip_bad_lines=True)

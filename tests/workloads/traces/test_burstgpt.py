@@ -62,6 +62,38 @@ def test_failures(failures: str, lengths: list[int], tmp_path: Path) -> None:
     assert [request.num_output_tokens for request in requests] == lengths
 
 
+@pytest.mark.parametrize(
+    ("failures", "lengths", "what"),
+    [
+        ("drop", [472, 9], "3 requests without a response .* are left out; failures="),
+        ("keep", [472, 5, 9], "kept with .* 1 token, but 2 without a prompt are left"),
+    ],
+)
+def test_failures_without_a_prompt(
+    failures: str, lengths: list[int], what: str, tmp_path: Path
+) -> None:
+    """The published file has such rows among its first hundred."""
+    rows = ["5,ChatGPT,472,18,490,x", "1106,ChatGPT,0,0,0,x", "1107,ChatGPT,5,0,5,x"]
+    rows += ["4525,GPT-4,0,0,0,x", "4574,ChatGPT,9,8,17,x"]
+    with pytest.warns(WorkloadWarning, match=what):
+        requests = read_rows(tmp_path, OLD, *rows, failures=failures)
+    assert [request.num_prompt_tokens for request in requests] == lengths
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("6,ChatGPT,0,5,5,x", "Request tokens must be a whole number from 1 "),
+        ("6,ChatGPT,-1,0,0,x", "Request tokens must be a whole number from 1 "),
+        ("6,ChatGPT,0,-1,0,x", "Request tokens must be a whole number from 1 "),
+        ("x,ChatGPT,0,0,0,x", "Timestamp must be a finite number of seconds"),
+    ],
+)
+def test_what_is_no_failure(row: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match=f":3: {problem}"):
+        read_rows(tmp_path, OLD, "5,ChatGPT,472,18,490,x", row)
+
+
 def test_part_of_the_calls(tmp_path: Path) -> None:
     rows = ["5,ChatGPT,1,1,2,API log", "6,GPT-4,2,1,3,API log", "7,GPT-4,3,1,4,Chat"]
     both = read_rows(tmp_path, OLD, *rows, model="GPT-4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from workloads.errors import WorkloadWarning
 from workloads.traces.parsing.files import format_error
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BadLines:
-    """What becomes of the malformed lines of one file.
+    """What becomes of the malformed lines of one file; `report` is called at the end.
 
     Parameters
     ----------
@@ -29,6 +29,12 @@ class BadLines:
         self.skip = skip
         self.num_skipped = 0
         self.first = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.report()  # after an error, too: none may be left for what was left out
 
     def refuse(self, line_number: int, problem: str) -> None:
         """Refuse a line, or count it.

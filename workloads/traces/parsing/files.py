@@ -42,7 +42,18 @@ def trace_path(path: str | Path) -> Path:
 
 
 def opened(path: str | Path) -> BinaryIO:
-    """Open a file to read its bytes, unpacked if gzip or zstd, seen by its content."""
+    """Open a file to read its bytes, unpacked if gzip or zstd, seen by its content.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it cannot be opened, or is a pipe or device: what was read of it to tell
+        its compression is gone then.
+    """
+    if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        raise io.UnsupportedOperation(
+            "a pipe or device, which cannot be read twice: write it to a file first"
+        )
     with Path(path).open("rb") as file:
         magic = file.read(4)
     if magic.startswith(_GZIP_MAGIC):

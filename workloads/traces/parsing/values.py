@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 1e12
 """Latest time: some 30,000 years."""
+MAX_SESSION_ID = 2**62
+"""Largest session id that is kept as it is; results hold 64 bits."""
 
 
 def length_problem(name: str, value: object) -> str | None:
@@ -117,8 +119,9 @@ def _is_number(name: object) -> bool:
     text = str(name)
     return (
         type(name) in (int, str)
-        and len(text) <= 18
+        and len(text) <= 19
         and text.isascii()
         and text.isdecimal()
         and (text == "0" or text[0] != "0")
+        and int(text) <= MAX_SESSION_ID
     )

@@ -65,11 +65,16 @@ def check_writable(path: Path, overwrite: bool) -> None:
     Raises
     ------
     WorkloadError
-        If it exists and is not to be replaced, is a folder, or would be in none.
+        If it exists and is not to be replaced, is a folder, pipe or device, or would
+        be in no folder.
     """
     try:
         if path.is_dir():
             raise WorkloadError(f"'{path}' is a folder; give a file in it")
+        if path.exists() and not path.is_file():
+            raise WorkloadError(
+                f"'{path}' is a pipe or device, which a file would replace; give a file"
+            )
         if path.exists() and not overwrite:
             raise WorkloadError(
                 f"'{path}' exists already; choose another --out or add --overwrite"
