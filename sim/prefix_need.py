@@ -139,6 +139,8 @@ class PrefixReport:
         """Return the answer in one sentence."""
         curve, need = self.curve, self.need
         if not curve.possible_hits:
+            if curve.sampled is not None:
+                return "No block of the sample is found again; a larger one might have."
             return "No prompt begins as an earlier one does: no cache finds anything."
         possible = curve.token_hit_rate(curve.possible_hits)
         return (
@@ -160,9 +162,15 @@ class PrefixReport:
         gib, pools = self.gib(self.need.num_blocks), self.pools(self.need.num_blocks)
         tp = memory.tensor_parallel_size
         ranks = f" over {tp} ranks" if tp > 1 else ""
-        text = f", {gib:,.2f} GiB of GPU or host memory for {memory.model} "
+        text = f", {_amount(gib)} GiB of GPU or host memory for {memory.model} "
         text += f"({memory.kv_cache_dtype}{ranks})"
         if pools is None:
             return text
         engine = f"{tp} x {memory.gpu}" if tp > 1 else memory.gpu
-        return f"{text}, {pools:,.2f} KV pools of an engine on {engine}"
+        return f"{text}, {_amount(pools)} KV pools of an engine on {engine}"
+
+
+def _amount(number: float | None) -> str:
+    """Return a number to hundredths, or a small one to two digits."""
+    number = number or 0.0
+    return f"{number:,.2f}" if number >= 0.1 else f"{number:.2g}"

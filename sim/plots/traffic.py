@@ -94,18 +94,18 @@ def arrivals(title: str, description: Description) -> Figure:
         2, 2, left=0.065, right=0.98, top=0.83, bottom=0.09, hspace=0.5, wspace=0.2
     )
     arrival_s = description.columns.arrival_s
-    _draw_rate(figure.add_subplot(grid[0, :]), arrival_s)
+    _draw_rate(figure.add_subplot(grid[0, :]), arrival_s, found.mean_rate)
     _draw_gaps(figure.add_subplot(grid[1, 0]), np.diff(arrival_s))
     _draw_dispersion(figure.add_subplot(grid[1, 1]), arrival_s)
     return figure
 
 
-def _draw_rate(axes: Axes, arrival_s: Floats) -> None:
+def _draw_rate(axes: Axes, arrival_s: Floats, mean: float | None) -> None:
     span_s = float(arrival_s[-1] - arrival_s[0])
     fitting = [w for w in _WINDOWS_S if span_s / w <= _MOST_WINDOWS]
     window_s = fitting[0] if fitting else span_s / _MOST_WINDOWS
     counts = window_counts(arrival_s, window_s)
-    if len(counts) < 2:
+    if len(counts) < 2 or mean is None:
         say(axes, "All requests arrive at about the same time")
         axes.set_axis_off()
         return
@@ -113,7 +113,6 @@ def _draw_rate(axes: Axes, arrival_s: Floats) -> None:
     edges = np.arange(len(counts) + 1, dtype=np.float64) * (window_s / seconds)
     rates = counts.astype(np.float64) / window_s
     add_steps(axes, rates, edges, baseline=0.0, fill=True, color=SKY)
-    mean = len(arrival_s) / span_s
     label = f"mean {mean:,.3g} requests/s"
     axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1.0, label=label)
     axes.set_xlim(0.0, edges[-1])
@@ -129,13 +128,15 @@ def _draw_gaps(axes: Axes, gaps_s: Floats) -> None:
         say(axes, "No gaps between arrivals")
         axes.set_axis_off()
         return
-    ordered, mean = np.sort(gaps_s)[::-1], float(gaps_s.mean())
+    ordered, mean = np.sort(gaps_s[gaps_s > 0.0])[::-1], float(gaps_s.mean())
+    # A coarse clock has no gaps below its tick: Poisson's line shows even so.
+    low = min(max(float(ordered[-1]), mean / 1e3), mean / 10.0)
     # Ranks from the longest gap on, close together where gaps are rare.
     ranks = np.unique(np.geomspace(1, ordered.size, NUM_CDF_POINTS).round())
-    x, longer = ordered[ranks.astype(np.int64) - 1], 100.0 * ranks / ordered.size
+    x, longer = ordered[ranks.astype(np.int64) - 1], 100.0 * ranks / gaps_s.size
+    x, longer = np.append(x, min(low, x[-1])), np.append(longer, longer[-1])
     label = f"CV {float(gaps_s.std()) / mean:.3g}"
-    axes.step(x, longer, where="pre", color=BLUE, linewidth=1.6, label=label)
-    low = max(float(gaps_s[gaps_s > 0.0].min()), mean / 1e3)
+    axes.step(x, longer, where="post", color=BLUE, linewidth=1.6, label=label)
     high = max(1.2 * float(ordered[0]), 5.0 * mean)
     line = np.geomspace(low, high, 200)
     poisson = 100.0 * np.exp(-line / mean)
@@ -277,20 +278,22 @@ def sharing(title: str, description: Description) -> Figure:
 
 def _draw_shares(axes: Axes, hit_tokens: Ints, prompts: Ints, block_size: int) -> None:
     shares = 100.0 * hit_tokens / prompts
-    by_requests = np.sort(shares)
+    order = np.argsort(shares)
+    # From below the least share, where no request is, to the right edge.
+    x = np.concatenate((shares[order[:1]], shares[order], [100.0]))
+    requests = np.arange(1, shares.size + 1) / shares.size
     axes.plot(
-        by_requests,
-        100.0 * np.arange(1, shares.size + 1) / shares.size,
+        x,
+        100.0 * np.concatenate(([0.0], requests, [1.0])),
         color=BLUE,
         drawstyle="steps-post",
         linewidth=1.6,
         label="requests",
     )
-    order = np.argsort(shares)
     tokens = np.cumsum(prompts[order]) / prompts.sum()
     axes.plot(
-        by_requests,
-        100.0 * tokens,
+        x,
+        100.0 * np.concatenate(([0.0], tokens, [1.0])),
         color=ORANGE,
         drawstyle="steps-post",
         linewidth=1.6,
@@ -321,7 +324,8 @@ def _draw_warming(axes: Axes, hit_tokens: Ints, prompts: Ints) -> None:
         alpha=0.6,
         label="each hundredth of the requests" if num > 100 else "each request",
     )
-    axes.plot(np.arange(1, num + 1), so_far, color=BLUE, linewidth=1.6, label="so far")
+    line = np.append(so_far[0], so_far)
+    axes.plot(np.arange(num + 1), line, color=BLUE, linewidth=1.6, label="so far")
     axes.set_xlim(0.0, float(num))
     axes.xaxis.set_major_formatter(FuncFormatter(short_number))
     axes.set_xlabel("requests")

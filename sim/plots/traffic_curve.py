@@ -42,7 +42,7 @@ def prefix_hits(report: PrefixReport) -> Figure:
     (axes,) = figure.subplots(squeeze=False, gridspec_kw=_PANEL | {"top": top}).flat
     if not report.curve.possible_hits:
         say(axes, "No prompt begins as an earlier one does")
-        set_percent_axis(axes, "prompt tokens found (%)")
+        axes.set_axis_off()
         return figure
     _draw_curves(axes, report)
     _mark_answer(axes, report)

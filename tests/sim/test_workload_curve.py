@@ -119,6 +119,10 @@ def test_options_change_what_they_name(
         (["--bounds", "1"], "bounds must be between"),
         (["--block-size", "0"], "block_size must be between"),
         (["--gpu", "h200_sxm"], "needs --model"),
+        (["--tensor-parallel-size", "8"], "needs --model"),
+        (["--dtype", "float16"], "needs --model"),
+        (["--kv-cache-dtype", "fp8"], "needs --model"),
+        (["--sample", "0.001"], "at least 64 blocks"),
         (["--model", "gpt-99"], "unknown model"),
         (["--model", LLAMA, "--gpu", "abacus"], "abacus"),
         (["--model", LLAMA, "--kv-cache-dtype", "int3"], "unknown kv_cache_dtype"),
@@ -143,7 +147,9 @@ def test_traffic_that_shares_nothing_is_said_and_drawn(
     path.write_text(TRACE)
     command = ["workload", "curve", str(path), "--out", str(tmp_path / "out")]
     assert kvsim(command) == 0
-    assert "no cache finds anything" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no cache finds anything" in said
+    assert "future known" not in said  # no table without rows
     assert (tmp_path / "out" / "figures" / "prefix_hits.png").is_file()
 
 

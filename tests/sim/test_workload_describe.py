@@ -11,7 +11,7 @@ import pytest
 from sim.cli import run as kvsim
 from sim.commands.workload.tables import description_rows
 from sim.plots.png import png_bytes
-from sim.plots.traffic import draw_traffic
+from sim.plots.traffic import arrivals, draw_traffic, sharing
 from tests.shared import shared
 from tests.sim.commands import TRACE, files, refused
 from workloads.analysis import describe
@@ -132,6 +132,54 @@ def test_every_figure_is_drawn_and_is_the_same_again(tmp_path: Path) -> None:
     for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes()
         assert a.read_bytes()[:8] == png_bytes(np.zeros((1, 1, 4), np.uint8), 1)[:8]
+
+
+def arrived(*arrival_s: float) -> list[RequestSpec]:
+    """A request at each of these times, of texts of their own."""
+    return [
+        RequestSpec(number, time_s, ((2 * number, 9),), 3, 2 * number + 1)
+        for number, time_s in enumerate(arrival_s)
+    ]
+
+
+def test_gaps_of_a_coarse_clock_are_drawn_beside_poisson() -> None:
+    # Ten at a time, every three seconds: the mean gap is a tenth of the least one.
+    times_s = [3.0 * batch for batch in range(200) for _ in range(10)]
+    axes = arrivals("batches", describe(arrived(*times_s))).axes[1]
+    (gaps, poisson), (low, high) = axes.lines, axes.get_xlim()
+    assert low < 0.05
+    assert high > 3.0
+    x, longer = (np.asarray(values, float) for values in gaps.get_data())
+    assert longer.max() == pytest.approx(100.0 * 199 / 1999)
+    assert x.min() <= low
+    shown = np.asarray(poisson.get_ydata(), float) > axes.get_ylim()[0]
+    assert 20 < shown.sum() < shown.size
+
+
+def test_share_of_longer_gaps_is_drawn_exactly() -> None:
+    gaps_s = [1.0, 2.0, 4.0, 4.0, 0.0]
+    times_s = np.cumsum([0.0, *gaps_s]).tolist()
+    line = arrivals("gaps", describe(arrived(*times_s))).axes[1].lines[0]
+    assert line.get_drawstyle() == "steps-post"
+    x, longer = (np.asarray(values, float).tolist() for values in line.get_data())
+    # To the left of each gap, so many are at least as long.
+    assert x[:4] == [4.0, 4.0, 2.0, 1.0]
+    assert longer == [20.0, 40.0, 60.0, 80.0, 80.0]
+
+
+def test_figure_and_table_tell_the_same_rate() -> None:
+    found = describe(arrived(0.0, 5.0, 10.0))
+    (mean,) = arrivals("three", found).axes[0].lines[-1:]
+    assert found.arrivals.mean_rate == 0.2
+    assert mean.get_ydata() == [0.2, 0.2]
+
+
+def test_sharing_of_one_request_is_a_line() -> None:
+    one = describe([RequestSpec(0, 0.0, ((0, 20), (2, 20)), 1, 1)])
+    shares, warming = sharing("one", one).axes
+    for line in shares.lines:
+        assert np.asarray(line.get_xydata()).tolist() == [[0, 0], [0, 100], [100, 100]]
+    assert np.asarray(warming.lines[-1].get_xydata()).tolist() == [[0, 0], [1, 0]]
 
 
 def test_the_least_that_there_can_be_is_drawn(tmp_path: Path) -> None:

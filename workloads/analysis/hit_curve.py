@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+_ROUNDING = Fraction(1, 10**9)
+"""Of a block: what rounding may add to an estimated size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,10 @@ class HitCurve:
         if index == 0:
             return 0
         index = min(index, len(self.num_hits) - 1)
-        low, high = (float(size) for size in self.num_blocks[index - 1 : index + 1])
-        few, many = (float(hits) for hits in self.num_hits[index - 1 : index + 1])
-        share = min((num_hits - few) / (many - few), 1.0) if many > few else 1.0
-        return math.ceil(round(low + share * (high - low), 6))
+        # In fractions, since a step of a block may be millions of hits high.
+        low, high = (Fraction(size) for size in self.num_blocks[index - 1 : index + 1])
+        few, many = (Fraction(hits) for hits in self.num_hits[index - 1 : index + 1])
+        share = Fraction(1)
+        if many > few:
+            share = min((Fraction(num_hits) - few) / (many - few), share)
+        return math.ceil(low + share * (high - low) - _ROUNDING)

@@ -1,12 +1,13 @@
 """LRU at every size at once: reuse distances of a prefix cache in one pass.
 
-The cache is V1's block pool with one request at a time. A request reads its longest
-cached prefix of full blocks, and then all its full blocks are the most recently used
-ones, each more recent than those behind it, since V1 frees a table from its tail. So
-no block is evicted before its descendants, and the blocks can be thought of as one
-stack, of which a cache of C blocks holds the top C (the inclusion property of Mattson
-et al., Evaluation techniques for storage hierarchies, 1970): the whole curve is the
-histogram of the depths at which blocks are found.
+The cache is V1's block pool with one request at a time, as of vLLM 0.24: before that,
+partly filled blocks that were freed took room in the queue as well. A request reads
+its longest cached prefix of full blocks, and then all its full blocks are the most
+recently used ones, each more recent than those behind it, since V1 frees a table from
+its tail. So no block is evicted before its descendants, and the blocks can be thought
+of as one stack, of which a cache of C blocks holds the top C (the inclusion property
+of Mattson et al., Evaluation techniques for storage hierarchies, 1970): the whole
+curve is the histogram of the depths at which blocks are found.
 
 Of a request's path, the blocks that the same earlier request ``t`` was the last to
 touch are neighbours on the path and neighbours in the stack, below all blocks touched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +20,14 @@ from workloads.analysis.hit_curve import HitCurve
 from workloads.analysis.lru import lru_curve
 from workloads.analysis.paths import BlockPaths, block_paths
 from workloads.analysis.shards import (
+    LEAST_SAMPLED_BLOCKS,
     NUM_PARTS,
     STUDENT_95,
     SampledCurve,
     sampled_lru_curve,
     stretched,
 )
+from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -135,7 +138,7 @@ class PrefixCurve:
         Parameters
         ----------
         share
-            Above 0, at most 1.
+            Above 0, at most 1; taken as the decimal number that it prints as.
 
         Raises
         ------
@@ -143,7 +146,7 @@ class PrefixCurve:
             If the share is out of range.
         """
         between("share", share, 1e-6, 1, "give a share of the possible hits, 0.8 say")
-        wanted = share * self.possible_hits
+        wanted = self._wanted(share)
         num_blocks = self.lru.blocks_for(wanted)
         return CacheNeed(
             share=share,
@@ -152,6 +155,12 @@ class PrefixCurve:
             clairvoyant_blocks=self._clairvoyant(wanted, num_blocks),
             hit_rate=self.hit_rate_at(num_blocks),
         )
+
+    def _wanted(self, share: float) -> float:
+        """Return the hits to find: whole blocks, unless they are estimated."""
+        if self.sampled is not None:
+            return share * self.possible_hits
+        return math.ceil(Fraction(repr(float(share))) * round(self.possible_hits))
 
     def _margin_blocks(self, share: float) -> int:
         if self.sampled is None:
@@ -168,7 +177,9 @@ class PrefixCurve:
         wanted = math.ceil(num_hits * rate - missing - 1e-6)
         most = math.ceil(most_blocks * rate)
         least = belady_blocks_for(self.reads, wanted, most)
-        return round(least / rate)
+        if self.sampled is not None and num_hits:
+            least = max(least, 1)  # a sample knows nothing of smaller caches
+        return min(round(least / rate), most_blocks)
 
 
 def prefix_curve(
@@ -188,7 +199,7 @@ def prefix_curve(
     Raises
     ------
     WorkloadError
-        If the block size or the rate is out of range.
+        If the block size or the rate is out of range, or the sample too small.
     """
     paths = block_paths(
         requests,
@@ -200,5 +211,10 @@ def prefix_curve(
     reads = next_reads(paths)
     if sample_rate == 1:
         return PrefixCurve(paths, lru_curve(paths), None, reads)
+    if (num_kept := paths.num_distinct_blocks) < LEAST_SAMPLED_BLOCKS:
+        raise WorkloadError(
+            f"a sample must have at least {LEAST_SAMPLED_BLOCKS} blocks; got {num_kept}"
+            f" by sample rate {sample_rate:g}; raise the sample rate, 1 takes all"
+        )
     sampled = sampled_lru_curve(paths)
     return PrefixCurve(paths, sampled.curve, sampled, reads)

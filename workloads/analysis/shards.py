@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from workloads.analysis.paths import BlockPaths
 
 NUM_PARTS = 8
+LEAST_SAMPLED_BLOCKS = 8 * NUM_PARTS
+"""Fewer different blocks say nothing: neither of the curve nor of the margin."""
 STUDENT_95 = 2.365
 """Two-sided 95 % point of Student's t for `NUM_PARTS` - 1 degrees of freedom."""
 
@@ -88,8 +90,14 @@ def sampled_lru_curve(paths: BlockPaths) -> SampledCurve:
 
 
 def stretched(curve: HitCurve, paths: BlockPaths) -> HitCurve:
-    """Return what a sample's curve says of all blocks, put right by SHARDS-adj."""
+    """Return what a sample's curve says of all blocks, put right by SHARDS-adj.
+
+    A curve without a hit stays so: what the sample looks for too rarely are then
+    blocks that nobody had before.
+    """
     rate = paths.sample_rate
+    if not curve.most_hits:
+        return curve
     missing = paths.num_readable * rate - float(paths.readable.sum())
     num_blocks = np.union1d(curve.num_blocks, [1.0])
     # Added at the least reuse distance, that of a cache of one block of the sample.

@@ -90,7 +90,6 @@ def curve(
         Print everything as JSON.
     """
     from sim.commands.workload.source import requests_of
-    from sim.errors import ConfigError
     from sim.kv_memory import kv_memory
     from sim.output import check_output
     from sim.prefix_need import PrefixReport, what_is_left_out
@@ -98,8 +97,8 @@ def curve(
 
     if out is not None:
         check_output(out, overwrite=overwrite, files=_files())
-    if gpu is not None and model is None:
-        raise ConfigError(f"--gpu {gpu} needs --model: its pool depends on the model")
+    if model is None:
+        _refuse_without_model(gpu, tensor_parallel_size, dtype, kv_cache_dtype)
     memory = model and kv_memory(
         model,
         gpu,
@@ -131,12 +130,33 @@ def curve(
     return 0
 
 
+def _refuse_without_model(
+    gpu: str | None, tensor_parallel_size: int, dtype: str, kv_cache_dtype: str
+) -> None:
+    """Refuse options that would say nothing."""
+    from sim.errors import ConfigError
+
+    for option, value, default in (
+        ("--gpu", gpu, None),
+        ("--tensor-parallel-size", tensor_parallel_size, 1),
+        ("--dtype", dtype, "auto"),
+        ("--kv-cache-dtype", kv_cache_dtype, "auto"),
+    ):
+        if value != default:
+            raise ConfigError(
+                f"{option} {value} needs --model: GiB and pools are those of a model"
+            )
+
+
 def _title(file: Path, curve: PrefixCurve, prompts_only: bool) -> str:
+    from sim.plots.tables import singular
+
     paths = curve.paths
     kept = "prompts only" if prompts_only else "prompts and answers"
     if curve.sampled is not None:
         kept = f"{kept} (a sample of {100 * paths.sample_rate:g} %)"
-    said = f"{paths.num_requests:,} requests one after the other"
+    said = singular(f"{paths.num_requests:,} requests", paths.num_requests)
+    said += " one after the other"
     return f"{file.name}: {said}, {kept} cached"
 
 

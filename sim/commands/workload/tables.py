@@ -28,21 +28,23 @@ def _console() -> Console:
 
 def print_curve(report: PrefixReport) -> None:
     """Print the curve at the sizes at which the bound is known, and at the answer."""
+    console = _console()
+    console.print(Text(report.title, style="bold"), soft_wrap=True)
+    possible = report.curve.token_hit_rate(report.curve.possible_hits)
+    if not possible:
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     names = ["blocks", "tokens", "LRU", "share of possible", "future known"]
     if report.memory is not None:
         names.insert(2, "GiB")
     for name in names:
         table.add_column(name, justify="right")
-    possible = report.curve.token_hit_rate(report.curve.possible_hits)
     asked = float(report.need.num_blocks)
     for row in report.rows(num_rows=2):
-        if row["num_blocks"] == 0.0 or not possible:
+        if row["num_blocks"] == 0.0:
             continue
         style = "bold" if row["num_blocks"] == asked else None
         table.add_row(*_curve_cells(row, possible), style=style)
-    console = _console()
-    console.print(Text(report.title, style="bold"))
     console.print(table)
 
 

@@ -13,6 +13,7 @@ from tests.workloads.analysis.plain_caches import request
 from tests.workloads.analysis.test_lru import specs
 from tests.workloads.shared_traces import MOONCAKE, SHAREGPT, shared_trace
 from workloads.analysis import HitCurve, prefix_curve
+from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
 from workloads.traces import LlmServingSimTraceReader, MooncakeTraceReader
 
@@ -29,6 +30,21 @@ def test_ramps_add_up_to_a_curve() -> None:
     assert curve.hits_at(range(8)).tolist() == found
     assert [curve.blocks_for(hits) for hits in (0, 1, 3, 5, 6, 9)] == [0, 1, 3, 3, 4, 6]
     assert (curve.most_hits, curve.enough_blocks) == (9, 6)
+
+
+def test_a_steep_curve_is_read_to_the_block() -> None:
+    curve = HitCurve(np.array([0.0, 2.0]), np.array([0.0, 6e6]))
+    assert [curve.blocks_for(hits) for hits in (3e6, 3e6 + 1)] == [1, 2]
+
+
+def test_a_share_is_the_decimal_that_was_written() -> None:
+    # 55 blocks are found again at once, 45 behind a thousand others; as a binary
+    # number 0.55 times 100 is a little more than 55.
+    prompts = [(0, 56), (0, 56), (2, 46), (4, 1000), (2, 46)]
+    curve = prefix_curve([request([prompt]) for prompt in prompts], 1)
+    assert curve.possible_hits == 100
+    assert curve.need(0.55).num_blocks == 55
+    assert curve.need(0.5501).num_blocks > 1000
 
 
 @given(requests=specs, share=st.floats(0.01, 1.0))
@@ -78,6 +94,43 @@ def test_a_workload_that_shares_nothing_needs_nothing() -> None:
     curve = prefix_curve([request([(2 * i, 50)]) for i in range(5)])
     assert curve.need(0.8).num_blocks == 0
     assert curve.bounds().most_hits == 0.0
+
+
+def again(num_prompts: int, seed: int) -> list[RequestSpec]:
+    """Requests that repeat one of a few hundred prompts, whole or in part."""
+    rng = np.random.default_rng(seed)
+    picked = rng.zipf(1.3, num_prompts) % 300
+    lengths = rng.integers(1, 200, num_prompts)
+    pairs = zip(picked.tolist(), lengths.tolist(), strict=True)
+    return [request([(2 * k, n)]) for k, n in pairs]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_sample_never_asks_more_of_the_clairvoyant(seed: int) -> None:
+    curve = prefix_curve(again(600, seed), 4, sample_rate=0.1, sample_seed=seed)
+    for share in (0.001, 0.05, 0.3, 0.8, 1.0):
+        need = curve.need(share)
+        assert 0 < need.clairvoyant_blocks <= need.num_blocks
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sample_finds_nothing_where_nothing_is_shared(seed: int) -> None:
+    num = 2000
+    rng = np.random.default_rng(seed)
+    columns = RequestColumns(
+        np.arange(num, dtype=np.float64),
+        rng.integers(1, 999, num),
+        np.full(num, 10, dtype=np.int64),
+    )
+    curve = prefix_curve(columns, sample_rate=0.05, sample_seed=seed)
+    assert curve.possible_hits == curve.bounds().most_hits == 0
+    assert curve.need(0.8).num_blocks == 0
+
+
+def test_a_sample_that_is_too_small_is_refused() -> None:
+    requests = again(600, 0)
+    with pytest.raises(WorkloadError, match=r"at least 64 .* raise the sample rate"):
+        prefix_curve(requests, 4, sample_rate=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.01, float("nan")])
