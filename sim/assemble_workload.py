@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ConfigError
 from sim.plug import build
 from workloads.arrivals import ARRIVALS
-from workloads.errors import WorkloadError
+from workloads.errors import TraceFormatError, WorkloadError
 from workloads.lengths import LENGTH_PAIRS, LENGTHS
 from workloads.prefixes import PREFIXES, PrefixedWorkload
 from workloads.preset import PresetWorkload
@@ -17,9 +18,10 @@ from workloads.traces import TRACE_READERS
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from sim.workload_config import WorkloadConfig
+    from workloads.spec import RequestSpec
 
 _TRACE_KEYS = ("rate_scale", "window", "limit", "scale_by", "copies_share_text")
 _SYNTHETIC_TABLES: Mapping[str, Mapping[str, type]] = {
@@ -94,9 +96,11 @@ def _prefixed(
     if prefixes is None or prefixes.get("kind") == "none":
         return workload
     structure = build(PREFIXES, prefixes, where)
-    return _refusing(
+    prefixed = _refusing(
         where, PrefixedWorkload, workload=workload, prefixes=structure, seed=seed
     )
+    # Of the whole table: what comes before the prefixes may fail as well.
+    return _Placed(prefixed, where.removesuffix(".prefixes"))
 
 
 def _sessions(config: Mapping[str, Any], seed: int) -> Workload:
@@ -105,10 +109,30 @@ def _sessions(config: Mapping[str, Any], seed: int) -> Workload:
     common = {key: config[key] for key in _SESSION_KEYS if key in config}
     own = {key: value for key, value in config.items() if key not in _SESSION_KEYS}
     kind = build(SESSIONS, own, where, more_keys=_SESSION_KEYS)
-    if not isinstance(common.get("arrivals"), dict):
-        raise ConfigError(f"{where}.arrivals: this key is needed; give a table")
-    common["arrivals"] = build(ARRIVALS, common["arrivals"], f"{where}.arrivals")
-    return _refusing(where, SessionWorkload, sessions=kind, seed=seed, **common)
+    arrivals = common.get("arrivals")
+    if not isinstance(arrivals, dict):
+        got = "" if arrivals is None else f", got {arrivals!r}"
+        raise ConfigError(f"{where}.arrivals: this key is needed; give a table{got}")
+    common["arrivals"] = build(ARRIVALS, arrivals, f"{where}.arrivals")
+    workload = _refusing(where, SessionWorkload, sessions=kind, seed=seed, **common)
+    return _Placed(workload, where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A workload that names its table in what only shows when it is drawn."""
+
+    workload: Workload
+    where: str
+
+    def requests(self) -> Sequence[RequestSpec]:
+        """See `workloads.workload.Workload.requests`."""
+        try:
+            return self.workload.requests()
+        except TraceFormatError:
+            raise  # names its file and line
+        except WorkloadError as error:
+            raise ConfigError(f"{self.where}: {error}") from error
 
 
 def _refusing(where: str, make: Callable[..., Workload], **arguments: Any) -> Workload:

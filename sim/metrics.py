@@ -160,6 +160,7 @@ def by_slo_class(requests: ResultTable) -> dict[str, Any]:
     if len(names) < 2:
         return {}
     is_served = requests.is_one_of("status", SERVED)
+    unnamed = "none" if "none" not in names else "(none)"
     classes = {}
     for name in names:
         rows = is_served & requests.is_one_of("slo_class", (name,))
@@ -169,7 +170,7 @@ def by_slo_class(requests: ResultTable) -> dict[str, Any]:
         }
         for latency in ("ttft", "tpot", "e2el"):
             facts |= distribution_ms(latency, requests[f"{latency}_s"][rows])
-        classes[name or "none"] = facts
+        classes[name or unnamed] = facts
     return classes
 
 

@@ -65,7 +65,9 @@ class SessionClient:
         self.engine = engine
         self.client = client
         self._specs = specs
-        self._users = _Users(env, max_concurrent_users)
+        # A user each is enough for all: what nobody needs takes no memory.
+        most = max_concurrent_users
+        self._users = _Users(env, None if most is None else min(most, len(specs)))
         self._followers: dict[int, list[RequestSpec]] = {}
         self._all_over: simpy.Event | None = None
         self._num_sessions = 0

@@ -266,6 +266,13 @@ def test_no_more_users_than_allowed(num_users: int) -> None:
     assert not any("overloaded" in line for line in results.summary["warnings"])
 
 
+def test_more_users_than_anybody_needs_are_as_good_as_no_bound() -> None:
+    free = Simulation(parse_config(chat_config())).run()
+    workload = {"max_concurrent_users": 10**15}
+    bounded = Simulation(parse_config(chat_config(workload=workload))).run()
+    assert bounded.requests.equals(free.requests)
+
+
 def test_single_requests_count_as_sessions_of_their_own() -> None:
     data = chat_config(workload={"max_concurrent_users": 2})
     del data["workload"]["sessions"]

@@ -40,6 +40,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("workload.sessions.kind", "chats", "kind: 'chats' is not built.*'chat'"),
         ("workload.sessions.kind", None, "workload.sessions.kind: must name one of"),
         ("workload.sessions.arrivals", None, "workload.sessions.arrivals: .*needed"),
+        ("workload.sessions.arrivals", 3, "arrivals: .*needed; give a table, got 3$"),
         ("workload.sessions.turn", 3, "workload.sessions.turn: 'chat' has no such key"),
         ("workload.sessions.turns", 3, "workload.sessions.turns: must be a table"),
         (
@@ -72,6 +73,27 @@ def test_mistakes_are_refused_with_their_key(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Simulation(parse_config(changed(path, value)))
+
+
+_DOCUMENTS = {
+    "kind": "documents",
+    "num_documents": 2,
+    "tokens": {"kind": "fixed", "tokens": 400},
+    "per_prompt": {"kind": "fixed", "number": 3},
+}
+
+
+def test_what_only_shows_when_drawing_names_its_table() -> None:
+    few = "per_prompt must be at most num_documents=2; got 3"
+    long = "max_context_tokens must exceed what prompts share"
+    one = {"per_prompt": {"kind": "fixed", "number": 1}}
+    for documents, message in ((_DOCUMENTS, few), (_DOCUMENTS | one, long)):
+        with pytest.raises(ConfigError, match=f"^workload.sessions: {message}"):
+            Simulation(parse_config(changed("workload.sessions.prefixes", documents)))
+    data = minimal()
+    data["workload"]["synthetic"]["prefixes"] = _DOCUMENTS
+    with pytest.raises(ConfigError, match=f"^workload.synthetic: {few}"):
+        Simulation(parse_config(data))
 
 
 def test_prefixes_of_synthetic_traffic_and_of_presets() -> None:

@@ -112,3 +112,7 @@ def test_one_service_level_is_no_group() -> None:
     assert list(found) == ["none", "a"]
     assert found["a"]["mean_ttft_ms"] == 500.0
     assert found["none"]["p99_e2el_ms"] == 1000.0
+    both = [specs[0]._replace(slo_class="none"), nobody[1]]
+    found = by_slo_class(joined(both, [0, 1], **latencies))
+    assert found["none"]["mean_ttft_ms"] == 500.0  # a name like any other
+    assert found["(none)"]["mean_ttft_ms"] == 1000.0

@@ -291,6 +291,8 @@ class Own:
         ({"prompt": ()}, "at least 1 token; got 0 and"),
         ({"arrival_s": float("nan")}, "finite arrivals from 0; got nan"),
         ({"request_id": 3}, "request_id must be unique"),
+        ({"session_id": -1}, "session_id from 0 to 39; got -1"),
+        ({"session_id": 10**30}, "session_id from 0 to"),
     ],
 )
 def test_a_kind_is_held_to_its_contract(changes: Any, message: str) -> None:

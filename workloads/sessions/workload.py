@@ -110,7 +110,7 @@ class SessionWorkload:
         )
         requests: list[RequestSpec] = []
         for request in self.sessions.requests(arrivals_s, streams):
-            _check_request(self.sessions, request)
+            _check_request(self.sessions, request, len(arrivals_s))
             requests.append(request)
             if len(requests) > MAX_REQUESTS:
                 raise WorkloadError(
@@ -139,13 +139,15 @@ def _check_stop(num_sessions: int | None, duration_s: float | None) -> None:
         positive("duration_s", duration_s, "give seconds, such as 600")
 
 
-def _check_request(kind: SessionKind, request: RequestSpec) -> None:
+def _check_request(kind: SessionKind, request: RequestSpec, num_sessions: int) -> None:
     """Hold a kind of session to its contract, as far as `in_order` does not."""
     if request.previous_id is None and not 0 <= request.arrival_s < math.inf:
         problem = f"finite arrivals from 0; got {request.arrival_s!r} s"
     elif request.num_output_tokens < 1 or request.num_prompt_tokens < 1:
         problem = "prompts and outputs of at least 1 token; got "
         problem += f"{request.num_prompt_tokens} and {request.num_output_tokens}"
+    elif not 0 <= (request.session_id or 0) < num_sessions:
+        problem = f"session_id from 0 to {num_sessions - 1}; got {request.session_id}"
     else:
         return
     raise WorkloadError(
