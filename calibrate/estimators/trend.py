@@ -1,0 +1,165 @@
+"""Beyond the longest points: follow each curve, or the model, whichever did better."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from calibrate.estimators.kernel import Columns, KernelEstimator
+
+    Floats = NDArray[np.float64]
+
+_MIN_POINTS: Final = 200
+"""With fewer points none are spared to judge by; the model alone is followed."""
+_BACK: Final = 4
+"""A curve's slope is taken between its longest point and a quarter of that."""
+
+
+class Trend:
+    """Times beyond the longest measured point of a curve.
+
+    A *curve* is a geometry and a batch; its *edge* is its longest measured point.
+    Beyond the edge a time is that at the edge times a growth, and two growths compete:
+    that of the model (roofline x residual, which knows what other geometries did
+    there), and the straight line through the curve's own last two octaves (which
+    knows a kernel that walks keys one after the other). The longest eighth of the
+    distinct lengths is held out once and each geometry takes the two in proportion to
+    how well they did on it.
+
+    Attributes
+    ----------
+    shares_
+        (g,) share of the straight line for each geometry, 0 to 1.
+    """
+
+    def __init__(self, estimator: KernelEstimator) -> None:
+        self.estimator = estimator
+
+    def fit(self, columns: Columns, time_s: Floats, *, judge: bool = True) -> Self:
+        """Note the edges, and judge the growths where there are points to spare."""
+        self._note_edges(columns)
+        self.shares_ = np.zeros(len(self.geometries_))
+        longest = longest_share(columns[self.estimator.long])
+        kept = ~longest
+        if judge and len(time_s) >= _MIN_POINTS and kept.sum() >= _MIN_POINTS // 2:
+            self._judge(columns, time_s, longest)
+        return self
+
+    def beyond(self, columns: Columns) -> NDArray[np.bool_]:
+        """Return which points lie beyond the edge of their curve."""
+        _, edge = self._edges(columns)
+        outside: NDArray[np.bool_] = columns[self.estimator.long] > edge
+        return outside
+
+    def follow(self, columns: Columns, time_s: Floats) -> Floats:
+        """Return `time_s` of the model with points beyond the edges replaced."""
+        geometry, edge = self._edges(columns)
+        outside = np.flatnonzero(columns[self.estimator.long] > edge)
+        if not len(outside):
+            return time_s
+        part = {key: values[outside] for key, values in columns.items()}
+        line_s = self._straight(part, edge[outside])
+        share = self.shares_[geometry[outside]]
+        found = time_s.copy()
+        found[outside] = line_s**share * time_s[outside] ** (1.0 - share)
+        return found
+
+    def _straight(self, columns: Columns, edge: NDArray[np.int64]) -> Floats:
+        """Return seconds on the straight line through each curve's last octaves."""
+        estimator = self.estimator
+        back = np.maximum(edge // _BACK, 1)
+        at_edge, behind = ({**columns, estimator.long: place} for place in (edge, back))
+        edge_s, behind_s = estimator.near(at_edge), estimator.near(behind)
+        here, there, then = map(estimator.growth, (at_edge, columns, behind))
+        span = np.maximum(here - then, 1.0)
+        slope = np.maximum(edge_s - behind_s, 0.0) / span
+        # never steeper than in proportion: kernels have a fixed cost, not a bonus
+        slope = np.minimum(slope, edge_s / np.maximum(here, 1.0))
+        seconds: Floats = edge_s + slope * np.maximum(there - here, 0.0)
+        return seconds
+
+    def _judge(
+        self, columns: Columns, time_s: Floats, longest: NDArray[np.bool_]
+    ) -> None:
+        """Set `shares_` by the longest points, predicted from the others."""
+        kind = type(self.estimator)
+        judge = kind(
+            self.estimator.device,
+            num_iterations=self.estimator.num_iterations,
+            seed=self.estimator.seed,
+        )
+        kept = {key: values[~longest] for key, values in columns.items()}
+        judge._fit_points(kept, time_s[~longest])
+        trial = Trend(judge)
+        trial._note_edges(kept)
+        held = {key: values[longest] for key, values in columns.items()}
+        _, edge = trial._edges(held)
+        log_time = np.log(time_s[longest])
+        line = np.abs(np.log(trial._straight(held, edge)) - log_time)
+        model = np.abs(np.log(judge.near(held)) - log_time)
+        geometry, _ = self._edges(held)
+        count = np.bincount(geometry, minlength=len(self.shares_))
+        # each geometry's own evidence beside four points' worth of everybody's
+        prior = 4.0
+        sums = [
+            np.bincount(geometry, x, len(self.shares_)) + prior * x.mean()
+            for x in (line, model)
+        ]
+        line_error, model_error = (s / (count + prior) for s in sums)
+        squares = line_error**2, model_error**2
+        self.shares_ = squares[1] / (squares[0] + squares[1] + 1e-12)
+
+    def _note_edges(self, columns: Columns) -> None:
+        keys = self.estimator.curve
+        table = np.stack([columns[key] for key in keys], axis=1).astype(np.int64)
+        self.geometries_, places = np.unique(table, axis=0, return_inverse=True)
+        self._places = {
+            tuple(row): i for i, row in enumerate(self.geometries_.tolist())
+        }
+        batch, length = columns[self.estimator.batch], columns[self.estimator.long]
+        order = np.lexsort((length, batch, places))
+        last = np.flatnonzero(
+            (np.diff(places[order], append=-1) != 0)
+            | (np.diff(batch[order], append=-1) != 0)
+        )
+        ends = order[last]
+        self.curves_ = [
+            (np.log(batch[own].astype(float)), np.log(length[own].astype(float)))
+            for own in np.split(ends, np.flatnonzero(np.diff(places[ends])) + 1)
+        ]
+
+    def _edges(self, columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the geometry (its nearest, where it is new) and the edge of each."""
+        table = np.stack([columns[key] for key in self.estimator.curve], axis=1)
+        rows, places = np.unique(table.astype(np.int64), axis=0, return_inverse=True)
+        nearest = np.array([self._nearest(row) for row in rows], dtype=np.int64)
+        geometry = nearest[places]
+        edge = np.empty(len(places), dtype=np.int64)
+        log_batch = np.log(columns[self.estimator.batch].astype(float))
+        order = np.argsort(geometry, kind="stable")
+        for own in np.split(order, np.flatnonzero(np.diff(geometry[order])) + 1):
+            if len(own):
+                batches, ends = self.curves_[geometry[own[0]]]
+                edge[own] = np.rint(np.exp(np.interp(log_batch[own], batches, ends)))
+        return geometry, edge
+
+    def _nearest(self, row: NDArray[np.int64]) -> int:
+        place = self._places.get(tuple(row.tolist()))
+        if place is not None:
+            return place
+        octaves = np.log2(1.0 + self.geometries_) - np.log2(1.0 + row)
+        return int(np.argmin(np.abs(octaves).sum(axis=1)))
+
+
+def longest_share(length: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which points have one of the longest eighth of the distinct lengths."""
+    distinct = np.unique(length)
+    held = max(1, round(len(distinct) / 8))
+    if held >= len(distinct):
+        return np.zeros(len(length), dtype=np.bool_)
+    longest: NDArray[np.bool_] = length >= distinct[-held]
+    return longest
