@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from calibrate.device import DeviceFacts
-from calibrate.estimators import ESTIMATORS
 from calibrate.estimators.kernel import aggregated
 from calibrate.estimators.trend import longest_share
-from calibrate.points import points_of
+from calibrate.points import estimator_of, points_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +94,7 @@ def fit_report(
         columns, time_s = aggregated(points.columns, points.time_s)
         if len(time_s) >= 10:
             found[points.name] = operation_report(
-                ESTIMATORS[points.operation](device), columns, time_s, num_seeds
+                estimator_of(points, device), columns, time_s, num_seeds
             )
     return FitReport(found)
 
@@ -148,11 +147,7 @@ def _errors(
     """Return log errors of the held points, and which lie within the hull."""
     kept = {key: values[~held] for key, values in columns.items()}
     asked = {key: values[held] for key, values in columns.items()}
-    fresh = type(estimator)(
-        estimator.device,
-        num_iterations=estimator.num_iterations,
-        seed=estimator.seed,
-    ).fit(kept, time_s[~held], judge=trend)
+    fresh = estimator.fresh().fit(kept, time_s[~held], judge=trend)
     errors: Floats = np.log(fresh.predict(asked) / time_s[held])
     return errors, ~fresh.extrapolated(asked)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from calibrate.device import DeviceFacts
+    from calibrate.estimators import KernelEstimator
     from sim.profile import OpTable, Profile
 
+_LAUNCH = "launch_s"
 APART = ("swap", "copy")
 """Operations of which every variant is fitted by itself: another mechanism."""
 
@@ -31,11 +34,13 @@ class Points:
     time_s: NDArray[np.float64]
     codes: dict[str, tuple[str, ...]]
     """Texts that the integers of a column stand for."""
+    launch_s: float | None = None
+    """Seconds that a call takes at least, where the tables say so."""
 
     def where(self, mask: NDArray[np.bool_]) -> Points:
         """Return the points that `mask` keeps."""
         columns = {key: values[mask] for key, values in self.columns.items()}
-        return Points(self.name, self.operation, columns, self.time_s[mask], self.codes)
+        return replace(self, columns=columns, time_s=self.time_s[mask])
 
 
 def points_of(profile: Profile) -> list[Points]:
@@ -50,8 +55,14 @@ def points_of(profile: Profile) -> list[Points]:
     return [_points(name, tables) for name, tables in sorted(groups.items())]
 
 
+def estimator_of(points: Points, device: DeviceFacts) -> KernelEstimator:
+    """Return the estimator for `points`, with what else their tables say."""
+    return ESTIMATORS[points.operation](device, launch_s=points.launch_s)
+
+
 def _points(name: str, tables: Sequence[OpTable]) -> Points:
     operation = tables[0].operation
+    launches = [float(t.constants[_LAUNCH]) for t in tables if _LAUNCH in t.constants]
     columns: dict[str, list[NDArray[np.int64]]] = {}
     codes: dict[str, tuple[str, ...]] = {}
     for key in ESTIMATORS[operation].columns:
@@ -69,6 +80,7 @@ def _points(name: str, tables: Sequence[OpTable]) -> Points:
         columns={key: np.concatenate(parts) for key, parts in columns.items()},
         time_s=np.concatenate([table.quantiles["p50_s"] for table in tables]),
         codes=codes,
+        launch_s=min(launches, default=None),
     )
 
 

@@ -41,6 +41,8 @@ class KernelEstimator(ABC):
         Trees of the residual, where there are points enough for trees.
     seed
         Of the trees' tie breaking.
+    launch_s
+        Seconds that a call takes at least, where that is known apart from the points.
     """
 
     operation: ClassVar[str]
@@ -54,11 +56,26 @@ class KernelEstimator(ABC):
     """The axis that is followed beyond its longest points; empty for none."""
 
     def __init__(
-        self, device: DeviceFacts, *, num_iterations: int = 300, seed: int = 0
+        self,
+        device: DeviceFacts,
+        *,
+        num_iterations: int = 300,
+        seed: int = 0,
+        launch_s: float | None = None,
     ) -> None:
         self.device = device
         self.num_iterations = num_iterations
         self.seed = seed
+        self.launch_s = launch_s
+
+    def fresh(self) -> Self:
+        """Return an estimator with the same parameters that learned nothing."""
+        return type(self)(
+            self.device,
+            num_iterations=self.num_iterations,
+            seed=self.seed,
+            launch_s=self.launch_s,
+        )
 
     @abstractmethod
     def work(self, columns: Columns) -> Work:
@@ -110,7 +127,8 @@ class KernelEstimator(ABC):
     def _fit_points(self, columns: Columns, time_s: Floats) -> None:
         """Fit roofline and residual; no trend."""
         work = self.work(columns)
-        self.roofline_ = SoftRoofline(self.device).fit(work, time_s)
+        self.roofline_ = SoftRoofline(self.device, self.launch_s)
+        self.roofline_.fit(work, time_s)
         log_ratio = np.log(time_s / self.roofline_.predict(work))
         self.few_ = len(time_s) < FEW_POINTS
         self.residual_: KernelResidual | TreeResidual

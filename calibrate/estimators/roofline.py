@@ -44,14 +44,22 @@ class SoftRoofline:
     Bounds are mandatory: efficiencies are shares of the datasheet and the sharpness
     `p` lies in [1, 8]; without them such fits diverge outside their points.
 
+    Parameters
+    ----------
+    device
+        Datasheet.
+    launch_s
+        Seconds that a call was seen to take at least: t0 is no more than this.
+
     Attributes
     ----------
     parameters_
         (5,) t0 in seconds, t1 in seconds a unit, e, f, p.
     """
 
-    def __init__(self, device: DeviceFacts) -> None:
+    def __init__(self, device: DeviceFacts, launch_s: float | None = None) -> None:
         self.device = device
+        self.launch_s = launch_s
 
     def fit(self, work: Work, time_s: Floats) -> SoftRoofline:
         """Fit the parameters to the logarithms of measured seconds.
@@ -63,15 +71,19 @@ class SoftRoofline:
         part = Work(*(x[::stride] for x in (work.bytes, work.flops_s, work.units)))
         log_time = np.log(time_s[::stride])
         # sharpness as it is, everything else by its logarithm: scales differ by 1e7
-        lower, upper = _inner(_LOWER), _inner(_UPPER)
+        most = _UPPER.copy()
+        if self.launch_s is not None:
+            most[0] = min(max(self.launch_s, 1.01 * _LOWER[0]), most[0])
+        start = np.clip(_START, _LOWER, 0.99 * most)
+        lower, upper = _inner(_LOWER), _inner(most)
 
         def error(inner: Floats) -> Floats:
             return np.log(self._seconds(part, _outer(inner))) - log_time
 
         found = least_squares(
-            error, _inner(_START), bounds=(lower, upper), loss="soft_l1", f_scale=0.3
+            error, _inner(start), bounds=(lower, upper), loss="soft_l1", f_scale=0.3
         )
-        self.parameters_ = np.clip(_outer(found.x), _LOWER, _UPPER)
+        self.parameters_ = np.clip(_outer(found.x), _LOWER, most)
         return self
 
     def predict(self, work: Work) -> Floats:

@@ -86,12 +86,7 @@ class Trend:
         self, columns: Columns, time_s: Floats, longest: NDArray[np.bool_]
     ) -> None:
         """Set `shares_` by the longest points, predicted from the others."""
-        kind = type(self.estimator)
-        judge = kind(
-            self.estimator.device,
-            num_iterations=self.estimator.num_iterations,
-            seed=self.estimator.seed,
-        )
+        judge = self.estimator.fresh()
         kept = {key: values[~longest] for key, values in columns.items()}
         judge._fit_points(kept, time_s[~longest])
         trial = Trend(judge)

@@ -228,11 +228,11 @@ def _attention(
 
 def _groups(
     frame: pd.DataFrame,
-) -> Iterator[tuple[str, dict[str, int], pd.DataFrame]]:
+) -> Iterator[tuple[str, dict[str, Any], pd.DataFrame]]:
     keys = ["kv_cache_dtype", "head_dim", "window"]
     for group, rows in frame.groupby(keys, sort=True):
         dtype, head_dim, window = map(str, group)
-        constants = {
+        constants: dict[str, Any] = {
             "head_dim": int(head_dim),
             "window": int(window),
             "kv_itemsize": _ITEMSIZE.get(dtype, 1),
@@ -248,7 +248,9 @@ def _decode_ops(
         window = constants["window"] or np.iinfo(np.int64).max
         key_bytes = 2 * constants["head_dim"] * constants["kv_itemsize"]
         keys = rows["batch_size"] * np.minimum(context, window)
-        # timed by repeating one call: what fits the cache was read from there
+        # timed by repeating one call: what fits the cache was read from there, and
+        # tells only what starting a call costs at least
+        constants["launch_s"] = float(f"{rows['latency'].min() * _MS:.6g}")
         cold = keys * rows["num_key_value_heads"] * key_bytes > device.l2_bytes
         if cold.any():
             kept = rows[cold]

@@ -17,7 +17,7 @@ import yaml
 
 from calibrate.device import DeviceFacts
 from calibrate.writing import build_profile, op_table
-from sim.errors import UserError
+from sim.errors import ConfigError, UserError
 from sim.hardware import load_gpu
 from sim.model import load_model
 
@@ -70,7 +70,7 @@ def import_llmservingsim(
             "RTXPRO6000/Llama-3.1-8B"
         )
     meta = yaml.safe_load(meta_path.read_text(encoding="utf-8"))
-    model = model or load_model(str(meta.get("model")))
+    model = model or _architecture(str(meta.get("model")))
     hardware = str(meta.get("hardware"))
     device = DeviceFacts.of_gpu(load_gpu(gpu or _GPUS.get(hardware, hardware)))
     folders = [folder] if single else sorted(root.glob("tp[0-9]*"))
@@ -91,6 +91,24 @@ def import_llmservingsim(
         "extrapolated": ["swap", "copy", "allreduce"],
     }
     return build_profile("imported", provenance, ops)
+
+
+def _architecture(name: str) -> ModelArchitecture:
+    """Return a bundled model; a later tuning of one (``-Instruct-2507``) has its shape.
+
+    Raises
+    ------
+    ConfigError
+        When neither is bundled.
+    """
+    try:
+        return load_model(name)
+    except ConfigError:
+        owner, _, rest = name.partition("/")
+        base, dash, _ = rest.rpartition("-")
+        if not dash:
+            raise
+        return _architecture(f"{owner}/{base}")
 
 
 def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:

@@ -193,6 +193,11 @@ def test_ranks_divide_the_heads():
     (mixed,) = import_llmservingsim(folder).tables("mixed_attention")
     assert (mixed.variant, mixed.constants["num_heads"]) == ("tp2", 32)
     assert mixed.constants["num_kv_heads"] == 4
+    folder = shared("profiles/llmservingsim/RTXPRO6000/Qwen3-30B-A3B-Instruct-2507")
+    profile = import_llmservingsim(folder)
+    assert profile.provenance["model"] == "Qwen/Qwen3-30B-A3B-Instruct"
+    (experts,) = profile.tables("moe")
+    assert experts.num_points == 50
 
 
 def test_a_folder_without_meta_is_refused(tmp_path):
