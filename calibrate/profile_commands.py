@@ -100,6 +100,8 @@ def fit(
     *,
     seeds: int = 5,
     op: tuple[str, ...] = (),
+    model: str | None = None,
+    out: Path | None = None,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
@@ -113,6 +115,10 @@ def fit(
         Random splits; medians over them are printed.
     op
         Operations to fit; all of them by default.
+    model
+        Instead, tabulate the fits for this model, on 1 to 8 ranks, and write --out.
+    out
+        Profile to write, the points of FILE with tables for --model.
     json
         Print as JSON.
     quiet
@@ -123,6 +129,15 @@ def fit(
     from sim.errors import UserError
     from sim.profile import read_profile
 
+    if (model is None) != (out is None):
+        raise UserError("--model and --out go together: tables for a model are written")
+    if model is not None and out is not None:
+        from calibrate.profile_output import write_and_tell
+        from calibrate.tabulate import with_tables
+        from sim.model import load_model
+
+        whole = read_profile(file)
+        return write_and_tell(with_tables(whole, whole, load_model(model)), out, quiet)
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more; got {seeds}")
     report = fit_report(read_profile(file), num_seeds=seeds, only=op)
@@ -144,6 +159,9 @@ def aiconfigurator(
 ) -> int:
     """Import attention, GEMM and all-reduce tables of aiconfigurator-core.
 
+    With --model, the whole tables are fitted and tabulated for that model, so that
+    cost: {kind: measured, profile: FILE} can price its steps.
+
     Parameters
     ----------
     system
@@ -161,8 +179,14 @@ def aiconfigurator(
     from calibrate.profile_output import write_and_tell
     from sim.model import load_model
 
-    architecture = load_model(model) if model else None
-    return write_and_tell(import_aiconfigurator(system, path, architecture), out, quiet)
+    profile = import_aiconfigurator(system, path)
+    if model:
+        from calibrate.tabulate import with_tables
+
+        architecture = load_model(model)
+        kept = import_aiconfigurator(system, path, architecture)
+        profile = with_tables(kept, profile, architecture)
+    return write_and_tell(profile, out, quiet)
 
 
 @importing.command
