@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -17,6 +17,28 @@ _MIN_POINTS: Final = 200
 """With fewer points none are spared to judge by; the model alone is followed."""
 _BACK: Final = 4
 """A curve's slope is taken between its longest point and a quarter of that."""
+
+
+_DOUBT: Final = 8
+"""Power that takes a share down where a curve's slope is the model's guess: only what
+its geometry shows beyond doubt is left."""
+
+
+class _Curves(NamedTuple):
+    """The curve that each of some shapes lies on."""
+
+    geometry: NDArray[np.int64]
+    start: NDArray[np.int64]
+    """Its shortest measured length."""
+    edge: NDArray[np.int64]
+    """Its longest."""
+    spans: NDArray[np.bool_]
+    """Whether it was measured over an octave at least, so that it has a slope."""
+
+    def of(self, places: NDArray[np.intp]) -> _Curves:
+        """Return those of some of the shapes."""
+        geometry, start, edge, spans = self
+        return _Curves(geometry[places], start[places], edge[places], spans[places])
 
 
 class Trend:
@@ -51,28 +73,32 @@ class Trend:
 
     def beyond(self, columns: Columns) -> NDArray[np.bool_]:
         """Return which points lie beyond the edge of their curve."""
-        _, edge = self._edges(columns)
-        outside: NDArray[np.bool_] = columns[self.estimator.long] > edge
+        outside: NDArray[np.bool_] = (
+            columns[self.estimator.long] > self._curves(columns).edge
+        )
         return outside
 
     def follow(self, columns: Columns, time_s: Floats) -> Floats:
         """Return `time_s` of the model with points beyond the edges replaced."""
-        geometry, edge = self._edges(columns)
-        outside = np.flatnonzero(columns[self.estimator.long] > edge)
+        curves = self._curves(columns)
+        outside = np.flatnonzero(columns[self.estimator.long] > curves.edge)
         if not len(outside):
             return time_s
         part = {key: values[outside] for key, values in columns.items()}
-        line_s = self._straight(part, edge[outside])
-        share = self.shares_[geometry[outside]]
+        curves = curves.of(outside)
+        line_s = self._straight(part, curves)
+        share = self.shares_[curves.geometry]
+        share = np.where(curves.spans, share, share**_DOUBT)
         found = time_s.copy()
         found[outside] = line_s**share * time_s[outside] ** (1.0 - share)
         return found
 
-    def _straight(self, columns: Columns, edge: NDArray[np.int64]) -> Floats:
+    def _straight(self, columns: Columns, curves: _Curves) -> Floats:
         """Return seconds on the straight line through each curve's last octaves."""
         estimator = self.estimator
-        back = np.maximum(edge // _BACK, 1)
-        at_edge, behind = ({**columns, estimator.long: place} for place in (edge, back))
+        back = np.maximum(curves.edge // _BACK, np.where(curves.spans, curves.start, 1))
+        at_edge = {**columns, estimator.long: curves.edge}
+        behind = {**columns, estimator.long: back}
         edge_s, behind_s = estimator.near(at_edge), estimator.near(behind)
         here, there, then = map(estimator.growth, (at_edge, columns, behind))
         span = np.maximum(here - then, 1.0)
@@ -92,17 +118,21 @@ class Trend:
         trial = Trend(judge)
         trial._note_edges(kept)
         held = {key: values[longest] for key, values in columns.items()}
-        _, edge = trial._edges(held)
+        curves = trial._curves(held)
+        if not curves.spans.any():
+            return
         log_time = np.log(time_s[longest])
-        line = np.abs(np.log(trial._straight(held, edge)) - log_time)
-        model = np.abs(np.log(judge.near(held)) - log_time)
-        geometry, _ = self._edges(held)
+        errors = [
+            np.abs(np.log(seconds) - log_time)[curves.spans]
+            for seconds in (trial._straight(held, curves), judge.near(held))
+        ]
+        geometry = self._curves(held).geometry[curves.spans]
         count = np.bincount(geometry, minlength=len(self.shares_))
         # each geometry's own evidence beside four points' worth of everybody's
         prior = 4.0
         sums = [
             np.bincount(geometry, x, len(self.shares_)) + prior * x.mean()
-            for x in (line, model)
+            for x in errors
         ]
         line_error, model_error = (s / (count + prior) for s in sums)
         squares = line_error**2, model_error**2
@@ -117,30 +147,33 @@ class Trend:
         }
         batch, length = columns[self.estimator.batch], columns[self.estimator.long]
         order = np.lexsort((length, batch, places))
-        last = np.flatnonzero(
-            (np.diff(places[order], append=-1) != 0)
-            | (np.diff(batch[order], append=-1) != 0)
-        )
-        ends = order[last]
-        self.curves_ = [
-            (np.log(batch[own].astype(float)), np.log(length[own].astype(float)))
-            for own in np.split(ends, np.flatnonzero(np.diff(places[ends])) + 1)
-        ]
+        changes = (np.diff(places[order]) != 0) | (np.diff(batch[order]) != 0)
+        last = np.append(np.flatnonzero(changes), len(order) - 1)
+        first = np.append(0, last[:-1] + 1)
+        curves = [batch[order[last]], length[order[first]], length[order[last]]]
+        starts = np.flatnonzero(np.diff(places[order[last]])) + 1
+        self.curves_ = np.split(np.stack(curves, axis=1).astype(float), starts)
 
-    def _edges(self, columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the geometry (its nearest, where it is new) and the edge of each."""
+    def _curves(self, columns: Columns) -> _Curves:
+        """Return the curve of each shape; between two batches, what lies between."""
         table = np.stack([columns[key] for key in self.estimator.curve], axis=1)
         rows, places = np.unique(table.astype(np.int64), axis=0, return_inverse=True)
         nearest = np.array([self._nearest(row) for row in rows], dtype=np.int64)
         geometry = nearest[places]
-        edge = np.empty(len(places), dtype=np.int64)
+        start, edge = np.empty((2, len(places)), dtype=np.int64)
+        spans = np.empty(len(places), dtype=np.bool_)
         log_batch = np.log(columns[self.estimator.batch].astype(float))
         order = np.argsort(geometry, kind="stable")
         for own in np.split(order, np.flatnonzero(np.diff(geometry[order])) + 1):
-            if len(own):
-                batches, ends = self.curves_[geometry[own[0]]]
-                edge[own] = np.rint(np.exp(np.interp(log_batch[own], batches, ends)))
-        return geometry, edge
+            if not len(own):
+                continue
+            batches, starts, ends = self.curves_[geometry[own[0]]].T
+            at, where = log_batch[own], np.log(batches)
+            start[own] = np.rint(np.exp(np.interp(at, where, np.log(starts))))
+            edge[own] = np.rint(np.exp(np.interp(at, where, np.log(ends))))
+            octave = (ends >= 2.0 * starts).astype(float)
+            spans[own] = np.interp(at, where, octave, left=0.0, right=0.0) == 1.0
+        return _Curves(geometry, start, edge, spans)
 
     def _nearest(self, row: NDArray[np.int64]) -> int:
         place = self._places.get(tuple(row.tolist()))
