@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from calibrate.estimators.kernel import KernelEstimator
-from calibrate.estimators.roofline import Work
+from calibrate.estimators.roofline import SoftRoofline, Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +45,18 @@ class Gemm(KernelEstimator):
             flops_s=2.0 * m * n * k / peak,
             units=np.ceil(m / 128) * np.ceil(n / 128),
         )
+
+    def floor(self, columns: Columns) -> Floats:
+        """Return FLOPs at their peak, and bytes where they do not fit the L2 cache.
+
+        Tables time one product again and again, so that small weights stay in the
+        cache; a step reads them from memory, which a cost model asks for when it reads
+        the tables.
+        """
+        work = self.work(columns)
+        cached = work.bytes <= self.device.l2_bytes
+        moved = replace(work, bytes=np.where(cached, 0.0, work.bytes))
+        return SoftRoofline(self.device).floor(moved)
 
     def features(self, columns: Columns) -> Floats:
         """Return octaves of shape, bytes, FLOPs, and how full tiles and waves are."""

@@ -150,7 +150,7 @@ class KernelEstimator(ABC):
         time_s = self.near(columns)
         if self.trend_ is not None:
             time_s = self.trend_.follow(columns, time_s)
-        floor: Floats = np.maximum(time_s, self.roofline_.floor(self.work(columns)))
+        floor: Floats = np.maximum(time_s, self.floor(columns))
         return floor
 
     def near(self, columns: Columns) -> Floats:

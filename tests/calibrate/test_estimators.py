@@ -204,3 +204,11 @@ def test_a_residual_fades_to_its_mean_far_away():
     assert learned.predict(points) == pytest.approx(np.sin(points[:, 0]), abs=0.1)
     far = learned.predict(np.array([[1e4]]))
     assert far == pytest.approx([np.sin(points).mean()])
+
+
+def test_weights_in_the_cache_may_be_faster_than_the_bus():
+    small = columns(m=[1], n=1024, k=1024, weight_bits=16, dtype=0)
+    large = columns(m=[1], n=65536, k=16384, weight_bits=16, dtype=0)
+    gemm = Gemm(DEVICE)
+    assert gemm.floor(small)[0] < 2 * 1024 * 1024 / 4.8e12 / 1.1
+    assert gemm.floor(large)[0] > 2 * 65536 * 16384 / 4.8e12 / 1.11
