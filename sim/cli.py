@@ -48,7 +48,6 @@ NOT_BUILT = (
     "conform",
     "sweep",
     "plan",
-    "profile",
     "validate",
     "plot",
     "report",

@@ -92,6 +92,16 @@ class RooflineCost(RooflineConstants):
         init=False, repr=False, default_factory=Memo
     )
 
+    # -- parts of a step, for models that measure the others -------------------------
+
+    def token_parts(self, num_tokens: int) -> tuple[float, float, float]:
+        """Return seconds of GEMMs, of collectives and of kernels outside both."""
+        return self._token_parts.get(num_tokens) or self._price_tokens(num_tokens)
+
+    def row_parts(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the head and of the host for so many requests."""
+        return self._row_parts.get(num_rows) or self._price_rows(num_rows)
+
     # -- one step ---------------------------------------------------------------
 
     def step(self, shape: BatchShape) -> StepCost:
