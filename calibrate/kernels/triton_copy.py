@@ -141,18 +141,30 @@ def swap_pages(source: Tensor, target: Tensor, pairs: Tensor, programs: int) -> 
         Programs that do the work, at most one a page: about the multiprocessors that
         the copy occupies.
     """
-    source_words, target_words = page_words(source), page_words(target)
-    planes, _, size = source_words.shape
+    swap_words(page_words(source), page_words(target), pairs, programs)
+
+
+def swap_words(source: Tensor, target: Tensor, pairs: Tensor, programs: int) -> None:
+    """Copy pages of 32-bit words; see `swap_pages`.
+
+    Parameters
+    ----------
+    source, target
+        (planes, num_blocks, words of a page), int32.
+    pairs, programs
+        As in `swap_pages`.
+    """
+    planes, _, size = source.shape
     num_pages = planes * pairs.shape[0]
     if num_pages == 0:
         return
     chunk = min(4096, next_power_of_2(size))
     swap_pages_kernel[(min(programs, num_pages),)](
-        source_words,
-        target_words,
+        source,
+        target,
         pairs,
-        source_words.stride(0),
-        target_words.stride(0),
+        source.stride(0),
+        target.stride(0),
         pairs.shape[0],
         num_pages,
         size,

@@ -9,7 +9,10 @@ import pytest
 
 
 def torch_only() -> None:
-    pytest.importorskip("torch", reason="torch is not installed: extra 'calibrate'")
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed: extra 'calibrate'"
+    )
+    torch.set_num_threads(1)  # the tensors are small, and tests share their machine
 
 
 def torch_and_triton() -> None:

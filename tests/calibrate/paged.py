@@ -58,5 +58,5 @@ def random_batch(
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the relative error that rounding explains."""
-    return {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    """Return the relative error of a row that rounding explains."""
+    return {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
