@@ -81,6 +81,7 @@ def facts_of(device: torch.device) -> dict[str, Any]:
     """Return provenance of device, host and software; no host names, no paths."""
     properties = torch.cuda.get_device_properties(device)
     identity = str(getattr(properties, "uuid", "unknown")).encode()
+    found = versions()
     return {
         "kind": "measured",
         "device": {
@@ -91,9 +92,11 @@ def facts_of(device: torch.device) -> dict[str, Any]:
             "capability": f"{properties.major}.{properties.minor}",
             "uuid": hashlib.sha256(SALT + identity).hexdigest()[:16],
             "virtualised": _virtualised(),
+            "driver": found["driver"],
+            "cuda": found["cuda"],
         },
         "host": {"cpu": _processor(), "system": platform.system()},
-        "versions": versions(),
+        "versions": found,
     }
 
 

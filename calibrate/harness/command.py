@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from calibrate.harness.grid import PRESETS
 from calibrate.harness.output import profile_of
 from calibrate.harness.session import Session, Settings
 from calibrate.harness.summary import Row, rows
-from calibrate.measurement import OPERATIONS
+from calibrate.measurement import OPERATIONS, canonical
 from sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def checkpoint_of(out: Path) -> Checkpoint:
 
 def write_profile(profile: dict[str, Any], out: Path) -> None:
     """Write the profile at once: no reader sees half of it."""
-    text = json.dumps(profile, sort_keys=True, indent=1, allow_nan=False) + "\n"
+    text = canonical(profile)
     handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -140,7 +139,8 @@ def _show(lines: Sequence[Row], profile: dict[str, Any], out: Path) -> None:
     if not console.is_terminal:
         console.width = WIDTH
     provenance = profile["provenance"]
-    num_points = len(profile["body"]["ops"])
+    leading = [table for table in profile["ops"] if "." not in table["operation"]]
+    num_points = sum(len(table["n"]) for table in leading)
     title = f"{provenance['device']['name']}: {provenance['model']['model']}"
     console.print(Text(title, style="bold"))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

@@ -152,15 +152,16 @@ class DryRunDevice:
                 "num_sms": 132,
                 "l2_bytes": 50 << 20,
                 "memory_bytes": 141 * 10**9,
-                "uuid": None,
+                "driver": "none",
+                "cuda": "none",
             },
-            "host": {},
+            "host": {"cpu": "any"},
             "versions": {},
         }
 
     def clocks(self) -> dict[str, Any]:
-        """Return nothing: there is no clock rate."""
-        return {}
+        """Return a clock that stands still."""
+        return {"clocks.sm": 0.0}
 
     def now_s(self) -> float:
         """Return the fake time."""

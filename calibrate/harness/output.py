@@ -1,6 +1,6 @@
-"""The profile of a finished calibration: body and provenance, `kvprofile/1`.
+"""The profile of a finished calibration: tables and provenance, `kvprofile/1`.
 
-No host names, no paths; the id is a hash of the body.
+No host names, no paths; the id is a hash of everything else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from calibrate.harness.plan import UNSTABLE
+from calibrate.harness.tables import tables
 from calibrate.measurement import canonical, quantile
 
 if TYPE_CHECKING:
@@ -33,12 +34,6 @@ def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str
     device
         What was timed.
     """
-    body = {
-        "ops": [found.to_dict() for found in outcome.measurements],
-        "interference": outcome.interference,
-        "steps": [],
-        "fit": None,
-    }
     facts = device.facts()
     physics = device.physics
     rates = {
@@ -50,9 +45,8 @@ def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str
     }
     geometry = settings.geometry
     provenance = {
-        **facts,
-        "device": {**rates, **facts["device"]},
-        "kind": facts.get("kind", "measured"),
+        **{name: found for name, found in facts.items() if name != "kind"},
+        "device": {**rates, **facts["device"], "clocks": _clocks(outcome.clocks)},
         "tool": f"kvsim {version('kvsim')}",
         "date": outcome.started,
         "duration_s": outcome.duration_s,
@@ -72,10 +66,19 @@ def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str
         },
         "skipped": outcome.skipped,
         "stability": stability(outcome),
-        "clocks": _clocks(outcome.clocks),
     }
-    identity = hashlib.sha256(canonical(body).encode()).hexdigest()
-    return {"format": FORMAT, "id": identity, "provenance": provenance, "body": body}
+    profile = {
+        "format": FORMAT,
+        "kind": facts["kind"],
+        "units": {"size": "byte", "time": "s"},
+        "provenance": provenance,
+        "ops": tables(outcome.measurements),
+        "interference": {"points": outcome.interference},
+        "steps": [],
+        "fit": {},
+    }
+    digest = hashlib.sha256(canonical(profile).encode()).hexdigest()
+    return profile | {"id": f"sha256:{digest}"}
 
 
 def stability(outcome: Outcome) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from calibrate.harness.dry_run import DryRunDevice, DryTask
 from calibrate.harness.grid import PRESETS, build_grid
-from calibrate.measurement import AXES, OPERATIONS, canonical
+from calibrate.measurement import canonical
 from sim.cli import run
 from sim.errors import UserError
 from tests.calibrate.runs import DyingDevice, Killed, calibrated, geometry, settings
@@ -31,22 +32,38 @@ MODEL = ("--model", "meta-llama/Llama-3.1-8B")
 def test_a_profile_holds_every_operation(tmp_path: Path) -> None:
     profile = calibrated(tmp_path / "c", settings(), DryRunDevice())
     assert profile["format"] == "kvprofile/1"
-    ops = profile["body"]["ops"]
-    assert {op["operation"] for op in ops} == set(OPERATIONS)
-    for op in ops:
-        assert tuple(op["axes"]) == AXES[op["operation"]]
-        for times in op["metrics"].values():
-            assert 0 < times["p10_s"] <= times["p50_s"] <= times["p90_s"]
-            assert times["p90_s"] <= times["p99_s"]
-            assert times["n"] >= 5
-    keys = [canonical([op[k] for k in ("operation", "variant", "constants", "axes")])
-            for op in ops]  # fmt: skip
-    assert len(set(keys)) == len(keys)
+    assert profile["kind"] == "dry-run"
+    assert profile["units"] == {"size": "byte", "time": "s"}
+    rest = {name: part for name, part in profile.items() if name != "id"}
+    digest = hashlib.sha256(canonical(rest).encode()).hexdigest()
+    assert profile["id"] == f"sha256:{digest}"
+    names = {table["operation"] for table in profile["ops"]}
+    assert names >= {
+        *("decode_attention", "decode_attention_skewed", "prefill_attention"),
+        *("mixed_attention", "gemm", "swap", "copy", "layer", "launch"),
+        *("decode_attention.eager", "decode_attention.host", "swap.host"),
+    }
+    layers = {table["constants"].get("layer") for table in profile["ops"]}
+    assert layers >= {"norm", "rope", "activation", "cache_write", "sampler"}
+
+
+def test_tables_are_columns_of_one_length(tmp_path: Path) -> None:
+    profile = calibrated(tmp_path / "c", settings(), DryRunDevice())
+    for table in profile["ops"]:
+        times = table["quantiles"]
+        columns = [*table["axes"].values(), *times.values(), table["n"]]
+        assert {len(column) for column in columns} == {len(table["n"])}
+        assert min(table["n"]) >= 5
+        for low, middle, high, most in zip(
+            times["p10_s"], times["p50_s"], times["p90_s"], times["p99_s"], strict=True
+        ):
+            assert 0 < low <= middle <= high <= most
+        points = list(zip(*table["axes"].values(), strict=True))
+        assert len(set(points)) == len(points)
 
 
 def test_provenance_says_how_and_nothing_about_where(tmp_path: Path) -> None:
     provenance = calibrated(tmp_path / "c", settings(), DryRunDevice())["provenance"]
-    assert provenance["kind"] == "dry-run"
     assert "nothing was measured" in provenance["device"]["name"]
     assert provenance["date"] == "1970-01-01T00:00:00Z"
     assert provenance["model"]["num_kv_heads"] == 8
@@ -115,6 +132,10 @@ def test_the_command_survives_a_kill(tmp_path: Path) -> None:
     ]
 
 
+def even(batch: int, context: int) -> tuple[int, int, int]:
+    return batch, batch * context, context
+
+
 def test_points_are_added_where_the_curve_bends(tmp_path: Path) -> None:
     asked = settings("default", ("decode_attention",))
     device = DryRunDevice()
@@ -123,7 +144,10 @@ def test_points_are_added_where_the_curve_bends(tmp_path: Path) -> None:
     grid = build_grid(PRESETS["default"], geometry(), device.limits, choices)
     planned = {(point.curve.variant, point.values) for point in grid}
     measured = {
-        (op["variant"], tuple(op["axes"].values())) for op in profile["body"]["ops"]
+        (table["variant"], values if len(values) == 3 else even(*values))
+        for table in profile["ops"]
+        if "." not in table["operation"]
+        for values in zip(*table["axes"].values(), strict=True)
     }
     assert planned < measured
     assert len(measured) <= 1.2 * len(planned)
@@ -179,7 +203,7 @@ def test_the_command_shows_a_summary(
     assert "dry run (nothing was measured): meta-llama/Llama-3.1-8B" in shown
     assert "decode, best KV bandwidth" in shown
     assert "sentinels, p95 over p5" in shown
-    assert json.loads(out.read_text())["body"]["interference"]
+    assert json.loads(out.read_text())["interference"]["points"]
 
 
 def test_provenance_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
