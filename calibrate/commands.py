@@ -50,7 +50,7 @@ def calibrate(
     resume
         Go on from the checkpoint that a killed calibration left beside the profile.
     overwrite
-        Replace the profile.
+        Replace the profile, and begin again where a checkpoint was left.
     dry_run
         Everything but the kernels: made-up times on a fake clock, no GPU needed.
     quiet
@@ -61,6 +61,7 @@ def calibrate(
     from json import dumps
 
     from calibrate.harness.command import (
+        Write,
         calibrate_device,
         check_arguments,
         checked_operations,
@@ -70,7 +71,8 @@ def calibrate(
     from calibrate.harness.session import Settings
     from sim.model import load_model
 
-    check_arguments(preset, backend, out, overwrite)
+    write = Write.ON if resume else Write.OVER if overwrite else Write.NEW
+    check_arguments(preset, backend, out, write)
     operations = checked_operations(ops)
     geometry = geometry_of(load_model(model), block_size, tensor_parallel_size)
     settings = Settings(geometry, preset, backend, operations, seed)

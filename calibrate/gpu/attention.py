@@ -8,7 +8,7 @@ import torch
 
 from calibrate.harness.device import UnsupportedPointError
 from calibrate.kernels import torch_ops
-from calibrate.kernels.cuda_library import CudaError, CudaLibrary, PagedArgs
+from calibrate.kernels.cuda_library import CudaLibrary, PagedArgs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +21,43 @@ if TYPE_CHECKING:
 
 PARTITION = 512
 """Tokens of a partition of ``paged_attention_v2``."""
+WORKSPACE_BYTES = 256 << 20
 MAX_SHARED_BYTES = 220 << 10
 """Scores that ``paged_attention_v1`` keeps in shared memory, at most."""
 
 
+class Engines:
+    """What attention variants need beside a batch.
+
+    Parameters
+    ----------
+    device
+        Where they run.
+    num_sms
+        Multiprocessors of the device.
+    library
+        The CUDA kernels, or None.
+    """
+
+    def __init__(
+        self, device: torch.device, num_sms: int, library: CudaLibrary | None
+    ) -> None:
+        self.num_sms = num_sms
+        self.library = library
+        self._device = device
+        self._workspace: Tensor | None = None
+
+    def workspace(self) -> Tensor:
+        """Return FlashInfer's scratch memory: one for all, since calls run in turn."""
+        if self._workspace is None:
+            self._workspace = torch.empty(
+                WORKSPACE_BYTES, dtype=torch.uint8, device=self._device
+            )
+        return self._workspace
+
+
 def attention_call(
-    variant: str, batch: PagedBatch, num_sms: int, library: CudaLibrary | None
+    variant: str, batch: PagedBatch, engines: Engines
 ) -> tuple[Call, Tensor]:
     """Return what enqueues one call, and the output that it fills (poisoned before).
 
@@ -37,10 +68,8 @@ def attention_call(
         vLLM), or "sdpa".
     batch
         Queries and caches.
-    num_sms
-        Multiprocessors of the device.
-    library
-        The CUDA kernels; needed for "paged_v1" and "paged_v2" only.
+    engines
+        What the variants need beside the batch.
 
     Raises
     ------
@@ -49,13 +78,13 @@ def attention_call(
     """
     out = torch.full_like(batch.query, float("nan"))
     if variant == "split_kv":
-        return _split_kv(out, batch, num_sms), out
+        return _split_kv(out, batch, engines.num_sms), out
     if variant == "mixed":
         return _mixed(out, batch), out
-    if variant in {"paged_v1", "paged_v2"} and library is not None:
-        return _paged(out, batch, int(variant[-1]), library), out
+    if variant in {"paged_v1", "paged_v2"} and engines.library is not None:
+        return _paged(out, batch, int(variant[-1]), engines.library), out
     if variant == "flashinfer":
-        return _flashinfer(out, batch), out
+        return _flashinfer(out, batch, engines.workspace()), out
     if variant == "flash_attn":
         return _flash_attn(out, batch), out
     if variant == "sdpa":
@@ -134,15 +163,12 @@ def _paged(out: Tensor, batch: PagedBatch, version: int, library: CudaLibrary) -
 
     def call() -> None:
         stream = torch.cuda.current_stream(held[0].device).cuda_stream
-        try:
-            library.paged_attention(args, version, stream)
-        except CudaError as error:
-            raise UnsupportedPointError(str(error)) from error
+        library.paged_attention(args, version, stream)
 
     return call
 
 
-def _flashinfer(out: Tensor, batch: PagedBatch) -> Call:
+def _flashinfer(out: Tensor, batch: PagedBatch, workspace: Tensor) -> Call:
     """Plan FlashInfer's wrappers over the batch; planning is not timed."""
     import flashinfer  # noqa: PLC0415
 
@@ -159,7 +185,6 @@ def _flashinfer(out: Tensor, batch: PagedBatch) -> Call:
         indices,
         torch.tensor(last, dtype=torch.int32).to(device),
     )
-    workspace = torch.empty(256 << 20, dtype=torch.uint8, device=device)
     heads = (batch.num_heads, batch.num_kv_heads, batch.head_dim)
     caches = (batch.key_cache, batch.value_cache)
     dtypes = {

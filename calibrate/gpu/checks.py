@@ -68,7 +68,7 @@ def _attention(device: GpuDevice, at: Curve) -> Check:
     worst = 0.0
     for lens in shapes:
         (batch,) = batches(arena, at, lens, 1, device.generator(7))
-        call, out = attention_call(at.variant, batch, device.num_sms, device.library)
+        call, out = attention_call(at.variant, batch, device.engines)
         call()
         _wait(device)
         expected = reference.paged_attention(batch)

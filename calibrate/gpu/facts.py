@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 SALT = b"kvsim profile"
 FLOPS_PER_CLOCK = {8: 2048, 9: 4096, 10: 8192}
 """Dense 16-bit operations a clock and multiprocessor, by compute capability."""
-_QUERY = (
-    "clocks.sm",
-    "clocks.mem",
-    "temperature.gpu",
-    "power.draw",
-    "clocks_event_reasons.active",
-)
+_RATES = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""Why clocks are low, by the driver's present and former name."""
 
 
 def physics_of(device: torch.device) -> Physics:
@@ -43,11 +39,12 @@ def physics_of(device: torch.device) -> Physics:
             host_bytes_per_s=sheet.host_bytes_per_s,
             link_bytes_per_s=sheet.interconnect_bytes_per_s,
         )
-    width_bytes = properties.memory_bus_width / 8
-    # both edges of the memory clock, in kHz
-    memory = 2e3 * properties.memory_clock_rate * width_bytes
+    # torch names clocks in kHz, from 2.6 on; both edges of the memory clock count
+    width_bytes = getattr(properties, "memory_bus_width", 5120) / 8
+    memory = 2e3 * getattr(properties, "memory_clock_rate", 3_200_000) * width_bytes
     per_clock = FLOPS_PER_CLOCK.get(properties.major, 1024)
-    flops = per_clock * properties.multi_processor_count * 1e3 * properties.clock_rate
+    clock = 1e3 * getattr(properties, "clock_rate", 1_980_000)
+    flops = per_clock * properties.multi_processor_count * clock
     return Physics(memory, flops, 2 * flops, 64e9, 64e9)
 
 
@@ -120,12 +117,15 @@ def versions() -> dict[str, str | None]:
 
 def clock_rates() -> dict[str, Any]:
     """Return clocks, temperature, power and reasons to throttle; empty if unknown."""
-    answer = _smi(",".join(_QUERY))
-    if answer is None:
+    for reasons in _REASONS:
+        answer = _smi(",".join((*_RATES, reasons)))
+        if answer is not None:
+            break
+    else:
         return {}
     rates: dict[str, Any] = {}
     values = [value.strip() for value in answer.split(",")]
-    for name, value in zip(_QUERY, values, strict=False):
+    for name, value in zip((*_RATES, "throttle_reasons"), values, strict=False):
         try:
             rates[name] = float(value)
         except ValueError:

@@ -11,7 +11,7 @@ import torch
 
 from calibrate.gpu import checks, facts
 from calibrate.gpu.arena import Arena, batches, lengths
-from calibrate.gpu.attention import attention_call
+from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
 from calibrate.gpu.layers import Inputs, layer_call, layer_inputs
 from calibrate.gpu.overlap import overlap_times
@@ -23,7 +23,7 @@ from calibrate.harness.grid import GIB, Limits
 from calibrate.harness.plan import seed_of
 from calibrate.harness.work import least_bytes
 from calibrate.kernels.cuda_build import CudaBuildError, build_library
-from calibrate.kernels.cuda_library import CudaLibrary
+from calibrate.kernels.cuda_library import CudaError, CudaLibrary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,6 +84,7 @@ class GpuDevice:
         self.limits = hardware.limits
         self.num_sms = hardware.num_sms
         self.library = library
+        self.engines = Engines(timers.device, hardware.num_sms, library)
         self._hardware = hardware
         self._backends = dict(backends)
         self._arenas: dict[torch.dtype, Arena] = {}
@@ -156,6 +157,13 @@ class GpuDevice:
             raise UnsupportedPointError(
                 "it does not fit the device's memory"
             ) from error
+        except CudaError as error:
+            raise UnsupportedPointError(str(error)) from error
+        except Exception as error:
+            # Triton's, which cannot be named without importing it
+            if type(error).__name__ != "OutOfResources":
+                raise
+            raise UnsupportedPointError(str(error)) from error
 
     def overlap(
         self, points: Mapping[str, Point], backends: Mapping[str, str], seed: int
@@ -220,10 +228,7 @@ class GpuDevice:
             made = batches(arena, at, lengths(point), wanted, self.generator(seed))
             return KernelTask(
                 self.timers,
-                [
-                    attention_call(at.variant, batch, self.num_sms, self.library)[0]
-                    for batch in made
-                ],
+                [attention_call(at.variant, batch, self.engines)[0] for batch in made],
             )
         dtype = DTYPES.get(at.dtype, torch.float32)
         draw = Inputs(dtype, self.timers.device, self.generator(seed))

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 Call = Callable[[], object]
 
-HEAD_START_CYCLES = 200_000
-"""About 100 microseconds for which the device is kept busy, so that the host has
-enqueued everything before the first event passes."""
+HEAD_START_CYCLES = 500_000
+"""About 250 microseconds for which the device is kept busy, so that the host has
+enqueued everything, a graph of hundreds of kernels too, before the first event
+passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class CudaTimers:
     def __init__(self, device: torch.device, l2_bytes: int) -> None:
         self.device = device
         self.transfer_stream = torch.cuda.Stream(device)
+        self._capture_stream = torch.cuda.Stream(device)
         self._flush = torch.empty(2 * l2_bytes, dtype=torch.uint8, device=device)
         self._start = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
@@ -89,7 +91,7 @@ class CudaTimers:
         The calls run once before, on a side stream, as capturing demands: kernels are
         compiled and workspaces allocated by then.
         """
-        side = torch.cuda.Stream(self.device)
+        side = self._capture_stream
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for call in calls:
@@ -97,13 +99,19 @@ class CudaTimers:
         torch.cuda.current_stream(self.device).wait_stream(side)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
+        # not `torch.cuda.graph`: it empties the allocator's cache each time
         try:
-            with torch.cuda.graph(graph):
-                for call in calls:
-                    call()
+            with torch.cuda.stream(side):
+                graph.capture_begin()
+                try:
+                    for call in calls:
+                        call()
+                finally:
+                    graph.capture_end()
         except RuntimeError:
             torch.cuda.synchronize(self.device)
             return None
+        torch.cuda.current_stream(self.device).wait_stream(side)
         return Replay(graph.replay, lambda: self._between(graph.replay))
 
     def _between(self, run: Call) -> float:

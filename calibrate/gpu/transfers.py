@@ -10,7 +10,7 @@ import torch
 
 from calibrate.harness.device import UnsupportedPointError
 from calibrate.kernels import torch_ops
-from calibrate.kernels.cuda_library import CudaError, CudaLibrary, copy_batch, swap_plan
+from calibrate.kernels.cuda_library import CudaLibrary, copy_batch, swap_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,10 +220,7 @@ def _on_stream(
     device = source.device if source.device.type == "cuda" else target.device
 
     def call() -> None:
-        try:
-            enqueue(plan, torch.cuda.current_stream(device).cuda_stream)
-        except CudaError as error:
-            raise UnsupportedPointError(str(error)) from error
+        enqueue(plan, torch.cuda.current_stream(device).cuda_stream)
 
     return call
 

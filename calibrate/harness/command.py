@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,17 @@ WIDTH = 100
 BACKENDS = ("auto", "vllm", "flashinfer", "cuda", "triton", "torch", "dry-run")
 
 
+class Write(Enum):
+    """What may happen to files that are there."""
+
+    NEW = "new"
+    """Nothing."""
+    OVER = "over"
+    """Profile and checkpoint may be replaced."""
+    ON = "on"
+    """The checkpoint is gone on with."""
+
+
 def checked_operations(operations: Sequence[str] | None) -> tuple[str, ...]:
     """Return the operations asked for, in order; all of them by default.
 
@@ -49,8 +62,17 @@ def checked_operations(operations: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for name in OPERATIONS if name in named)
 
 
-def check_arguments(preset: str, backend: str, out: Path, overwrite: bool) -> None:
+def check_arguments(preset: str, backend: str, out: Path, write: Write) -> None:
     """Refuse what cannot be meant, before anything is imported or timed.
+
+    Parameters
+    ----------
+    preset, backend
+        Names.
+    out
+        The profile.
+    write
+        What may happen to files that are there.
 
     Raises
     ------
@@ -61,10 +83,16 @@ def check_arguments(preset: str, backend: str, out: Path, overwrite: bool) -> No
         raise UserError(f"unknown preset: {preset!r}; use {', '.join(PRESETS)}")
     if backend not in BACKENDS:
         raise UserError(f"unknown backend: {backend!r}; use {', '.join(BACKENDS)}")
-    if out.exists() and not (overwrite and out.is_file()):
+    if out.exists() and not (write is Write.OVER and out.is_file()):
         raise UserError(f"'{out}' exists; take another name, or --overwrite a file")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder '{out.parent}' for the profile; make it")
+    left = checkpoint_of(out).path
+    if write is Write.NEW and left.exists():
+        raise UserError(
+            f"a calibration was cut short and left '{left}'; go on with --resume, or"
+            " start again with --overwrite"
+        )
 
 
 def checkpoint_of(out: Path) -> Checkpoint:
@@ -101,7 +129,12 @@ def calibrate_device(
     checkpoint = checkpoint_of(out)
     with _progress(quiet) as update:
         session = Session(device, settings, checkpoint, update)
-        outcome = session.run(resume)
+        try:
+            outcome = session.run(resume)
+        except KeyboardInterrupt:
+            note = f"kvsim: finished blocks are in {checkpoint.path}; add --resume"
+            print(note, file=sys.stderr)
+            raise
     profile = profile_of(outcome, settings, device)
     write_profile(profile, out)
     checkpoint.remove()

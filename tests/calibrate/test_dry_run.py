@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from calibrate.harness import dry_run
 from calibrate.harness.dry_run import DryRunDevice, DryTask
 from calibrate.harness.grid import PRESETS, build_grid
 from calibrate.measurement import canonical
@@ -115,7 +116,9 @@ main(sys.argv[1:])
 """
 
 
-def test_the_command_survives_a_kill(tmp_path: Path) -> None:
+def test_the_command_survives_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, whole = tmp_path / "profile.json", tmp_path / "whole.json"
     arguments = ["calibrate", *MODEL, "--preset", "quick", "--dry-run", "--quiet"]
     command = [sys.executable, "-c", KILL, *arguments, "--out", str(out)]
@@ -123,6 +126,8 @@ def test_the_command_survives_a_kill(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     assert not out.exists()
     assert out.with_name("profile.json.checkpoint").exists()
+    assert run([*arguments, "--out", str(out)]) == 2
+    assert "go on with --resume" in capsys.readouterr().err
     assert run([*arguments, "--out", str(out), "--resume"]) == 0
     assert run([*arguments, "--out", str(whole)]) == 0
     assert out.read_bytes() == whole.read_bytes()
@@ -250,3 +255,29 @@ def test_a_profile_is_not_overwritten_unasked(
     assert out.read_text() != "mine"
     assert run([*arguments[:-1], str(tmp_path / "no" / "p.json")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_an_interruption_keeps_what_is_finished(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(DryRunDevice):
+        visits = 0
+
+        def prepare(self, point: Point, backend: str, seed: int) -> Task:
+            self.visits += 1
+            if self.visits == 60:
+                raise KeyboardInterrupt
+            return super().prepare(point, backend, seed)
+
+    monkeypatch.setattr(dry_run, "DryRunDevice", Interrupted)
+    out = tmp_path / "p.json"
+    arguments = ["calibrate", *MODEL, "--dry-run", "--preset", "quick", "--quiet"]
+    assert run([*arguments, "--out", str(out)]) == 130
+    said = capsys.readouterr().err
+    assert "finished blocks are in" in said
+    assert "interrupted" in said
+    assert not out.exists()
+    lines = out.with_name("p.json.checkpoint").read_text().splitlines()
+    assert len(lines) == 4  # what it is, the gate, and two blocks
