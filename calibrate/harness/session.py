@@ -149,6 +149,8 @@ class Session:
         self._checkpoint = checkpoint
         self._progress = progress
         self._choices = device.choices(settings.backend, settings.operations)
+        # without those that the gate refuses
+        self._sound = self._choices
         if not self._choices:
             raise UserError(
                 f"nothing to time: no backend here offers"
@@ -203,6 +205,8 @@ class Session:
             for key, verdict in gate["checks"].items()
         }
         passed = [point for point in grid if checks[point.curve.key].passed]
+        sound = {(point.curve.operation, point.curve.variant) for point in passed}
+        self._sound = [c for c in self._choices if (c.operation, c.variant) in sound]
         if not passed:
             raise UserError(f"no variant is correct here: {_first_failure(checks)}")
         collected = _Collected(duration_s=gate["duration_s"])
@@ -294,7 +298,7 @@ class Session:
 
     def _measure(self, block: Block) -> dict[str, Any]:
         visits = {point.key: self._visit(point, block) for point in block.points}
-        watched = sentinels(self._settings.geometry, self._device.limits, self._choices)
+        watched = sentinels(self._settings.geometry, self._device.limits, self._sound)
         medians: dict[str, float] = {}
         for operation, (point, choice) in watched.items():
             seed = seed_of(self._settings.seed, block.name)
@@ -326,7 +330,7 @@ class Session:
 
     def _overlap(self) -> dict[str, Any]:
         """Time a decode step and a transfer alone and together, where both exist."""
-        watched = sentinels(self._settings.geometry, self._device.limits, self._choices)
+        watched = sentinels(self._settings.geometry, self._device.limits, self._sound)
         if not {"decode_attention", "swap"} <= watched.keys():
             return {"interference": []}
         step, transfer = watched["decode_attention"], watched["swap"]
