@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Call = Callable[[], None]
 
+PROGRAMS_PER_SM = 4
+"""Programs of the split decode that a multiprocessor holds at once."""
 PARTITION = 512
 """Tokens of a partition of ``paged_attention_v2``."""
 WORKSPACE_BYTES = 256 << 20
@@ -101,7 +103,9 @@ def _split_kv(out: Tensor, batch: PagedBatch, num_sms: int) -> Call:
 
     if not batch.is_decode:
         raise UnsupportedPointError("split_kv takes one query token a sequence")
-    plan = plan_decode(batch.context_lens, batch.num_kv_heads, 2 * num_sms)
+    plan = plan_decode(
+        batch.context_lens, batch.num_kv_heads, PROGRAMS_PER_SM * num_sms
+    )
     workspace = DecodeWorkspace(batch.query, plan)
     return lambda: paged_decode(out, batch, plan, workspace)
 

@@ -201,7 +201,7 @@ def plan_decode(
     num_kv_heads
         KV heads on this rank.
     num_programs
-        Programs that fill the device: twice its multiprocessors.
+        Programs that fill the device: a few for each of its multiprocessors.
     tile
         Tokens that a program loads at once.
     """
