@@ -8,7 +8,7 @@ them as the harness counts them::
     mixed_attention     query, past, num_decodes, decode_context
     gemm                m
     swap, copy          num_blocks, block_bytes, num_descriptors
-    layer               tokens; the constant `layer` says which
+    layer               tokens; the constant `layer` says which, `per` what they are
 
 The leading metric is the operation itself; others are tables beside it, named
 ``decode_attention.host``, say.
@@ -66,8 +66,8 @@ def _named(point: Point) -> tuple[str, dict[str, int | str], dict[str, int]]:
     constants = dict(at.constants)
     if at.operation.endswith("_attention"):
         more = {"kv_itemsize": DTYPE_BYTES[at.dtype], "window": 0}
-        name, named = _attention(point)
-        return name, constants | more, named
+        name, shape = _attention(point)
+        return name, constants | more, shape
     if at.operation == "gemm":
         bits = 8 * DTYPE_BYTES[at.dtype]
         return "gemm", constants | {"weight_bits": bits}, {"m": axes["num_tokens"]}
@@ -87,7 +87,9 @@ def _named(point: Point) -> tuple[str, dict[str, int | str], dict[str, int]]:
         }
         return "copy", constants, copied
     if at.operation in LAYERS:
-        return "layer", constants | {"layer": at.operation}, {"tokens": point.values[0]}
+        per = "sequences" if at.operation == "sampler" else "tokens"
+        named = constants | {"layer": at.operation, "per": per}
+        return "layer", named, {"tokens": point.values[0]}
     return at.operation, constants, axes
 
 
