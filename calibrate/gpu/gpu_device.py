@@ -219,7 +219,7 @@ class GpuDevice:
             # three orders of pages: no two transfers in a row move the same
             orders = [moving.pairs(point, generator) for _ in range(3)]
             calls = [moving.call(point, backend, pairs) for pairs in orders]
-            return TransferTask(self.timers, calls)
+            return TransferTask(self.timers, calls, ahead=at.variant != "loop")
         if at.operation == "copy_blocks":
             return KernelTask(self.timers, self._copies(point, backend, seed))
         wanted = num_pools(least_bytes(point), self._hardware.l2_bytes, 64)

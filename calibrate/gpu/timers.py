@@ -49,8 +49,12 @@ class Timers(Protocol):
         """Return the host's time of enqueuing one call on an idle device."""
         ...
 
-    def transfer(self, call: Callable[[], None]) -> float:
-        """Return the time between two events around a call on the transfer stream."""
+    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
+        """Return the time between two events around a call on the transfer stream.
+
+        With `ahead`, the device is kept busy while the host enqueues; without, what
+        the host takes is part of the time.
+        """
         ...
 
     def transfer_host(self, call: Callable[[], None]) -> float:
@@ -108,6 +112,8 @@ class CudaTimers:
                         call()
                 finally:
                     graph.capture_end()
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError:
             torch.cuda.synchronize(self.device)
             return None
@@ -136,10 +142,12 @@ class CudaTimers:
         torch.cuda.synchronize(self.device)
         return passed_s
 
-    def transfer(self, call: Callable[[], None]) -> float:
+    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
         """Time a call between two events of the transfer stream."""
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self.transfer_stream):
+            if ahead:
+                torch.cuda._sleep(HEAD_START_CYCLES)
             self._start.record(self.transfer_stream)
             call()
             self._end.record(self.transfer_stream)
@@ -201,8 +209,9 @@ class CpuTimers:
         call()
         return max(time.perf_counter() - start_s, 1e-9)
 
-    def transfer(self, call: Callable[[], None]) -> float:
+    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
         """Return the time of a call."""
+        del ahead
         return self.host(call)
 
     def transfer_host(self, call: Callable[[], None]) -> float:

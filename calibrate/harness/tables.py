@@ -24,7 +24,7 @@ from sim.architecture import DTYPE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from calibrate.measurement import Measurement, Point
+    from calibrate.measurement import Curve, Measurement, Point
 
 LAYERS = ("norm", "rope", "activation", "cache_write", "sampler")
 """Operations that cost by tokens and are one table kind."""
@@ -34,8 +34,9 @@ QUANTILES = ("p10_s", "p50_s", "p90_s", "p99_s", "mean_s")
 def tables(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Return the tables of a profile, in the order in which curves first appear."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    leads = _leads(measurements)
     for item in measurements:
-        lead = leading_metric(item.metrics)
+        lead = leads[item.point.curve]
         operation, constants, axes = _named(item.point)
         for metric, times in item.metrics.items():
             name = operation if metric == lead else f"{operation}.{metric}"
@@ -58,6 +59,14 @@ def tables(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
                 table["quantiles"][quantile].append(getattr(times, quantile))
             table["n"].append(times.n)
     return list(found.values())
+
+
+def _leads(measurements: Sequence[Measurement]) -> dict[Curve, str]:
+    """Return the metric that stands for each curve: one for all of its points."""
+    seen: dict[Curve, set[str]] = {}
+    for item in measurements:
+        seen.setdefault(item.point.curve, set()).update(item.metrics)
+    return {at: leading_metric(dict.fromkeys(names)) for at, names in seen.items()}
 
 
 def _named(point: Point) -> tuple[str, dict[str, int | str], dict[str, int]]:

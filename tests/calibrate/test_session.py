@@ -177,6 +177,17 @@ def test_tables_by_hand() -> None:
     assert skewed["axes"]["longest_context_tokens"] == [30]
 
 
+def test_one_metric_stands_for_a_curve() -> None:
+    """A call that could not be captured is no point among those that were."""
+    captured = timed("gemm", (1,), 1e-5)
+    eager = Measurement(timed("gemm", (2,), 1.0).point, {"eager": quantiles([3e-5])})
+    device, beside = tables([captured, eager])
+    assert (device["operation"], device["axes"]) == ("gemm", {"m": [1]})
+    assert (beside["operation"], beside["axes"]) == ("gemm.eager", {"m": [2]})
+    (alone,) = tables([eager])
+    assert (alone["operation"], alone["metric"]) == ("gemm", "eager")
+
+
 def test_a_task_yields_what_it_says() -> None:
     device = DryRunDevice()
     point = timed("gemm", (16,), 1.0).point
