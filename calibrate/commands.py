@@ -16,7 +16,9 @@ def calibrate(
     out: Path,
     preset: str = "default",
     backend: str = "auto",
-    ops: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    ops: Annotated[
+        list[str] | None, Parameter(consume_multiple=True, negative="")
+    ] = None,
     block_size: int = 16,
     tensor_parallel_size: int = 1,
     seed: int = 0,

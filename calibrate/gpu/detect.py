@@ -29,19 +29,19 @@ def find_gpu(seed: int) -> Device:
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingError(
-            "kvsim calibrate needs torch, which is not installed: pip install"
+            "timing kernels needs torch, which is not installed: pip install"
             f" 'kvsim[calibrate]', {DRY}"
         )
     import torch  # noqa: PLC0415
 
     if torch.version.cuda is None:
         raise MissingError(
-            f"kvsim calibrate needs CUDA, but torch {torch.__version__} is built"
+            f"timing kernels needs CUDA, but torch {torch.__version__} is built"
             f" without it: install a CUDA build of torch, {DRY}"
         )
     if not torch.cuda.is_available():
         raise MissingError(
-            "kvsim calibrate needs an NVIDIA GPU and its driver, and torch finds none:"
+            "timing kernels needs an NVIDIA GPU and its driver, and torch finds none:"
             f" run it on such a machine, {DRY}"
         )
     from calibrate.gpu.gpu_device import GpuDevice  # noqa: PLC0415

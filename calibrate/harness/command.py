@@ -140,7 +140,8 @@ def calibrate_device(
     checkpoint.remove()
     if not quiet:
         name = profile["provenance"]["device"]["name"]
-        _show(rows(outcome, device, name), profile, out)
+        omitted = [Row("not timed", what, "") for what in settings.geometry.omissions]
+        _show([*rows(outcome, device, name), *omitted], profile, out)
     return profile
 
 

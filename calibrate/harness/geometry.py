@@ -30,6 +30,8 @@ class Geometry:
     tensor_parallel_size: int = 1
     num_experts: int = 0
     """Routed experts, whose layers are not timed; 0 for a dense model."""
+    sliding_window: int | None = None
+    """Keys that sliding layers see; their attention is timed without the window."""
 
     @property
     def itemsize(self) -> int:
@@ -45,6 +47,18 @@ class Geometry:
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * self.itemsize
+
+    @property
+    def omissions(self) -> tuple[str, ...]:
+        """What the model's steps take time for and calibration does not time."""
+        found = []
+        if self.num_experts:
+            found.append(f"{self.num_experts} routed experts a layer")
+        if self.sliding_window:
+            found.append(f"attention in a window of {self.sliding_window} keys")
+        if self.tensor_parallel_size > 1:
+            found.append(f"all-reduce among {self.tensor_parallel_size} GPUs")
+        return tuple(found)
 
     @property
     def gemms(self) -> dict[str, tuple[int, int]]:
@@ -76,12 +90,12 @@ def geometry_of(
     ranks = tensor_parallel_size
     if model.kv_lora_rank:
         raise UserError(
-            f"kvsim calibrate times grouped-query attention; {model.name} has latent"
+            f"calibration times grouped-query attention; {model.name} has latent"
             " attention (MLA): import a published profile instead"
         )
     if dtype_bytes(model.dtype) != 2:
         raise UserError(
-            f"kvsim calibrate times 16-bit models; {model.name} is {model.dtype}: give"
+            f"calibration times 16-bit models; {model.name} is {model.dtype}: give"
             " a config.json with dtype bfloat16 or float16"
         )
     sizes = (model.num_attention_heads, model.intermediate_size)
@@ -105,4 +119,5 @@ def geometry_of(
         block_size=block_size,
         tensor_parallel_size=ranks,
         num_experts=model.num_experts,
+        sliding_window=model.sliding_window if model.num_sliding_layers else None,
     )

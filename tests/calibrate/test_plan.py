@@ -213,6 +213,18 @@ def test_models_that_are_not_timed(model: str, rule: str) -> None:
         geometry_of(load_model(model), 16, 1)
 
 
+def test_what_is_not_timed_is_named() -> None:
+    assert geometry().omissions == ()
+    experts = geometry_of(load_model("Qwen/Qwen3-30B-A3B"), 16, 2)
+    assert experts.omissions == (
+        "128 routed experts a layer",
+        "all-reduce among 2 GPUs",
+    )
+    assert experts.gemms.keys() == {"qkv", "o", "head"}
+    sliding = geometry_of(load_model("google/gemma-2-9b"), 16, 1)
+    assert sliding.omissions == ("attention in a window of 4096 keys",)
+
+
 def test_a_rank_of_a_model() -> None:
     rank = geometry_of(load_model("meta-llama/Llama-3.1-70B"), 16, 4)
     assert (rank.num_heads, rank.num_kv_heads, rank.head_dim) == (16, 2, 128)
