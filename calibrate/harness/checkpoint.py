@@ -94,14 +94,26 @@ class Checkpoint:
         return content
 
     def _compare(self, then: dict[str, Any], now: dict[str, Any]) -> None:
-        now = json.loads(canonical(now))
-        for name in sorted(then.keys() | now.keys()):
-            if then.get(name) != now.get(name):
-                raise UserError(
-                    f"'{self.path}' belongs to another calibration: {name} was"
-                    f" {_short(then.get(name))}, now it is {_short(now.get(name))};"
-                    " repeat the same command, or start without --resume"
-                )
+        found = _difference(then, json.loads(canonical(now)))
+        if found is not None:
+            name, before, after = found
+            raise UserError(
+                f"'{self.path}' belongs to another calibration: {name} was"
+                f" {_short(before)}, now it is {_short(after)}; repeat the same"
+                " command, or start without --resume"
+            )
+
+
+def _difference(then: object, now: object, name: str = "") -> tuple[Any, ...] | None:
+    """Return where two plain values first differ: dotted name, and both sides."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted(then.keys() | now.keys()):
+            inner = f"{name}.{key}".lstrip(".")
+            found = _difference(then.get(key), now.get(key), inner)
+            if found is not None:
+                return found
+        return None
+    return None if then == now else (name, then, now)
 
 
 def _short(value: object) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -184,6 +185,9 @@ def test_another_calibration_is_not_resumed(tmp_path: Path) -> None:
         calibrated(path, settings(), DyingDevice(30))
     with pytest.raises(UserError, match="seed was 0, now it is 1; repeat the same"):
         calibrated(path, settings(seed=1), DryRunDevice(), resume=True)
+    larger = replace(settings(), geometry=replace(geometry(), block_size=32))
+    with pytest.raises(UserError, match=r"geometry\.block_size was 16, now it is 32;"):
+        calibrated(path, larger, DryRunDevice(), resume=True)
     with pytest.raises(UserError, match=r"no checkpoint at .* start without --resume"):
         calibrated(tmp_path / "none", settings(), DryRunDevice(), resume=True)
     lines = path.read_text().splitlines(keepends=True)
