@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from calibrate.kernels.triton_pages import softmax_step, token_offsets
 from calibrate.kernels.triton_support import (
     FP_FUSION,
     LOG2_E,
@@ -98,25 +99,17 @@ def decode_split_kernel(
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
         seen = token < end
-        block = tl.load(table_ptr + token // BLOCK_SIZE, mask=seen, other=0)
-        slot = (token % BLOCK_SIZE) * token_stride + head_offset
-        where = block.to(tl.int64) * block_stride + slot
+        where = token_offsets(
+            token, seen, table_ptr, head_offset, block_stride, token_stride, BLOCK_SIZE
+        )
         kv_mask = seen[:, None] & (dim < HEAD_DIM)[None, :]
         kv_offsets = where[:, None] + dim[None, :]
-        key = tl.load(key_ptr + kv_offsets, mask=kv_mask, other=0.0)
-        value = tl.load(value_ptr + kv_offsets, mask=kv_mask, other=0.0)
         # a cache of 8 bits is widened to the precision of the queries
-        key = key.to(query.dtype)
-        value = value.to(query.dtype)
+        key = tl.load(key_ptr + kv_offsets, kv_mask, other=0.0).to(query.dtype)
+        value = tl.load(value_ptr + kv_offsets, kv_mask, other=0.0).to(query.dtype)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
         score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(highest - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        part = tl.dot(weight.to(query.dtype), value, input_precision="ieee")
-        acc = acc * shrink[:, None] + part
-        highest = higher
+        acc, highest, total = softmax_step(score, value, acc, highest, total)
 
     # an empty split has no weight, and an empty sequence gives zeros
     safe = tl.where(total > 0.0, total, 1.0)

@@ -28,6 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
+from calibrate.kernels.triton_pages import softmax_step, token_offsets
 from calibrate.kernels.triton_support import (
     FP_FUSION,
     LOG2_E,
@@ -69,33 +70,21 @@ def _take_keys(
     dim = tl.arange(0, HEAD_PAD)
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
-        # unmasked tiles are whole
         seen = token < end
-        if MASKED:
-            block = tl.load(table_ptr + token // BLOCK_SIZE, mask=seen, other=0)
-        else:
-            block = tl.load(table_ptr + token // BLOCK_SIZE)
-        slot = (token % BLOCK_SIZE) * token_stride + head_offset
-        where = block.to(tl.int64) * block_stride + slot
+        where = token_offsets(
+            token, seen, table_ptr, head_offset, block_stride, token_stride, BLOCK_SIZE
+        )
         kv_mask = (dim < HEAD_DIM)[None, :]
-        if MASKED:
+        if MASKED:  # the others are whole
             kv_mask = kv_mask & seen[:, None]
         kv_offsets = where[:, None] + dim[None, :]
-        key = tl.load(key_ptr + kv_offsets, mask=kv_mask, other=0.0)
-        value = tl.load(value_ptr + kv_offsets, mask=kv_mask, other=0.0)
-        key = key.to(query.dtype)
-        value = value.to(query.dtype)
+        key = tl.load(key_ptr + kv_offsets, kv_mask, other=0.0).to(query.dtype)
+        value = tl.load(value_ptr + kv_offsets, kv_mask, other=0.0).to(query.dtype)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
         if MASKED:
             causal = token[None, :] <= position[:, None]
             score = tl.where(causal & seen[None, :], score, float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(highest - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        part = tl.dot(weight.to(query.dtype), value, input_precision="ieee")
-        acc = acc * shrink[:, None] + part
-        highest = higher
+        acc, highest, total = softmax_step(score, value, acc, highest, total)
     return acc, highest, total
 
 
@@ -160,48 +149,28 @@ def mixed_attention_kernel(
     # every row sees the keys before the tile's first query, and that one
     whole = ((past_len + first_query + 1) // TILE) * TILE
     end = tl.minimum(context_len, past_len + first_query + tile_queries)
-    acc, highest, total = _take_keys(
-        acc,
-        highest,
-        total,
-        query,
-        position,
-        0,
-        whole,
-        key_ptr,
-        value_ptr,
-        table_ptr,
-        head_offset,
-        scale_log2,
-        block_stride,
-        token_stride,
-        HEAD_DIM,
-        HEAD_PAD,
-        BLOCK_SIZE,
-        TILE,
-        False,
-    )
-    acc, highest, total = _take_keys(
-        acc,
-        highest,
-        total,
-        query,
-        position,
-        whole,
-        end,
-        key_ptr,
-        value_ptr,
-        table_ptr,
-        head_offset,
-        scale_log2,
-        block_stride,
-        token_stride,
-        HEAD_DIM,
-        HEAD_PAD,
-        BLOCK_SIZE,
-        TILE,
-        True,
-    )
+    for masked in tl.static_range(2):
+        acc, highest, total = _take_keys(
+            acc,
+            highest,
+            total,
+            query,
+            position,
+            whole if masked else 0,
+            end if masked else whole,
+            key_ptr,
+            value_ptr,
+            table_ptr,
+            head_offset,
+            scale_log2,
+            block_stride,
+            token_stride,
+            HEAD_DIM,
+            HEAD_PAD,
+            BLOCK_SIZE,
+            TILE,
+            masked == 1,
+        )
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + offsets, out, mask=mask)
 
