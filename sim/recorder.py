@@ -248,9 +248,9 @@ class Recorder:
         self._occupancy_s += len(self.active) * (now_s - self._occupied_since_s)
         self._occupied_since_s = now_s
 
-    def _emit(self, batch: Batch) -> None:
+    def _emit(self, batch: Batch) -> bool:
         self._totals.add(batch)
-        self.sink.write(batch)
+        return bool(self.sink.write(batch))
 
     def finish(self, now_s: float) -> Recording:
         """Close the books at `now_s`; requests still active become rows as they are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import compress, starmap
+from itertools import starmap
 from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from sim.recording.tokens import Streaks
 from sim.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
@@ -79,32 +79,38 @@ class RequestRows:
         self._columns = Columns(_REQUEST_FACTS | {"status": "int8", "reason": "int32"})
         self._reasons = Texts()
         self._packed: list[bytes] = []
-        self._told: list[tuple[int, str, Sequence[tuple[int, int]]]] = []
+        self._earlier: list[tuple[int, int, int]] = []
 
     def add(self, requests: Iterable[Request]) -> None:
         """Take requests that have left."""
-        packed, told, pack = self._packed, self._told, _FACTS.pack
+        packed, pack, code = self._packed, _ROWS.pack, self._reasons.code
         for request in requests:
-            packed.append(pack(*_facts(request)))
             status = _STATUSES.index(request.status)
-            told.append((status, request.reason, request.streaks))
+            reason = code(request.reason)
+            first = last = -1
+            # Those that were aborted had their last streak open.
+            if request.streaks and status < len(_SERVED):
+                *earlier, (first, last) = request.streaks
+                if earlier:
+                    self._earlier += [(len(packed), *each) for each in earlier]
+            packed.append(pack(*_facts(request), status, reason, first, last))
         if len(packed) >= _CHUNK_ROWS:
             self._flush()
 
     def _flush(self) -> None:
         if not self._packed:
             return
-        columns = _FACTS.columns(self._packed)
-        statuses, reasons, streaks = zip(*self._told, strict=True)
-        columns["status"] = np.array(statuses, np.int8)
-        columns["reason"] = self._reasons.encode(reasons)
+        columns = _ROWS.columns(self._packed)
         self._columns.add(columns)
-        # Those that were aborted had their last streak open.
-        is_served = columns["status"] < len(_SERVED)
-        if not is_served.all():
-            streaks = tuple(compress(streaks, is_served))
-        self.streaks.add(columns["request_id"][is_served], streaks)
-        self._packed, self._told = [], []
+        rows = np.flatnonzero(columns["first_step"] >= 0)
+        streaks = np.stack(
+            [rows, columns["first_step"][rows], columns["last_step"][rows]]
+        )
+        if self._earlier:
+            streaks = np.hstack([np.array(self._earlier, np.int64).T, streaks])
+            streaks = streaks[:, np.argsort(streaks[0], kind="stable")]
+        self.streaks.add(columns["request_id"][streaks[0]], streaks[1], streaks[2])
+        self._packed, self._earlier = [], []
 
     def table(self) -> pa.Table:
         """Return all rows, sorted by id; nothing can be added afterwards."""
@@ -185,7 +191,10 @@ class PreemptionRows:
         return arrow_table(columns, schema.PREEMPTIONS)
 
 
-_FACTS = _Packer(_REQUEST_FACTS)
+_ROWS = _Packer(
+    _REQUEST_FACTS
+    | dict.fromkeys(("status", "reason", "first_step", "last_step"), "int64")
+)
 _PREEMPTIONS = _Packer(_PREEMPTION_FACTS)
 _facts = attrgetter(*_REQUEST_FACTS)
 # Served ones first: a list finds by identity, a dictionary would hash in Python.

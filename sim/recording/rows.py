@@ -15,7 +15,7 @@ from sim.scheduler.base import CacheUsage
 from sim.step_table import BATCH_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sim.cost import CostModel, StepPricer
     from sim.step_table import Batch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+Rows = slice | Integers
 
 _COST_FIELDS = dict.fromkeys((*list(schema.STEPS)[2:11], "extrapolated"), "float64")
 # What a scheduler call says; BatchShape and CacheUsage stand in a row as they are.
@@ -64,6 +65,7 @@ _PREFILL_TOKENS = list(_FACTS).index("num_prefill_tokens")
 
 CHUNK_ROWS = 8192
 """Steps told one by one, or in stretches, that are turned into columns at once."""
+_ROOM_ROWS = BATCH_ROWS + 4 * CHUNK_ROWS
 
 
 class QuietSteps(NamedTuple):
@@ -122,8 +124,8 @@ class StepRows:
     ----------
     emit
         Takes each batch of `BATCH_ROWS` rows, and the shorter last one: the columns
-        of `sim.schema.STEPS` and ``extrapolated`` (0.0 or 1.0), views that change
-        once it has returned.
+        of `sim.schema.STEPS` and ``extrapolated`` (0.0 or 1.0). They change once it
+        has returned, unless it says that they are kept.
 
     Attributes
     ----------
@@ -132,7 +134,7 @@ class StepRows:
         `flush` when there are `CHUNK_ROWS`, before a step is added.
     """
 
-    def __init__(self, emit: Callable[[Batch], None]) -> None:
+    def __init__(self, emit: Callable[[Batch], bool]) -> None:
         self.packed: list[bytes] = []
         self._emit = emit
         # Of stretches, packed: objects kept for a while would push what the loop
@@ -143,8 +145,8 @@ class StepRows:
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
         self._finished: list[tuple[int, int]] = []
-        most = BATCH_ROWS + 4 * CHUNK_ROWS
-        self._columns: Words = np.empty((len(_COLUMNS), most), np.uint64)
+        self._columns = _zero_columns(_ROOM_ROWS)
+        self._is_fresh = True  # what lies behind the rows is zero
         self._num_rows = 0
 
     def price_by(self, pricer: StepPricer) -> None:
@@ -171,15 +173,26 @@ class StepRows:
 
     def flush(self) -> None:
         """Turn what was told into columns; the latest step must have ended."""
-        num_rows = len(self.packed) + len(self._ends_s)
+        num_told, num_rows = len(self.packed), len(self.packed) + len(self._ends_s)
         table = self._room(num_rows)
-        told = self._told()
+        told_rows, quiet_rows = self._places(num_rows)
+        shapes = np.zeros((len(BatchShape._fields), num_rows), np.int64)
+        if num_told:
+            told = np.frombuffer(b"".join(self.packed), np.uint64)
+            told = told.reshape(num_told, -1).T
+            _fill(table, told_rows, told)
+            shapes[:, told_rows] = told[_SHAPE].view(np.int64)
         if self._heads:
-            self._merge(table, told)
-        else:
-            _fill(table, slice(None), told)
+            self._expand(table, quiet_rows, shapes)
+        if self._pricer is not None:
+            _fill_costs(table, slice(None), self._pricer.columns(shapes.T))
+        elif self._heads:
+            assert self._cost_model is not None
+            costs = _costs(self._cost_model, shapes[:, quiet_rows].T)
+            _fill_costs(table, quiet_rows, costs)
+        num_finished = table[_INDEX["num_finished"]]
         for row, num_requests in self._finished:
-            table[_INDEX["num_finished"], row] = num_requests
+            num_finished[row] = num_requests
         self.packed.clear()
         self._heads.clear()
         self._ends_s = array("d")
@@ -188,85 +201,125 @@ class StepRows:
         self._num_rows += num_rows
         self._emit_full()
 
-    def _told(self) -> Words:
-        """Return the packed rows, a word a column, costs included."""
-        width = len(_FACTS) + (0 if self._pricer else len(_COST_FIELDS))
-        told = np.frombuffer(b"".join(self.packed), np.uint64).reshape(-1, width).T
-        if self._pricer is None:
-            return told
-        shapes = told[_SHAPE].T.view(np.int64)
-        costs = self._pricer.columns(np.ascontiguousarray(shapes))
-        return np.vstack([told, np.ascontiguousarray(costs.T).view(np.uint64)])
-
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
         self.flush()
         if self._num_rows:
-            self._emit(_typed(self._columns[:, : self._num_rows]))
-        self._columns = np.empty((len(_COLUMNS), 0), np.uint64)
+            self._emit(_typed(self._columns, slice(self._num_rows)))
+        self._columns = _zero_columns(0)
         self._num_rows = 0
 
-    def _room(self, num_rows: int) -> Words:
+    def _room(self, num_rows: int) -> list[Words]:
         """Return room for so many rows behind those there are, all zero."""
         until = self._num_rows + num_rows
-        if until > self._columns.shape[1]:
-            columns = np.empty((len(_COLUMNS), until), np.uint64)
-            columns[:, : self._num_rows] = self._columns[:, : self._num_rows]
-            self._columns = columns
-        room = self._columns[:, self._num_rows : until]
-        room[:] = 0
+        if until > len(self._columns[0]):
+            self._columns = self._moved(0, until)
+        room = [column[self._num_rows : until] for column in self._columns]
+        if not self._is_fresh:
+            for column in room:
+                column[:] = 0
         return room
 
-    def _merge(self, table: Words, told: Words) -> None:
-        """Fill in steps told one by one and stretches, in order."""
-        assert self._cost_model is not None
-        heads = np.frombuffer(b"".join(self._heads), _HEADS)
-        end_s = np.frombuffer(self._ends_s)
+    def _places(self, num_rows: int) -> tuple[Rows, Rows]:
+        """Return the rows of the steps told one by one, and those of stretches."""
+        if not self._heads:
+            return slice(None), slice(0)
+        if not self.packed:
+            return slice(0), slice(None)
+        heads = self._stretches()
+        quiet = np.repeat(heads["rows_before"], heads["length"])
+        quiet += np.arange(len(quiet))
+        is_told = np.ones(num_rows, dtype=np.bool_)
+        is_told[quiet] = False
+        return np.flatnonzero(is_told), quiet
+
+    def _stretches(self) -> npt.NDArray[Any]:
+        return np.frombuffer(b"".join(self._heads), _HEADS)
+
+    def _expand(self, table: list[Words], rows: Rows, shapes: Integers) -> None:
+        """Fill in what follows from the stretches; their shapes, too."""
         new_blocks = np.frombuffer(self._new_blocks, np.int64)
-        rows: slice | Integers = slice(None)
-        if self.packed:
-            rows = np.repeat(heads["rows_before"], heads["length"])
-            rows += np.arange(len(end_s))
-            is_told = np.ones(table.shape[1], dtype=np.bool_)
-            is_told[rows] = False
-            _fill(table, np.flatnonzero(is_told), told)
-        columns = _expand(heads, end_s, new_blocks, self._cost_model)
+        end_s = np.frombuffer(self._ends_s)
+        columns = _expanded(self._stretches(), end_s, new_blocks)
         for name, values in columns.items():
-            typed = np.ascontiguousarray(values, dtype=_COLUMNS[name])
-            table[_INDEX[name]][rows] = typed.view(np.uint64)
+            _put(table, name, rows, values)
+        shapes[0, rows] = columns["num_decodes"]
+        shapes[1, rows] = columns["num_logical_tokens"]
 
     def _emit_full(self) -> None:
         """Emit the batches that are complete and move the rest to the front."""
-        begin = 0
+        begin, are_kept = 0, False
         while begin + BATCH_ROWS <= self._num_rows:
-            self._emit(_typed(self._columns[:, begin : begin + BATCH_ROWS]))
+            batch = _typed(self._columns, slice(begin, begin + BATCH_ROWS))
+            are_kept = self._emit(batch) or are_kept
             begin += BATCH_ROWS
-        if begin:
-            self._num_rows -= begin
-            rest = self._columns[:, begin : begin + self._num_rows].copy()
-            self._columns[:, : self._num_rows] = rest
+        if not begin:
+            return
+        if are_kept:
+            self._columns = self._moved(begin, _ROOM_ROWS)
+        else:
+            for column in self._columns:
+                rest = column[begin : self._num_rows]
+                column[: len(rest)] = rest.copy()
+            self._is_fresh = False
+        self._num_rows -= begin
+
+    def _moved(self, begin: int, most: int) -> list[Words]:
+        """Return the rows from `begin` on at the front of new memory."""
+        columns = _zero_columns(most)
+        for new, column in zip(columns, self._columns, strict=True):
+            old = column[begin : self._num_rows]
+            if old.any():
+                new[: len(old)] = old
+        self._is_fresh = True
+        return columns
 
 
-def _typed(columns: Words) -> Batch:
+def _zero_columns(num_rows: int) -> list[Words]:
+    """Return a column for each of `_COLUMNS`.
+
+    What stays zero is never touched, and so takes no memory. An array each: one for all
+    would come in huge pages, which take several times as long to be written for the
+    first time where a virtual machine has to find them.
+    """
+    return [np.zeros(num_rows, np.uint64) for _ in _COLUMNS]
+
+
+def _typed(columns: Sequence[Words], rows: slice) -> Batch:
     """Return words as what they are."""
     kinds = _COLUMNS.items()
     return {
-        name: row.view(kind) for row, (name, kind) in zip(columns, kinds, strict=True)
+        name: column[rows].view(kind)
+        for column, (name, kind) in zip(columns, kinds, strict=True)
     }
 
 
-def _fill(table: Words, rows: slice | Integers, packed: Words) -> None:
+def _put(table: list[Words], name: str, rows: Rows, values: npt.NDArray[Any]) -> None:
+    """Put values into a column that is zero."""
+    if values.any():
+        typed = np.ascontiguousarray(values, dtype=_COLUMNS[name])
+        table[_INDEX[name]][rows] = typed.view(np.uint64)
+
+
+def _fill(table: list[Words], rows: Rows, packed: Words) -> None:
     """Put packed steps, a column each, into `rows` of the table."""
     for source, target in zip(_FROM, _TO, strict=True):
-        table[target][rows] = packed[source]
+        if source < len(packed) and packed[source].any():
+            table[target][rows] = packed[source]
     batched = table[_INDEX["num_batched_tokens"]]
     batched[rows] = packed[_DECODES] + packed[_PREFILL_TOKENS]
 
 
-def _expand(
-    heads: npt.NDArray[Any], end_s: Floats, new_blocks: Integers, model: CostModel
+def _fill_costs(table: list[Words], rows: Rows, costs: Floats) -> None:
+    """Put costs, a `StepCost` a row, into `rows` of the table."""
+    for name, values in zip(_COST_FIELDS, costs.T, strict=True):
+        _put(table, name, rows, values)
+
+
+def _expanded(
+    heads: npt.NDArray[Any], end_s: Floats, new_blocks: Integers
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of quiet steps that are not zero.
+    """Return the columns of quiet steps that are not zero, but for costs.
 
     Parameters
     ----------
@@ -290,8 +343,7 @@ def _expand(
     start_s = np.empty(num_steps)
     start_s[1:] = end_s[:-1]
     start_s[first] = heads["start_s"]
-    costs = dict(zip(_COST_FIELDS, _costs(model, running, tokens).T, strict=True))
-    return costs | {
+    return {
         "step": step + offset,
         "start_s": start_s,
         "num_running": running,
@@ -306,14 +358,10 @@ def _expand(
     }
 
 
-def _costs(model: CostModel, num_decodes: Integers, num_tokens: Integers) -> Floats:
-    """Return the costs of decode steps, fields of `StepCost` in order."""
+def _costs(model: CostModel, shapes: Integers) -> Floats:
+    """Return `CostModel.step` of each row, (n, 10)."""
     pricer = pricer_of(model)
     if pricer is not None:
-        shapes = np.zeros((len(num_decodes), len(BatchShape._fields)), dtype=np.int64)
-        shapes[:, 0] = num_decodes
-        shapes[:, 1] = num_tokens
         return pricer.columns(shapes)
-    pairs = zip(num_decodes.tolist(), num_tokens.tolist(), strict=True)
-    costs = [model.step(BatchShape(*pair, 0, 0, 0, 0)) for pair in pairs]
+    costs = [model.step(BatchShape(*shape)) for shape in shapes.tolist()]
     return np.array(costs, dtype=np.float64)
