@@ -165,14 +165,22 @@ class Recorder:
         self,
         step: int,
         start_s: float,
-        output: SchedulerOutput,
+        shape: Sequence[int],
         scheduler: FastV1State,
     ) -> None:
-        """Take note of a step as `step` does, its costs to be asked of the pricer."""
+        """Take note of a step as `step` does, its costs to be asked of the pricer.
+
+        Parameters
+        ----------
+        shape
+            The first six fields of its `BatchShape`; the others are 0.
+        scheduler
+            Right after its call.
+        """
         packed = self._packed
         if len(packed) >= CHUNK_ROWS:
             self._rows.flush()
-        preemptions = output.preemptions
+        preemptions = scheduler.preemptions
         packed.append(
             pack_facts(
                 step,
@@ -180,10 +188,13 @@ class Recorder:
                 len(scheduler.running),
                 len(scheduler.waiting),
                 0,
-                *output.shape,
+                *shape,
+                0,
+                0,
+                0,
                 *scheduler.usage_facts(),
                 len(preemptions),
-                output.num_recomputed_tokens,
+                scheduler.num_recomputed_tokens,
             )
         )
         for preemption in preemptions:

@@ -25,6 +25,7 @@ from sim.errors import ConfigError, SchedulerError
 from sim.fast.conditions import FAST_SCHEDULERS, why_stepwise
 from sim.fast.engine import FastEngine
 from sim.fast.exact import NotExactError
+from sim.fast.requests import requests_of
 from sim.fast.v1 import FastV1Scheduler
 from sim.generation import sample
 from sim.generation_groups import sampler_for
@@ -137,7 +138,7 @@ class Simulation:
                 self.scheduler,
                 self.cost_model,
                 self.recorder,
-                arrivals=PulledArrivals(client.factory.stream(self.specs)),
+                arrivals=PulledArrivals(requests_of(client.factory, self.specs)),
                 admission_check=admission_check,
             )
         engine = Engine(

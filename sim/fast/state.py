@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cache.managers.v1_fast import FastTables
-    from sim.scheduler.base import SchedulerOutput
-    from sim.scheduler.batch import Batch
     from sim.scheduler.v1_settings import V1Settings
 
 # Looked up once: members of an enum are found by a call.
@@ -53,8 +51,15 @@ class FastV1State:
         The decodes among them.
     partial
         The prompt in mid-way, or None.
+    prompts
+        Prompts of the latest call's batch, in order: request, and tokens computed
+        before and after. All other running requests decode.
     completing
-        Requests whose last chunk the latest call scheduled, in batch order.
+        Those of them whose last chunk it was.
+    preemptions
+        Of the latest call.
+    num_recomputed_tokens
+        Tokens of its batch that had been computed before.
     tables
         The blocks.
     prefix_cache_stats
@@ -88,7 +93,10 @@ class FastV1State:
         self.running: dict[Request, None] = {}
         self.clock = DecodeClock(block_size)
         self.partial: Request | None = None
+        self.prompts: list[tuple[Request, int, int]] = []
         self.completing: list[Request] = []
+        self.preemptions: list[Preemption] = []
+        self.num_recomputed_tokens = 0
         self.prefix_cache_stats = PrefixCacheStats()
         self.step = 0
         self._num_chunk_tokens = 0  # computed tokens held off the clock
@@ -147,9 +155,8 @@ class FastV1State:
         for request in requests:
             join(request, step)
         self.completing = []
-        self._num_chunk_tokens = (
-            0 if self.partial is None else self.partial.num_computed_tokens
-        )
+        partial = self.partial
+        self._num_chunk_tokens = 0 if partial is None else partial.num_computed_tokens
 
     def update(self, finished: Sequence[Request]) -> None:
         """Release finished requests, in batch order."""
@@ -173,9 +180,7 @@ class FastV1State:
 
     # -- moves ----------------------------------------------------------------
 
-    def _preempt(
-        self, victim: Request, for_request: Request, step: int, output: SchedulerOutput
-    ) -> None:
+    def _preempt(self, victim: Request, for_request: Request, step: int) -> None:
         """Take all blocks from `victim`, which runs no more, and queue it again."""
         tables = self.tables
         usage_before = self._usage()
@@ -189,7 +194,7 @@ class FastV1State:
         num_tokens_lost = victim.preempt()
         self.waiting.appendleft(victim)
         self._look_again()
-        output.preemptions.append(
+        self.preemptions.append(
             Preemption(
                 request=victim,
                 for_request=for_request,
@@ -205,8 +210,8 @@ class FastV1State:
 
     def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
         """Move a request that got its blocks to the running ones."""
-        resumed = request.status is _PREEMPTED
-        request.move_to(_RUNNING)
+        resumed = request.status is _PREEMPTED  # or it waits: both may run now
+        request.status = _RUNNING
         request.num_computed_tokens = num_hits
         if not resumed:
             request.first_scheduled_s = now_s
@@ -218,30 +223,11 @@ class FastV1State:
             )
         self.running[request] = None
 
-    def _advance(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        output: SchedulerOutput,
-        batch: Batch,
-    ) -> None:
-        """Put a prompt, whose slots are there, into the batch."""
-        before = request.num_computed_tokens
-        after = before + num_new_tokens
-        request.num_computed_tokens = after
-        self._num_chunk_tokens += num_new_tokens
-        output.scheduled.append(request)
-        output.num_scheduled_tokens.append(num_new_tokens)
-        if before < request.num_recompute_tokens:
-            num_again = min(after, request.num_recompute_tokens) - before
-            request.num_recomputed_tokens += num_again
-            batch.num_recomputed_tokens += num_again
-        batch.budget -= num_new_tokens
-        batch.add(num_new_tokens, after)
-        if after < request.num_tokens:
-            self.partial = request
-        else:
-            self.completing.append(request)
+    def _recompute(self, request: Request, before: int, after: int) -> None:
+        """Count the tokens of a chunk that a preemption threw away."""
+        num_again = min(after, request.num_recompute_tokens) - before
+        request.num_recomputed_tokens += num_again
+        self.num_recomputed_tokens += num_again
 
     # -- proof ----------------------------------------------------------------
 
