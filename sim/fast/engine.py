@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sim.clients import PulledArrivals
 from sim.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.cost import BatchShape, pricer_of
 from sim.engine import Engine, no_length
-from sim.fast.outputs import OutputCalendar
+from sim.fast.books import may_write_books
+from sim.fast.loop import MAX_NUM_QUIET_STEPS, run_unseen
+from sim.fast.outputs import NEVER, OutputCalendar
 from sim.fast.prices import batch_total_of, decode_ends_of
 from sim.recorder import QuietSteps
 
@@ -20,12 +22,9 @@ if TYPE_CHECKING:
     import simpy
 
     from sim.cost import CostModel
-    from sim.fast.v1 import FastV1Scheduler
+    from sim.fast.v1 import FastV1Scheduler, Shape
     from sim.recorder import Recorder
     from sim.request import Request
-
-MAX_NUM_QUIET_STEPS = 4096
-"""Most steps taken at once: how long an interruption may have to wait."""
 
 # As QuietSteps(...), without the function that a NamedTuple puts before it.
 _stretch: Callable[[Iterable[Any]], QuietSteps] = partial(tuple.__new__, QuietSteps)
@@ -70,10 +69,12 @@ class FastEngine(Engine):
         self.arrivals = arrivals or PulledArrivals()
         self.calendar = OutputCalendar()
         self._pricer = pricer_of(cost_model)
-        self._batch_total = batch_total_of(cost_model)
-        self._decode_ends = decode_ends_of(cost_model)
+        self.batch_total = batch_total_of(cost_model)
+        self.decode_ends = decode_ends_of(cost_model)
+        self._writes_books = False
         if self._pricer is not None:
-            recorder.price_by(self._pricer)
+            recorder.price_by(self._pricer, cost_model)
+            self._writes_books = may_write_books(scheduler, recorder)
         super().__init__(
             env, scheduler, cost_model, recorder, admission_check=admission_check
         )
@@ -84,34 +85,54 @@ class FastEngine(Engine):
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env, scheduler, arrivals = self.env, self.scheduler, self.arrivals
-        running, waiting, calendar = scheduler.running, scheduler.waiting, self.calendar
+        running, waiting = scheduler.running, scheduler.waiting
         while not self.stop_requested:
             if self._aborts:
                 self._apply_aborts()
             if self._blocked or not (running or waiting):
-                if arrivals.next_s < inf:
-                    yield from self._wait_for_arrival()
-                elif self._arrivals_closed:
-                    self.stalled = self._has_requests()
-                    break
-                else:
-                    self._wake = env.event()
-                    yield self._wake
-                continue
-            end_s = self._take_quiet_steps() or self._take_step()
+                if (yield from self._wait_for_work()):
+                    continue
+                break
+            end_s = run_unseen(self) if self._is_unseen() else None
+            if end_s is None:
+                if self.stop_requested or not (running or waiting):
+                    continue
+                end_s = self._take_quiet_steps() or self._take_step()
             while arrivals.next_s <= end_s:
                 if not advance(env, arrivals.next_s):
                     yield At(env, arrivals.next_s, ARRIVAL_PRIORITY)
                 self._pull()
             if not advance(env, end_s):
                 yield At(env, end_s, STEP_PRIORITY)
-            if self.num_steps == calendar.next_step or scheduler.completing:
-                self._give_tokens(end_s)
-            elif self.listeners or self._observers:
-                self._close_step((), end_s)
-            else:
-                self.num_steps += 1
+            self._give_tokens(end_s)
         self._settle()
+
+    def _wait_for_work(self) -> Generator[simpy.Event, Any, bool]:
+        """Wait for an arrival, or to be woken; return whether the run goes on."""
+        if self.arrivals.next_s < inf:
+            yield from self._wait_for_arrival()
+        elif self._arrivals_closed:
+            self.stalled = self._has_requests()
+            return False
+        else:
+            self._wake = self.env.event()
+            yield self._wake
+        return True
+
+    def _is_unseen(self) -> bool:
+        """Whether nobody would see the next step, but for the books."""
+        return (
+            self._writes_books
+            and not self.listeners
+            and self.scheduler.tables.observer is None
+            and self.next_seen_step() > self.num_steps
+        )
+
+    def next_seen_step(self) -> int:
+        """Return the next step at whose end somebody looks."""
+        step = self.num_steps
+        every = (steps - step % steps for steps, _ in self._observers)
+        return step + min(every, default=NEVER) - 1
 
     def _wait_for_arrival(self) -> Generator[simpy.Event, Any, None]:
         """Wait for the next arrival, or for somebody else to wake the engine."""
@@ -137,26 +158,29 @@ class FastEngine(Engine):
             return self._take_shown_step()
         step, scheduler = self.num_steps, self.scheduler
         now_s: float = self.env.now
-        went_on = scheduler.partial
         shape = scheduler.form(now_s)
-        total_s = self._batch_total(*shape)
+        total_s = self.batch_total(*shape)
         end_s = now_s + total_s
         if not now_s < end_s < inf:
             raise no_length(total_s, now_s)
         self.recorder.decided(step, now_s, shape, scheduler)
+        if scheduler.preemptions:
+            self.leave_calendar(step)
         if scheduler.prompts or shape[0]:
             self._num_empty_steps = 0
         else:
-            self._note_progress(scheduler.output(shape, went_on))
-        if scheduler.preemptions:
-            self._leave_calendar()
+            self.note_empty_step(shape)
         return end_s
+
+    def note_empty_step(self, shape: Shape) -> None:
+        """Stop asking a scheduler that is stuck; see `Engine`."""
+        self._note_progress(self.scheduler.output(shape))
 
     def _take_shown_step(self) -> float:
         """Do so as `Engine` does, for those who want to see what was decided."""
         output, end_s = self._begin_step()
         if output.preemptions:
-            self._leave_calendar()
+            self.leave_calendar(self.num_steps)
         return end_s
 
     def _take_quiet_steps(self) -> float | None:
@@ -165,10 +189,8 @@ class FastEngine(Engine):
         tables = scheduler.tables
         if self.listeners or tables.observer is not None:
             return None  # somebody wants to see each step, at its time
-        most = min(self.calendar.next_step - step + 1, MAX_NUM_QUIET_STEPS)
-        for every_steps, _ in self._observers:
-            most = min(most, every_steps - step % every_steps)
-        num_steps = scheduler.quiet_steps(most)
+        most = min(self.calendar.next_step, self.next_seen_step()) - step + 1
+        num_steps = scheduler.quiet_steps(min(most, MAX_NUM_QUIET_STEPS))
         if not num_steps:
             return None
         start_s: float = self.env.now
@@ -177,14 +199,13 @@ class FastEngine(Engine):
         num_context_tokens = clock.num_base_tokens + num_decodes * step
         num_free_blocks = tables.num_free_blocks
         num_logical_blocks = tables.num_logical_blocks
-        ends_s = self._decode_ends(num_decodes)(
+        ends_s = self.decode_ends(num_decodes)(
             num_context_tokens, num_steps, start_s, self._next_event_s()
         )
         end_s = ends_s[-1]
         num_steps = len(ends_s)
-        last_s = ends_s[-2] if num_steps > 1 else start_s
-        if not last_s < end_s < inf:
-            self._refuse_length(num_context_tokens, num_steps, last_s)
+        if not (ends_s[-2] if num_steps > 1 else start_s) < end_s < inf:
+            self.refuse_length(num_context_tokens, [start_s, *ends_s])
         self.recorder.quiet(
             _stretch(
                 (
@@ -213,14 +234,20 @@ class FastEngine(Engine):
         next_s = self.arrivals.next_s
         return next_s if next_s < event_s else event_s
 
-    def _refuse_length(
-        self, num_context_tokens: int, num_steps: int, last_s: float
-    ) -> None:
-        """Say that the last of planned steps takes no time, or all of it."""
+    def refuse_length(self, num_context_tokens: int, times_s: list[float]) -> NoReturn:
+        """Say that the last of quiet steps takes no time, or all of it.
+
+        Parameters
+        ----------
+        num_context_tokens
+            Of the first.
+        times_s
+            When it began, and the end of each.
+        """
         num_decodes = self.scheduler.clock.num_decodes
-        num_context_tokens += (num_steps - 1) * num_decodes
+        num_context_tokens += (len(times_s) - 2) * num_decodes
         shape = BatchShape(num_decodes, num_context_tokens, 0, 0, 0, 0)
-        raise no_length(self.cost_model.step(shape).total_s, last_s)
+        raise no_length(self.cost_model.step(shape).total_s, times_s[-2])
 
     # -- outputs --------------------------------------------------------------
 
@@ -239,13 +266,13 @@ class FastEngine(Engine):
         else:
             self.num_steps = step + 1
 
-    def _leave_calendar(self) -> None:
-        """Forget when those would have ended that the step has preempted."""
+    def leave_calendar(self, step: int) -> None:
+        """Forget when those would have ended that `step` has preempted."""
         for preemption in self.scheduler.preemptions:
             request = preemption.request
             if request.due_step >= 0:
                 self.calendar.leave(request)
-                request.streaks.append((request.joined_step, self.num_steps - 1))
+                request.streaks.append((request.joined_step, step - 1))
 
     def _withdraw(self, request: Request) -> None:
         super()._withdraw(request)

@@ -26,18 +26,22 @@ class OutputCalendar:
 
     Attributes
     ----------
+    due
+        Decodes by step, in running order; none stands where all have left.
+    steps
+        A heap of its keys.
     next_step
-        No decode ends in an earlier one; `NEVER` without decodes.
+        The first of them: no decode ends earlier; `NEVER` without decodes.
     """
 
     def __init__(self) -> None:
         self.next_step = NEVER
-        self._due: dict[int, dict[Request, None]] = {}
-        self._steps: list[int] = []  # a heap of its keys
+        self.due: dict[int, dict[Request, None]] = {}
+        self.steps: list[int] = []
 
     def leave(self, request: Request) -> None:
         """Forget a decode that was preempted or aborted."""
-        del self._due[request.due_step][request]  # which may leave nobody due then
+        del self.due[request.due_step][request]  # which may leave nobody due then
         request.due_step = -1
 
     def pop(self, end_s: float) -> list[Request]:
@@ -45,10 +49,10 @@ class OutputCalendar:
 
         That step must end now.
         """
-        steps = self._steps
+        steps = self.steps
         step = heappop(steps)
         self.next_step = steps[0] if steps else NEVER
-        finished = list(self._due.pop(step))
+        finished = list(self.due.pop(step))
         for request in finished:
             num_computed_tokens = request.base_tokens + step
             request.num_computed_tokens = num_computed_tokens
@@ -90,10 +94,10 @@ class OutputCalendar:
     def _join(self, request: Request, step: int) -> None:
         """Note that `request` gets a token in every step until `step`, its last."""
         request.due_step = step
-        due = self._due.get(step)
+        due = self.due.get(step)
         if due is not None:
             due[request] = None
             return
-        self._due[step] = {request: None}
-        heappush(self._steps, step)
+        self.due[step] = {request: None}
+        heappush(self.steps, step)
         self.next_step = min(self.next_step, step)

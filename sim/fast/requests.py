@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -81,15 +82,19 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[FastRequest]:
     first_parent_id, first_text = columns.first_request_id, columns.first_text
     assert isinstance(priority, int)
     most = max_model_len if max_tokens is None else max_tokens  # of output
-    for index, (arrival_s, num_prompt_tokens, num_output_tokens) in enumerate(
-        _rows(columns)
-    ):
+    every = columns.arrival_s, columns.num_prompt_tokens, columns.num_output_tokens
+    rows = chain.from_iterable(
+        zip(*(column[first : first + _CHUNK].tolist() for column in every), strict=True)
+        for first in range(0, len(columns), _CHUNK)
+    )
+    for index, (arrival_s, num_prompt_tokens, num_output_tokens) in enumerate(rows):
         request = new(FastRequest)
         request.request_id = index
         request.arrival_s = arrival_s
         request.num_prompt_tokens = request.num_tokens = num_prompt_tokens
         request.text = first_text + index
-        request.max_num_tokens = min(max_model_len, num_prompt_tokens + most)
+        longest = num_prompt_tokens + most
+        request.max_num_tokens = longest if longest < max_model_len else max_model_len
         request.oracle_num_tokens = num_prompt_tokens + num_output_tokens
         request.priority = priority
         request.max_output_tokens = max_tokens
@@ -109,11 +114,3 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[FastRequest]:
         request.table = None
         request.due_step = -1
         yield request
-
-
-def _rows(columns: RequestColumns) -> Iterator[tuple[float, int, int]]:
-    """Yield arrival, prompt and output of each request."""
-    every = columns.arrival_s, columns.num_prompt_tokens, columns.num_output_tokens
-    for first in range(0, len(columns), _CHUNK):
-        some = (column[first : first + _CHUNK].tolist() for column in every)
-        yield from zip(*some, strict=True)

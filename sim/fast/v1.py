@@ -51,6 +51,12 @@ class FastV1Scheduler(FastV1State):
         If the settings are refused anyway.
     """
 
+    books = frozenset(
+        {"add_request", "admission_error", "begin_decoding", "look_again", "update"}
+    )
+    """What `sim.fast.loop` does, or relies on, in place of calling it; see
+    `sim.fast.books`."""
+
     # The twin's arguments, for who builds either from a table.
     __signature__ = signature(V1Scheduler)
 
@@ -114,7 +120,7 @@ class FastV1Scheduler(FastV1State):
         if self.waiting and not self.preemptions:
             if self._ids is None:
                 self._schedule_waiting(budget, now_s)
-            elif not self._head_is_blocked:
+            elif not self.head_is_blocked:
                 self._schedule_waiting_plain(self._ids, budget, now_s)
         num_context_tokens = clock.num_base_tokens + num_decodes * step
         if not prompts:
@@ -122,7 +128,7 @@ class FastV1Scheduler(FastV1State):
             return num_decodes, num_context_tokens, 0, 0, 0, 0
         return self._advance(prompts, num_decodes, num_context_tokens)
 
-    def output(self, shape: Shape, went_on: Request | None) -> SchedulerOutput:
+    def output(self, shape: Shape, went_on: Request | None = None) -> SchedulerOutput:
         """Return the decisions of the latest `form` as an object.
 
         Parameters
@@ -169,7 +175,7 @@ class FastV1Scheduler(FastV1State):
         for request, before, after in prompts:
             num_new_tokens = after - before
             request.num_computed_tokens = after
-            self._num_chunk_tokens += num_new_tokens
+            self.num_chunk_tokens += num_new_tokens
             if before < request.num_recompute_tokens:
                 self._recompute(request, before, after)
             if num_new_tokens == 1:
@@ -217,11 +223,11 @@ class FastV1Scheduler(FastV1State):
         """Admit from the head of the queue while everything lasts."""
         waiting, running, tables = self.waiting, self.running, self.tables
         while waiting and budget and len(running) < self._most_running:
-            if self._head_is_blocked and not tables.watch_hit:
+            if self.head_is_blocked and not tables.watch_hit:
                 return
             request = waiting[0]
             if not tables.num_free_blocks:
-                self._head_is_blocked = True
+                self.head_is_blocked = True
                 return
             found = tables.find(request, request.num_tokens)
             num_hits = found.num_blocks * self.block_size
@@ -234,7 +240,7 @@ class FastV1Scheduler(FastV1State):
             if not self._fits(request, num_tokens, found):
                 return
             waiting.popleft()
-            self._look_again()
+            self.look_again()
             tables.begin(request, num_tokens, found)
             self._admit(request, num_hits, now_s)
             self.prompts.append((request, num_hits, num_tokens))
@@ -258,7 +264,7 @@ class FastV1Scheduler(FastV1State):
                 num_needed = -(-num_whole // block_size)
             num_spare = self._watermark_blocks if running else 0
             if num_needed + num_spare > tables.num_free_blocks:
-                self._head_is_blocked = True
+                self.head_is_blocked = True
                 return
             waiting.popleft()
             request.table = tables.take(num_blocks)
@@ -288,7 +294,7 @@ class FastV1Scheduler(FastV1State):
             fits = -(-num_tokens // block_size) <= num_free
         if fits:
             return True
-        self._head_is_blocked = (
+        self.head_is_blocked = (
             self._reserve_full_isl or num_tokens == whole or not self.enable_caching
         )
         tables.watch(request, whole, found)
@@ -306,7 +312,7 @@ class FastV1Scheduler(FastV1State):
         num_decodes = clock.num_decodes
         if self.partial is not None or not num_decodes:
             return 0
-        if self._head_is_blocked:
+        if self.head_is_blocked:
             if self.tables.will_fill_watched(self.running):
                 return 0
         elif self.waiting and len(self.running) < self._most_running:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import starmap
-from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -78,22 +77,43 @@ class RequestRows:
         self.streaks = Streaks()
         self._columns = Columns(_REQUEST_FACTS | {"status": "int8", "reason": "int32"})
         self._reasons = Texts()
+        self._reasons.code("")  # _NO_REASON
         self._packed: list[bytes] = []
         self._earlier: list[tuple[int, int, int]] = []
 
     def add(self, requests: Iterable[Request]) -> None:
         """Take requests that have left."""
-        packed, pack, code = self._packed, _ROWS.pack, self._reasons.code
+        packed, pack = self._packed, _ROWS.pack
         for request in requests:
             status = _STATUSES.index(request.status)
-            reason = code(request.reason)
-            first = last = -1
+            reason, streaks = request.reason, request.streaks
+            first_step = last_step = -1
             # Those that were aborted had their last streak open.
-            if request.streaks and status < len(_SERVED):
-                *earlier, (first, last) = request.streaks
-                if earlier:
-                    self._earlier += [(len(packed), *each) for each in earlier]
-            packed.append(pack(*_facts(request), status, reason, first, last))
+            if streaks and status < len(_SERVED):
+                first_step, last_step = streaks[-1]
+                if len(streaks) > 1:
+                    self._earlier += [(len(packed), *each) for each in streaks[:-1]]
+            packed.append(
+                pack(
+                    request.request_id,
+                    request.arrival_s,
+                    request.num_prompt_tokens,
+                    request.num_tokens,
+                    request.num_sequences,
+                    request.num_generated_tokens,
+                    request.parent_id,
+                    request.first_scheduled_s,
+                    request.first_token_s,
+                    request.finish_s,
+                    request.num_preemptions,
+                    request.num_cached_tokens,
+                    request.num_recomputed_tokens,
+                    status,
+                    self._reasons.code(reason) if reason else _NO_REASON,
+                    first_step,
+                    last_step,
+                )
+            )
         if len(packed) >= _CHUNK_ROWS:
             self._flush()
 
@@ -196,7 +216,7 @@ _ROWS = _Packer(
     | dict.fromkeys(("status", "reason", "first_step", "last_step"), "int64")
 )
 _PREEMPTIONS = _Packer(_PREEMPTION_FACTS)
-_facts = attrgetter(*_REQUEST_FACTS)
+_NO_REASON = 0
 # Served ones first: a list finds by identity, a dictionary would hash in Python.
 _STATUSES = [*_SERVED, *(each for each in RequestStatus if each not in _SERVED)]
 _STATUS_TEXTS = Texts()

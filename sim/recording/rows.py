@@ -107,7 +107,7 @@ _HEADS = np.dtype(
     [(name, np.int64) for name in (*_HEAD, "length", "rows_before")]
     + [("start_s", np.float64)]
 )
-_pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
+pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
 
 
 class StepRows:
@@ -139,41 +139,40 @@ class StepRows:
         self._emit = emit
         # Of stretches, packed: objects kept for a while would push what the loop
         # works on out of the processor's caches.
-        self._heads: list[bytes] = []
-        self._ends_s = array("d")
-        self._new_blocks = array("q")
+        self.heads: list[bytes] = []
+        self.ends_s = array("d")
+        self.new_blocks = array("q")
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
-        self._finished: list[tuple[int, int]] = []
+        self.finished_rows: list[tuple[int, int]] = []
         self._columns = _zero_columns(_ROOM_ROWS)
         self._is_fresh = True  # what lies behind the rows is zero
         self._num_rows = 0
 
-    def price_by(self, pricer: StepPricer) -> None:
+    def price_by(self, pricer: StepPricer, cost_model: CostModel) -> None:
         """Expect rows of `pack_facts`, whose costs are asked of `pricer` later on."""
-        self._pricer = pricer
+        self._pricer, self._cost_model = pricer, cost_model
 
     def add(self, steps: QuietSteps, cost_model: CostModel) -> None:
         """Add steps whose rows follow from one another."""
-        ends_s = self._ends_s
-        if cost_model is not self._cost_model or len(ends_s) >= CHUNK_ROWS:
+        if cost_model is not self._cost_model or len(self.ends_s) >= CHUNK_ROWS:
             self.flush()
-            self._cost_model, ends_s = cost_model, self._ends_s
+            self._cost_model = cost_model
         step, start_s, end_s, num_new_blocks, *counts = steps
-        self._heads.append(
-            _pack_head(step, *counts, len(end_s), len(self.packed), start_s)
+        self.heads.append(
+            pack_head(step, *counts, len(end_s), len(self.packed), start_s)
         )
-        ends_s.extend(end_s)
-        self._new_blocks.extend(num_new_blocks)
+        self.ends_s.extend(end_s)
+        self.new_blocks.extend(num_new_blocks)
 
     def finished(self, num_requests: int) -> None:
         """Note how many requests the latest step finished."""
-        row = len(self.packed) + len(self._ends_s) - 1
-        self._finished.append((row, num_requests))
+        row = len(self.packed) + len(self.ends_s) - 1
+        self.finished_rows.append((row, num_requests))
 
     def flush(self) -> None:
         """Turn what was told into columns; the latest step must have ended."""
-        num_told, num_rows = len(self.packed), len(self.packed) + len(self._ends_s)
+        num_told, num_rows = len(self.packed), len(self.packed) + len(self.ends_s)
         table = self._room(num_rows)
         told_rows, quiet_rows = self._places(num_rows)
         shapes = np.zeros((len(BatchShape._fields), num_rows), np.int64)
@@ -182,22 +181,21 @@ class StepRows:
             told = told.reshape(num_told, -1).T
             _fill(table, told_rows, told)
             shapes[:, told_rows] = told[_SHAPE].view(np.int64)
-        if self._heads:
+        if self.heads:
             self._expand(table, quiet_rows, shapes)
         if self._pricer is not None:
             _fill_costs(table, slice(None), self._pricer.columns(shapes.T))
-        elif self._heads:
+        elif self.heads:
             assert self._cost_model is not None
             costs = _costs(self._cost_model, shapes[:, quiet_rows].T)
             _fill_costs(table, quiet_rows, costs)
         num_finished = table[_INDEX["num_finished"]]
-        for row, num_requests in self._finished:
+        for row, num_requests in self.finished_rows:
             num_finished[row] = num_requests
         self.packed.clear()
-        self._heads.clear()
-        self._ends_s = array("d")
-        self._new_blocks = array("q")
-        self._finished.clear()
+        self.heads.clear()
+        del self.ends_s[:], self.new_blocks[:]
+        self.finished_rows.clear()
         self._num_rows += num_rows
         self._emit_full()
 
@@ -222,7 +220,7 @@ class StepRows:
 
     def _places(self, num_rows: int) -> tuple[Rows, Rows]:
         """Return the rows of the steps told one by one, and those of stretches."""
-        if not self._heads:
+        if not self.heads:
             return slice(None), slice(0)
         if not self.packed:
             return slice(0), slice(None)
@@ -234,12 +232,12 @@ class StepRows:
         return np.flatnonzero(is_told), quiet
 
     def _stretches(self) -> npt.NDArray[Any]:
-        return np.frombuffer(b"".join(self._heads), _HEADS)
+        return np.frombuffer(b"".join(self.heads), _HEADS)
 
     def _expand(self, table: list[Words], rows: Rows, shapes: Integers) -> None:
         """Fill in what follows from the stretches; their shapes, too."""
-        new_blocks = np.frombuffer(self._new_blocks, np.int64)
-        end_s = np.frombuffer(self._ends_s)
+        new_blocks = np.frombuffer(self.new_blocks, np.int64)
+        end_s = np.frombuffer(self.ends_s)
         columns = _expanded(self._stretches(), end_s, new_blocks)
         for name, values in columns.items():
             _put(table, name, rows, values)
