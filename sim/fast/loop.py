@@ -19,6 +19,7 @@ from sim.generation import finish, last_num_tokens
 from sim.recording.rows import CHUNK_ROWS, pack_facts, pack_head
 
 if TYPE_CHECKING:
+    from sim.cost import DecodeEnds
     from sim.fast.engine import FastEngine
     from sim.request import Request
 
@@ -56,6 +57,7 @@ def run_unseen(engine: FastEngine) -> float | None:  # noqa: PLR0912, PLR0915
     packed, heads, finished_rows = rows.packed, rows.heads, rows.finished_rows
     ends_s, new_blocks = rows.ends_s, rows.new_blocks
 
+    known_ends: dict[int, DecodeEnds] = {}
     now_s: float = env.now
     event_s: float = env.peek()
     next_s = arrivals.next_s
@@ -78,7 +80,10 @@ def run_unseen(engine: FastEngine) -> float | None:  # noqa: PLR0912, PLR0915
                     rows.flush()
                 num_decodes = clock.num_decodes
                 context = clock.num_base_tokens + num_decodes * step
-                ends = decode_ends(num_decodes)(
+                ends_of = known_ends.get(num_decodes)
+                if ends_of is None:
+                    ends_of = known_ends[num_decodes] = decode_ends(num_decodes)
+                ends = ends_of(
                     context, num_steps, now_s, next_s if next_s < event_s else event_s
                 )
                 num_steps = len(ends)

@@ -112,21 +112,23 @@ class FastV1Scheduler(FastV1State):
                 self._append_or_preempt(list(opening), step)
         if self.enable_caching:
             self.tables.register_blocks(clock.filling(step))
+        self.prompts = []
+        self.num_recomputed_tokens = 0
         num_decodes = clock.num_decodes
-        prompts = self.prompts = []
+        num_context_tokens = clock.num_base_tokens + num_decodes * step
+        if self.partial is None:
+            if not self.waiting or self.preemptions:
+                return num_decodes, num_context_tokens, 0, 0, 0, 0
+            if self._ids is not None and not self.head_is_blocked:
+                return self._form_plain(
+                    self._ids, now_s, num_decodes, num_context_tokens
+                )
         budget = self._budget - num_decodes
         if self.partial is not None:
             budget = self._go_on(self.partial, budget)
         if self.waiting and not self.preemptions:
-            if self._ids is None:
-                self._schedule_waiting(budget, now_s)
-            elif not self.head_is_blocked:
-                self._schedule_waiting_plain(self._ids, budget, now_s)
-        num_context_tokens = clock.num_base_tokens + num_decodes * step
-        if not prompts:
-            self.num_recomputed_tokens = 0
-            return num_decodes, num_context_tokens, 0, 0, 0, 0
-        return self._advance(prompts, num_decodes, num_context_tokens)
+            self._schedule_waiting(budget, now_s)
+        return self._advance(num_decodes, num_context_tokens)
 
     def output(self, shape: Shape, went_on: Request | None = None) -> SchedulerOutput:
         """Return the decisions of the latest `form` as an object.
@@ -163,16 +165,10 @@ class FastV1Scheduler(FastV1State):
                     return
             tables.append_blocks((request,))
 
-    def _advance(
-        self,
-        prompts: list[tuple[Request, int, int]],
-        num_decodes: int,
-        num_context_tokens: int,
-    ) -> Shape:
+    def _advance(self, num_decodes: int, num_context_tokens: int) -> Shape:
         """Count prompts, whose slots are there, beside decodes; return the shape."""
         num_prefills = num_tokens = num_prefill_context_tokens = num_pairs = 0
-        self.num_recomputed_tokens = 0
-        for request, before, after in prompts:
+        for request, before, after in self.prompts:
             num_new_tokens = after - before
             request.num_computed_tokens = after
             self.num_chunk_tokens += num_new_tokens
@@ -246,26 +242,35 @@ class FastV1Scheduler(FastV1State):
             self.prompts.append((request, num_hits, num_tokens))
             budget -= num_new_tokens
 
-    def _schedule_waiting_plain(
-        self, tables: IdTables, budget: int, now_s: float
-    ) -> None:
-        """Do so where nothing is cached, so that nothing is found."""
+    def _form_plain(
+        self,
+        tables: IdTables,
+        now_s: float,
+        num_decodes: int,
+        num_context_tokens: int,
+    ) -> Shape:
+        """Do so, and count as `_advance`, where nothing is cached or in mid-way.
+
+        Nothing is found then, and every prompt begins at its first token.
+        """
         waiting, running, block_size = self.waiting, self.running, self.block_size
+        budget = first_budget = self._budget - num_decodes
+        num_prefills = num_prefill_tokens = num_pairs = 0
         while waiting and budget and len(running) < self._most_running:
             request = waiting[0]
             num_tokens = num_whole = request.num_tokens
             if num_tokens > budget:
                 if not self._chunks:
-                    return
+                    break
                 num_tokens = budget
-            num_blocks = -(-num_tokens // block_size)
-            num_needed = num_blocks
+            num_blocks = num_needed = -(-num_tokens // block_size)
             if self._reserve_full_isl and num_tokens < num_whole:
                 num_needed = -(-num_whole // block_size)
-            num_spare = self._watermark_blocks if running else 0
-            if num_needed + num_spare > tables.num_free_blocks:
+            if running:
+                num_needed += self._watermark_blocks
+            if num_needed > tables.num_free_blocks:
                 self.head_is_blocked = True
-                return
+                break
             waiting.popleft()
             request.table = tables.take(num_blocks)
             if request.status is not _PREEMPTED:
@@ -274,6 +279,29 @@ class FastV1Scheduler(FastV1State):
             running[request] = None
             self.prompts.append((request, 0, num_tokens))
             budget -= num_tokens
+            request.num_computed_tokens = num_tokens
+            if request.num_recompute_tokens:
+                self._recompute(request, 0, num_tokens)
+            if num_tokens == 1:
+                num_decodes += 1
+                num_context_tokens += 1
+            else:
+                num_prefills += 1
+                num_prefill_tokens += num_tokens
+                num_pairs += num_tokens * (num_tokens + 1) // 2
+            if num_tokens < num_whole:
+                self.partial = request
+            else:
+                self.completing.append(request)
+        self.num_chunk_tokens += first_budget - budget
+        return (
+            num_decodes,
+            num_context_tokens,
+            num_prefills,
+            num_prefill_tokens,
+            num_prefill_tokens,
+            num_pairs,
+        )
 
     def _fits(self, request: Request, num_tokens: int, found: Found) -> bool:
         """Whether the head gets its first slots, up to token `num_tokens`.
