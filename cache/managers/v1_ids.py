@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError, require
@@ -125,16 +124,25 @@ class IdTables:
         list of int
             Number of blocks of each round.
         """
-        phase = first % len(buckets)
-        rounds = [*buckets[phase:], *buckets[:phase]]
-        if num_rounds > len(rounds):
-            rounds *= -(-num_rounds // len(rounds))
-        del rounds[num_rounds:]
-        num_opened = list(map(len, rounds))
-        # As one table, shared out in order.
-        ids = self.take(sum(num_opened))
-        for request, block_id in zip(chain.from_iterable(rounds), ids, strict=True):
-            request.table.append(block_id)
+        num_buckets = len(buckets)
+        num_opened: list[int] = []
+        if not self._is_stack or self.observer is not None:
+            for now in range(first, first + num_rounds):
+                opening = buckets[now % num_buckets]
+                self.append_blocks(opening)
+                num_opened.append(len(opening))
+            return num_opened
+        free = self._free
+        pop = free.pop
+        num_before = len(free)
+        for now in range(first, first + num_rounds):
+            opening = buckets[now % num_buckets]
+            for request in opening:
+                request.table.append(pop())
+            num_opened.append(len(opening))
+        num_blocks = num_before - len(free)
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
         return num_opened
 
     def register_blocks(self, requests: Iterable[FastRequest]) -> None:
@@ -170,7 +178,7 @@ class IdTables:
         return False
 
     def take(self, num_blocks: int) -> list[int]:
-        """Return a table of new blocks, from the front of the queue.
+        """Return a table of at least one new block, from the front of the queue.
 
         Raises
         ------
@@ -179,8 +187,6 @@ class IdTables:
         """
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
-        if not num_blocks:
-            return []
         free = self._free
         if self._is_stack:
             taken = free[: -num_blocks - 1 : -1]
