@@ -167,7 +167,7 @@ class FastEngine(Engine):
         if scheduler.preemptions:
             self.leave_calendar(step)
         if scheduler.prompts or shape[0]:
-            self._num_empty_steps = 0
+            self.num_empty_steps = 0
         else:
             self.note_empty_step(shape)
         return end_s
@@ -225,7 +225,7 @@ class FastEngine(Engine):
             self.cost_model,
         )
         self.num_steps = step + num_steps - 1
-        self._num_empty_steps = 0
+        self.num_empty_steps = 0
         return end_s
 
     def _next_event_s(self) -> float:

@@ -10,6 +10,7 @@ which goes on from exactly where this stops.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -140,6 +141,8 @@ def run_unseen(engine: FastEngine) -> float | None:  # noqa: PLR0912, PLR0915
                     engine.note_empty_step(shape)
                     return end_s
 
+            engine.num_empty_steps = 0
+
             # -- what happens until it ends
             if end_s >= event_s:
                 return end_s
@@ -166,7 +169,7 @@ def run_unseen(engine: FastEngine) -> float | None:  # noqa: PLR0912, PLR0915
             completing = scheduler.completing
             if step == next_due:
                 finished += due[step]
-            for request in completing or finished:
+            for request in chain(finished, completing):
                 if request.on_end is not None:
                     return end_s
             if step == next_due:

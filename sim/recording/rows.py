@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Rows = slice | Integers
+Heads = npt.NDArray[Any]
+"""Stretches, of `_HEADS`."""
 
 _COST_FIELDS = dict.fromkeys((*list(schema.STEPS)[2:11], "extrapolated"), "float64")
 # What a scheduler call says; BatchShape and CacheUsage stand in a row as they are.
@@ -174,7 +176,8 @@ class StepRows:
         """Turn what was told into columns; the latest step must have ended."""
         num_told, num_rows = len(self.packed), len(self.packed) + len(self.ends_s)
         table = self._room(num_rows)
-        told_rows, quiet_rows = self._places(num_rows)
+        heads = np.frombuffer(b"".join(self.heads), _HEADS)
+        told_rows, quiet_rows = self._places(heads, num_rows)
         shapes = np.zeros((len(BatchShape._fields), num_rows), np.int64)
         if num_told:
             told = np.frombuffer(b"".join(self.packed), np.uint64)
@@ -182,7 +185,7 @@ class StepRows:
             _fill(table, told_rows, told)
             shapes[:, told_rows] = told[_SHAPE].view(np.int64)
         if self.heads:
-            self._expand(table, quiet_rows, shapes)
+            self._expand(heads, table, quiet_rows, shapes)
         if self._pricer is not None:
             _fill_costs(table, slice(None), self._pricer.columns(shapes.T))
         elif self.heads:
@@ -218,27 +221,25 @@ class StepRows:
                 column[:] = 0
         return room
 
-    def _places(self, num_rows: int) -> tuple[Rows, Rows]:
+    def _places(self, heads: Heads, num_rows: int) -> tuple[Rows, Rows]:
         """Return the rows of the steps told one by one, and those of stretches."""
         if not self.heads:
             return slice(None), slice(0)
         if not self.packed:
             return slice(0), slice(None)
-        heads = self._stretches()
         quiet = np.repeat(heads["rows_before"], heads["length"])
         quiet += np.arange(len(quiet))
         is_told = np.ones(num_rows, dtype=np.bool_)
         is_told[quiet] = False
         return np.flatnonzero(is_told), quiet
 
-    def _stretches(self) -> npt.NDArray[Any]:
-        return np.frombuffer(b"".join(self.heads), _HEADS)
-
-    def _expand(self, table: list[Words], rows: Rows, shapes: Integers) -> None:
+    def _expand(
+        self, heads: Heads, table: list[Words], rows: Rows, shapes: Integers
+    ) -> None:
         """Fill in what follows from the stretches; their shapes, too."""
         new_blocks = np.frombuffer(self.new_blocks, np.int64)
         end_s = np.frombuffer(self.ends_s)
-        columns = _expanded(self._stretches(), end_s, new_blocks)
+        columns = _expanded(heads, end_s, new_blocks)
         for name, values in columns.items():
             _put(table, name, rows, values)
         shapes[0, rows] = columns["num_decodes"]
@@ -315,14 +316,14 @@ def _fill_costs(table: list[Words], rows: Rows, costs: Floats) -> None:
 
 
 def _expanded(
-    heads: npt.NDArray[Any], end_s: Floats, new_blocks: Integers
+    heads: Heads, end_s: Floats, new_blocks: Integers
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the columns of quiet steps that are not zero, but for costs.
 
     Parameters
     ----------
     heads
-        A stretch each, of `_HEADS`.
+        Of the stretches.
     end_s, new_blocks
         Of all their steps, one after the other.
     """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.clients import RequestFactory
+from sim.clients import PulledArrivals, RequestFactory
 from sim.costs.constant import ConstantCost
 from sim.fast.books import may_write_books
 from sim.fast.engine import FastEngine
@@ -150,6 +150,23 @@ def test_a_request_that_is_refused_or_waited_for_is_left_to_the_engine() -> None
     assert results[0] == results[1]
     assert [each for each in ended[False] if each[0]] == ended[True]
     assert len(ended[True]) == 3
+
+
+def test_whoever_waits_for_an_end_is_called_while_others_begin() -> None:
+    # Request 0 gives its last token in the very step that computes prompt 1.
+    specs = [spec(0, 0.0, 10, 5), spec(1, 3.5, 20, 9)]
+    run = Run([], fast=True)
+    ended: list[tuple[int, float]] = []
+    for request in run.factory.stream(specs):
+        if not request.request_id:
+            request.on_end = lambda each: ended.append((each.request_id, run.env.now))
+            run.engine.submit(request)
+            continue
+        run.engine.arrivals = PulledArrivals([request])  # type: ignore[attr-defined]
+    run.env.run(until=run.engine.done)
+    steps = run.recorder.finish(run.env.now).steps
+    assert steps["num_prefills"][4] == steps["num_finished"][4] == 1
+    assert ended == [(0, 5.0)]
 
 
 def columns(**more: Any) -> RequestColumns:
