@@ -133,7 +133,9 @@ class SampledWorkload:
         if all(isinstance(getattr(self, name), (int, str)) for name in wanted):
             return {name: getattr(self, name) for name in wanted}
         owners = _owners(requests)
-        num_owners = len(requests) if owners is None else int(owners.max(initial=-1)) + 1
+        num_owners = (
+            len(requests) if owners is None else int(owners.max(initial=-1)) + 1
+        )
         drawn = {name: self._draw(name, num_owners) for name in wanted}
         return {
             name: value[owners]
