@@ -10,6 +10,9 @@ UV_PIP := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_NO_PROGRESS ?= 1
 
+# Tests side by side, neighbours in a file together as far as that keeps all busy.
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+
 .PHONY: demo test test-all fuzz check bench format clean help
 
 help:
@@ -20,11 +23,11 @@ demo: $(VENV)/.installed
 	@echo "Look at results/demo/figures: kv_cache_usage.png first, preemptions.png next."
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # make test-all: what is too heavy for every day, too.
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 # make fuzz N=2000: random configurations, both paths.
 N ?= 1000
