@@ -49,7 +49,6 @@ NOT_BUILT = (
     "conform",
     "sweep",
     "plan",
-    "profile",
     "validate",
     "plot",
     "report",

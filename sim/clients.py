@@ -300,19 +300,16 @@ class PulledArrivals:
 
     Attributes
     ----------
+    upcoming
+        The next request; None after the last.
     next_s
-        Time of the next arrival in seconds; infinite after the last.
+        Time of its arrival in seconds; infinite after the last.
     """
 
     def __init__(self, requests: Iterable[Request] = ()) -> None:
         self._requests = iter(requests)
-        self._next: Request | None = None
-        self.next_s = 0.0
-        self._draw()
-
-    def _draw(self) -> None:
-        request = self._next = next(self._requests, None)
-        self.next_s = inf if request is None else request.arrival_s
+        self.upcoming = next(self._requests, None)
+        self.next_s = inf if self.upcoming is None else self.upcoming.arrival_s
 
     def pop(self) -> Request:
         """Return the next request.
@@ -322,8 +319,9 @@ class PulledArrivals:
         IndexError
             After the last.
         """
-        request = self._next
+        request = self.upcoming
         if request is None:
             raise IndexError("there are no more arrivals")
-        self._draw()
+        upcoming = self.upcoming = next(self._requests, None)
+        self.next_s = inf if upcoming is None else upcoming.arrival_s
         return request

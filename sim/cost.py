@@ -6,11 +6,10 @@ The engine knows the `CostModel` protocol and nothing else; each model is one fi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -90,6 +89,9 @@ class StepPricer(Protocol):
 
     Both methods agree with ``step`` bit for bit, so that a run gives the same results
     whichever of the three it asks. A model without them is asked step by step.
+
+    Two more save the fast path time, if a model has them: ``batch_total``, a
+    `BatchTotal`, and ``decode_ends(num_decodes)``, which returns a `DecodeEnds`.
     """
 
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
@@ -116,22 +118,57 @@ class StepPricer(Protocol):
         ...
 
 
+BatchTotal = Callable[[int, int, int, int, int, int], float]
+"""From the first six fields of `BatchShape` to ``step(...).total_s`` in seconds."""
+
+DecodeEnds = Callable[[int, int, float, float], list[float]]
+"""From ``(num_decode_context_tokens, num_steps, now_s, until_s)`` to the ends, in
+seconds, of steps of the same decodes in a row.
+
+Each step attends to one token a decode more than the one before, and starts where that
+one ended, the first at `now_s`. The last is number `num_steps` (at least 1), or the
+first that ends at `until_s` or later, or not after it began."""
+
 _PRICER_METHODS: Final = ("decode_total", "columns")
 
 
 def pricer_of(cost_model: CostModel) -> StepPricer | None:
-    """Return `cost_model` if it is a `StepPricer` that can be trusted, else None.
-
-    Both methods must stand where ``step`` is defined or nearer to the object: a
-    subclass that redefines ``step`` alone inherits methods that price something else.
-    """
-    trusted: set[str] = set()
-    kinds = type(cost_model).__mro__
-    for names in (getattr(cost_model, "__dict__", {}), *map(vars, kinds)):
-        trusted.update(name for name in _PRICER_METHODS if name in names)
-        if "step" in names:
-            break
-    # a class may set a method to None to be asked step by step
-    if all(name in trusted and getattr(cost_model, name) for name in _PRICER_METHODS):
+    """Return `cost_model` if it is a `StepPricer` that can be trusted, else None."""
+    if all(own_method(cost_model, name) for name in _PRICER_METHODS):
         return cast("StepPricer", cost_model)
     return None
+
+
+def own_method(cost_model: CostModel, name: str) -> Any:
+    """Return a method that agrees with ``step``, or None.
+
+    It must stand where ``step`` is defined or nearer to the object: a subclass that
+    redefines ``step`` alone inherits methods that price something else. A class may set
+    a method to None to be asked step by step.
+    """
+    kinds = type(cost_model).__mro__
+    for names in (getattr(cost_model, "__dict__", {}), *map(vars, kinds)):
+        if name in names:
+            return getattr(cost_model, name)
+        if "step" in names:
+            break
+    return None
+
+
+def ends_by(total_s: Callable[[int], float], num_decodes: int) -> DecodeEnds:
+    """Return ends of steps of so many decodes, at least 1, from the price of each."""
+
+    def ends(
+        num_context_tokens: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        ends_s: list[float] = []
+        last = num_context_tokens + num_steps * num_decodes
+        for num_tokens in range(num_context_tokens, last, num_decodes):
+            end_s = now_s + total_s(num_tokens)
+            ends_s.append(end_s)
+            if not now_s < end_s < until_s:
+                break
+            now_s = end_s
+        return ends_s
+
+    return ends

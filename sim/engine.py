@@ -103,6 +103,8 @@ class Engine:
     ----------
     num_steps
         Steps taken so far.
+    num_empty_steps
+        The latest of them that computed nothing, in a row.
     listeners
         Told of every step in full. The fast path then takes steps one by one.
     stop_requested
@@ -135,7 +137,7 @@ class Engine:
         self.stalled = False
         self._arrivals_closed = False
         self._blocked = False
-        self._num_empty_steps = 0
+        self.num_empty_steps = 0
         self._aborts: list[tuple[Request, str]] = []
         self._wake: simpy.Event | None = None  # while it waits for something to do
         self.done = env.process(self._run())
@@ -178,7 +180,7 @@ class Engine:
 
     def _wake_up(self) -> None:
         self._blocked = False
-        self._num_empty_steps = 0
+        self.num_empty_steps = 0
         if self._wake is not None:
             self._wake.succeed()
             self._wake = None
@@ -245,10 +247,10 @@ class Engine:
     def _note_progress(self, output: SchedulerOutput) -> None:
         """Stop asking a scheduler that is stuck, or has nothing to say for too long."""
         if output.num_batched_tokens or output.ignored:
-            self._num_empty_steps = 0
+            self.num_empty_steps = 0
         else:
-            self._num_empty_steps += 1
-            most = self._num_empty_steps >= MAX_NUM_EMPTY_STEPS
+            self.num_empty_steps += 1
+            most = self.num_empty_steps >= MAX_NUM_EMPTY_STEPS
             self._blocked = output.stuck or most
 
     def _end_step(self, output: SchedulerOutput, end_s: float) -> None:

@@ -90,9 +90,9 @@ def parse_yaml(text: str, where: str) -> Any:
 def find_files(data: dict[str, Any], directory: Path) -> None:
     """Make the paths in a configuration absolute, in place.
 
-    Traces, presets, models, GPUs and users' own classes are looked for from the working
-    directory, then beside the configuration, so that it runs from anywhere, and so
-    that what is written into the results runs again.
+    Traces, presets, models, GPUs, profiles and users' own classes are looked for from
+    the working directory, then beside the configuration, so that it runs from anywhere,
+    and so that what is written into the results runs again.
 
     Raises
     ------
@@ -111,6 +111,9 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
             if engine[key] is None:
                 del engine[key]  # missing, to be said so
     _find_user_classes(data, directory)
+    cost = data.get("cost")
+    if isinstance(cost, dict) and "profile" in cost:
+        cost["profile"] = _found(cost["profile"], directory) or cost["profile"]
     workload = data.get("workload")
     preset = workload.get("preset") if isinstance(workload, dict) else None
     if isinstance(preset, dict) and str(preset.get("name")).endswith(".json"):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.scheduler.base import SchedulerOutput
 
 # Looked up once: members of an enum are found by a call.
+_RUNNING = RequestStatus.RUNNING
 _STOPPED = RequestStatus.FINISHED_STOPPED
 _LENGTH_CAPPED = RequestStatus.FINISHED_LENGTH_CAPPED
 
@@ -80,4 +81,8 @@ def finish(request: Request, end_s: float) -> None:
     """End a request that has got its last token."""
     request.finish_s = end_s
     is_whole = request.num_tokens >= request.oracle_num_tokens
-    request.move_to(_STOPPED if is_whole else _LENGTH_CAPPED)
+    status = _STOPPED if is_whole else _LENGTH_CAPPED
+    if request.status is _RUNNING:  # as `move_to`, which costs a call and a search
+        request.status = status
+    else:
+        request.move_to(status)

@@ -103,6 +103,10 @@ class Recorder:
     """Takes `quiet` stretches; an engine tells a recorder without this each step. A
     subclass that wants to see each step sets it to False."""
 
+    books = frozenset({"arrived", "decided", "quiet", "stepped"})
+    """The loop of the fast path writes into `rows`, `requests`, `active` and the counts
+    itself in place of calling these. A subclass that redefines one is called."""
+
     def __init__(self, sink: StepSink | None = None) -> None:
         self.sink: StepSink = sink or MemorySteps()
         self.num_arrived = 0
@@ -110,20 +114,20 @@ class Recorder:
         self.num_left = 0
         self.active: dict[int, Request] = {}
         self._totals = StepTotals()
-        self._rows = StepRows(self._emit)
-        self._packed = self._rows.packed
-        self._requests = RequestRows()
+        self.rows = StepRows(self._emit)
+        self._packed = self.rows.packed
+        self.requests = RequestRows()
         self._preemptions = PreemptionRows()
-        self._occupancy_s = 0.0
-        self._occupied_since_s = 0.0
+        self.occupancy_s = 0.0
+        self.occupied_since_s = 0.0
 
     # -- sim.engine.StepRecorder ----------------------------------------------
 
     def arrived(self, request: Request) -> None:
         """See `StepRecorder.arrived`."""
         now_s, active = request.arrival_s, self.active
-        self._occupancy_s += len(active) * (now_s - self._occupied_since_s)
-        self._occupied_since_s = now_s
+        self.occupancy_s += len(active) * (now_s - self.occupied_since_s)
+        self.occupied_since_s = now_s
         self.num_arrived += 1
         active[request.request_id] = request
 
@@ -138,7 +142,7 @@ class Recorder:
         """See `StepRecorder.step`."""
         packed = self._packed
         if len(packed) >= CHUNK_ROWS:
-            self._rows.flush()
+            self.rows.flush()
         preemptions = output.preemptions
         packed.append(
             pack_step(
@@ -157,22 +161,33 @@ class Recorder:
         for preemption in preemptions:
             self._preemptions.add(step, start_s, preemption)
 
-    def price_by(self, pricer: StepPricer) -> None:
-        """Be told of steps by `decided`, not by `step`; `pricer` knows their costs."""
-        self._rows.price_by(pricer)
+    def price_by(self, pricer: StepPricer, cost_model: CostModel) -> None:
+        """Be told of steps by `decided`, not by `step`; `pricer` knows their costs.
+
+        It is `cost_model`, which is told with quiet stretches.
+        """
+        self.rows.price_by(pricer, cost_model)
 
     def decided(
         self,
         step: int,
         start_s: float,
-        output: SchedulerOutput,
+        shape: Sequence[int],
         scheduler: FastV1State,
     ) -> None:
-        """Take note of a step as `step` does, its costs to be asked of the pricer."""
+        """Take note of a step as `step` does, its costs to be asked of the pricer.
+
+        Parameters
+        ----------
+        shape
+            The first six fields of its `BatchShape`; the others are 0.
+        scheduler
+            Right after its call.
+        """
         packed = self._packed
         if len(packed) >= CHUNK_ROWS:
-            self._rows.flush()
-        preemptions = output.preemptions
+            self.rows.flush()
+        preemptions = scheduler.preemptions
         packed.append(
             pack_facts(
                 step,
@@ -180,10 +195,13 @@ class Recorder:
                 len(scheduler.running),
                 len(scheduler.waiting),
                 0,
-                *output.shape,
+                *shape,
+                0,
+                0,
+                0,
                 *scheduler.usage_facts(),
                 len(preemptions),
-                output.num_recomputed_tokens,
+                scheduler.num_recomputed_tokens,
             )
         )
         for preemption in preemptions:
@@ -201,26 +219,26 @@ class Recorder:
         cost_model
             The model that priced it, asked again for the parts when rows are made.
         """
-        self._rows.add(steps, cost_model)
+        self.rows.add(steps, cost_model)
 
     def stepped(self, end_s: float, finished: Sequence[Request]) -> None:
         """See `StepRecorder.stepped`."""
         if finished:
             active = self.active
-            self._occupancy_s += len(active) * (end_s - self._occupied_since_s)
-            self._occupied_since_s = end_s
+            self.occupancy_s += len(active) * (end_s - self.occupied_since_s)
+            self.occupied_since_s = end_s
             for request in finished:
                 del active[request.request_id]
             self.num_finished += len(finished)
-            self._rows.finished(len(finished))
-            self._requests.add(finished)
+            self.rows.finished(len(finished))
+            self.requests.add(finished)
 
     def left(self, request: Request, now_s: float) -> None:
         """See `StepRecorder.left`."""
         self._occupy(now_s)
         del self.active[request.request_id]
         self.num_left += 1
-        self._requests.add((request,))
+        self.requests.add((request,))
 
     def check(self, scheduler: Scheduler) -> None:
         """Prove that no request is lost or counted twice (invariant 1).
@@ -245,23 +263,23 @@ class Recorder:
 
     def _occupy(self, now_s: float) -> None:
         """Advance the integral of requests in the system to now."""
-        self._occupancy_s += len(self.active) * (now_s - self._occupied_since_s)
-        self._occupied_since_s = now_s
+        self.occupancy_s += len(self.active) * (now_s - self.occupied_since_s)
+        self.occupied_since_s = now_s
 
-    def _emit(self, batch: Batch) -> None:
+    def _emit(self, batch: Batch) -> bool:
         self._totals.add(batch)
-        self.sink.write(batch)
+        return bool(self.sink.write(batch))
 
     def finish(self, now_s: float) -> Recording:
         """Close the books at `now_s`; requests still active become rows as they are."""
         self._occupy(now_s)
-        self._rows.close()
-        self._requests.add(self.active.values())
+        self.rows.close()
+        self.requests.add(self.active.values())
         return Recording(
             step_table=self.sink.close(),
-            request_table=ResultTable(self._requests.table(), schema.REQUESTS),
+            request_table=ResultTable(self.requests.table(), schema.REQUESTS),
             preemption_table=ResultTable(self._preemptions.table(), schema.PREEMPTIONS),
             totals=self._totals,
-            streaks=self._requests.streaks,
-            occupancy_s=self._occupancy_s,
+            streaks=self.requests.streaks,
+            occupancy_s=self.occupancy_s,
         )

@@ -26,6 +26,7 @@ from sim.errors import ConfigError, SchedulerError
 from sim.fast.conditions import FAST_SCHEDULERS, why_stepwise
 from sim.fast.engine import FastEngine
 from sim.fast.exact import NotExactError
+from sim.fast.requests import requests_of
 from sim.fast.v1 import FastV1Scheduler
 from sim.generation import sample
 from sim.generation_groups import sampler_for
@@ -141,7 +142,7 @@ class Simulation:
         if isinstance(self.scheduler, FastV1Scheduler):
             pulled = None
             if not self._is_closed_loop:
-                pulled = PulledArrivals(client.factory.stream(self.specs))
+                pulled = PulledArrivals(requests_of(client.factory, self.specs))
             engine = FastEngine(
                 self.env,
                 self.scheduler,

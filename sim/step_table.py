@@ -44,10 +44,13 @@ class StepTable(Protocol):
 class StepSink(Protocol):
     """Where a recorder puts the steps of a run."""
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Batch) -> bool | None:
         """Take `BATCH_ROWS` steps, or the last few: all columns, and maybe others.
 
-        The arrays change after the call: copy what you keep.
+        Returns
+        -------
+        bool or None
+            Whether the arrays are kept. If not, they change after the call.
         """
         ...
 
@@ -107,17 +110,18 @@ class ParquetSteps:
 
 
 class MemorySteps:
-    """Steps that stay in memory: sink and table in one, 240 bytes a step."""
+    """Steps that stay in memory: sink and table in one, at most 250 bytes a step."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self._batches: list[Batch] = []
         self._frame: pd.DataFrame | None = None
 
-    def write(self, batch: Batch) -> None:
-        """See `StepSink.write`."""
-        self._batches.append({name: batch[name].copy() for name in schema.STEPS})
+    def write(self, batch: Batch) -> bool:
+        """See `StepSink.write`: keeps the arrays, a copy would be as much again."""
+        self._batches.append({name: batch[name] for name in schema.STEPS})
         self.num_steps += len(batch["step"])
+        return True
 
     def close(self) -> MemorySteps:
         """See `StepSink.close`."""
@@ -131,7 +135,7 @@ class MemorySteps:
             yield {name: batch[name] for name in columns}
 
     def frame(self) -> pd.DataFrame:
-        """Return all steps; the batches are given up for it, column by column."""
+        """Return all steps; the batches are given up for it, one by one."""
         if self._frame is None:
             self._frame = _joined(self._batches)
             self._batches = []
@@ -149,10 +153,14 @@ def _joined(batches: list[Batch]) -> pd.DataFrame:
     """Return batches as one frame, and empty them on the way."""
     import pandas as pd  # noqa: PLC0415  (slow to import, and a run needs none)
 
-    columns = {
-        name: np.concatenate(
-            [np.zeros(0, kind), *(batch.pop(name) for batch in batches)], dtype=kind
-        )
-        for name, kind in schema.STEPS.items()
-    }
+    num_steps = sum(len(batch["step"]) for batch in batches)
+    columns = {name: np.empty(num_steps, kind) for name, kind in schema.STEPS.items()}
+    begin = 0
+    batches.reverse()
+    while batches:
+        batch = batches.pop()
+        rows = slice(begin, begin + len(batch["step"]))
+        for name, column in columns.items():
+            column[rows] = batch[name]
+        begin = rows.stop
     return pd.DataFrame(columns, copy=False)

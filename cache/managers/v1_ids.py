@@ -133,11 +133,12 @@ class IdTables:
                 num_opened.append(len(opening))
             return num_opened
         free = self._free
+        pop = free.pop
         num_before = len(free)
         for now in range(first, first + num_rounds):
             opening = buckets[now % num_buckets]
             for request in opening:
-                request.table.append(free.pop())
+                request.table.append(pop())
             num_opened.append(len(opening))
         num_blocks = num_before - len(free)
         self.num_free_blocks -= num_blocks

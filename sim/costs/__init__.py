@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
+from sim.costs.measured import MeasuredCost
 from sim.costs.roofline import RooflineCost
 
 COST_MODELS: dict[str, type] = {
     "constant": ConstantCost,
     "linear": LinearCost,
+    "measured": MeasuredCost,
     "roofline": RooflineCost,
 }
 """`kind` of the configuration's ``cost`` table to the class it names."""
 
-__all__ = ["COST_MODELS", "ConstantCost", "LinearCost", "RooflineCost"]
+__all__ = ["COST_MODELS", "ConstantCost", "LinearCost", "MeasuredCost", "RooflineCost"]

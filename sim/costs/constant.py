@@ -41,6 +41,11 @@ class ConstantCost:
         del shape
         return self._cost
 
+    def batch_total(self, *shape: int) -> float:
+        """Return `step_s`; as `StepPricer` says."""
+        del shape
+        return self.step_s
+
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
         """Return a function that is always `step_s`; as `StepPricer.decode_total`."""
         del num_decodes

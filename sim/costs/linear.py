@@ -113,6 +113,28 @@ class LinearCost:
             self.base_s,
         )
 
+    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_prefill_tokens: int,
+        prefill_context: int,
+        pairs: int,
+    ) -> float:
+        """Return ``total_s`` of a step that moves no blocks; as `StepPricer` says."""
+        gemm_s = (
+            self.decode_s * num_decodes
+            + self.prefill_s * num_prefills
+            + self.prefill_token_s * num_prefill_tokens
+        )
+        prefill_s = (
+            self.prefill_context_token_s * prefill_context
+            + self.prefill_attention_pair_s * pairs
+        )
+        decode_s = self.decode_context_token_s * decode_context
+        return gemm_s + prefill_s + decode_s + self.base_s
+
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
         """Return ``total_s`` of steps of so many decodes, a function of their context.
 

@@ -45,6 +45,7 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
     swap_s: float = 0.0,
     copy_s: float = 0.0,
     host_s: float = 0.0,
+    extrapolated: bool = False,
 ) -> StepCost:
     """Return the cost whose `total_s` is the sum of these parts, in seconds.
 
@@ -75,7 +76,7 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
             swap_s,
             copy_s,
             host_s,
-            False,
+            extrapolated,
         ),
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from sim.cost import StepCost
+from sim.cost import DecodeEnds, StepCost, ends_by
 from sim.costs.parts import Memo, cost_columns, step_cost
 from sim.costs.roofline_constants import RooflineConstants
 
@@ -88,25 +88,71 @@ class RooflineCost(RooflineConstants):
     _row_parts: Memo[tuple[float, float]] = field(
         init=False, repr=False, default_factory=Memo
     )
+    _decode_ends: Memo[DecodeEnds] = field(init=False, repr=False, default_factory=Memo)
     _decode_totals: Memo[Callable[[int], float]] = field(
         init=False, repr=False, default_factory=Memo
     )
+
+    # -- parts of a step, for models that measure the others -------------------------
+
+    def token_parts(self, num_tokens: int) -> tuple[float, float, float]:
+        """Return seconds of GEMMs, of collectives and of kernels outside both."""
+        return self._token_parts.get(num_tokens) or self._price_tokens(num_tokens)
+
+    def row_parts(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the head and of the host for so many requests."""
+        return self._row_parts.get(num_rows) or self._price_rows(num_rows)
 
     # -- one step ---------------------------------------------------------------
 
     def step(self, shape: BatchShape) -> StepCost:
         """Return the cost of a step of this shape, in seconds."""
-        (
+        decodes, context, prefills, tokens, past, pairs, *_ = shape
+        num_swapped_in, num_swapped_out, num_copied = shape[6:]
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s = self._parts(
+            decodes, context, prefills, tokens, past, pairs
+        )
+        return step_cost(
+            gemm_s,
+            prefill_s,
+            decode_s,
+            head_s,
+            allreduce_s,
+            self._swap_block_s * (num_swapped_in + num_swapped_out),
+            self._copy_block_s * num_copied,
+            host_s,
+        )
+
+    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_prefill_tokens: int,
+        prefill_context: int,
+        pairs: int,
+    ) -> float:
+        """Return ``total_s`` of a step that moves no blocks; see `StepPricer`."""
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s = self._parts(
             num_decodes,
             decode_context,
             num_prefills,
             num_prefill_tokens,
             prefill_context,
             pairs,
-            num_swapped_in,
-            num_swapped_out,
-            num_copied,
-        ) = shape
+        )
+        return gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
+
+    def _parts(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_prefill_tokens: int,
+        prefill_context: int,
+        pairs: int,
+    ) -> tuple[float, float, float, float, float, float]:
+        """Return the parts of a step that moves no blocks, without those."""
         num_tokens = num_decodes + num_prefill_tokens
         num_rows = num_decodes + num_prefills
         gemm_s, allreduce_s, kernels_s = self._token_parts.get(
@@ -123,16 +169,7 @@ class RooflineCost(RooflineConstants):
                 )
             if num_decodes:
                 decode_s = self._decode_s(num_decodes, decode_context, num_prefills)
-        return step_cost(
-            gemm_s,
-            prefill_s,
-            decode_s,
-            head_s,
-            allreduce_s,
-            self._swap_block_s * (num_swapped_in + num_swapped_out),
-            self._copy_block_s * num_copied,
-            host_s + kernels_s,
-        )
+        return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s + kernels_s
 
     def _price_tokens(self, num_tokens: int) -> tuple[float, float, float]:
         """Return seconds of GEMMs, of collectives and of kernels outside both."""
@@ -240,8 +277,50 @@ class RooflineCost(RooflineConstants):
             decode_s = compute_s if compute_s > decode_s else decode_s
             return gemm_s + decode_s + head_s + allreduce_s + host_s
 
+        return read if self._decodes_only_read else read_or_compute
+
+    @property
+    def _decodes_only_read(self) -> bool:
         # rounding keeps order: where a key takes longer to read, any number does
-        return read_or_compute if sliding or key_compute_s > key_s else read
+        is_slower = self._decode_key_compute_s > self._kv_token_s
+        return not (self._sliding_share or is_slower)
+
+    def decode_ends(self, num_decodes: int) -> DecodeEnds:
+        """Return when steps of so many decodes end; see `sim.cost.DecodeEnds`."""
+        ends = self._decode_ends.get(num_decodes)
+        if ends is None:
+            make = self._read_ends if self._decodes_only_read else self._other_ends
+            ends = self._decode_ends.keep(num_decodes, make(num_decodes))
+        return ends
+
+    def _other_ends(self, num_decodes: int) -> DecodeEnds:
+        return ends_by(self.decode_total(num_decodes), num_decodes)
+
+    def _read_ends(self, num_decodes: int) -> DecodeEnds:
+        """As `ends_by` of ``read`` above, whose call would cost as much as its sum."""
+        gemm_s, allreduce_s, kernels_s = self._price_tokens(num_decodes)
+        head_s, host_s = self._price_rows(num_decodes)
+        host_s += kernels_s
+        sequence_s = self._decode_sequence_s * num_decodes
+        key_s = self._kv_token_s
+
+        def ends(
+            context: int, num_steps: int, now_s: float, until_s: float
+        ) -> list[float]:
+            ends_s: list[float] = []
+            append = ends_s.append
+            for tokens in range(
+                context, context + num_steps * num_decodes, num_decodes
+            ):
+                decode_s = key_s * tokens + sequence_s
+                end_s = now_s + (gemm_s + decode_s + head_s + allreduce_s + host_s)
+                append(end_s)
+                if not now_s < end_s < until_s:
+                    break
+                now_s = end_s
+            return ends_s
+
+        return ends
 
     def columns(self, shapes: Counts) -> Seconds:
         """Return `step` of each row of `shapes`; as `StepPricer.columns`."""

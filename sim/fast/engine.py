@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sim.clients import PulledArrivals
 from sim.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.cost import BatchShape, pricer_of
 from sim.engine import Engine, no_length
-from sim.fast.outputs import OutputCalendar
+from sim.fast.books import may_write_books
+from sim.fast.loop import MAX_NUM_QUIET_STEPS, run_unseen
+from sim.fast.outputs import NEVER, OutputCalendar
+from sim.fast.prices import batch_total_of, decode_ends_of
 from sim.recorder import QuietSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     import simpy
 
     from sim.cost import CostModel
-    from sim.fast.v1 import FastV1Scheduler
+    from sim.fast.v1 import FastV1Scheduler, Shape
     from sim.recorder import Recorder
     from sim.request import Request
-    from sim.scheduler.base import SchedulerOutput
 
-MAX_NUM_QUIET_STEPS = 4096
-"""Most steps taken at once: how long an interruption may have to wait."""
+# As QuietSteps(...), without the function that a NamedTuple puts before it.
+_stretch: Callable[[Iterable[Any]], QuietSteps] = partial(tuple.__new__, QuietSteps)
 
 
 class FastEngine(Engine):
@@ -65,12 +68,13 @@ class FastEngine(Engine):
     ) -> None:
         self.arrivals = arrivals or PulledArrivals()
         self.calendar = OutputCalendar()
-        pricer = self._pricer = pricer_of(cost_model)
-        self._decode_total: Callable[[int], Callable[[int], float]] = (
-            _stepwise_total(cost_model) if pricer is None else pricer.decode_total
-        )
-        if pricer is not None:
-            recorder.price_by(pricer)
+        self._pricer = pricer_of(cost_model)
+        self.batch_total = batch_total_of(cost_model)
+        self.decode_ends = decode_ends_of(cost_model)
+        self._writes_books = False
+        if self._pricer is not None:
+            recorder.price_by(self._pricer, cost_model)
+            self._writes_books = may_write_books(scheduler, recorder)
         super().__init__(
             env, scheduler, cost_model, recorder, admission_check=admission_check
         )
@@ -86,18 +90,14 @@ class FastEngine(Engine):
             if self._aborts:
                 self._apply_aborts()
             if self._blocked or not (running or waiting):
-                if arrivals.next_s < inf:
-                    yield from self._wait_for_arrival()
-                elif self._arrivals_closed:
-                    self.stalled = self._has_requests()
-                    break
-                else:
-                    self._wake = env.event()
-                    yield self._wake
-                continue
-            end_s = self._take_quiet_steps() if scheduler.is_quiet else None
+                if (yield from self._wait_for_work()):
+                    continue
+                break
+            end_s = run_unseen(self) if self._is_unseen() else None
             if end_s is None:
-                end_s = self._take_step()
+                if self.stop_requested or not (running or waiting):
+                    continue
+                end_s = self._take_quiet_steps() or self._take_step()
             while arrivals.next_s <= end_s:
                 if not advance(env, arrivals.next_s):
                     yield At(env, arrivals.next_s, ARRIVAL_PRIORITY)
@@ -106,6 +106,33 @@ class FastEngine(Engine):
                 yield At(env, end_s, STEP_PRIORITY)
             self._give_tokens(end_s)
         self._settle()
+
+    def _wait_for_work(self) -> Generator[simpy.Event, Any, bool]:
+        """Wait for an arrival, or to be woken; return whether the run goes on."""
+        if self.arrivals.next_s < inf:
+            yield from self._wait_for_arrival()
+        elif self._arrivals_closed:
+            self.stalled = self._has_requests()
+            return False
+        else:
+            self._wake = self.env.event()
+            yield self._wake
+        return True
+
+    def _is_unseen(self) -> bool:
+        """Whether nobody would see the next step, but for the books."""
+        return (
+            self._writes_books
+            and not self.listeners
+            and self.scheduler.tables.observer is None
+            and self.next_seen_step() > self.num_steps
+        )
+
+    def next_seen_step(self) -> int:
+        """Return the next step at whose end somebody looks."""
+        step = self.num_steps
+        every = (steps - step % steps for steps, _ in self._observers)
+        return step + min(every, default=NEVER) - 1
 
     def _wait_for_arrival(self) -> Generator[simpy.Event, Any, None]:
         """Wait for the next arrival, or for somebody else to wake the engine."""
@@ -126,104 +153,126 @@ class FastEngine(Engine):
             self.close_arrivals()
 
     def _take_step(self) -> float:
-        """Take one step as `Engine` does; return its end."""
-        if self._pricer is None:
-            output, end_s = self._begin_step()
+        """Take one step in full, decisions first; return its end."""
+        if self.listeners or self._pricer is None:
+            return self._take_shown_step()
+        step, scheduler = self.num_steps, self.scheduler
+        now_s: float = self.env.now
+        shape = scheduler.form(now_s)
+        total_s = self.batch_total(*shape)
+        end_s = now_s + total_s
+        if not now_s < end_s < inf:
+            raise no_length(total_s, now_s)
+        self.recorder.decided(step, now_s, shape, scheduler)
+        if scheduler.preemptions:
+            self.leave_calendar(step)
+        if scheduler.prompts or shape[0]:
+            self.num_empty_steps = 0
         else:
-            step, scheduler = self.num_steps, self.scheduler
-            now_s: float = self.env.now
-            output = scheduler.schedule(now_s)
-            cost = self.cost_model.step(output.shape)
-            end_s = now_s + cost.total_s
-            if not now_s < end_s < inf:
-                raise no_length(cost.total_s, now_s)
-            self.recorder.decided(step, now_s, output, scheduler)
-            for listener in self.listeners:
-                listener.scheduled(step, now_s, cost, output, scheduler)
-            self._note_progress(output)
+            self.note_empty_step(shape)
+        return end_s
+
+    def note_empty_step(self, shape: Shape) -> None:
+        """Stop asking a scheduler that is stuck; see `Engine`."""
+        self._note_progress(self.scheduler.output(shape))
+
+    def _take_shown_step(self) -> float:
+        """Do so as `Engine` does, for those who want to see what was decided."""
+        output, end_s = self._begin_step()
         if output.preemptions:
-            self._leave_calendar(output)
+            self.leave_calendar(self.num_steps)
         return end_s
 
     def _take_quiet_steps(self) -> float | None:
         """Take all steps that need no look; return the end of the last, if any."""
         scheduler, step = self.scheduler, self.num_steps
-        clock, tables = scheduler.clock, scheduler.tables
+        tables = scheduler.tables
         if self.listeners or tables.observer is not None:
             return None  # somebody wants to see each step, at its time
-        most = min(self.calendar.next_step() - step + 1, MAX_NUM_QUIET_STEPS)
-        for every_steps, _ in self._observers:
-            most = min(most, every_steps - step % every_steps)
-        num_steps = scheduler.quiet_steps(most)
+        most = min(self.calendar.next_step, self.next_seen_step()) - step + 1
+        num_steps = scheduler.quiet_steps(min(most, MAX_NUM_QUIET_STEPS))
         if not num_steps:
             return None
         start_s: float = self.env.now
+        clock = scheduler.clock
         num_decodes = clock.num_decodes
         num_context_tokens = clock.num_base_tokens + num_decodes * step
-        num_used_blocks = tables.num_usable_blocks - tables.num_free_blocks
+        num_free_blocks = tables.num_free_blocks
         num_logical_blocks = tables.num_logical_blocks
-        ends_s = self._plan(num_steps, num_decodes, num_context_tokens, start_s)
-        num_steps = len(ends_s)
-        stretch = QuietSteps(
-            step,
-            start_s,
-            ends_s,
-            scheduler.advance(num_steps),
-            num_decodes,
-            len(scheduler.waiting),
-            num_context_tokens,
-            num_used_blocks,
-            num_logical_blocks,
-            tables.num_usable_blocks,
-            scheduler.block_size,
+        ends_s = self.decode_ends(num_decodes)(
+            num_context_tokens, num_steps, start_s, self._next_event_s()
         )
-        self.recorder.quiet(stretch, self.cost_model)
+        end_s = ends_s[-1]
+        num_steps = len(ends_s)
+        if not (ends_s[-2] if num_steps > 1 else start_s) < end_s < inf:
+            self.refuse_length(num_context_tokens, [start_s, *ends_s])
+        self.recorder.quiet(
+            _stretch(
+                (
+                    step,
+                    start_s,
+                    ends_s,
+                    scheduler.advance(num_steps),
+                    num_decodes,
+                    len(scheduler.waiting),
+                    num_context_tokens,
+                    tables.num_usable_blocks - num_free_blocks,
+                    num_logical_blocks,
+                    tables.num_usable_blocks,
+                    scheduler.block_size,
+                )
+            ),
+            self.cost_model,
+        )
         self.num_steps = step + num_steps - 1
-        self._num_empty_steps = 0
-        return ends_s[-1]
+        self.num_empty_steps = 0
+        return end_s
 
-    def _plan(
-        self, num_steps: int, num_decodes: int, num_context_tokens: int, now_s: float
-    ) -> list[float]:
-        """Return the ends of quiet steps, up to the first that an event cuts."""
-        total_s = self._decode_total(num_decodes)
-        event_s = min(self.env.peek(), self.arrivals.next_s)
-        ends_s: list[float] = []
-        last = num_context_tokens + num_steps * num_decodes
-        for num_tokens in range(num_context_tokens, last, num_decodes):
-            end_s = now_s + total_s(num_tokens)
-            if not now_s < end_s < inf:
-                raise no_length(total_s(num_tokens), now_s)
-            ends_s.append(end_s)
-            if end_s >= event_s:
-                break
-            now_s = end_s
-        return ends_s
+    def _next_event_s(self) -> float:
+        """Return when something else happens."""
+        event_s: float = self.env.peek()
+        next_s = self.arrivals.next_s
+        return next_s if next_s < event_s else event_s
+
+    def refuse_length(self, num_context_tokens: int, times_s: list[float]) -> NoReturn:
+        """Say that the last of quiet steps takes no time, or all of it.
+
+        Parameters
+        ----------
+        num_context_tokens
+            Of the first.
+        times_s
+            When it began, and the end of each.
+        """
+        num_decodes = self.scheduler.clock.num_decodes
+        num_context_tokens += (len(times_s) - 2) * num_decodes
+        shape = BatchShape(num_decodes, num_context_tokens, 0, 0, 0, 0)
+        raise no_length(self.cost_model.step(shape).total_s, times_s[-2])
 
     # -- outputs --------------------------------------------------------------
 
     def _give_tokens(self, end_s: float) -> None:
-        """Let the output of the step that ends now appear."""
-        step, scheduler = self.num_steps, self.scheduler
-        finished = self.calendar.pop(step, end_s)
+        """Let first and last tokens of the step that ends now appear."""
+        step, scheduler, calendar = self.num_steps, self.scheduler, self.calendar
+        finished: list[Request] = []
+        if step == calendar.next_step:
+            finished = calendar.pop(end_s)
         if scheduler.completing:
-            going_on, done = self.calendar.first_tokens(
-                scheduler.completing, step, end_s
-            )
+            going_on, done = calendar.first_tokens(scheduler.completing, step, end_s)
             scheduler.begin_decoding(going_on)
-            if done:
-                finished = [*finished, *done]
+            finished += done
         if finished or self.listeners or self._observers:
             self._close_step(finished, end_s)
         else:
             self.num_steps = step + 1
 
-    def _leave_calendar(self, output: SchedulerOutput) -> None:
-        for preemption in output.preemptions:
+    def leave_calendar(self, step: int) -> None:
+        """Forget when those would have ended that `step` has preempted."""
+        for preemption in self.scheduler.preemptions:
             request = preemption.request
             if request.due_step >= 0:
                 self.calendar.leave(request)
-                request.streaks.append((request.joined_step, self.num_steps - 1))
+                request.streaks.append((request.joined_step, step - 1))
 
     def _withdraw(self, request: Request) -> None:
         super()._withdraw(request)
@@ -240,16 +289,3 @@ class FastEngine(Engine):
         for bucket in scheduler.clock.buckets:
             for request in bucket:
                 scheduler.clock.settle(request, scheduler.step)
-
-
-def _stepwise_total(cost_model: CostModel) -> Callable[[int], Callable[[int], float]]:
-    """Return prices of decodes from a model that prices whole steps only."""
-
-    def decode_total(num_decodes: int) -> Callable[[int], float]:
-        def total_s(num_context_tokens: int) -> float:
-            shape = BatchShape(num_decodes, num_context_tokens, 0, 0, 0, 0)
-            return cost_model.step(shape).total_s
-
-        return total_s
-
-    return decode_total

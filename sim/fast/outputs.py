@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sim.generation import finish, last_num_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from sim.request import Request
 
@@ -23,33 +23,36 @@ class OutputCalendar:
     """The decodes that end, by the step that gives their last token.
 
     Requests of one step stand in running order, since they enter in that order.
+
+    Attributes
+    ----------
+    due
+        Decodes by step, in running order; none stands where all have left.
+    steps
+        A heap of its keys.
+    next_step
+        The first of them: no decode ends earlier; `NEVER` without decodes.
     """
 
     def __init__(self) -> None:
-        self._due: dict[int, dict[Request, None]] = {}
-        self._steps: list[int] = []  # a heap; may hold steps that emptied since
+        self.next_step = NEVER
+        self.due: dict[int, dict[Request, None]] = {}
+        self.steps: list[int] = []
 
     def leave(self, request: Request) -> None:
         """Forget a decode that was preempted or aborted."""
-        del self._due[request.due_step][request]
+        del self.due[request.due_step][request]  # which may leave nobody due then
         request.due_step = -1
 
-    def next_step(self) -> int:
-        """Return the first step that gives a last token; `NEVER` if none does."""
-        steps, due = self._steps, self._due
-        while steps:
-            if due.get(steps[0]):
-                return steps[0]
-            due.pop(heappop(steps), None)
-        return NEVER
+    def pop(self, end_s: float) -> list[Request]:
+        """Give their last token to the decodes that `next_step` ends; in running order.
 
-    def pop(self, step: int, end_s: float) -> Sequence[Request]:
-        """Give their last token to the decodes that `step` ends; in running order."""
-        due = self._due.get(step)
-        if not due:
-            return ()
-        finished = list(due)
-        due.clear()
+        That step must end now.
+        """
+        steps = self.steps
+        step = heappop(steps)
+        self.next_step = steps[0] if steps else NEVER
+        finished = list(self.due.pop(step))
         for request in finished:
             num_computed_tokens = request.base_tokens + step
             request.num_computed_tokens = num_computed_tokens
@@ -78,9 +81,9 @@ class OutputCalendar:
             request.joined_step = step
             if num_tokens == request.num_prompt_tokens + 1:
                 request.first_token_s = end_s
-            last = last_num_tokens(request)
-            if num_tokens < last:
-                self._join(request, step + last - num_tokens)
+            num_left = last_num_tokens(request) - num_tokens
+            if num_left > 0:
+                self._join(request, step + num_left)
                 going_on.append(request)
             else:
                 request.streaks.append((step, step))
@@ -91,9 +94,10 @@ class OutputCalendar:
     def _join(self, request: Request, step: int) -> None:
         """Note that `request` gets a token in every step until `step`, its last."""
         request.due_step = step
-        due = self._due.get(step)
-        if due is None:
-            self._due[step] = {request: None}
-            heappush(self._steps, step)
-        else:
+        due = self.due.get(step)
+        if due is not None:
             due[request] = None
+            return
+        self.due[step] = {request: None}
+        heappush(self.steps, step)
+        self.next_step = min(self.next_step, step)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cache.managers.v1_fast import FastTables
-    from sim.scheduler.base import SchedulerOutput
-    from sim.scheduler.batch import Batch
     from sim.scheduler.v1_settings import V1Settings
 
 # Looked up once: members of an enum are found by a call.
@@ -53,12 +51,26 @@ class FastV1State:
         The decodes among them.
     partial
         The prompt in mid-way, or None.
+    prompts
+        Prompts of the latest call's batch, in order: request, and tokens computed
+        before and after. All other running requests decode.
     completing
-        Requests whose last chunk the latest call scheduled, in batch order.
+        Those of them whose last chunk it was.
+    preemptions
+        Of the latest call.
+    num_recomputed_tokens
+        Tokens of its batch that had been computed before.
     tables
         The blocks.
+    num_chunk_tokens
+        Computed tokens held off the clock.
+    head_is_blocked
+        Whether the head of the queue waits for something to change.
     prefix_cache_stats
         Queries and hits of admissions.
+    most_unquestioned_tokens
+        A request whose prompt is shorter and whose output ends here at the latest has
+        no `admission_error`.
     """
 
     def __init__(
@@ -81,18 +93,22 @@ class FastV1State:
         )
         self.tables: FastTables = tables
         self._ids = tables if isinstance(tables, IdTables) else None
-        self._most_tokens = min(
-            settings.max_model_len, tables.num_usable_blocks * block_size
+        most_tokens = min(settings.max_model_len, tables.num_usable_blocks * block_size)
+        self.most_unquestioned_tokens = (
+            most_tokens if settings.enable_chunked_prefill else 0
         )
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.clock = DecodeClock(block_size)
         self.partial: Request | None = None
+        self.prompts: list[tuple[Request, int, int]] = []
         self.completing: list[Request] = []
+        self.preemptions: list[Preemption] = []
+        self.num_recomputed_tokens = 0
         self.prefix_cache_stats = PrefixCacheStats()
         self.step = 0
-        self._num_chunk_tokens = 0  # computed tokens held off the clock
-        self._head_is_blocked = False
+        self.num_chunk_tokens = 0
+        self.head_is_blocked = False
 
     # -- queues ---------------------------------------------------------------
 
@@ -113,9 +129,8 @@ class FastV1State:
 
     def admission_error(self, request: Request) -> str | None:
         """Return why `request` can never be served, or None (invariant 7)."""
-        num_tokens, most = request.num_prompt_tokens, self._most_tokens
-        chunks = self.settings.enable_chunked_prefill
-        if num_tokens < most and request.max_num_tokens <= most and chunks:
+        most = self.most_unquestioned_tokens
+        if request.num_prompt_tokens < most and request.max_num_tokens <= most:
             return None
         return admission_error(
             request, self.settings, self.tables.num_usable_blocks, self.block_size
@@ -131,7 +146,7 @@ class FastV1State:
             del self.running[request]
             if request is self.partial:
                 self.partial = None
-                self._num_chunk_tokens -= request.num_computed_tokens
+                self.num_chunk_tokens -= request.num_computed_tokens
             else:
                 self.clock.settle(request, self.step)
                 self.clock.leave(request)
@@ -139,7 +154,7 @@ class FastV1State:
             self.waiting.remove(request)
         self.tables.free(request)  # or what a look-up has kept of it
         request.move_to(RequestStatus.FINISHED_ABORTED)
-        self._look_again()
+        self.look_again()
 
     def begin_decoding(self, requests: Sequence[Request]) -> None:
         """Put those of `completing` that go on onto the clock, in batch order."""
@@ -147,9 +162,8 @@ class FastV1State:
         for request in requests:
             join(request, step)
         self.completing = []
-        self._num_chunk_tokens = (
-            0 if self.partial is None else self.partial.num_computed_tokens
-        )
+        partial = self.partial
+        self.num_chunk_tokens = 0 if partial is None else partial.num_computed_tokens
 
     def update(self, finished: Sequence[Request]) -> None:
         """Release finished requests, in batch order."""
@@ -162,34 +176,32 @@ class FastV1State:
             if request.joined_step != last_step:
                 clock.leave(request)
             free(request)
-        if self._head_is_blocked:
-            self._look_again()
+        if self.head_is_blocked:
+            self.look_again()
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
         """Let the next call look at the head of the queue: something has changed."""
-        if self._head_is_blocked:
-            self._head_is_blocked = False
+        if self.head_is_blocked:
+            self.head_is_blocked = False
             self.tables.watch(None, 0, NOTHING_FOUND)
 
     # -- moves ----------------------------------------------------------------
 
-    def _preempt(
-        self, victim: Request, for_request: Request, step: int, output: SchedulerOutput
-    ) -> None:
+    def _preempt(self, victim: Request, for_request: Request, step: int) -> None:
         """Take all blocks from `victim`, which runs no more, and queue it again."""
         tables = self.tables
         usage_before = self._usage()
         if victim is self.partial:
             self.partial = None
-            self._num_chunk_tokens -= victim.num_computed_tokens
+            self.num_chunk_tokens -= victim.num_computed_tokens
         else:
             self.clock.settle(victim, step)
             self.clock.leave(victim)
         num_blocks_freed = tables.free(victim)
         num_tokens_lost = victim.preempt()
         self.waiting.appendleft(victim)
-        self._look_again()
-        output.preemptions.append(
+        self.look_again()
+        self.preemptions.append(
             Preemption(
                 request=victim,
                 for_request=for_request,
@@ -205,43 +217,24 @@ class FastV1State:
 
     def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
         """Move a request that got its blocks to the running ones."""
-        resumed = request.status is _PREEMPTED
-        request.move_to(_RUNNING)
+        resumed = request.status is _PREEMPTED  # or it waits: both may run now
+        request.status = _RUNNING
         request.num_computed_tokens = num_hits
         if not resumed:
             request.first_scheduled_s = now_s
             request.num_cached_tokens = num_hits
         if self.enable_caching:
-            self._num_chunk_tokens += num_hits
+            self.num_chunk_tokens += num_hits
             self.prefix_cache_stats.record(
                 request.num_tokens, num_hits, preempted=resumed
             )
         self.running[request] = None
 
-    def _advance(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        output: SchedulerOutput,
-        batch: Batch,
-    ) -> None:
-        """Put a prompt, whose slots are there, into the batch."""
-        before = request.num_computed_tokens
-        after = before + num_new_tokens
-        request.num_computed_tokens = after
-        self._num_chunk_tokens += num_new_tokens
-        output.scheduled.append(request)
-        output.num_scheduled_tokens.append(num_new_tokens)
-        if before < request.num_recompute_tokens:
-            num_again = min(after, request.num_recompute_tokens) - before
-            request.num_recomputed_tokens += num_again
-            batch.num_recomputed_tokens += num_again
-        batch.budget -= num_new_tokens
-        batch.add(num_new_tokens, after)
-        if after < request.num_tokens:
-            self.partial = request
-        else:
-            self.completing.append(request)
+    def _recompute(self, request: Request, before: int, after: int) -> None:
+        """Count the tokens of a chunk that a preemption threw away."""
+        num_again = min(after, request.num_recompute_tokens) - before
+        request.num_recomputed_tokens += num_again
+        self.num_recomputed_tokens += num_again
 
     # -- proof ----------------------------------------------------------------
 
@@ -259,9 +252,9 @@ class FastV1State:
         tables = self.tables
         num_logical_blocks = tables.num_logical_blocks
         num_physical_blocks = tables.num_usable_blocks - tables.num_free_blocks
-        num_logical_tokens = (
-            self.clock.num_context_tokens(self.step - 1) + self._num_chunk_tokens
-        )
+        clock = self.clock
+        num_logical_tokens = clock.num_base_tokens + clock.num_decodes * (self.step - 1)
+        num_logical_tokens += self.num_chunk_tokens
         # Only full blocks are ever shared: each extra entry is a block of tokens.
         num_shared_tokens = (num_logical_blocks - num_physical_blocks) * self.block_size
         return (
@@ -295,7 +288,7 @@ class FastV1State:
         self.clock.check(decodes)
         require(
             self.clock.num_decodes == len(decodes)
-            and self._num_chunk_tokens
+            and self.num_chunk_tokens
             == (self.partial.num_computed_tokens if self.partial else 0),
             "a running request is neither on the clock nor in mid-way",
         )

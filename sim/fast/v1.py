@@ -5,10 +5,11 @@ from __future__ import annotations
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from sim.cost import BatchShape
 from sim.fast.exact import check_exact
 from sim.fast.state import FastV1State
+from sim.request import RequestStatus
 from sim.scheduler.base import SchedulerOutput
-from sim.scheduler.batch import Batch
 from sim.scheduler.v1 import V1Scheduler
 from sim.scheduler.v1_settings import V1Settings
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from cache.managers.v1_fast import Found
     from cache.managers.v1_ids import IdTables
     from sim.request import Request
+
+Shape = tuple[int, int, int, int, int, int]
+"""The first six fields of `BatchShape`: the fast path moves no blocks."""
+
+_RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 
 
 class FastV1Scheduler(FastV1State):
@@ -44,6 +50,12 @@ class FastV1Scheduler(FastV1State):
     SchedulerError
         If the settings are refused anyway.
     """
+
+    books = frozenset(
+        {"add_request", "admission_error", "begin_decoding", "look_again", "update"}
+    )
+    """What `sim.fast.loop` does, or relies on, in place of calling it; see
+    `sim.fast.books`."""
 
     # The twin's arguments, for who builds either from a table.
     __signature__ = signature(V1Scheduler)
@@ -79,124 +91,217 @@ class FastV1Scheduler(FastV1State):
         `SchedulerOutput.scheduled` holds the prompts only; all other running requests
         decode.
         """
-        step = self.step
+        went_on = self.partial
+        return self.output(self.form(now_s), went_on)
+
+    def form(self, now_s: float) -> Shape:
+        """Form the batch of the next step; return its shape.
+
+        Moves blocks and queues as `V1Scheduler.schedule` does, and makes no object:
+        what was decided stands in `prompts`, `completing` and `preemptions`.
+        """
+        step, clock = self.step, self.clock
         self.step = step + 1
-        output = SchedulerOutput()
-        self._decode(step, output)
-        clock = self.clock
-        batch = Batch(self._budget - clock.num_decodes)
-        batch.num_decodes = clock.num_decodes
-        batch.num_decode_context_tokens = clock.num_context_tokens(step)
-        if self.partial is not None:
-            self._go_on(self.partial, output, batch)
-        if self.waiting and not output.preemptions:
-            if self._ids is None:
-                self._schedule_waiting(output, batch, now_s)
-            elif not self._head_is_blocked:
-                self._schedule_waiting_plain(self._ids, output, batch, now_s)
-        output.shape = batch.shape()
-        output.num_recomputed_tokens = batch.num_recomputed_tokens
-        output.stuck = not (
-            clock.num_decodes
-            or output.scheduled
-            or (output.preemptions and self.running)
-        )
-        return output
-
-    def _decode(self, step: int, output: SchedulerOutput) -> None:
-        """Give decodes the blocks that they open, and register those they fill."""
-        tables = self.tables
-        opening = self.clock.opening(step)
-        if len(opening) <= tables.num_free_blocks:
-            tables.append_blocks(opening)
-        else:
-            self._append_or_preempt(list(opening), step, output)
+        if self.preemptions:
+            self.preemptions = []
+        opening = clock.buckets[step % self.block_size]
+        if opening:
+            if len(opening) <= self.tables.num_free_blocks:
+                self.tables.append_blocks(opening)
+            else:
+                self._append_or_preempt(list(opening), step)
         if self.enable_caching:
-            tables.register_blocks(self.clock.filling(step))
+            self.tables.register_blocks(clock.filling(step))
+        self.prompts = []
+        self.num_recomputed_tokens = 0
+        num_decodes = clock.num_decodes
+        num_context_tokens = clock.num_base_tokens + num_decodes * step
+        if self.partial is None:
+            if not self.waiting or self.preemptions:
+                return num_decodes, num_context_tokens, 0, 0, 0, 0
+            if self._ids is not None and not self.head_is_blocked:
+                return self._form_plain(
+                    self._ids, now_s, num_decodes, num_context_tokens
+                )
+        budget = self._budget - num_decodes
+        if self.partial is not None:
+            budget = self._go_on(self.partial, budget)
+        if self.waiting and not self.preemptions:
+            self._schedule_waiting(budget, now_s)
+        return self._advance(num_decodes, num_context_tokens)
 
-    def _append_or_preempt(
-        self, opening: list[Request], step: int, output: SchedulerOutput
-    ) -> None:
-        """Do so one by one, in running order, preempting from the tail."""
+    def output(self, shape: Shape, went_on: Request | None = None) -> SchedulerOutput:
+        """Return the decisions of the latest `form` as an object.
+
+        Parameters
+        ----------
+        shape
+            What it returned.
+        went_on
+            The prompt that was in mid-way before it.
+        """
+        scheduled = [request for request, _, _ in self.prompts]
+        num_went_on = bool(scheduled) and scheduled[0] is went_on
+        return SchedulerOutput(
+            scheduled=scheduled,
+            num_scheduled_tokens=[after - before for _, before, after in self.prompts],
+            admitted=scheduled[num_went_on:],
+            preemptions=self.preemptions,
+            shape=BatchShape(*shape),
+            num_recomputed_tokens=self.num_recomputed_tokens,
+            stuck=not (shape[0] or scheduled or (self.preemptions and self.running)),
+        )
+
+    def _append_or_preempt(self, opening: list[Request], step: int) -> None:
+        """Give decodes a block each, in running order, preempting from the tail."""
         tables, running = self.tables, self.running
         for request in opening:
             if request not in running:
                 return  # and those behind it went before it
             while not tables.num_free_blocks:
                 victim, _ = running.popitem()
-                self._preempt(victim, request, step, output)
+                self._preempt(victim, request, step)
                 if victim is request:
                     return
             tables.append_blocks((request,))
 
-    def _go_on(self, request: Request, output: SchedulerOutput, batch: Batch) -> None:
-        """Compute the next chunk of the prompt in mid-way, which runs last."""
+    def _advance(self, num_decodes: int, num_context_tokens: int) -> Shape:
+        """Count prompts, whose slots are there, beside decodes; return the shape."""
+        num_prefills = num_tokens = num_prefill_context_tokens = num_pairs = 0
+        for request, before, after in self.prompts:
+            num_new_tokens = after - before
+            request.num_computed_tokens = after
+            self.num_chunk_tokens += num_new_tokens
+            if before < request.num_recompute_tokens:
+                self._recompute(request, before, after)
+            if num_new_tokens == 1:
+                num_decodes += 1
+                num_context_tokens += after
+            else:
+                num_prefills += 1
+                num_tokens += num_new_tokens
+                num_prefill_context_tokens += after
+                # Query j of a chunk sees all keys before it and j of its own.
+                num_pairs += num_new_tokens * before
+                num_pairs += num_new_tokens * (num_new_tokens + 1) // 2
+            if after < request.num_tokens:
+                self.partial = request
+            else:
+                self.completing.append(request)
+        return (
+            num_decodes,
+            num_context_tokens,
+            num_prefills,
+            num_tokens,
+            num_prefill_context_tokens,
+            num_pairs,
+        )
+
+    def _go_on(self, request: Request, budget: int) -> int:
+        """Compute the next chunk of the prompt in mid-way; return the budget left.
+
+        It runs last, so that it is its own victim.
+        """
         block_size = self.block_size
-        before = request.num_computed_tokens
-        num_new_tokens = min(request.num_tokens - before, batch.budget)
-        after = before + num_new_tokens
+        before, after = request.num_computed_tokens, request.num_tokens
+        after = min(after, before + budget)
         num_new_blocks = -(-after // block_size) - -(-before // block_size)
         if num_new_blocks > self.tables.num_free_blocks:
             del self.running[request]
-            self._preempt(request, request, self.step - 1, output)
-            return
+            self._preempt(request, request, self.step - 1)
+            return budget
         self.tables.extend(request, after)
         self.partial = None
-        self._advance(request, num_new_tokens, output, batch)
+        self.prompts.append((request, before, after))
+        return budget - (after - before)
 
-    def _schedule_waiting(
-        self, output: SchedulerOutput, batch: Batch, now_s: float
-    ) -> None:
+    def _schedule_waiting(self, budget: int, now_s: float) -> None:
         """Admit from the head of the queue while everything lasts."""
         waiting, running, tables = self.waiting, self.running, self.tables
-        while waiting and batch.budget and len(running) < self._most_running:
-            if self._head_is_blocked and not tables.watch_hit:
+        while waiting and budget and len(running) < self._most_running:
+            if self.head_is_blocked and not tables.watch_hit:
                 return
             request = waiting[0]
             if not tables.num_free_blocks:
-                self._head_is_blocked = True
+                self.head_is_blocked = True
                 return
             found = tables.find(request, request.num_tokens)
             num_hits = found.num_blocks * self.block_size
             num_new_tokens = request.num_tokens - num_hits
-            if num_new_tokens > batch.budget:
+            if num_new_tokens > budget:
                 if not self._chunks:
                     return
-                num_new_tokens = batch.budget
-            if not self._fits(request, num_hits + num_new_tokens, found):
+                num_new_tokens = budget
+            num_tokens = num_hits + num_new_tokens
+            if not self._fits(request, num_tokens, found):
                 return
             waiting.popleft()
-            self._look_again()
-            tables.begin(request, num_hits + num_new_tokens, found)
+            self.look_again()
+            tables.begin(request, num_tokens, found)
             self._admit(request, num_hits, now_s)
-            output.admitted.append(request)
-            self._advance(request, num_new_tokens, output, batch)
+            self.prompts.append((request, num_hits, num_tokens))
+            budget -= num_new_tokens
 
-    def _schedule_waiting_plain(
-        self, tables: IdTables, output: SchedulerOutput, batch: Batch, now_s: float
-    ) -> None:
-        """Do so where nothing is cached, so that nothing is found."""
+    def _form_plain(
+        self,
+        tables: IdTables,
+        now_s: float,
+        num_decodes: int,
+        num_context_tokens: int,
+    ) -> Shape:
+        """Do so, and count as `_advance`, where nothing is cached or in mid-way.
+
+        Nothing is found then, and every prompt begins at its first token.
+        """
         waiting, running, block_size = self.waiting, self.running, self.block_size
-        while waiting and batch.budget and len(running) < self._most_running:
+        budget = first_budget = self._budget - num_decodes
+        num_prefills = num_prefill_tokens = num_pairs = 0
+        while waiting and budget and len(running) < self._most_running:
             request = waiting[0]
             num_tokens = num_whole = request.num_tokens
-            if num_tokens > batch.budget:
+            if num_tokens > budget:
                 if not self._chunks:
-                    return
-                num_tokens = batch.budget
-            num_blocks = -(-num_tokens // block_size)
-            num_needed = num_blocks
+                    break
+                num_tokens = budget
+            num_blocks = num_needed = -(-num_tokens // block_size)
             if self._reserve_full_isl and num_tokens < num_whole:
                 num_needed = -(-num_whole // block_size)
-            num_spare = self._watermark_blocks if running else 0
-            if num_needed + num_spare > tables.num_free_blocks:
-                self._head_is_blocked = True
-                return
+            if running:
+                num_needed += self._watermark_blocks
+            if num_needed > tables.num_free_blocks:
+                self.head_is_blocked = True
+                break
             waiting.popleft()
             request.table = tables.take(num_blocks)
-            self._admit(request, 0, now_s)
-            output.admitted.append(request)
-            self._advance(request, num_tokens, output, batch)
+            if request.status is not _PREEMPTED:
+                request.first_scheduled_s = now_s
+            request.status = _RUNNING
+            running[request] = None
+            self.prompts.append((request, 0, num_tokens))
+            budget -= num_tokens
+            request.num_computed_tokens = num_tokens
+            if request.num_recompute_tokens:
+                self._recompute(request, 0, num_tokens)
+            if num_tokens == 1:
+                num_decodes += 1
+                num_context_tokens += 1
+            else:
+                num_prefills += 1
+                num_prefill_tokens += num_tokens
+                num_pairs += num_tokens * (num_tokens + 1) // 2
+            if num_tokens < num_whole:
+                self.partial = request
+            else:
+                self.completing.append(request)
+        self.num_chunk_tokens += first_budget - budget
+        return (
+            num_decodes,
+            num_context_tokens,
+            num_prefills,
+            num_prefill_tokens,
+            num_prefill_tokens,
+            num_pairs,
+        )
 
     def _fits(self, request: Request, num_tokens: int, found: Found) -> bool:
         """Whether the head gets its first slots, up to token `num_tokens`.
@@ -217,7 +322,7 @@ class FastV1Scheduler(FastV1State):
             fits = -(-num_tokens // block_size) <= num_free
         if fits:
             return True
-        self._head_is_blocked = (
+        self.head_is_blocked = (
             self._reserve_full_isl or num_tokens == whole or not self.enable_caching
         )
         tables.watch(request, whole, found)
@@ -225,33 +330,23 @@ class FastV1Scheduler(FastV1State):
 
     # -- quiet steps ----------------------------------------------------------
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether the next call could find nothing to do but let decodes go on.
-
-        Nobody is in mid-way, and nobody can be admitted: the queue is empty, its head
-        waits for blocks, or as many requests run as may.
-        """
-        return (
-            self.partial is None
-            and self.clock.num_decodes > 0
-            and (
-                not self.waiting
-                or self._head_is_blocked
-                or len(self.running) >= self._most_running
-            )
-        )
-
     def quiet_steps(self, most: int) -> int:
-        """Return how many quiet steps, at most `most`, have all blocks they open.
+        """Return how many steps, at most `most`, are quiet and have all their blocks.
 
         None where a decode may fill a block that the head of the queue waits for: the
-        step that fills it looks at the head. For a quiet scheduler. Changes nothing.
+        step that fills it looks at the head. Changes nothing.
         """
-        if self._head_is_blocked and self.tables.will_fill_watched(self.running):
+        clock = self.clock
+        num_decodes = clock.num_decodes
+        if self.partial is not None or not num_decodes:
             return 0
-        num_free, clock = self.tables.num_free_blocks, self.clock
-        if (most // self.block_size + 1) * clock.num_decodes <= num_free:
+        if self.head_is_blocked:
+            if self.tables.will_fill_watched(self.running):
+                return 0
+        elif self.waiting and len(self.running) < self._most_running:
+            return 0
+        num_free = self.tables.num_free_blocks
+        if (most // self.block_size + 1) * num_decodes <= num_free:
             return most
         for num_steps in range(most):
             num_free -= len(clock.opening(self.step + num_steps))

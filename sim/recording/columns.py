@@ -83,6 +83,10 @@ class Texts:
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
 
+    def code(self, text: str) -> int:
+        """Return the code of a text; an unknown one gets a new code."""
+        return self._codes.setdefault(text, len(self._codes))
+
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
         """Return the code of each text; unknown ones get a new code."""
         codes = self._codes

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import compress, starmap
-from operator import attrgetter
+from itertools import starmap
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from sim.recording.tokens import Streaks
 from sim.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
@@ -78,33 +77,60 @@ class RequestRows:
         self.streaks = Streaks()
         self._columns = Columns(_REQUEST_FACTS | {"status": "int8", "reason": "int32"})
         self._reasons = Texts()
+        self._reasons.code("")  # _NO_REASON
         self._packed: list[bytes] = []
-        self._told: list[tuple[int, str, Sequence[tuple[int, int]]]] = []
+        self._earlier: list[tuple[int, int, int]] = []
 
     def add(self, requests: Iterable[Request]) -> None:
         """Take requests that have left."""
-        packed, told, pack = self._packed, self._told, _FACTS.pack
+        packed, pack = self._packed, _ROWS.pack
         for request in requests:
-            packed.append(pack(*_facts(request)))
             status = _STATUSES.index(request.status)
-            told.append((status, request.reason, request.streaks))
+            reason, streaks = request.reason, request.streaks
+            first_step = last_step = -1
+            # Those that were aborted had their last streak open.
+            if streaks and status < len(_SERVED):
+                first_step, last_step = streaks[-1]
+                if len(streaks) > 1:
+                    self._earlier += [(len(packed), *each) for each in streaks[:-1]]
+            packed.append(
+                pack(
+                    request.request_id,
+                    request.arrival_s,
+                    request.num_prompt_tokens,
+                    request.num_tokens,
+                    request.num_sequences,
+                    request.num_generated_tokens,
+                    request.parent_id,
+                    request.first_scheduled_s,
+                    request.first_token_s,
+                    request.finish_s,
+                    request.num_preemptions,
+                    request.num_cached_tokens,
+                    request.num_recomputed_tokens,
+                    status,
+                    self._reasons.code(reason) if reason else _NO_REASON,
+                    first_step,
+                    last_step,
+                )
+            )
         if len(packed) >= _CHUNK_ROWS:
             self._flush()
 
     def _flush(self) -> None:
         if not self._packed:
             return
-        columns = _FACTS.columns(self._packed)
-        statuses, reasons, streaks = zip(*self._told, strict=True)
-        columns["status"] = np.array(statuses, np.int8)
-        columns["reason"] = self._reasons.encode(reasons)
+        columns = _ROWS.columns(self._packed)
         self._columns.add(columns)
-        # Those that were aborted had their last streak open.
-        is_served = columns["status"] < len(_SERVED)
-        if not is_served.all():
-            streaks = tuple(compress(streaks, is_served))
-        self.streaks.add(columns["request_id"][is_served], streaks)
-        self._packed, self._told = [], []
+        rows = np.flatnonzero(columns["first_step"] >= 0)
+        streaks = np.stack(
+            [rows, columns["first_step"][rows], columns["last_step"][rows]]
+        )
+        if self._earlier:
+            streaks = np.hstack([np.array(self._earlier, np.int64).T, streaks])
+            streaks = streaks[:, np.argsort(streaks[0], kind="stable")]
+        self.streaks.add(columns["request_id"][streaks[0]], streaks[1], streaks[2])
+        self._packed, self._earlier = [], []
 
     def table(self) -> pa.Table:
         """Return all rows, sorted by id; nothing can be added afterwards."""
@@ -185,9 +211,12 @@ class PreemptionRows:
         return arrow_table(columns, schema.PREEMPTIONS)
 
 
-_FACTS = _Packer(_REQUEST_FACTS)
+_ROWS = _Packer(
+    _REQUEST_FACTS
+    | dict.fromkeys(("status", "reason", "first_step", "last_step"), "int64")
+)
 _PREEMPTIONS = _Packer(_PREEMPTION_FACTS)
-_facts = attrgetter(*_REQUEST_FACTS)
+_NO_REASON = 0
 # Served ones first: a list finds by identity, a dictionary would hash in Python.
 _STATUSES = [*_SERVED, *(each for each in RequestStatus if each not in _SERVED)]
 _STATUS_TEXTS = Texts()

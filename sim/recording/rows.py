@@ -15,7 +15,7 @@ from sim.scheduler.base import CacheUsage
 from sim.step_table import BATCH_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sim.cost import CostModel, StepPricer
     from sim.step_table import Batch
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+Rows = slice | Integers
+Heads = npt.NDArray[Any]
+"""Stretches, of `_HEADS`."""
 
 _COST_FIELDS = dict.fromkeys((*list(schema.STEPS)[2:11], "extrapolated"), "float64")
 # What a scheduler call says; BatchShape and CacheUsage stand in a row as they are.
@@ -64,6 +67,7 @@ _PREFILL_TOKENS = list(_FACTS).index("num_prefill_tokens")
 
 CHUNK_ROWS = 8192
 """Steps told one by one, or in stretches, that are turned into columns at once."""
+_ROOM_ROWS = BATCH_ROWS + 4 * CHUNK_ROWS
 
 
 class QuietSteps(NamedTuple):
@@ -105,7 +109,7 @@ _HEADS = np.dtype(
     [(name, np.int64) for name in (*_HEAD, "length", "rows_before")]
     + [("start_s", np.float64)]
 )
-_pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
+pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
 
 
 class StepRows:
@@ -122,8 +126,8 @@ class StepRows:
     ----------
     emit
         Takes each batch of `BATCH_ROWS` rows, and the shorter last one: the columns
-        of `sim.schema.STEPS` and ``extrapolated`` (0.0 or 1.0), views that change
-        once it has returned.
+        of `sim.schema.STEPS` and ``extrapolated`` (0.0 or 1.0). They change once it
+        has returned, unless it says that they are kept.
 
     Attributes
     ----------
@@ -132,146 +136,194 @@ class StepRows:
         `flush` when there are `CHUNK_ROWS`, before a step is added.
     """
 
-    def __init__(self, emit: Callable[[Batch], None]) -> None:
+    def __init__(self, emit: Callable[[Batch], bool]) -> None:
         self.packed: list[bytes] = []
         self._emit = emit
         # Of stretches, packed: objects kept for a while would push what the loop
         # works on out of the processor's caches.
-        self._heads: list[bytes] = []
-        self._ends_s = array("d")
-        self._new_blocks = array("q")
+        self.heads: list[bytes] = []
+        self.ends_s = array("d")
+        self.new_blocks = array("q")
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
-        self._finished: list[tuple[int, int]] = []
-        most = BATCH_ROWS + 4 * CHUNK_ROWS
-        self._columns: Words = np.empty((len(_COLUMNS), most), np.uint64)
+        self.finished_rows: list[tuple[int, int]] = []
+        self._columns = _zero_columns(_ROOM_ROWS)
+        self._is_fresh = True  # what lies behind the rows is zero
         self._num_rows = 0
 
-    def price_by(self, pricer: StepPricer) -> None:
+    def price_by(self, pricer: StepPricer, cost_model: CostModel) -> None:
         """Expect rows of `pack_facts`, whose costs are asked of `pricer` later on."""
-        self._pricer = pricer
+        self._pricer, self._cost_model = pricer, cost_model
 
     def add(self, steps: QuietSteps, cost_model: CostModel) -> None:
         """Add steps whose rows follow from one another."""
-        ends_s = self._ends_s
-        if cost_model is not self._cost_model or len(ends_s) >= CHUNK_ROWS:
+        if cost_model is not self._cost_model or len(self.ends_s) >= CHUNK_ROWS:
             self.flush()
-            self._cost_model, ends_s = cost_model, self._ends_s
+            self._cost_model = cost_model
         step, start_s, end_s, num_new_blocks, *counts = steps
-        self._heads.append(
-            _pack_head(step, *counts, len(end_s), len(self.packed), start_s)
+        self.heads.append(
+            pack_head(step, *counts, len(end_s), len(self.packed), start_s)
         )
-        ends_s.extend(end_s)
-        self._new_blocks.extend(num_new_blocks)
+        self.ends_s.extend(end_s)
+        self.new_blocks.extend(num_new_blocks)
 
     def finished(self, num_requests: int) -> None:
         """Note how many requests the latest step finished."""
-        row = len(self.packed) + len(self._ends_s) - 1
-        self._finished.append((row, num_requests))
+        row = len(self.packed) + len(self.ends_s) - 1
+        self.finished_rows.append((row, num_requests))
 
     def flush(self) -> None:
         """Turn what was told into columns; the latest step must have ended."""
-        num_rows = len(self.packed) + len(self._ends_s)
+        num_told, num_rows = len(self.packed), len(self.packed) + len(self.ends_s)
         table = self._room(num_rows)
-        told = self._told()
-        if self._heads:
-            self._merge(table, told)
-        else:
-            _fill(table, slice(None), told)
-        for row, num_requests in self._finished:
-            table[_INDEX["num_finished"], row] = num_requests
+        heads = np.frombuffer(b"".join(self.heads), _HEADS)
+        told_rows, quiet_rows = self._places(heads, num_rows)
+        shapes = np.zeros((len(BatchShape._fields), num_rows), np.int64)
+        if num_told:
+            told = np.frombuffer(b"".join(self.packed), np.uint64)
+            told = told.reshape(num_told, -1).T
+            _fill(table, told_rows, told)
+            shapes[:, told_rows] = told[_SHAPE].view(np.int64)
+        if self.heads:
+            self._expand(heads, table, quiet_rows, shapes)
+        if self._pricer is not None:
+            _fill_costs(table, slice(None), self._pricer.columns(shapes.T))
+        elif self.heads:
+            assert self._cost_model is not None
+            costs = _costs(self._cost_model, shapes[:, quiet_rows].T)
+            _fill_costs(table, quiet_rows, costs)
+        num_finished = table[_INDEX["num_finished"]]
+        for row, num_requests in self.finished_rows:
+            num_finished[row] = num_requests
         self.packed.clear()
-        self._heads.clear()
-        self._ends_s = array("d")
-        self._new_blocks = array("q")
-        self._finished.clear()
+        self.heads.clear()
+        del self.ends_s[:], self.new_blocks[:]
+        self.finished_rows.clear()
         self._num_rows += num_rows
         self._emit_full()
-
-    def _told(self) -> Words:
-        """Return the packed rows, a word a column, costs included."""
-        width = len(_FACTS) + (0 if self._pricer else len(_COST_FIELDS))
-        told = np.frombuffer(b"".join(self.packed), np.uint64).reshape(-1, width).T
-        if self._pricer is None:
-            return told
-        shapes = told[_SHAPE].T.view(np.int64)
-        costs = self._pricer.columns(np.ascontiguousarray(shapes))
-        return np.vstack([told, np.ascontiguousarray(costs.T).view(np.uint64)])
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
         self.flush()
         if self._num_rows:
-            self._emit(_typed(self._columns[:, : self._num_rows]))
-        self._columns = np.empty((len(_COLUMNS), 0), np.uint64)
+            self._emit(_typed(self._columns, slice(self._num_rows)))
+        self._columns = _zero_columns(0)
         self._num_rows = 0
 
-    def _room(self, num_rows: int) -> Words:
+    def _room(self, num_rows: int) -> list[Words]:
         """Return room for so many rows behind those there are, all zero."""
         until = self._num_rows + num_rows
-        if until > self._columns.shape[1]:
-            columns = np.empty((len(_COLUMNS), until), np.uint64)
-            columns[:, : self._num_rows] = self._columns[:, : self._num_rows]
-            self._columns = columns
-        room = self._columns[:, self._num_rows : until]
-        room[:] = 0
+        if until > len(self._columns[0]):
+            self._columns = self._moved(0, until)
+        room = [column[self._num_rows : until] for column in self._columns]
+        if not self._is_fresh:
+            for column in room:
+                column[:] = 0
         return room
 
-    def _merge(self, table: Words, told: Words) -> None:
-        """Fill in steps told one by one and stretches, in order."""
-        assert self._cost_model is not None
-        heads = np.frombuffer(b"".join(self._heads), _HEADS)
-        end_s = np.frombuffer(self._ends_s)
-        new_blocks = np.frombuffer(self._new_blocks, np.int64)
-        rows: slice | Integers = slice(None)
-        if self.packed:
-            rows = np.repeat(heads["rows_before"], heads["length"])
-            rows += np.arange(len(end_s))
-            is_told = np.ones(table.shape[1], dtype=np.bool_)
-            is_told[rows] = False
-            _fill(table, np.flatnonzero(is_told), told)
-        columns = _expand(heads, end_s, new_blocks, self._cost_model)
+    def _places(self, heads: Heads, num_rows: int) -> tuple[Rows, Rows]:
+        """Return the rows of the steps told one by one, and those of stretches."""
+        if not self.heads:
+            return slice(None), slice(0)
+        if not self.packed:
+            return slice(0), slice(None)
+        quiet = np.repeat(heads["rows_before"], heads["length"])
+        quiet += np.arange(len(quiet))
+        is_told = np.ones(num_rows, dtype=np.bool_)
+        is_told[quiet] = False
+        return np.flatnonzero(is_told), quiet
+
+    def _expand(
+        self, heads: Heads, table: list[Words], rows: Rows, shapes: Integers
+    ) -> None:
+        """Fill in what follows from the stretches; their shapes, too."""
+        new_blocks = np.frombuffer(self.new_blocks, np.int64)
+        end_s = np.frombuffer(self.ends_s)
+        columns = _expanded(heads, end_s, new_blocks)
         for name, values in columns.items():
-            typed = np.ascontiguousarray(values, dtype=_COLUMNS[name])
-            table[_INDEX[name]][rows] = typed.view(np.uint64)
+            _put(table, name, rows, values)
+        shapes[0, rows] = columns["num_decodes"]
+        shapes[1, rows] = columns["num_logical_tokens"]
 
     def _emit_full(self) -> None:
         """Emit the batches that are complete and move the rest to the front."""
-        begin = 0
+        begin, are_kept = 0, False
         while begin + BATCH_ROWS <= self._num_rows:
-            self._emit(_typed(self._columns[:, begin : begin + BATCH_ROWS]))
+            batch = _typed(self._columns, slice(begin, begin + BATCH_ROWS))
+            are_kept = self._emit(batch) or are_kept
             begin += BATCH_ROWS
-        if begin:
-            self._num_rows -= begin
-            rest = self._columns[:, begin : begin + self._num_rows].copy()
-            self._columns[:, : self._num_rows] = rest
+        if not begin:
+            return
+        if are_kept:
+            self._columns = self._moved(begin, _ROOM_ROWS)
+        else:
+            for column in self._columns:
+                rest = column[begin : self._num_rows]
+                column[: len(rest)] = rest.copy()
+            self._is_fresh = False
+        self._num_rows -= begin
+
+    def _moved(self, begin: int, most: int) -> list[Words]:
+        """Return the rows from `begin` on at the front of new memory."""
+        columns = _zero_columns(most)
+        for new, column in zip(columns, self._columns, strict=True):
+            old = column[begin : self._num_rows]
+            if old.any():
+                new[: len(old)] = old
+        self._is_fresh = True
+        return columns
 
 
-def _typed(columns: Words) -> Batch:
+def _zero_columns(num_rows: int) -> list[Words]:
+    """Return a column for each of `_COLUMNS`.
+
+    What stays zero is never touched, and so takes no memory. An array each: one for all
+    would come in huge pages, which take several times as long to be written for the
+    first time where a virtual machine has to find them.
+    """
+    return [np.zeros(num_rows, np.uint64) for _ in _COLUMNS]
+
+
+def _typed(columns: Sequence[Words], rows: slice) -> Batch:
     """Return words as what they are."""
     kinds = _COLUMNS.items()
     return {
-        name: row.view(kind) for row, (name, kind) in zip(columns, kinds, strict=True)
+        name: column[rows].view(kind)
+        for column, (name, kind) in zip(columns, kinds, strict=True)
     }
 
 
-def _fill(table: Words, rows: slice | Integers, packed: Words) -> None:
+def _put(table: list[Words], name: str, rows: Rows, values: npt.NDArray[Any]) -> None:
+    """Put values into a column that is zero."""
+    if values.any():
+        typed = np.ascontiguousarray(values, dtype=_COLUMNS[name])
+        table[_INDEX[name]][rows] = typed.view(np.uint64)
+
+
+def _fill(table: list[Words], rows: Rows, packed: Words) -> None:
     """Put packed steps, a column each, into `rows` of the table."""
     for source, target in zip(_FROM, _TO, strict=True):
-        table[target][rows] = packed[source]
+        if source < len(packed) and packed[source].any():
+            table[target][rows] = packed[source]
     batched = table[_INDEX["num_batched_tokens"]]
     batched[rows] = packed[_DECODES] + packed[_PREFILL_TOKENS]
 
 
-def _expand(
-    heads: npt.NDArray[Any], end_s: Floats, new_blocks: Integers, model: CostModel
+def _fill_costs(table: list[Words], rows: Rows, costs: Floats) -> None:
+    """Put costs, a `StepCost` a row, into `rows` of the table."""
+    for name, values in zip(_COST_FIELDS, costs.T, strict=True):
+        _put(table, name, rows, values)
+
+
+def _expanded(
+    heads: Heads, end_s: Floats, new_blocks: Integers
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of quiet steps that are not zero.
+    """Return the columns of quiet steps that are not zero, but for costs.
 
     Parameters
     ----------
     heads
-        A stretch each, of `_HEADS`.
+        Of the stretches.
     end_s, new_blocks
         Of all their steps, one after the other.
     """
@@ -290,8 +342,7 @@ def _expand(
     start_s = np.empty(num_steps)
     start_s[1:] = end_s[:-1]
     start_s[first] = heads["start_s"]
-    costs = dict(zip(_COST_FIELDS, _costs(model, running, tokens).T, strict=True))
-    return costs | {
+    return {
         "step": step + offset,
         "start_s": start_s,
         "num_running": running,
@@ -306,14 +357,10 @@ def _expand(
     }
 
 
-def _costs(model: CostModel, num_decodes: Integers, num_tokens: Integers) -> Floats:
-    """Return the costs of decode steps, fields of `StepCost` in order."""
+def _costs(model: CostModel, shapes: Integers) -> Floats:
+    """Return `CostModel.step` of each row, (n, 10)."""
     pricer = pricer_of(model)
     if pricer is not None:
-        shapes = np.zeros((len(num_decodes), len(BatchShape._fields)), dtype=np.int64)
-        shapes[:, 0] = num_decodes
-        shapes[:, 1] = num_tokens
         return pricer.columns(shapes)
-    pairs = zip(num_decodes.tolist(), num_tokens.tolist(), strict=True)
-    costs = [model.step(BatchShape(*pair, 0, 0, 0, 0)) for pair in pairs]
+    costs = [model.step(BatchShape(*shape)) for shape in shapes.tolist()]
     return np.array(costs, dtype=np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import fsum, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -35,20 +35,16 @@ class Streaks:
     def __init__(self) -> None:
         self._columns = Columns(_FACTS)
 
-    def add(self, owners: Array, streaks: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def add(self, owner: Array, begin: Array, end: Array) -> None:
         """Take the streaks of some requests, in order.
 
         Parameters
         ----------
-        owners
-            Ids of the requests.
-        streaks
-            ``(first, last)`` steps, inclusive, of each of them.
+        owner
+            Id of the request of each; those of one request stand together.
+        begin, end
+            Its first and its last step.
         """
-        numbers = [len(each) for each in streaks]
-        steps = np.fromiter(chain.from_iterable(chain.from_iterable(streaks)), np.int64)
-        begin, end = steps.reshape(-1, 2).T
-        owner = np.repeat(owners, numbers)
         self._columns.add({"owner": owner, "begin": begin, "end": end})
 
     @cached_property

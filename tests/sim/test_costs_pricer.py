@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import replace
+from math import inf
 from typing import get_type_hints
 
 import numpy as np
@@ -14,6 +15,7 @@ from sim.cost import BatchShape, CostModel, StepCost, StepPricer, pricer_of
 from sim.costs import ConstantCost, LinearCost, RooflineCost
 from sim.costs import parts as cost_parts
 from sim.costs.parts import Memo, cost_columns, step_cost
+from sim.fast.prices import batch_total_of, decode_ends_of
 from tests.sim.test_costs import (
     BARE,
     COEFFICIENTS,
@@ -112,7 +114,10 @@ def assert_columns_are_steps(model, batch):
     assert columns.shape == (len(batch), len(StepCost._fields))
     assert columns.dtype == np.float64
     for row, shape in zip(columns.tolist(), batch, strict=True):
-        assert bits(row) == bits(model.step(shape)), shape
+        cost = model.step(shape)
+        assert bits(row) == bits(cost), shape
+        if not any(shape[6:]):
+            assert bits([batch_total_of(model)(*shape[:6])]) == bits([cost.total_s])
 
 
 def assert_decode_total_is_step(model, num_decodes, contexts):
@@ -120,6 +125,20 @@ def assert_decode_total_is_step(model, num_decodes, contexts):
     for context in contexts:
         expected = model.step(BatchShape(num_decodes, context, 0, 0, 0, 0)).total_s
         assert bits([total(context)]) == bits([expected]), (num_decodes, context)
+        if num_decodes:
+            assert_ends_are_sums(model, num_decodes, context)
+
+
+def assert_ends_are_sums(model, num_decodes, context):
+    ends = decode_ends_of(model)(num_decodes)
+    expected, now_s = [], 1.7
+    for tokens in range(context, context + 4 * num_decodes, num_decodes):
+        now_s += model.step(BatchShape(num_decodes, tokens, 0, 0, 0, 0)).total_s
+        expected.append(now_s)
+    assert bits(ends(context, 4, 1.7, inf)) == bits(expected)
+    assert bits(ends(context, 1, 1.7, inf)) == bits(expected[:1])
+    for until_s in (expected[2], (expected[1] + expected[2]) / 2):
+        assert bits(ends(context, 4, 1.7, until_s)) == bits(expected[:3])
 
 
 # -- the same bits as `step` --------------------------------------------------------
@@ -359,3 +378,35 @@ def test_other_models_are_asked_step_by_step():
     patched = Plain(0.5)
     patched.step = StepOnly().step
     assert pricer_of(patched) is None
+
+
+# -- whom to ask --------------------------------------------------------------------
+
+
+class Doubled(LinearCost):
+    """Redefines `step` alone: what it inherits prices something else."""
+
+    def step(self, shape):
+        return step_cost(*(2.0 * part for part in super().step(shape)[1:-1]))
+
+
+class Instant(ConstantCost):
+    """A step that takes no time any more."""
+
+    def step(self, shape):
+        return StepCost(0.0)
+
+
+def test_prices_of_a_redefined_step_are_asked_of_it():
+    batch = (3, 400, 1, 50, 50, 1275)
+    model = Doubled(1e-3, decode_s=1e-4, prefill_token_s=1e-5)
+    assert batch_total_of(model)(*batch) == model.step(BatchShape(*batch)).total_s
+    assert batch_total_of(model)(*batch) != model.batch_total(*batch)
+    assert_ends_are_sums(model, 3, 400)
+    assert batch_total_of(ConstantCost(0.5))(*batch) == 0.5
+
+
+def test_steps_without_length_are_planned_no_further():
+    assert decode_ends_of(Instant(1.0))(2)(10, 5, 3.0, inf) == [3.0]
+    model = RooflineCost(model=TINY, gpu=ROUND)
+    assert decode_ends_of(model)(2)(10, 5, 1e300, inf) == [1e300]

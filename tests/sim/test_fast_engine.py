@@ -84,11 +84,13 @@ class Run:
         cost_model: CostModel | None = None,
         pull: bool = False,
         check: bool = False,
+        counting: bool = False,
         env: simpy.Environment | None = None,
         **changes: Any,
     ) -> None:
         self.env = env or simpy.Environment()
-        self.recorder = CountingRecorder()
+        # Who counts is told of stretches; without, the loop of `sim.fast.loop` runs.
+        self.recorder = CountingRecorder() if counting else Recorder()
         self.factory = Keeping(MAX_MODEL_LEN)
         client = FanOutClient(self.factory)
         cost_model = cost_model or ConstantCost(1.0)
@@ -176,6 +178,7 @@ request_lists = st.lists(
     version=st.sampled_from(["0.8.5", "0.11", "0.24", "0.33"]),
     check=st.booleans(),
     pull=st.booleans(),
+    counting=st.booleans(),
 )
 def test_aborts_leave_both_paths_equal(
     *,
@@ -186,6 +189,7 @@ def test_aborts_leave_both_paths_equal(
     version: str,
     check: bool,
     pull: bool,
+    counting: bool,
 ) -> None:
     changes: dict[str, Any] = {
         "enable_prefix_caching": caching,
@@ -193,7 +197,8 @@ def test_aborts_leave_both_paths_equal(
         "engine_version": version,
     }
     stepwise = Run(specs, fast=False, aborts=aborts, **changes).finish()
-    run = Run(specs, fast=True, aborts=aborts, check=check, pull=pull, **changes)
+    changes |= {"check": check, "pull": pull, "counting": counting}
+    run = Run(specs, fast=True, aborts=aborts, **changes)
     fast = run.finish()
     assert fast == stepwise
 
@@ -201,8 +206,8 @@ def test_aborts_leave_both_paths_equal(
 @pytest.mark.parametrize("pull", [False, True], ids=["process", "pulled"])
 def test_plain_decodes_are_taken_in_stretches(pull: bool) -> None:
     specs = [spec(i, 0.0, 10, 150) for i in range(3)]
-    stepwise = Run(specs, fast=False, num_gpu_blocks=200)
-    fast = Run(specs, fast=True, pull=pull, num_gpu_blocks=200)
+    stepwise = Run(specs, fast=False, num_gpu_blocks=200, counting=True)
+    fast = Run(specs, fast=True, pull=pull, num_gpu_blocks=200, counting=True)
     assert fast.finish() == stepwise.finish()
     # A step of prompts gives the first tokens, a stretch all others.
     assert fast.recorder.num_stretches == 1
@@ -211,7 +216,7 @@ def test_plain_decodes_are_taken_in_stretches(pull: bool) -> None:
 
 
 def test_a_stretch_ends_where_an_observer_looks() -> None:
-    fast = Run([spec(0, 0.0, 10, 150)], fast=True)
+    fast = Run([spec(0, 0.0, 10, 150)], fast=True, counting=True)
     seen: list[int] = []
     fast.engine.observe(40, lambda engine: seen.append(engine.num_steps))
     fast.finish()
@@ -281,7 +286,7 @@ def test_a_listener_sees_every_step() -> None:
             self.ends.append(end_s)
 
     specs = burst(5)
-    fast, plain = Run(specs, fast=True), Run(specs, fast=True)
+    fast, plain = (Run(specs, fast=True, counting=True) for _ in range(2))
     listener = Listener()
     fast.engine.listeners.append(listener)
     assert fast.finish() == plain.finish()
@@ -322,11 +327,17 @@ class WholeStepsOnly:
 )
 def test_any_cost_model_prices_stretches(cost_model: CostModel) -> None:
     runs = [
-        Run(burst(20), fast=fast, cost_model=cost_model, num_gpu_blocks=51)
-        for fast in (False, True)
+        Run(
+            burst(20),
+            fast=fast,
+            cost_model=cost_model,
+            num_gpu_blocks=51,
+            counting=counting,
+        )
+        for fast, counting in ((False, False), (True, True), (True, False))
     ]
-    stepwise, fast = (run.finish() for run in runs)
-    assert fast == stepwise
+    stepwise, told, fast = (run.finish() for run in runs)
+    assert told == fast == stepwise
     assert runs[1].recorder.num_stretches
 
 

@@ -46,7 +46,7 @@ def interrupting(
     ("options", "place", "nth"),
     [
         (["--stepwise"], "sim.engine.Engine._end_step", 200),
-        ([], "sim.fast.engine.FastEngine._take_quiet_steps", 100),
+        ([], "sim.fast.v1.FastV1Scheduler.quiet_steps", 100),
     ],
     ids=["stepwise", "fast"],
 )

@@ -58,8 +58,12 @@ def test_latencies_and_times_of_tokens(
     streaks = Streaks()
     half = len(ids) // 2
     for some in (slice(0, half), slice(half, None)):
-        owners = np.array(ids[some], dtype=np.int64)
-        streaks.add(owners, [streaks_of(each) for each in tokens[some]])
+        rows = [
+            (owner, *streak)
+            for owner, each in zip(ids[some], tokens[some], strict=True)
+            for streak in streaks_of(each)
+        ]
+        streaks.add(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         patch.setattr("sim.step_table.BATCH_ROWS", batch_rows)
         patch.setattr("sim.recording.tokens.BATCH_ROWS", batch_rows)

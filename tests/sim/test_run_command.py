@@ -200,7 +200,7 @@ def test_bad_arguments(
     assert "Did you mean" in line("rum", str(config))
     assert "must be a whole number, got 1.7" in line("run", str(config), "--seed=1.7")
     assert "not built yet" in line("sweep", str(config))
-    assert "not built yet" in line("calibrate", "--model", "x")
+    assert "unknown model: 'x'" in line("calibrate", "--model", "x", *out)
 
 
 def test_unsorted_traces_are_sorted_with_a_warning(

@@ -1,0 +1,37 @@
+"""Estimators with ``fit`` and ``predict``, one kind of operation a class."""
+
+from __future__ import annotations
+
+from calibrate.estimators.attention import DecodeAttention, PrefillAttention
+from calibrate.estimators.curves import AllReduce, Copy, Layer, Swap
+from calibrate.estimators.gemm import Gemm
+from calibrate.estimators.kernel import KernelEstimator
+from calibrate.estimators.mixed import MixedAttention
+
+ESTIMATORS: dict[str, type[KernelEstimator]] = {
+    kind.operation: kind
+    for kind in (
+        DecodeAttention,
+        PrefillAttention,
+        MixedAttention,
+        Gemm,
+        AllReduce,
+        Layer,
+        Swap,
+        Copy,
+    )
+}
+"""Operation of a profile to the class that fits it."""
+
+__all__ = [
+    "ESTIMATORS",
+    "AllReduce",
+    "Copy",
+    "DecodeAttention",
+    "Gemm",
+    "KernelEstimator",
+    "Layer",
+    "MixedAttention",
+    "PrefillAttention",
+    "Swap",
+]

@@ -1,0 +1,148 @@
+"""Decode and prefill attention of one layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrate.estimators.kernel import KernelEstimator
+from calibrate.estimators.roofline import Work
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from calibrate.estimators.kernel import Columns
+
+    Floats = NDArray[np.float64]
+
+_NO_WINDOW = 1 << 40
+_TILE = 128
+"""Query rows of a tile of FlashAttention."""
+
+
+class _Attention(KernelEstimator):
+    """What decode and prefill share: heads, window and the bytes of a key."""
+
+    curve = ("num_heads", "num_kv_heads", "head_dim", "kv_itemsize", "window")
+    batch = "batch"
+
+    def _window(self, columns: Columns) -> Floats:
+        """Return the keys that a query sees at most; window 0 means all."""
+        window = columns["window"]
+        seen: Floats = np.where(window > 0, window, _NO_WINDOW).astype(np.float64)
+        return seen
+
+    def _key_bytes(self, columns: Columns) -> Floats:
+        """Return bytes of K and V of one token on this rank."""
+        size = columns["num_kv_heads"] * columns["head_dim"] * columns["kv_itemsize"]
+        num_bytes: Floats = 2.0 * size.astype(np.float64)
+        return num_bytes
+
+    def _common(self, columns: Columns) -> list[Floats]:
+        heads, kv_heads = columns["num_heads"], columns["num_kv_heads"]
+        window = self._window(columns)
+        return [
+            np.log2(columns["batch"].astype(float)),
+            np.log2(heads.astype(float)),
+            np.log2(kv_heads.astype(float)),
+            np.log2(heads / kv_heads),
+            columns["head_dim"].astype(float),
+            columns["kv_itemsize"].astype(float),
+            np.log2(window),
+        ]
+
+
+class DecodeAttention(_Attention):
+    """One query token a sequence; every sequence of the batch has the same context.
+
+    Bytes are the KV that is read, ``batch x seen x 2 x KV heads x head_dim x
+    itemsize``: the sum of contexts decides, the longest comes second.
+    """
+
+    operation = "decode_attention"
+    columns = (*_Attention.curve, "batch", "context")
+    long = "context"
+
+    def growth(self, columns: Columns) -> Floats:
+        """Return the keys that a sequence sees."""
+        seen: Floats = np.minimum(
+            columns["context"].astype(float), self._window(columns)
+        )
+        return seen
+
+    def work(self, columns: Columns) -> Work:
+        """Return KV bytes, FLOP seconds, and sequences x KV heads."""
+        keys = columns["batch"] * self.growth(columns)
+        flops = 4.0 * keys * columns["num_heads"] * columns["head_dim"]
+        return Work(
+            bytes=keys * self._key_bytes(columns),
+            flops_s=flops / self.device.flops_per_s,
+            units=columns["batch"].astype(float) * columns["num_kv_heads"],
+        )
+
+    def features(self, columns: Columns) -> Floats:
+        """Return octaves of shape, bytes and FLOPs."""
+        batch = columns["batch"].astype(float)
+        context = columns["context"].astype(float)
+        work = self.work(columns)
+        columns_of = [
+            *self._common(columns),
+            np.log2(context),
+            np.log2(self.growth(columns)),
+            np.log2(work.bytes),
+            np.log2(work.flops_s),
+            np.log2(work.units),
+            np.log2(batch * columns["num_heads"]),
+            np.log2(batch * context * self._key_bytes(columns)),
+        ]
+        return np.stack(columns_of, axis=1)
+
+
+class PrefillAttention(_Attention):
+    """Causal attention of chunks with `query` tokens over `past` tokens before them."""
+
+    operation = "prefill_attention"
+    columns = (*_Attention.curve, "batch", "query", "past")
+    long = "query"
+
+    def growth(self, columns: Columns) -> Floats:
+        """Return the query-key pairs of a sequence, as the window allows."""
+        query, past = columns["query"].astype(float), columns["past"].astype(float)
+        window = self._window(columns)
+        # rows whose context is still below the window, then rows that see it all
+        ramp = np.clip(window - past, 0.0, query)
+        ramp_pairs = ramp * past + ramp * (ramp + 1.0) / 2.0
+        pairs: Floats = ramp_pairs + (query - ramp) * np.minimum(window, past + query)
+        return pairs
+
+    def work(self, columns: Columns) -> Work:
+        """Return bytes of KV, queries and outputs, FLOP seconds, and tiles x heads."""
+        batch, query = columns["batch"].astype(float), columns["query"].astype(float)
+        heads, head_dim = columns["num_heads"], columns["head_dim"]
+        seen = np.minimum(query + columns["past"], query + self._window(columns))
+        flops = 4.0 * batch * self.growth(columns) * heads * head_dim
+        rows = 2.0 * 2.0 * batch * query * heads * head_dim
+        return Work(
+            bytes=batch * seen * self._key_bytes(columns) + rows,
+            flops_s=flops / self.device.flops_per_s,
+            units=batch * np.ceil(query / _TILE) * heads,
+        )
+
+    def features(self, columns: Columns) -> Floats:
+        """Return octaves of shape, bytes, FLOPs and tiles, and how full waves are."""
+        query = columns["query"].astype(float)
+        work = self.work(columns)
+        waves = work.units / self.device.num_sms
+        columns_of = [
+            *self._common(columns),
+            np.log2(query),
+            np.log2(1.0 + columns["past"]),
+            np.log2(np.minimum(query, self._window(columns))),
+            np.log2(work.bytes),
+            np.log2(work.flops_s),
+            np.log2(work.units),
+            waves / np.ceil(waves),
+            np.log2(columns["batch"] * query),
+        ]
+        return np.stack(columns_of, axis=1)

@@ -1,0 +1,121 @@
+"""What a roofline misses, learned from points: log of measured over predicted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+FEW_POINTS: Final = 400
+"""Below so many points a smooth kernel interpolates; from here on trees learn."""
+
+_LENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Candidate reach of a point, in octaves a feature."""
+_NOISES: Final = (1e-4, 1e-2, 1e-1)
+"""Candidate shares of variance that are noise."""
+
+
+class TreeResidual:
+    """Gradient-boosted trees over the features; constant outside the points' range.
+
+    scikit-learn is imported by the constructor of the trees, so that this module can
+    be loaded without it.
+    """
+
+    def __init__(self, *, num_iterations: int = 300, seed: int = 0) -> None:
+        self.num_iterations = num_iterations
+        self.seed = seed
+
+    def fit(self, features: Floats, log_ratio: Floats) -> TreeResidual:
+        """Learn `log_ratio` (n,) from `features` (n, f)."""
+        self.trees_ = _fitted_trees(
+            features,
+            log_ratio,
+            max_iter=self.num_iterations,
+            learning_rate=0.15,
+            max_leaf_nodes=63,
+            min_samples_leaf=5,
+            early_stopping=False,
+            random_state=self.seed,
+        )
+        self.bounds_ = float(log_ratio.min()), float(log_ratio.max())
+        return self
+
+    def predict(self, features: Floats) -> Floats:
+        """Return log ratios, never beyond the smallest and largest learned."""
+        with _one_thread():
+            found: Floats = np.clip(self.trees_.predict(features), *self.bounds_)
+        return found
+
+
+class KernelResidual:
+    """Gaussian kernel interpolation, for tables of tens or hundreds of points.
+
+    Reach and noise are those with the least leave-one-out error. Far from every
+    point the residual fades to its mean: the roofline alone remains.
+    """
+
+    def fit(self, features: Floats, log_ratio: Floats) -> KernelResidual:
+        """Learn `log_ratio` (n,) from `features` (n, f)."""
+        self.points_ = features
+        self.mean_ = float(np.mean(log_ratio))
+        self.bounds_ = float(log_ratio.min()), float(log_ratio.max())
+        centred = log_ratio - self.mean_
+        squares = _squares(features, features)
+        best = np.inf
+        for length in _LENGTHS:
+            for noise in _NOISES:
+                gram = np.exp(-squares / (2 * length * length))
+                inverse = np.linalg.inv(gram + noise * np.eye(len(gram)))
+                weights = inverse @ centred
+                # the residual of a point left out, in closed form
+                error = float(np.mean(np.abs(weights / np.diag(inverse))))
+                if error < best:
+                    best, self.length_, self.weights_ = error, length, weights
+        return self
+
+    def predict(self, features: Floats) -> Floats:
+        """Return log ratios, never beyond the smallest and largest learned."""
+        squares = _squares(features, self.points_)
+        near = np.exp(-squares / (2 * self.length_ * self.length_))
+        found: Floats = np.clip(self.mean_ + near @ self.weights_, *self.bounds_)
+        return found
+
+
+def _squares(left: Floats, right: Floats) -> Floats:
+    distance: Floats = (
+        (left * left).sum(axis=1)[:, None]
+        + (right * right).sum(axis=1)[None, :]
+        - 2.0 * left @ right.T
+    )
+    return np.asarray(np.maximum(distance, 0.0))
+
+
+def _fitted_trees(features: Floats, log_ratio: Floats, **parameters: Any) -> Any:
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError(
+            f"fitting {FEW_POINTS} points or more needs scikit-learn; install "
+            "'kvsim[fit]'"
+        ) from error
+    with _one_thread():
+        return HistGradientBoostingRegressor(**parameters).fit(features, log_ratio)
+
+
+def _one_thread() -> Any:
+    """Keep OpenMP to one thread.
+
+    Where others use the cores too, threads that wait for each other at every node of
+    every tree were a hundred times slower than one.
+    """
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415
+
+    return threadpool_limits(1, user_api="openmp")

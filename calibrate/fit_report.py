@@ -1,0 +1,175 @@
+"""How far off fits are on points that they did not see."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from calibrate.device import DeviceFacts
+from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.trend import longest_share
+from calibrate.points import estimator_of, points_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from calibrate.estimators import KernelEstimator
+    from calibrate.estimators.kernel import Columns
+    from sim.profile import Profile
+
+    Floats = NDArray[np.float64]
+
+NUM_SEEDS: Final = 5
+_HELD_OUT: Final = 0.2
+_COVERED: Final = 0.9
+"""Share of new points that the intervals are to hold."""
+_LONGEST: Final = {
+    "mixed_attention": "decode_context",
+    "gemm": "m",
+    "allreduce": "bytes",
+    "layer": "tokens",
+    "swap": "num_blocks",
+    "copy": "num_blocks",
+}
+"""Axis of which the longest points are held out, where the estimator has no trend."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationReport:
+    """Errors of one operation on points held out, in percent."""
+
+    n: int
+    """Different shapes."""
+    mape_inside: float | None
+    """Mean absolute error within the hull of the fifth held out; median of seeds."""
+    p90_inside: float | None
+    mape_beyond: float | None
+    """The same where the longest eighth of the lengths is held out."""
+    p90_beyond: float | None
+    bias: float | None
+    """Mean signed error within the hull: above 0 predicts too slow."""
+    max_inside: float | None
+    interval_inside: float | None
+    """Half-width that holds nine of ten new points (split conformal)."""
+    interval_beyond: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """Errors of all operations of a profile."""
+
+    operations: dict[str, OperationReport]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return numbers by operation, rounded to thousandths of a percent."""
+        return {
+            name: {key: _rounded(value) for key, value in asdict(report).items()}
+            for name, report in self.operations.items()
+        }
+
+
+def fit_report(
+    profile: Profile, num_seeds: int = NUM_SEEDS, only: Sequence[str] = ()
+) -> FitReport:
+    """Cross-validate the estimators of all operations of a profile.
+
+    Parameters
+    ----------
+    profile
+        Points; several of one shape count as one before anything is split.
+    num_seeds
+        Random splits of a fifth.
+    only
+        Operations to look at; all of them when empty.
+    """
+    device = DeviceFacts.from_json(profile.device)
+    found = {}
+    for points in points_of(profile):
+        if only and points.operation not in only:
+            continue
+        columns, time_s = aggregated(points.columns, points.time_s)
+        if len(time_s) >= 10:
+            found[points.name] = operation_report(
+                estimator_of(points, device), columns, time_s, num_seeds
+            )
+    return FitReport(found)
+
+
+def operation_report(
+    estimator: KernelEstimator,
+    columns: Columns,
+    time_s: Floats,
+    num_seeds: int = NUM_SEEDS,
+) -> OperationReport:
+    """Cross-validate one estimator on points (aggregated, (n,) each)."""
+    inside = []
+    for seed in range(num_seeds):
+        held = np.random.default_rng(seed).random(len(time_s)) < _HELD_OUT
+        errors, within = _errors(estimator, columns, time_s, held)
+        if within.any():
+            inside.append(errors[within])
+    axis = estimator.long or _LONGEST[estimator.operation]
+    longest = longest_share(columns[axis])
+    beyond = []
+    if longest.any() and (~longest).sum() >= 5:
+        errors, _ = _errors(estimator, columns, time_s, longest, trend=True)
+        beyond.append(errors)
+    return OperationReport(
+        n=len(time_s),
+        mape_inside=_median([_percent(abs(ratio(e))).mean() for e in inside]),
+        p90_inside=_median([_quantile(_percent(abs(ratio(e))), 0.9) for e in inside]),
+        mape_beyond=_median([_percent(abs(ratio(e))).mean() for e in beyond]),
+        p90_beyond=_median([_quantile(_percent(abs(ratio(e))), 0.9) for e in beyond]),
+        bias=_median([_percent(ratio(e)).mean() for e in inside]),
+        max_inside=_median([_percent(abs(ratio(e))).max() for e in inside]),
+        interval_inside=_median([_conformal(abs(e)) for e in inside]),
+        interval_beyond=_median([_conformal(abs(e)) for e in beyond]),
+    )
+
+
+def ratio(log_error: Floats) -> Floats:
+    """Return predicted over measured, less one."""
+    found: Floats = np.expm1(log_error)
+    return found
+
+
+def _errors(
+    estimator: KernelEstimator,
+    columns: Columns,
+    time_s: Floats,
+    held: NDArray[np.bool_],
+    trend: bool = False,
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return log errors of the held points, and which lie within the hull."""
+    kept = {key: values[~held] for key, values in columns.items()}
+    asked = {key: values[held] for key, values in columns.items()}
+    fresh = estimator.fresh().fit(kept, time_s[~held], judge=trend)
+    errors: Floats = np.log(fresh.predict(asked) / time_s[held])
+    return errors, ~fresh.extrapolated(asked)
+
+
+def _percent(value: Floats) -> Floats:
+    return 100.0 * value
+
+
+def _quantile(values: Floats, share: float) -> float:
+    return float(np.quantile(values, share))
+
+
+def _conformal(errors: Floats) -> float:
+    """Return in percent what split-conformal prediction needs for `_COVERED`."""
+    count = len(errors)
+    rank = min(count, int(np.ceil((count + 1) * _COVERED)))
+    return float(100.0 * np.expm1(np.sort(errors)[rank - 1]))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _rounded(value: float | int | None) -> float | int | None:
+    return round(value, 3) if isinstance(value, float) else value

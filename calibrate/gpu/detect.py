@@ -1,0 +1,71 @@
+"""What is here to calibrate with, and what to say where something is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from calibrate.harness.device import MissingError
+from calibrate.kernels.cuda_build import find_nvcc
+
+if TYPE_CHECKING:
+    from calibrate.harness.device import Device
+
+DRY = "or look at it with --dry-run"
+
+
+def find_gpu(seed: int) -> Device:
+    """Return the GPU, ready to be timed.
+
+    Parameters
+    ----------
+    seed
+        Of random contents.
+
+    Raises
+    ------
+    MissingError
+        Where torch, its CUDA support or a GPU is missing: which, and what to do.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingError(
+            "timing kernels needs torch, which is not installed: pip install"
+            f" 'kvsim[calibrate]', {DRY}"
+        )
+    import torch  # noqa: PLC0415
+
+    if torch.version.cuda is None:
+        raise MissingError(
+            f"timing kernels needs CUDA, but torch {torch.__version__} is built"
+            f" without it: install a CUDA build of torch, {DRY}"
+        )
+    if not torch.cuda.is_available():
+        raise MissingError(
+            "timing kernels needs an NVIDIA GPU and its driver, and torch finds none:"
+            f" run it on such a machine, {DRY}"
+        )
+    from calibrate.gpu.gpu_device import GpuDevice  # noqa: PLC0415
+
+    return GpuDevice.on_gpu(backends_here(), seed)
+
+
+def backends_here() -> dict[str, str]:
+    """Return the backends that can be used, and why the others cannot.
+
+    Returns
+    -------
+    dict
+        By name: empty text for one that is here, else what is missing.
+    """
+    needs = {
+        "vllm": "vllm is not installed",
+        "flashinfer": "flashinfer is not installed: pip install flashinfer-python",
+        "triton": "triton is not installed: pip install triton",
+    }
+    found = {
+        name: "" if importlib.util.find_spec(name) else missing
+        for name, missing in needs.items()
+    }
+    found["cuda"] = "" if find_nvcc() else "there is no nvcc: install the CUDA toolkit"
+    found["torch"] = ""
+    return found

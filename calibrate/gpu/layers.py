@@ -1,0 +1,177 @@
+"""Everything of a layer but attention: matrices, norm, rotation, cache, sampler."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from calibrate.kernels import torch_ops
+
+if TYPE_CHECKING:
+    from calibrate.measurement import Point
+
+Call = Callable[[], Tensor]
+
+
+class Inputs:
+    """Draws the tensors of an operation.
+
+    Parameters
+    ----------
+    dtype
+        Of floating-point inputs.
+    device
+        Where they lie.
+    generator
+        Of their contents.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.generator = generator
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Return normally distributed numbers."""
+        drawn = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return drawn.normal_(std=scale, generator=self.generator)
+
+    def slots(self, count: int, most: int) -> Tensor:
+        """Return `count` different integers below `most`."""
+        order = torch.randperm(most, generator=self.generator, device=self.device)
+        return order[:count]
+
+
+def layer_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    """Return fresh inputs of one call.
+
+    Parameters
+    ----------
+    point
+        Operation and shape.
+    draw
+        Where tensors come from.
+    """
+    return _INPUTS[point.curve.operation](point, draw)
+
+
+def _gemm_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    n, k = point.curve.constant("n"), point.curve.constant("k")
+    return draw.normal(point.values[0], k), draw.normal(n, k, scale=k**-0.5)
+
+
+def _norm_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    tokens = (point.values[0], point.curve.constant("hidden_size"))
+    return draw.normal(*tokens), draw.normal(*tokens), draw.normal(tokens[1])
+
+
+def _activation_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    width = 2 * point.curve.constant("intermediate_size")
+    return (draw.normal(point.values[0], width),)
+
+
+def _sampler_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    shape = (point.values[0], point.curve.constant("vocab_size"))
+    noise = torch.empty(shape, dtype=torch.float32, device=draw.device)
+    return draw.normal(*shape), noise
+
+
+def _rope_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    at, count = point.curve, point.values[0]
+    width = at.constant("head_dim")
+    angle = draw.normal(count, 1, width // 2)
+    query = draw.normal(count, at.constant("num_heads"), width)
+    key = draw.normal(count, at.constant("num_kv_heads"), width)
+    return query, key, angle.cos(), angle.sin()
+
+
+def _write_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
+    """Return new tokens, caches of four times as many slots, and random slots."""
+    at, count = point.curve, point.values[0]
+    size, kv_heads = at.constant("block_size"), at.constant("num_kv_heads")
+    width = at.constant("head_dim")
+    num_blocks = -(-4 * count // size)
+    cache = (num_blocks, size, kv_heads, width)
+    keys, values = (draw.normal(count, kv_heads, width) for _ in range(2))
+    slots = draw.slots(count, num_blocks * size)
+    return keys, values, draw.normal(*cache), draw.normal(*cache), slots
+
+
+_INPUTS: dict[str, Callable[[Point, Inputs], tuple[Tensor, ...]]] = {
+    "gemm": _gemm_inputs,
+    "norm": _norm_inputs,
+    "activation": _activation_inputs,
+    "sampler": _sampler_inputs,
+    "launch": lambda _, draw: (draw.normal(1),),
+    "rope": _rope_inputs,
+    "cache_write": _write_inputs,
+}
+
+
+def layer_call(point: Point, inputs: tuple[Tensor, ...]) -> Call:
+    """Return what runs the operation once and returns what it computed."""
+    operation = point.curve.operation
+    if operation == "launch":
+        return _launches(inputs[0], point.values[0])
+    makers: dict[str, Callable[..., Call]] = {
+        "gemm": _gemm,
+        "rope": _rotary,
+        "cache_write": _write,
+    }
+    if operation in makers:
+        return makers[operation](*inputs)
+    plain: dict[str, Callable[..., Tensor]] = {
+        "norm": torch_ops.rms_norm_add,
+        "activation": torch_ops.silu_and_mul,
+        "sampler": torch_ops.sample,
+    }
+    return functools.partial(plain[operation], *inputs)
+
+
+def _gemm(tokens: Tensor, weight: Tensor) -> Call:
+    out = torch.empty(
+        (tokens.shape[0], weight.shape[0]), dtype=tokens.dtype, device=tokens.device
+    )
+    turned = weight.t()
+    return lambda: torch.mm(tokens, turned, out=out)
+
+
+def _rotary(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> Call:
+    def call() -> Tensor:
+        torch_ops.rotary(query, key, cosine, sine)
+        return query
+
+    return call
+
+
+def _write(
+    keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+) -> Call:
+    def call() -> Tensor:
+        torch_ops.write_cache(keys, values, (key_cache, value_cache), slots)
+        return value_cache
+
+    return call
+
+
+def _launches(number: Tensor, count: int) -> Call:
+    def call() -> Tensor:
+        for _ in range(count):
+            number.neg_()
+        return number
+
+    return call
+
+
+def precise(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return copies in double precision; integers stay as they are."""
+    return tuple(
+        tensor.double() if tensor.is_floating_point() else tensor.clone()
+        for tensor in inputs
+    )

@@ -1,0 +1,234 @@
+"""Stopwatches: CUDA events and graphs, or the host's clock where there is no GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+Call = Callable[[], object]
+
+HEAD_START_CYCLES = 500_000
+"""About 250 microseconds for which the device is kept busy, so that the host has
+enqueued everything, a graph of hundreds of kernels too, before the first event
+passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Calls that run back to back at once."""
+
+    run: Call
+    """Enqueues all of them, and does not wait."""
+    seconds: Callable[[], float]
+    """Runs all of them and returns the device's time."""
+
+
+class Timers(Protocol):
+    """How calls are timed; all results are seconds."""
+
+    device: torch.device
+
+    def graph(self, calls: Sequence[Call]) -> Replay | None:
+        """Return all calls as one graph; None where they cannot be captured."""
+        ...
+
+    def eager(self, call: Call) -> float:
+        """Return the device's time of one call, the L2 cache flushed before it."""
+        ...
+
+    def host(self, call: Call) -> float:
+        """Return the host's time of enqueuing one call on an idle device."""
+        ...
+
+    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
+        """Return the time between two events around a call on the transfer stream.
+
+        With `ahead`, the device is kept busy while the host enqueues; without, what
+        the host takes is part of the time.
+        """
+        ...
+
+    def transfer_host(self, call: Callable[[], None]) -> float:
+        """Return the host's time of enqueuing a call on the transfer stream."""
+        ...
+
+    def beside_transfers(
+        self, call: Callable[[], None], count: int
+    ) -> AbstractContextManager[None]:
+        """Keep the transfer stream busy with `count` calls; wait for them at last."""
+        ...
+
+    def transfer_beside(
+        self, call: Callable[[], None], load: Call, count: int
+    ) -> float:
+        """Time a transfer while `count` runs of `load` keep the device busy."""
+        ...
+
+
+class CudaTimers:
+    """Events and graphs of one GPU.
+
+    Transfers have a stream of their own: batched copies fall back to single copies on
+    the legacy default stream.
+    """
+
+    def __init__(self, device: torch.device, l2_bytes: int) -> None:
+        self.device = device
+        self.transfer_stream = torch.cuda.Stream(device)
+        self._capture_stream = torch.cuda.Stream(device)
+        self._flush = torch.empty(2 * l2_bytes, dtype=torch.uint8, device=device)
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def graph(self, calls: Sequence[Call]) -> Replay | None:
+        """Return the replay of a captured graph of all calls.
+
+        The calls run once before, on a side stream, as capturing demands: kernels are
+        compiled and workspaces allocated by then.
+        """
+        side = self._capture_stream
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for call in calls:
+                call()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        # not `torch.cuda.graph`: it empties the allocator's cache each time
+        try:
+            with torch.cuda.stream(side):
+                graph.capture_begin()
+                try:
+                    for call in calls:
+                        call()
+                finally:
+                    graph.capture_end()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            torch.cuda.synchronize(self.device)
+            return None
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        return Replay(graph.replay, lambda: self._between(graph.replay))
+
+    def _between(self, run: Call) -> float:
+        torch.cuda._sleep(HEAD_START_CYCLES)
+        self._start.record()
+        run()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) / 1e3
+
+    def eager(self, call: Call) -> float:
+        """Flush the cache, then time one call between two events."""
+        self._flush.add_(1)
+        return self._between(call)
+
+    def host(self, call: Call) -> float:
+        """Wait for the device, then take the host's time of one call."""
+        torch.cuda.synchronize(self.device)
+        start_s = time.perf_counter()
+        call()
+        passed_s = time.perf_counter() - start_s
+        torch.cuda.synchronize(self.device)
+        return passed_s
+
+    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
+        """Time a call between two events of the transfer stream."""
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self.transfer_stream):
+            if ahead:
+                torch.cuda._sleep(HEAD_START_CYCLES)
+            self._start.record(self.transfer_stream)
+            call()
+            self._end.record(self.transfer_stream)
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) / 1e3
+
+    def transfer_host(self, call: Callable[[], None]) -> float:
+        """Take the host's time of a call on the transfer stream."""
+        with torch.cuda.stream(self.transfer_stream):
+            return self.host(call)
+
+    @contextmanager
+    def beside_transfers(self, call: Callable[[], None], count: int) -> Iterator[None]:
+        """Enqueue transfers, run the body on the current stream, wait for both."""
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self.transfer_stream):
+            for _ in range(count):
+                call()
+        yield
+        torch.cuda.synchronize(self.device)
+
+    def transfer_beside(
+        self, call: Callable[[], None], load: Call, count: int
+    ) -> float:
+        """Enqueue the load on the current stream, then time a transfer beside it."""
+        torch.cuda.synchronize(self.device)
+        for _ in range(count):
+            load()
+        with torch.cuda.stream(self.transfer_stream):
+            self._start.record(self.transfer_stream)
+            call()
+            self._end.record(self.transfer_stream)
+        torch.cuda.synchronize(self.device)
+        return float(self._start.elapsed_time(self._end)) / 1e3
+
+
+class CpuTimers:
+    """The host's clock: for tests of everything else."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def graph(self, calls: Sequence[Call]) -> Replay | None:
+        """Return the calls, one after the other."""
+
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return Replay(run, lambda: self.host(run))
+
+    def eager(self, call: Call) -> float:
+        """Return the time of a call."""
+        return self.host(call)
+
+    def host(self, call: Call) -> float:
+        """Return the time of a call."""
+        start_s = time.perf_counter()
+        call()
+        return max(time.perf_counter() - start_s, 1e-9)
+
+    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
+        """Return the time of a call."""
+        del ahead
+        return self.host(call)
+
+    def transfer_host(self, call: Callable[[], None]) -> float:
+        """Return the time of a call."""
+        return self.host(call)
+
+    @contextmanager
+    def beside_transfers(self, call: Callable[[], None], count: int) -> Iterator[None]:
+        """Run the transfers first: nothing runs beside anything here."""
+        for _ in range(count):
+            call()
+        yield
+
+    def transfer_beside(
+        self, call: Callable[[], None], load: Call, count: int
+    ) -> float:
+        """Run the load first, then time the transfer."""
+        for _ in range(count):
+            load()
+        return self.host(call)

@@ -1,0 +1,121 @@
+"""Finished blocks on disk, a line each: what a calibration resumes from.
+
+The file begins with what the calibration is (a *fingerprint*), then has one line for
+each finished block, flushed to the disk before the next begins. A line that a kill cut
+short is dropped. A calibration resumes only into the same plan, on the same device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from calibrate.measurement import canonical
+from sim.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = "kvsim-calibration/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a checkpoint holds."""
+
+    started: str
+    """When the calibration began, UTC."""
+    blocks: list[dict[str, Any]]
+    """Finished blocks, in order."""
+
+
+class Checkpoint:
+    """A growing file of finished blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, fingerprint: dict[str, Any], started: str) -> None:
+        """Start a new file, in place of any old one."""
+        first = {"format": FORMAT, "fingerprint": fingerprint, "started": started}
+        self.path.write_text("", encoding="utf-8")
+        self.append(first)
+
+    def append(self, block: dict[str, Any]) -> None:
+        """Add a line, and see to it that it is on the disk."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(canonical(block) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def resume(self, fingerprint: dict[str, Any]) -> Resumed:
+        """Read what is finished, and cut off what a kill left of a line.
+
+        Raises
+        ------
+        UserError
+            When there is nothing to resume from, or it belongs to another calibration;
+            the message names the first difference.
+        """
+        if not self.path.is_file():
+            raise UserError(
+                f"there is no checkpoint at '{self.path}' to resume from; start without"
+                " --resume"
+            )
+        raw = self.path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        lines = [self._parsed(line) for line in whole.splitlines()]
+        if not lines or lines[0].get("format") != FORMAT:
+            raise UserError(
+                f"'{self.path}' is no checkpoint of the format {FORMAT}; start without"
+                " --resume"
+            )
+        self._compare(lines[0]["fingerprint"], fingerprint)
+        with self.path.open("r+b") as file:
+            file.truncate(len(whole))
+        return Resumed(lines[0]["started"], lines[1:])
+
+    def remove(self) -> None:
+        """Delete the file: the profile is written."""
+        self.path.unlink(missing_ok=True)
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise UserError(
+                f"'{self.path}' is damaged in a line that was finished; start without"
+                " --resume"
+            )
+        return content
+
+    def _compare(self, then: dict[str, Any], now: dict[str, Any]) -> None:
+        found = _difference(then, json.loads(canonical(now)))
+        if found is not None:
+            name, before, after = found
+            raise UserError(
+                f"'{self.path}' belongs to another calibration: {name} was"
+                f" {_short(before)}, now it is {_short(after)}; repeat the same"
+                " command, or start without --resume"
+            )
+
+
+def _difference(then: object, now: object, name: str = "") -> tuple[Any, ...] | None:
+    """Return where two plain values first differ: dotted name, and both sides."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted(then.keys() | now.keys()):
+            inner = f"{name}.{key}".lstrip(".")
+            found = _difference(then.get(key), now.get(key), inner)
+            if found is not None:
+                return found
+        return None
+    return None if then == now else (name, then, now)
+
+
+def _short(value: object) -> str:
+    text = canonical(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,189 @@
+"""What ``kvsim calibrate`` does, apart from reading its arguments."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from calibrate.harness.checkpoint import Checkpoint
+from calibrate.harness.grid import PRESETS
+from calibrate.harness.output import profile_of
+from calibrate.harness.session import Session, Settings
+from calibrate.harness.summary import Row, rows
+from calibrate.measurement import OPERATIONS, canonical
+from sim.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from calibrate.harness.device import Device
+    from calibrate.harness.session import Progress as Done
+
+WIDTH = 100
+"""Columns of the summary where no terminal says how many there are."""
+BACKENDS = ("auto", "vllm", "flashinfer", "cuda", "triton", "torch", "dry-run")
+
+
+class Write(Enum):
+    """What may happen to files that are there."""
+
+    NEW = "new"
+    """Nothing."""
+    OVER = "over"
+    """Profile and checkpoint may be replaced."""
+    ON = "on"
+    """The checkpoint is gone on with."""
+
+
+def checked_operations(operations: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the operations asked for, in order; all of them by default.
+
+    Raises
+    ------
+    UserError
+        When one is unknown.
+    """
+    if not operations:
+        return OPERATIONS
+    named = [name for given in operations for name in given.split(",") if name]
+    for name in named:
+        if name not in OPERATIONS:
+            raise UserError(f"unknown operation: {name!r}; use {', '.join(OPERATIONS)}")
+    return tuple(name for name in OPERATIONS if name in named)
+
+
+def check_arguments(preset: str, backend: str, out: Path, write: Write) -> None:
+    """Refuse what cannot be meant, before anything is imported or timed.
+
+    Parameters
+    ----------
+    preset, backend
+        Names.
+    out
+        The profile.
+    write
+        What may happen to files that are there.
+
+    Raises
+    ------
+    UserError
+        With the values that can be.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"unknown preset: {preset!r}; use {', '.join(PRESETS)}")
+    if backend not in BACKENDS:
+        raise UserError(f"unknown backend: {backend!r}; use {', '.join(BACKENDS)}")
+    if out.exists() and not (write is Write.OVER and out.is_file()):
+        raise UserError(f"'{out}' exists; take another name, or --overwrite a file")
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder '{out.parent}' for the profile; make it")
+    left = checkpoint_of(out).path
+    if write is Write.NEW and left.exists():
+        raise UserError(
+            f"a calibration was cut short and left '{left}'; go on with --resume, or"
+            " start again with --overwrite"
+        )
+
+
+def checkpoint_of(out: Path) -> Checkpoint:
+    """Return the checkpoint beside a profile."""
+    return Checkpoint(out.with_name(out.name + ".checkpoint"))
+
+
+def write_profile(profile: dict[str, Any], out: Path) -> None:
+    """Write the profile at once: no reader sees half of it."""
+    text = canonical(profile)
+    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(out)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def calibrate_device(
+    device: Device, settings: Settings, out: Path, resume: bool, quiet: bool
+) -> dict[str, Any]:
+    """Calibrate, write the profile, show the summary; return the profile.
+
+    Raises
+    ------
+    UserError
+        From the session; the checkpoint stays.
+    """
+    checkpoint = checkpoint_of(out)
+    with _progress(quiet) as update:
+        session = Session(device, settings, checkpoint, update)
+        try:
+            outcome = session.run(resume)
+        except KeyboardInterrupt:
+            note = f"kvsim: finished blocks are in {checkpoint.path}; add --resume"
+            print(note, file=sys.stderr)
+            raise
+    profile = profile_of(outcome, settings, device)
+    write_profile(profile, out)
+    checkpoint.remove()
+    if not quiet:
+        name = profile["provenance"]["device"]["name"]
+        omitted = [Row("not timed", what, "") for what in settings.geometry.omissions]
+        _show([*rows(outcome, device, name), *omitted], profile, out)
+    return profile
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[Done], None]]:
+    """Show visits done, the phase and the time left, on stderr."""
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} visits"),
+        TextColumn("{task.description}"),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("gate", total=1)
+
+        def update(done: Done) -> None:
+            bar.update(
+                task, completed=done.done, total=done.total, description=done.phase
+            )
+
+        yield update
+
+
+def _show(lines: Sequence[Row], profile: dict[str, Any], out: Path) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    provenance = profile["provenance"]
+    leading = [table for table in profile["ops"] if "." not in table["operation"]]
+    num_points = sum(len(table["n"]) for table in leading)
+    title = f"{provenance['device']['name']}: {provenance['model']['model']}"
+    console.print(Text(title, style="bold"))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    for line in lines:
+        table.add_row(
+            *map(Text, (line.what, line.measured, line.reference, line.remark))
+        )
+    console.print(table)
+    last = f"{num_points} points in {provenance['duration_s']:.0f} s; profile in {out}"
+    console.print(Text(last), soft_wrap=True)

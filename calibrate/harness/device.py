@@ -1,0 +1,153 @@
+"""What the harness knows of a device: a clock, operations, and tasks that yield times.
+
+`calibrate.harness.dry_run` is such a device on a fake clock, `calibrate.gpu` the real
+one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sim.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from calibrate.harness.geometry import Geometry
+    from calibrate.harness.grid import Choice, Limits
+    from calibrate.measurement import Curve, Point
+
+
+class MissingError(UserError):
+    """What calibration needs is not here: the message says what, and what to do."""
+
+
+class UnsupportedPointError(RuntimeError):
+    """A variant cannot take this shape; the point is left out, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Physics:
+    """Limits that no honest time is below, in units a second."""
+
+    memory_bytes_per_s: float
+    flops_per_s: float
+    """Of 16-bit matrix products, dense."""
+    flops_8bit_per_s: float
+    host_bytes_per_s: float
+    """Between host and device, in one direction."""
+    link_bytes_per_s: float
+    """GPU to GPU, in one direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The outcome of the correctness gate."""
+
+    error: float
+    """Relative error against high precision; infinite for a poisoned value."""
+    tolerance: float
+    reason: str = ""
+    """Why the variant could not be run at all."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the variant may be timed."""
+        return not self.reason and self.error <= self.tolerance
+
+
+class Task(Protocol):
+    """One point, set up to be timed."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What can be timed, the leading metric first."""
+        ...
+
+    def repeats(self, metric: str) -> int:
+        """Return the calls that one sample takes."""
+        ...
+
+    def sample(self, metric: str, count: int) -> list[float]:
+        """Return `count` samples, in seconds a call."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the task holds."""
+        ...
+
+
+class Device(Protocol):
+    """Something that runs operations, and the clock beside it."""
+
+    @property
+    def physics(self) -> Physics:
+        """Peak rates."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What fits."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies device, host and software, without names or paths."""
+        ...
+
+    def clocks(self) -> dict[str, Any]:
+        """Return clock rates and throttling now; read, never set."""
+        ...
+
+    def now_s(self) -> float:
+        """Return seconds of a clock that never goes back."""
+        ...
+
+    def date(self) -> str:
+        """Return the time of day in UTC, ISO 8601, to the second."""
+        ...
+
+    def choices(self, backend: str, operations: Sequence[str]) -> list[Choice]:
+        """Return how each operation can be timed here, the best variant first.
+
+        Raises
+        ------
+        MissingError
+            When `backend` cannot be used here.
+        """
+        ...
+
+    def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
+        """Hold a variant against high precision on small shapes of its curve."""
+        ...
+
+    def prepare(self, point: Point, backend: str, seed: int) -> Task:
+        """Set a point up: memory, a random block table, a captured graph.
+
+        Raises
+        ------
+        UnsupportedPointError
+            When the variant cannot take the shape.
+        """
+        ...
+
+    def overlap(
+        self, points: Mapping[str, Point], backends: Mapping[str, str], seed: int
+    ) -> dict[str, list[float]]:
+        """Time a step and a transfer alone and together.
+
+        Parameters
+        ----------
+        points
+            "step" and "transfer".
+        backends
+            The backend of each.
+        seed
+            Of random contents.
+
+        Returns
+        -------
+        dict
+            Seconds of "step_alone", "step_with", "transfer_alone", "transfer_with".
+        """
+        ...

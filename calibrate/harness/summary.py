@@ -1,0 +1,210 @@
+"""What is shown when a calibration ends: how the times compare with what is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calibrate.harness.output import stability
+from calibrate.harness.work import floor_s, least_bytes, least_flops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from calibrate.harness.device import Device, Physics
+    from calibrate.harness.session import Outcome
+    from calibrate.measurement import Measurement
+
+FASTER_THAN_PHYSICS = 1.1
+"""Share over the datasheet's peak that boost clocks explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the summary."""
+
+    what: str
+    measured: str
+    reference: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A published time of one shape on one device."""
+
+    device: str
+    """In the device's name."""
+    what: str
+    operation: str
+    axes: dict[str, int]
+    constants: dict[str, int]
+    low_s: float
+    high_s: float
+
+
+ANCHORS = (
+    Anchor("H200", "GEMM 6144 x 4096, M = 1", "gemm", {"num_tokens": 1},
+           {"n": 6144, "k": 4096}, 16e-6, 16e-6),
+    Anchor("H200", "GEMM 6144 x 4096, M = 2048", "gemm", {"num_tokens": 2048},
+           {"n": 6144, "k": 4096}, 132e-6, 132e-6),
+    Anchor("H200", "prefill of 2048, a layer", "prefill_attention",
+           {"query_tokens": 2048, "past_tokens": 0},
+           {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}, 87e-6, 87e-6),
+    Anchor("H200", "decode, 1 x 128 tokens, a layer", "decode_attention",
+           {"num_seqs": 1, "longest_context_tokens": 128},
+           {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}, 10e-6, 12e-6),
+    Anchor("H200", "decode, 64 x 2048 tokens, a layer", "decode_attention",
+           {"num_seqs": 64, "longest_context_tokens": 2048},
+           {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}, 140e-6, 140e-6),
+)  # fmt: skip
+"""Times that others measured, bf16: the kernel tables of aiconfigurator (vLLM 0.24)."""
+
+
+def rows(outcome: Outcome, device: Device, name: str) -> list[Row]:
+    """Return the summary's lines.
+
+    Parameters
+    ----------
+    outcome
+        Of the calibration.
+    device
+        What was timed.
+    name
+        The device's name, which picks the anchors.
+    """
+    found = outcome.measurements
+    physics = device.physics
+    return [
+        *_physical(found, physics),
+        *_anchors(found, name),
+        *_overlap(outcome),
+        *_doubts(outcome, physics),
+    ]
+
+
+def _physical(found: Sequence[Measurement], physics: Physics) -> list[Row]:
+    """Compare the best rate of each operation with the datasheet."""
+    lines: list[Row] = []
+
+    def best(
+        what: str,
+        chosen: list[Measurement],
+        amount: Callable[[Measurement], float],
+        peak: float,
+        unit: tuple[float, str],
+    ) -> None:
+        if chosen:
+            rate = max(amount(item) / item.median_s for item in chosen)
+            scale, name = unit
+            lines.append(
+                Row(
+                    what,
+                    f"{rate / scale:,.1f} {name}",
+                    f"{peak / scale:,.1f} {name} peak",
+                    f"{rate / peak:.0%}",
+                )
+            )
+
+    def of(operation: str, variant: str | None = None) -> list[Measurement]:
+        return [
+            item
+            for item in found
+            if item.point.curve.operation == operation
+            and variant in {None, item.point.curve.variant}
+        ]
+
+    def moved(item: Measurement) -> float:
+        return least_bytes(item.point)
+
+    def computed(item: Measurement) -> float:
+        return least_flops(item.point)
+
+    terabytes, teraflops, gigabytes = (1e12, "TB/s"), (1e12, "TFLOP/s"), (1e9, "GB/s")
+    memory, flops = physics.memory_bytes_per_s, physics.flops_per_s
+    best("decode, best KV bandwidth", of("decode_attention"), moved, memory, terabytes)
+    best("prefill, best rate", of("prefill_attention"), computed, flops, teraflops)
+    best("GEMM, best rate", of("gemm"), computed, flops, teraflops)
+    best("block copy, best bandwidth", of("copy_blocks"), moved, memory, terabytes)
+    host = physics.host_bytes_per_s
+    for variant in sorted({item.point.curve.variant for item in of("swap")}):
+        best(f"swap, {variant}", of("swap", variant), moved, host, gigabytes)
+    return lines
+
+
+def _anchors(found: Sequence[Measurement], name: str) -> list[Row]:
+    lines = []
+    for anchor in ANCHORS:
+        if anchor.device not in name:
+            continue
+        times = [item.median_s for item in found if _fits(anchor, item)]
+        if times:
+            best_s = min(times)
+            span = f"{anchor.low_s * 1e6:.0f}"
+            if anchor.high_s > anchor.low_s:
+                span += f"-{anchor.high_s * 1e6:.0f}"
+            middle_s = (anchor.low_s + anchor.high_s) / 2
+            lines.append(
+                Row(
+                    anchor.what,
+                    f"{best_s * 1e6:,.1f} us",
+                    f"{span} us published",
+                    f"{best_s / middle_s:.2f} x",
+                )
+            )
+    return lines
+
+
+def _fits(anchor: Anchor, item: Measurement) -> bool:
+    at, axes = item.point.curve, item.point.axes
+    constants = dict(at.constants)
+    return (
+        at.operation == anchor.operation
+        and all(axes[name] == value for name, value in anchor.axes.items())
+        and all(constants[name] == value for name, value in anchor.constants.items())
+    )
+
+
+def _overlap(outcome: Outcome) -> list[Row]:
+    return [
+        Row(
+            "step beside a transfer",
+            f"step {item['step_slowdown']:.2f} x",
+            f"transfer {item['transfer_slowdown']:.2f} x",
+        )
+        for item in outcome.interference
+    ]
+
+
+def _doubts(outcome: Outcome, physics: Physics) -> list[Row]:
+    """Say what speaks against the times."""
+    found = outcome.measurements
+    lines = []
+    fast = [
+        item.point
+        for item in found
+        if item.median_s * FASTER_THAN_PHYSICS < floor_s(item.point, physics)
+    ]
+    if fast:
+        lines.append(Row("faster than physics", f"{len(fast)} points", fast[0].key))
+    verdict = stability(outcome)
+    worst = max(verdict["ratios"].values(), default=1.0)
+    words = {True: "stable", False: "UNSTABLE", None: "too few blocks to tell"}
+    lines.append(
+        Row(
+            "sentinels, p95 over p5",
+            f"{worst:.3f}",
+            f"at most {verdict['threshold']}",
+            words[verdict["stable"]],
+        )
+    )
+    if unsettled := verdict["unsettled_points"]:
+        lines.append(Row("never settled", f"{unsettled} of {len(found)} points", ""))
+    refused = [key for key, check in outcome.checks.items() if not check.passed]
+    if refused:
+        lines.append(Row("refused by the gate", f"{len(refused)} curves", refused[0]))
+    if outcome.skipped:
+        key, reason = next(iter(outcome.skipped.items()))
+        count = f"{len(outcome.skipped)} points"
+        lines.append(Row("left out", count, f"{key}: {reason}"))
+    return lines

@@ -1,0 +1,1 @@
+"""Published tables of kernel times, turned into profiles; one source a file."""

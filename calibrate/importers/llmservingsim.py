@@ -1,0 +1,156 @@
+"""Layer tables that LLMServingSim measured inside vLLM (``time_us``, one layer).
+
+FOLDER is that of a model, with ``meta.yaml`` and ``tpN/`` below it; ``attention.csv``
+holds the attention of whole mixed steps, ``dense.csv`` layers by tokens,
+``per_sequence.csv`` head and sampler by requests.
+
+Source: github.com/casys-kaist/LLMServingSim, MIT.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+import yaml
+
+from calibrate.device import DeviceFacts
+from calibrate.writing import build_profile, op_table
+from sim.errors import ConfigError, UserError
+from sim.hardware import load_gpu
+from sim.model import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sim.architecture import ModelArchitecture
+    from sim.profile import Profile
+
+_US: Final = 1e-6
+_GPUS: Final = {"RTXPRO6000": "rtx_pro_6000_server"}
+"""Upstream's names of hardware that differ from ours."""
+_ATTENTION: Final = {
+    "query": "prefill_chunk",
+    "past": "kv_prefill",
+    "num_decodes": "n_decode",
+    "decode_context": "kv_decode",
+}
+_ITEMSIZE: Final = 2
+
+
+def import_llmservingsim(
+    folder: Path,
+    model: ModelArchitecture | None = None,
+    gpu: str | None = None,
+) -> Profile:
+    """Return the tables of a model as a profile, all its ``tpN`` folders.
+
+    Parameters
+    ----------
+    folder
+        Folder with ``meta.yaml``, or one of its ``tpN``.
+    model
+        Architecture, where ``meta.yaml`` names one that is not bundled.
+    gpu
+        Datasheet, where ``meta.yaml`` names a device that is not known.
+
+    Raises
+    ------
+    UserError
+        When files or columns are missing.
+    """
+    single = folder.name.startswith("tp") and (folder.parent / "meta.yaml").is_file()
+    root = folder.parent if single else folder
+    meta_path = root / "meta.yaml"
+    if not meta_path.is_file():
+        raise UserError(
+            f"'{folder}' has no meta.yaml; give --path of a model's folder, such as "
+            "RTXPRO6000/Llama-3.1-8B"
+        )
+    meta = yaml.safe_load(meta_path.read_text(encoding="utf-8"))
+    model = model or _architecture(str(meta.get("model")))
+    hardware = str(meta.get("hardware"))
+    device = DeviceFacts.of_gpu(load_gpu(gpu or _GPUS.get(hardware, hardware)))
+    folders = [folder] if single else sorted(root.glob("tp[0-9]*"))
+    ops = [op for place in folders for op in _ops(place, model)]
+    if not ops:
+        raise UserError(f"'{folder}' has no tpN/attention.csv; give --path of a model")
+    provenance = {
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "device": device.to_json(),
+        "source": {
+            "name": "llmservingsim",
+            "vllm": str(meta.get("vllm_version")),
+            "cuda": str(meta.get("cuda_version")),
+            "gpu": str(meta.get("gpu")),
+            "profiled_at": str(meta.get("profiled_at")),
+        },
+        "model": model.name,
+        "extrapolated": ["swap", "copy", "allreduce"],
+    }
+    return build_profile("imported", provenance, ops)
+
+
+def _architecture(name: str) -> ModelArchitecture:
+    """Return a bundled model; a later tuning of one (``-Instruct-2507``) has its shape.
+
+    Raises
+    ------
+    ConfigError
+        When neither is bundled.
+    """
+    try:
+        return load_model(name)
+    except ConfigError:
+        owner, _, rest = name.partition("/")
+        base, dash, _ = rest.rpartition("-")
+        if not dash:
+            raise
+        return _architecture(f"{owner}/{base}")
+
+
+def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:
+    tp = int(folder.name.removeprefix("tp"))
+    if (path := folder / "attention.csv").is_file():
+        frame = _read(path, [*_ATTENTION.values(), "time_us"])
+        constants = {
+            "num_heads": model.num_attention_heads // tp,
+            "num_kv_heads": model.kv_heads_per_rank(tp),
+            "head_dim": model.head_dim,
+            "kv_itemsize": _ITEMSIZE,
+        }
+        axes = {axis: frame[column] for axis, column in _ATTENTION.items()}
+        yield op_table(
+            "mixed_attention",
+            model.dtype,
+            axes,
+            frame["time_us"] * _US,
+            variant=f"tp{tp}",
+            constants=constants,
+        )
+    for name, amount in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
+        if (path := folder / name).is_file():
+            frame = _read(path, ["layer", amount, "time_us"])
+            for layer, rows in frame.groupby("layer", sort=True):
+                yield op_table(
+                    "layer",
+                    model.dtype,
+                    {"tokens": rows[amount]},
+                    rows["time_us"] * _US,
+                    variant=f"tp{tp}",
+                    constants={"layer": str(layer), "per": amount},
+                )
+    if (path := folder / "moe.csv").is_file():
+        frame = _read(path, ["tokens", "activated_experts", "time_us"])
+        axes = {key: frame[key] for key in ("tokens", "activated_experts")}
+        seconds = frame["time_us"] * _US
+        yield op_table("moe", model.dtype, axes, seconds, variant=f"tp{tp}")
+
+
+def _read(path: Path, columns: list[str]) -> pd.DataFrame:
+    frame = pd.read_csv(path)
+    if missing := [name for name in columns if name not in frame]:
+        raise UserError(f"{path.name} has no column '{missing[0]}'; is it cut off?")
+    return frame[frame["time_us"] > 0]

@@ -1,0 +1,92 @@
+"""From the tables of a profile to the columns of an estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.estimators import ESTIMATORS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from calibrate.device import DeviceFacts
+    from calibrate.estimators import KernelEstimator
+    from sim.profile import OpTable, Profile
+
+_LAUNCH = "launch_s"
+APART = ("swap", "copy")
+"""Operations of which every variant is fitted by itself: another mechanism."""
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Points of one operation, ready for ``fit``."""
+
+    name: str
+    """The operation, with its variant where variants are fitted apart."""
+    operation: str
+    columns: dict[str, NDArray[np.int64]]
+    time_s: NDArray[np.float64]
+    codes: dict[str, tuple[str, ...]]
+    """Texts that the integers of a column stand for."""
+    launch_s: float | None = None
+    """Seconds that a call takes at least, where the tables say so."""
+
+    def where(self, mask: NDArray[np.bool_]) -> Points:
+        """Return the points that `mask` keeps."""
+        columns = {key: values[mask] for key, values in self.columns.items()}
+        return replace(self, columns=columns, time_s=self.time_s[mask])
+
+
+def points_of(profile: Profile) -> list[Points]:
+    """Return the points of every operation that an estimator knows."""
+    groups: dict[str, list[OpTable]] = {}
+    for table in profile.ops:
+        if table.operation in ESTIMATORS and table.num_points:
+            name = table.operation
+            if name in APART:
+                name = f"{name}.{table.variant}"
+            groups.setdefault(name, []).append(table)
+    return [_points(name, tables) for name, tables in sorted(groups.items())]
+
+
+def estimator_of(points: Points, device: DeviceFacts) -> KernelEstimator:
+    """Return the estimator for `points`, with what else their tables say."""
+    return ESTIMATORS[points.operation](device, launch_s=points.launch_s)
+
+
+def _points(name: str, tables: Sequence[OpTable]) -> Points:
+    operation = tables[0].operation
+    launches = [float(t.constants[_LAUNCH]) for t in tables if _LAUNCH in t.constants]
+    columns: dict[str, list[NDArray[np.int64]]] = {}
+    codes: dict[str, tuple[str, ...]] = {}
+    for key in ESTIMATORS[operation].columns:
+        values = [_value(table, key) for table in tables]
+        if any(isinstance(value, str) for value in values):
+            codes[key] = tuple(sorted({str(value) for value in values}))
+            values = [codes[key].index(str(value)) for value in values]
+        columns[key] = [
+            np.broadcast_to(np.asarray(value, dtype=np.int64), table.num_points)
+            for value, table in zip(values, tables, strict=True)
+        ]
+    return Points(
+        name=name,
+        operation=operation,
+        columns={key: np.concatenate(parts) for key, parts in columns.items()},
+        time_s=np.concatenate([table.quantiles["p50_s"] for table in tables]),
+        codes=codes,
+        launch_s=min(launches, default=None),
+    )
+
+
+def _value(table: OpTable, key: str) -> Any:
+    if key in table.axes:
+        return table.axes[key]
+    if key in table.constants:
+        return table.constants[key]
+    return {"dtype": table.dtype, "variant": table.variant}.get(key, 0)

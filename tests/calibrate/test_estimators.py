@@ -1,0 +1,214 @@
+"""Estimators: exact where they can be, bounded everywhere."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibrate.estimators import (
+    ESTIMATORS,
+    AllReduce,
+    DecodeAttention,
+    Gemm,
+    MixedAttention,
+    PrefillAttention,
+    Swap,
+)
+from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.residual import KernelResidual
+from calibrate.estimators.roofline import SoftRoofline, Work
+from calibrate.estimators.trend import longest_share
+from sim.errors import UserError
+from tests.calibrate.synthetic import (
+    DEVICE,
+    columns,
+    decode_columns,
+    decode_seconds,
+    grid,
+)
+
+ANYWHERE = decode_columns(
+    *grid([1, 2, 3, 7, 64, 500, 4096], [1, 2, 15, 1000, 2**17, 10**6])
+)
+
+
+def mape(predicted, measured):
+    return float(np.mean(np.abs(predicted / measured - 1.0)))
+
+
+def bounded(estimator, table):
+    seconds = estimator.predict(table)
+    assert np.isfinite(seconds).all()
+    assert (seconds > 0).all()
+    assert (seconds >= estimator.floor(table)).all()
+    return seconds
+
+
+def test_bytes_of_decode_are_those_of_keys_and_values():
+    work = DecodeAttention(DEVICE).work(decode_columns([2], [1000]))
+    assert work.bytes.tolist() == [2 * 1000 * 2 * 8 * 128 * 2]
+    assert work.units.tolist() == [16.0]
+    flops = work.flops_s * DEVICE.flops_per_s
+    assert flops == pytest.approx([4 * 2 * 1000 * 32 * 128])
+    table = decode_columns([2], [1000]) | {"window": np.array([128])}
+    assert DecodeAttention(DEVICE).work(table).bytes.tolist() == [2 * 128 * 4096]
+
+
+@pytest.mark.parametrize(
+    ("query", "past", "window", "pairs"),
+    [
+        (4, 0, 0, 10),
+        (4, 3, 0, 22),  # 4 + 5 + 6 + 7
+        (4, 0, 2, 7),  # 1 + 2 + 2 + 2
+        (4, 3, 5, 19),  # 4 + 5 + 5 + 5
+        (4, 9, 5, 20),
+        (1, 0, 0, 1),
+    ],
+)
+def test_pairs_of_a_chunk_are_counted_under_past_and_window(query, past, window, pairs):
+    table = columns(query=[query], past=past, window=window)
+    counted = sum(min(past + row, window or past + row) for row in range(1, query + 1))
+    assert counted == pairs
+    assert PrefillAttention(DEVICE).growth(table).tolist() == [pairs]
+
+
+def test_a_roofline_finds_its_own_parameters_within_bounds():
+    bytes_moved = np.geomspace(1e5, 1e10, 40)
+    work = Work(bytes_moved, np.zeros(40), np.ones(40))
+    seconds = 1e-5 + bytes_moved / (0.8 * DEVICE.bandwidth_bytes_per_s)
+    fitted = SoftRoofline(DEVICE).fit(work, seconds)
+    assert mape(fitted.predict(work), seconds) < 0.01
+    assert fitted.parameters_[2] == pytest.approx(0.8, rel=0.02)
+    # faster than the device: efficiencies stay shares of the datasheet
+    fitted = SoftRoofline(DEVICE).fit(work, seconds / 10)
+    assert fitted.parameters_[2] <= 1.0
+    assert 1.0 <= fitted.parameters_[4] <= 8.0
+
+
+def test_few_points_are_interpolated():
+    table = decode_columns(*grid([1, 4, 16, 64, 256], [512, 2048, 8192, 32768]))
+    fitted = DecodeAttention(DEVICE).fit(table, decode_seconds(table))
+    between = decode_columns(*grid([2, 8, 32, 128], [1024, 4096, 16384]))
+    assert mape(fitted.predict(between), decode_seconds(between)) < 0.05
+    assert not fitted.extrapolated(between).any()
+    beyond = decode_columns([512, 64], [512, 131072])
+    assert fitted.extrapolated(beyond).all()
+    assert mape(bounded(fitted, beyond), decode_seconds(beyond)) < 0.15
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_thirty_points_of_anything_never_leave_the_bounds(data):
+    seed = data.draw(st.integers(0, 10**6))
+    spread = data.draw(st.sampled_from([0.0, 0.3, 3.0]))
+    random = np.random.default_rng(seed)
+    table = decode_columns(
+        2 ** random.integers(0, 10, 30), 2 ** random.integers(4, 17, 30)
+    )
+    seconds = decode_seconds(table) * np.exp(random.normal(0.0, spread, 30))
+    seconds = np.clip(seconds, 1e-7, 10.0)
+    fitted = DecodeAttention(DEVICE).fit(table, seconds)
+    bounded(fitted, ANYWHERE)
+
+
+def test_every_estimator_stays_in_bounds_on_thirty_points():
+    random = np.random.default_rng(1)
+    for kind in ESTIMATORS.values():
+        table = {key: 2 ** random.integers(0, 9, 30) for key in kind.columns}
+        for key in ("kv_itemsize", "variant", "layer", "dtype", "num_gpus"):
+            if key in table:
+                table[key] = np.ones(30, dtype=np.int64)
+        if "weight_bits" in table:
+            table["weight_bits"] = np.full(30, 16)
+        fitted = kind(DEVICE)
+        seconds = fitted.floor(table) + random.uniform(1e-6, 1e-3, 30)
+        fitted.fit(table, seconds)
+        bounded(fitted, table)
+        bounded(fitted, {key: values * 1000 for key, values in table.items()})
+
+
+def test_trees_learn_what_the_roofline_misses_and_follow_straight_lines_beyond():
+    pytest.importorskip("sklearn")
+    batches, contexts = 2 ** np.arange(8), 2 ** np.arange(4, 17)
+    tables, times = [], []
+    for heads, kv_heads in ((32, 8), (8, 8), (32, 4), (16, 2), (64, 8), (8, 1)):
+        table = decode_columns(*grid(batches, contexts), heads, kv_heads)
+        seconds = decode_seconds(table)
+        if heads == kv_heads:  # keys one after the other
+            seconds = seconds + 2e-8 * table["context"]
+        tables.append(table)
+        times.append(seconds)
+    table = {key: np.concatenate([t[key] for t in tables]) for key in tables[0]}
+    seconds = np.concatenate(times)
+    longest = longest_share(table["context"])
+    assert set(table["context"][longest]) == {2**15, 2**16}
+    kept = {key: values[~longest] for key, values in table.items()}
+    held = {key: values[longest] for key, values in table.items()}
+    fitted = DecodeAttention(DEVICE, num_iterations=100)
+    fitted.fit(kept, seconds[~longest])
+    assert mape(fitted.predict(kept), seconds[~longest]) < 0.01
+    assert fitted.extrapolated(held).all()
+    assert mape(bounded(fitted, held), seconds[longest]) < 0.06
+    bounded(fitted, ANYWHERE)
+
+
+def test_several_times_of_a_shape_count_as_their_median():
+    table = columns(m=[1, 2, 1, 1], n=5)
+    shapes, seconds = aggregated(table, np.array([3e-6, 9e-6, 1e-6, 2e-6]))
+    assert shapes["m"].tolist() == [1, 2]
+    assert seconds.tolist() == [2e-6, 9e-6]
+    _, even = aggregated(columns(m=[1, 1], n=5), np.array([1e-6, 4e-6]))
+    assert even == pytest.approx([2.5e-6])
+
+
+@pytest.mark.parametrize("bad", [0.0, -1e-6, np.nan, np.inf, 1e6])
+def test_times_that_cannot_be_are_refused(bad):
+    table = decode_columns([1, 2, 4, 8, 16], 1024)
+    with pytest.raises(UserError, match="check the unit"):
+        DecodeAttention(DEVICE).fit(table, np.array([1e-5, 1e-5, bad, 1e-5, 1e-5]))
+
+
+def test_too_little_is_refused_with_what_is_missing():
+    with pytest.raises(UserError, match="at least 5 different shapes; got 1"):
+        Gemm(DEVICE).fit(
+            columns(m=[8] * 9, n=64, k=64, weight_bits=16, dtype=0), np.full(9, 1e-5)
+        )
+    with pytest.raises(UserError, match="column 'past' is missing"):
+        MixedAttention(DEVICE).fit(
+            {k: np.ones(5) for k in MixedAttention.columns if k != "past"}, np.ones(5)
+        )
+
+
+def test_curves_pass_through_their_points_and_go_on_straight():
+    table = columns(variant=0, num_gpus=[2] * 4, bytes=[1024, 4096, 16384, 65536])
+    seconds = np.array([5e-6, 5e-6, 6e-6, 10e-6])
+    fitted = AllReduce(DEVICE).fit(table, seconds)
+    assert fitted.predict(table) == pytest.approx(seconds)
+    there = columns(variant=0, num_gpus=2, bytes=[128, 114688])
+    assert bounded(fitted, there) == pytest.approx([5e-6, 14e-6])
+    assert fitted.extrapolated(there).all()
+
+
+def test_swaps_cost_by_call_or_by_byte():
+    blocks, size = grid([1, 8, 64, 512], [32768, 262144, 2**21])
+    table = columns(num_blocks=blocks, block_bytes=size, num_descriptors=64 * blocks)
+    seconds = 1e-5 + np.maximum(2e-6 * 64 * blocks, blocks * size / 5e10)
+    fitted = Swap(DEVICE).fit(table, seconds)
+    assert mape(fitted.predict(table), seconds) < 0.1
+    bounded(fitted, {key: values * 10_000 for key, values in table.items()})
+
+
+def test_a_residual_fades_to_its_mean_far_away():
+    points = np.arange(10.0)[:, None]
+    learned = KernelResidual().fit(points, np.sin(points[:, 0]))
+    assert learned.predict(points) == pytest.approx(np.sin(points[:, 0]), abs=0.1)
+    far = learned.predict(np.array([[1e4]]))
+    assert far == pytest.approx([np.sin(points).mean()])
+
+
+def test_weights_in_the_cache_may_be_faster_than_the_bus():
+    small = columns(m=[1], n=1024, k=1024, weight_bits=16, dtype=0)
+    large = columns(m=[1], n=65536, k=16384, weight_bits=16, dtype=0)
+    gemm = Gemm(DEVICE)
+    assert gemm.floor(small)[0] < 2 * 1024 * 1024 / 4.8e12 / 1.1
+    assert gemm.floor(large)[0] > 2 * 65536 * 16384 / 4.8e12 / 1.11

@@ -1,0 +1,72 @@
+"""Errors of the fits on published tables that they did not see, in percent.
+
+The whole tables take minutes, and are marked slow; every day one head size of the
+smallest table is held to the same gates.
+"""
+
+import pytest
+
+from calibrate.fit_report import fit_report
+from calibrate.importers.aiconfigurator import import_aiconfigurator
+from calibrate.importers.llmservingsim import import_llmservingsim
+from calibrate.importers.vidur import import_vidur
+from calibrate.points import points_of
+from tests.shared import shared
+
+pytest.importorskip("sklearn")
+
+INSIDE = {
+    "a100_sxm": {"decode_attention": 5.0, "prefill_attention": 4.0, "gemm": 6.0},
+    "h100_sxm": {"decode_attention": 4.0, "prefill_attention": 4.0, "gemm": 5.0},
+    "h200_sxm": {"decode_attention": 4.0, "prefill_attention": 4.0, "gemm": 5.0},
+}
+BEYOND = {"a100_sxm": 10.0, "h100_sxm": 8.0, "h200_sxm": 8.0}
+
+
+def published(system):
+    return import_aiconfigurator(system, shared("profiles/aiconfigurator"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("operation", ["decode_attention", "prefill_attention", "gemm"])
+@pytest.mark.parametrize("system", INSIDE)
+def test_whole_tables(system, operation):
+    report = fit_report(published(system), only=(operation,)).operations[operation]
+    assert report.mape_inside <= INSIDE[system][operation]
+    assert abs(report.bias) <= 1.0
+    if operation != "gemm":
+        assert report.mape_beyond <= BEYOND[system]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "model", ["Llama-3.1-8B", "Qwen3-32B", "Qwen3-30B-A3B-Instruct-2507"]
+)
+def test_mixed_steps_inside_vllm(model):
+    folder = shared(f"profiles/llmservingsim/RTXPRO6000/{model}")
+    report = fit_report(import_llmservingsim(folder)).operations
+    assert report["mixed_attention"].mape_inside <= 4.0
+    assert report["layer"].mape_inside <= 4.0
+
+
+def test_decodes_on_an_a100():
+    report = fit_report(published("a100_sxm"), 1, only=("decode_attention",))
+    decode = report.operations["decode_attention"]
+    assert decode.n == 1374
+    assert decode.mape_inside <= 5.0
+    assert decode.mape_beyond <= 10.0
+    assert decode.p90_inside > decode.mape_inside > 0.5
+    assert decode.interval_beyond > decode.interval_inside > 0
+
+
+def test_layers_and_collectives():
+    profile = import_vidur(shared("profiles/vidur"), "a100", "Llama-2-7b-hf")
+    report = fit_report(profile).operations
+    assert report["layer"].mape_inside <= 4.0
+    assert report["allreduce"].mape_inside <= 5.0
+    points = {points.name: points for points in points_of(profile)}
+    layers = points["layer"]
+    assert layers.codes["variant"] == ("tp1", "tp2", "tp4", "tp8")
+    assert "mlp_up_proj" in layers.codes["layer"]

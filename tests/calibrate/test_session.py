@@ -1,0 +1,200 @@
+"""What becomes of variants that are wrong, of shapes that are refused, of doubts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from calibrate.harness.checkpoint import Checkpoint
+from calibrate.harness.device import Check, UnsupportedPointError
+from calibrate.harness.dry_run import DryRunDevice, DryTask
+from calibrate.harness.output import stability
+from calibrate.harness.session import Outcome, Progress, Session
+from calibrate.harness.summary import rows
+from calibrate.harness.tables import tables
+from calibrate.measurement import Measurement, Point, curve, quantiles
+from sim.errors import UserError
+from tests.calibrate.runs import calibrated, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from calibrate.harness.device import Task
+    from calibrate.harness.geometry import Geometry
+    from calibrate.measurement import Curve
+
+
+class Doubtful(DryRunDevice):
+    """Gets one variant wrong, cannot call another, and refuses large shapes."""
+
+    def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
+        if at.variant == "loop":
+            return Check(error=0.3, tolerance=0.0)
+        if at.variant == "batch":
+            return Check(float("inf"), 0.0, reason="CudaError: no such call")
+        return super().check(geometry, at, backend)
+
+    def prepare(self, point: Point, backend: str, seed: int) -> Task:
+        assert point.curve.variant not in {"loop", "batch"}
+        if point.curve.operation == "gemm" and point.values[0] > 1000:
+            raise UnsupportedPointError("it does not fit")
+        return super().prepare(point, backend, seed)
+
+
+def test_what_the_gate_refuses_is_not_timed_and_named(tmp_path: Path) -> None:
+    profile = calibrated(tmp_path / "c", settings(), Doubtful())
+    variants = {t["variant"] for t in profile["ops"] if t["operation"] == "swap"}
+    assert variants == {"kernel"}
+    refused = profile["provenance"]["refused"]
+    h2d = "bytes(direction=h2d,memory=pinned)"
+    assert refused[f"swap/loop/{h2d}"] == "error 0.3 above 0"
+    assert refused[f"swap/batch/{h2d}"] == "CudaError: no such call"
+    assert f"swap/batch/{h2d}" not in profile["provenance"]["correctness"]
+    assert profile["provenance"]["stability"]["ratios"].keys() == {
+        "decode_attention",
+        "swap",
+    }  # the GEMM sentinel is one of the shapes that do not fit
+
+
+def test_a_shape_that_is_refused_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    profile = calibrated(tmp_path / "c", settings(), Doubtful())
+    assert (
+        max(
+            tokens
+            for table in profile["ops"]
+            if table["operation"] == "gemm"
+            for tokens in table["axes"]["m"]
+        )
+        == 128
+    )
+    skipped = profile["provenance"]["skipped"]
+    assert len(skipped) == 8  # 1024 and 8192 tokens of four matrices
+    assert set(skipped.values()) == {"it does not fit"}
+
+
+class Broken(DryRunDevice):
+    """Passes nothing."""
+
+    def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
+        return Check(error=1.0, tolerance=0.01)
+
+
+def test_nothing_correct_is_an_error(tmp_path: Path) -> None:
+    rule = r"no variant is correct here: gemm/.*: error 1, at most 0.01"
+    with pytest.raises(UserError, match=rule):
+        calibrated(tmp_path / "c", settings(operations=("gemm",)), Broken())
+
+
+def test_progress_goes_up_to_the_end(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    asked = settings("default", ("decode_attention",))
+    path = Checkpoint(tmp_path / "c")
+    Session(DryRunDevice(), asked, path, seen.append).run(resume=False)
+    assert [progress.done for progress in seen] == sorted(p.done for p in seen)
+    assert seen[-1].done == seen[-1].total
+    assert {progress.phase for progress in seen} >= {"grid", "refinement 1"}
+
+
+def outcome(
+    measurements: list[Measurement], sentinels: dict[str, list[float]]
+) -> Outcome:
+    return Outcome(
+        measurements=measurements,
+        checks={},
+        backends={},
+        sentinels=sentinels,
+        interference=[],
+        skipped={},
+        clocks=[],
+        started="1970-01-01T00:00:00Z",
+        duration_s=1.0,
+    )
+
+
+def timed(operation: str, values: tuple[int, ...], time_s: float) -> Measurement:
+    constants: dict[str, dict[str, int | str]] = {
+        "gemm": {"layer": "qkv", "n": 6144, "k": 4096},
+        "decode_attention": {
+            "num_heads": 32,
+            "num_kv_heads": 8,
+            "head_dim": 128,
+            "block_size": 16,
+        },
+    }
+    at = curve(operation, "torch", "bfloat16", constants[operation])
+    return Measurement(Point(at, values), {"device": quantiles([time_s])})
+
+
+def test_anchors_are_compared_on_their_device_only() -> None:
+    found = [
+        timed("gemm", (1,), 20e-6),
+        timed("decode_attention", (64, 64 * 2048, 2048), 140e-6),
+    ]
+    lines = {
+        line.what: line
+        for line in rows(outcome(found, {}), DryRunDevice(), "NVIDIA H200")
+    }
+    gemm = lines["GEMM 6144 x 4096, M = 1"]
+    assert (gemm.measured, gemm.reference) == ("20.0 us", "16 us published")
+    assert gemm.remark == "1.25 x"
+    decode = lines["decode, 64 x 2048 tokens, a layer"]
+    assert decode.remark == "1.00 x"
+    bandwidth = lines["decode, best KV bandwidth"]  # 512 MiB in 140 us
+    assert (bandwidth.measured, bandwidth.remark) == ("3.8 TB/s", "80%")
+    elsewhere = rows(outcome(found, {}), DryRunDevice(), "NVIDIA A100")
+    assert not any("published" in line.reference for line in elsewhere)
+
+
+def test_faster_than_physics_is_said() -> None:
+    found = [timed("decode_attention", (64, 64 * 2048, 2048), 50e-6)]
+    lines = rows(outcome(found, {}), DryRunDevice(), "any")
+    assert any(line.what == "faster than physics" for line in lines)
+
+
+def test_stability_needs_a_few_blocks() -> None:
+    steady = [1.0 + 0.001 * (n % 3) for n in range(40)]
+    assert stability(outcome([], {"gemm": steady}))["stable"] is True
+    assert stability(outcome([], {"gemm": [1.0, 1.2]}))["stable"] is None
+    assert stability(outcome([], {}))["stable"] is None
+    slow = [1.0] * 20 + [1.06] * 20
+    assert stability(outcome([], {"gemm": slow, "swap": steady}))["stable"] is False
+
+
+def test_tables_by_hand() -> None:
+    found = [
+        timed("decode_attention", (2, 40, 20), 1e-5),
+        timed("decode_attention", (2, 40, 30), 2e-5),
+        timed("decode_attention", (4, 80, 20), 3e-5),
+    ]
+    even, skewed = tables(found)
+    assert even["operation"] == "decode_attention"
+    assert even["axes"] == {"batch": [2, 4], "context": [20, 20]}
+    assert even["constants"]["kv_itemsize"] == 2
+    assert even["quantiles"]["p50_s"] == [1e-5, 3e-5]
+    assert even["n"] == [1, 1]
+    assert skewed["operation"] == "decode_attention_skewed"
+    assert skewed["axes"]["longest_context_tokens"] == [30]
+
+
+def test_one_metric_stands_for_a_curve() -> None:
+    """A call that could not be captured is no point among those that were."""
+    captured = timed("gemm", (1,), 1e-5)
+    eager = Measurement(timed("gemm", (2,), 1.0).point, {"eager": quantiles([3e-5])})
+    device, beside = tables([captured, eager])
+    assert (device["operation"], device["axes"]) == ("gemm", {"m": [1]})
+    assert (beside["operation"], beside["axes"]) == ("gemm.eager", {"m": [2]})
+    (alone,) = tables([eager])
+    assert (alone["operation"], alone["metric"]) == ("gemm", "eager")
+
+
+def test_a_task_yields_what_it_says() -> None:
+    device = DryRunDevice()
+    point = timed("gemm", (16,), 1.0).point
+    task = device.prepare(point, "dry-run", 0)
+    assert isinstance(task, DryTask)
+    before_s = device.now_s()
+    samples = task.sample("device", 4)
+    assert device.now_s() - before_s == pytest.approx(8 * sum(samples))
+    assert samples == device.prepare(point, "dry-run", 0).sample("device", 4)
+    assert samples != device.prepare(point, "dry-run", 1).sample("device", 4)
