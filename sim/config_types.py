@@ -36,6 +36,24 @@ def _name_or_shares(value: object) -> object:
     return value
 
 
+def _priority(value: object) -> object:
+    """Let a service level have a priority; else as any number or shares."""
+    if not isinstance(value, dict) or not any(isinstance(each, str) for each in value):
+        return _number_or_shares(value)
+    for name, rank in value.items():
+        if not isinstance(name, str) or type(rank) is not int:
+            rule = (
+                "should give each service level a number, such as {gold: 0, bronze: 1}"
+            )
+            raise ValueError(f"{rule}, got {shortened({name: rank})}")
+    return value
+
+
+Priority = Annotated[
+    int | dict[int, float] | dict[str, int], BeforeValidator(_priority)
+]
+"""One for all requests, shares of priorities, or one for each service level."""
+
 Names = Annotated[str | dict[str, float], BeforeValidator(_name_or_shares)]
 """One name for all requests, or from a name to the share that has it."""
 

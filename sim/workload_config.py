@@ -6,7 +6,15 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from sim.config_types import ConfigTable, Count, Kind, Names, Positive, Shares
+from sim.config_types import (
+    ConfigTable,
+    Count,
+    Kind,
+    Names,
+    Positive,
+    Priority,
+    Shares,
+)
 
 
 class SyntheticConfig(ConfigTable):
@@ -66,7 +74,7 @@ class WorkloadConfig(ConfigTable):
     best_of: Shares = 1
     beam_width: Shares = 1
     beam_switch_share: Annotated[float, Field(ge=0, le=1)] = 0.35
-    priority: Shares = 0
+    priority: Priority = 0
     max_tokens: Count | None = None
     slo_class: Names = ""
 

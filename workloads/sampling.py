@@ -33,6 +33,9 @@ Shares = int | Mapping[int, float]
 Names = str | Mapping[str, float]
 """One name for all requests, or from a name to the share of requests that have it."""
 
+Ranks = Mapping[str, int]
+"""From the name of a service level to the priority of its requests."""
+
 MAX_WIDTH = 256
 """Most samples or beams of a prompt."""
 _MAX_PRIORITY = 10**9
@@ -59,7 +62,8 @@ class SampledWorkload:
         0 for beams that never meet again, 1 for a new choice at every step; rounded to
         whole per cent.
     priority
-        Smaller is more urgent.
+        Smaller is more urgent. With names for keys, such as ``{gold: 0, bronze: 1}``,
+        it follows from the service level, and nothing is drawn.
     max_tokens
         Longest output that clients ask for, where the workload's requests state none.
         An engine may count on it, as it may not on the output's true length.
@@ -78,7 +82,7 @@ class SampledWorkload:
     best_of: Shares = 1
     beam_width: Shares = 1
     beam_switch_share: float = 0.35
-    priority: Shares = 0
+    priority: Shares | Ranks = 0
     max_tokens: int | None = None
     slo_class: Names = ""
     seed: int = 0
@@ -86,7 +90,7 @@ class SampledWorkload:
     def __post_init__(self) -> None:
         _check_shares("best_of", self.best_of, 1, MAX_WIDTH)
         _check_shares("beam_width", self.beam_width, 1, MAX_WIDTH)
-        _check_shares("priority", self.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+        _check_priority(self.priority)
         _check_names("slo_class", self.slo_class)
         remedy = "give a share of steps, such as 0.35"
         between("beam_switch_share", self.beam_switch_share, 0, 1, remedy)
@@ -99,6 +103,8 @@ class SampledWorkload:
         """Return the requests; see `workloads.workload.Workload.requests`."""
         requests = self.workload.requests()
         drawn = self._widths(len(requests)) | self._classes(requests)
+        if _is_ranked(self.priority):
+            drawn["priority"] = self._ranked(requests, drawn.get("slo_class"))
         if isinstance(requests, RequestColumns):
             max_tokens = _stated(requests.max_tokens, self.max_tokens)
             return replace(requests, max_tokens=max_tokens, **drawn)
@@ -125,11 +131,9 @@ class SampledWorkload:
 
     def _classes(self, requests: Sequence[RequestSpec]) -> dict[str, Any]:
         """Draw what a whole session has in common, if it is to be drawn."""
-        wanted = [
-            name
-            for name, default in (("priority", 0), ("slo_class", ""))
-            if getattr(self, name) != default
-        ]
+        wanted = ["slo_class"] if self.slo_class else []
+        if self.priority != 0 and not _is_ranked(self.priority):
+            wanted.insert(0, "priority")
         if all(isinstance(getattr(self, name), (int, str)) for name in wanted):
             return {name: getattr(self, name) for name in wanted}
         owners = _owners(requests)
@@ -143,6 +147,30 @@ class SampledWorkload:
             else value
             for name, value in drawn.items()
         }
+
+    def _ranked(self, requests: Sequence[RequestSpec], classes: Any) -> Any:
+        """Return the priority of each request's service level, drawn or its own."""
+        if classes is None:
+            classes = (
+                requests.slo_class
+                if isinstance(requests, RequestColumns)
+                else np.array([request.slo_class for request in requests], dtype=str)
+            )
+        if isinstance(classes, str):
+            return self._rank(classes)
+        names, positions = np.unique(classes, return_inverse=True)
+        ranks = [self._rank(str(name)) for name in names]
+        return np.array(ranks, dtype=np.int64)[positions]
+
+    def _rank(self, slo_class: str) -> int:
+        assert isinstance(self.priority, Mapping)
+        ranks: Mapping[Any, Any] = self.priority
+        if slo_class not in ranks:
+            raise WorkloadError(
+                f"priority must name every slo_class; got {', '.join(ranks)} and a "
+                f"request of class {slo_class!r}; name that, too"
+            )
+        return int(ranks[slo_class])
 
     def _draw(self, name: str, number: int) -> Any:
         """Draw values, `number` of them; a longer workload begins with the shorter."""
@@ -207,6 +235,27 @@ def _check_shares(name: str, shares: Shares, low: int, high: int) -> None:
     for value in shares:
         whole(name, value, low, high, remedy)
     _check_sum(name, shares, remedy)
+
+
+def _is_ranked(value: object) -> bool:
+    """Whether priorities follow from service levels."""
+    return isinstance(value, Mapping) and any(isinstance(each, str) for each in value)
+
+
+def _check_priority(priority: Shares | Ranks) -> None:
+    if not _is_ranked(priority):
+        shares: Any = priority
+        _check_shares("priority", shares, -_MAX_PRIORITY, _MAX_PRIORITY)
+        return
+    ranks: Mapping[Any, Any] = priority  # type: ignore[assignment]
+    remedy = "give each service level a whole number, such as {gold: 0, bronze: 1}"
+    for name, rank in ranks.items():
+        if not isinstance(name, str):
+            raise WorkloadError(
+                f"priority must have names or numbers for keys; got {name!r} beside "
+                f"names; {remedy}"
+            )
+        whole(f"priority.{name}", rank, -_MAX_PRIORITY, _MAX_PRIORITY, remedy)
 
 
 def _check_names(name: str, names: Names) -> None:

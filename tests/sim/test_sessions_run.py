@@ -188,3 +188,25 @@ def test_examples_run_in_small(name: str, tmp_path: Path) -> None:
     # What was written runs again.
     again = yaml.safe_load((out / "config.yaml").read_text())
     assert simulate(parse_config(again)).summary["duration"] == summary["duration"]
+
+
+def test_the_more_urgent_class_waits_less(tmp_path: Path) -> None:
+    data = chat_config(
+        workload={
+            "slo_class": {"gold": 0.3, "bronze": 0.7},
+            "priority": {"gold": 0, "bronze": 1},
+        },
+        engine={"scheduling_policy": "priority", "max_num_seqs": 4},
+    )
+    results = simulate(load_config(write(tmp_path, data)))
+    levels = results.summary["by_slo_class"]
+    gold, bronze = (levels[name]["mean_ttft_ms"] for name in ("gold", "bronze"))
+    assert gold < bronze / 2
+    ranks = results.requests.groupby("slo_class")["priority"].unique()
+    assert {name: list(values) for name, values in ranks.items()} == {
+        "gold": [0],
+        "bronze": [1],
+    }
+    data["workload"]["priority"] = {"gold": 0, "bronze": "high"}
+    with pytest.raises(ConfigError, match=r"workload.priority: should give each"):
+        load_config(write(tmp_path, data))

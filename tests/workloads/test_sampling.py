@@ -140,3 +140,39 @@ def test_clients_state_a_limit() -> None:
 def test_what_cannot_be_drawn_is_refused(more: dict[str, Any], rule: str) -> None:
     with pytest.raises(WorkloadError, match=rule):
         drawn(**more)
+
+
+def test_a_priority_may_follow_from_the_service_level() -> None:
+    ranks = {"gold": 0, "bronze": 5}
+    requests = drawn(slo_class={"gold": 0.25, "bronze": 0.75}, priority=ranks)
+    assert {(r.slo_class, r.priority) for r in requests} == {("gold", 0), ("bronze", 5)}
+    assert isinstance(requests, RequestColumns)
+    listed = SampledWorkload(Listed(list(requests)), priority={"gold": 7, "bronze": -1})
+    changed = listed.requests()
+    assert [r.slo_class for r in changed] == [r.slo_class for r in requests]
+    assert [r.priority for r in changed[:50]] == [
+        7 if r.slo_class == "gold" else -1 for r in requests[:50]
+    ]
+    assert {r.priority for r in drawn(slo_class="gold", priority=ranks)} == {0}
+
+
+class Listed:
+    def __init__(self, requests: list[RequestSpec]) -> None:
+        self._requests = requests
+
+    def requests(self) -> list[RequestSpec]:
+        return self._requests
+
+
+@pytest.mark.parametrize(
+    ("priority", "rule"),
+    [
+        ({"gold": 0}, "must name every slo_class; got gold and a request of class ''"),
+        ({"gold": 0, 1: 1}, "must have names or numbers for keys; got 1 beside names"),
+        ({"gold": 0.5}, "priority.gold must be an integer"),
+    ],
+)
+def test_ranks_that_cannot_hold_are_refused(priority: Any, rule: str) -> None:
+    with pytest.raises(WorkloadError) as refused:
+        drawn(2, priority=priority)
+    assert rule in str(refused.value)
