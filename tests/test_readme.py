@@ -115,3 +115,23 @@ def test_figures_quoted_of_swapping_and_recomputing_are_measured() -> None:
         assert "{:.0f} ms against {:.0f} ms".format(*mean_ms) in flat
     tokens = [again[name]["recomputed_tokens"] for name in ("cacheflow", "v0")]
     assert "costs {:,} and {:,} tokens".format(*tokens) in flat
+
+
+@pytest.mark.slow
+def test_figures_quoted_of_chats_are_measured() -> None:
+    rows = re.findall(
+        r"^\| (\d+)[^|]* \| ([\d.]+) % \| ([\d.]+) \| ([\d.]+) (m?s) \| (\d+) \|$",
+        README,
+        re.MULTILINE,
+    )
+    assert [int(row[0]) for row in rows] == [40, 70, 100, 130, 160]
+    for users, hits, rate, ttft, unit, num_preemptions in rows:
+        override = f"workload.max_concurrent_users={users}"
+        config = load_config(ROOT / "examples/chat_sessions.yaml", [override])
+        summary = simulate(config).summary
+        found = summary["prefix_cache_hits"] / summary["prefix_cache_queries"]
+        assert f"{100 * found:.1f}" == hits
+        assert f"{summary['request_throughput']:.2f}" == rate
+        mean_ms = summary["mean_ttft_ms"]
+        assert (f"{mean_ms:.0f}" if unit == "ms" else f"{mean_ms / 1e3:.1f}") == ttft
+        assert str(summary["num_preemptions"]) == num_preemptions

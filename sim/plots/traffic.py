@@ -349,11 +349,10 @@ def sessions(title: str, shape: SessionShape) -> Figure:
             "left": 0.065, "right": 0.98, "top": 0.8, "bottom": 0.1, "wspace": 0.25,
         },
     )  # fmt: skip
-    growth = np.maximum(shape.growth_tokens, 0)
     for axes, values, label, colour in (
         (panels[0], turns, "requests of a session", BLUE),
         (panels[1], shape.delays_s, "think or tool time (s)", GREEN),
-        (panels[2], growth, "context growth a turn (tokens)", VERMILLION),
+        (panels[2], shape.growth_tokens, "context growth a turn (tokens)", VERMILLION),
     ):
         _draw_spread(axes, values.astype(np.float64), label, colour)
     panels[0].set_ylabel("sessions (%)")
@@ -366,7 +365,8 @@ def _draw_spread(axes: Axes, values: Floats, label: str, colour: str) -> None:
         say(axes, "No follow-ups")
         axes.set_axis_off()
         return
-    x, share = cdf_points(values, NUM_CDF_POINTS)
+    drawn = np.maximum(values, 0.0)  # a context that shrank stands at 0
+    x, share = cdf_points(drawn, NUM_CDF_POINTS)
     x, share = np.append(x[0], x), np.append(0.0, share)
     axes.step(x, 100.0 * share, where="post", color=colour, linewidth=1.6)
     high = float(x[-1]) or 1.0
