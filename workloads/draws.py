@@ -75,9 +75,13 @@ class Draws:
     def _drawn(
         self, name: str, distribution: _ByQuantile, kinds: str, low: int, high: float
     ) -> NDArray[Any]:
+        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
         u = self.uniforms(name)
         values = distribution.quantile(u)
-        if values.shape != u.shape or values.dtype.kind not in kinds:
+        if not isinstance(values, np.ndarray):
+            found = f"an array; got {type(values).__name__}"
+        elif values.shape != u.shape or values.dtype.kind not in kinds:
             of = "integers" if "i" in kinds else "floats"
             found = f"{of} of shape {u.shape}; got {values.dtype} {values.shape}"
         elif not ((values >= low) & (values <= high)).all():  # False of a NaN, too

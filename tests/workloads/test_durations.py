@@ -141,3 +141,5 @@ def test_broken_distributions_are_found_out(role: str) -> None:
     other = np.array([1.0, 2.0]) if role != "seconds" else np.array([1, 2])
     with pytest.raises(WorkloadError, match=r"x must be (integers|floats) of"):
         draw("x", Broken(other))
+    with pytest.raises(WorkloadError, match="x must be an array; got list"):
+        draw("x", Broken([1, 2]))
