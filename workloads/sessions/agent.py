@@ -9,19 +9,8 @@ from workloads.counts import CountDistribution
 from workloads.draws import check_quantile
 from workloads.durations import DurationDistribution
 from workloads.lengths import LengthDistribution
-from workloads.prefixes import (
-    NoPrefixes,
-    PrefixStructure,
-    check_prefixes,
-    drawn_prefixes,
-)
-from workloads.sessions.transcript import (
-    Numbering,
-    Transcript,
-    by_depth,
-    check_context,
-    parts,
-)
+from workloads.prefixes import PrefixStructure, check_prefixes
+from workloads.sessions.transcript import Transcript, by_depth, check_context, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -123,19 +112,10 @@ class Agent:
         self, arrivals_s: Sequence[float], streams: Streams
     ) -> Iterator[RequestSpec]:
         """Yield the requests; see `SessionKind.requests`."""
-        structure = self.prefixes or NoPrefixes()
-        prefixes = drawn_prefixes(structure, len(arrivals_s), streams)
-        numbering = Numbering(structure.num_texts)
-        for draws in parts(len(arrivals_s), streams):
-            for session, task in enumerate(self._drawn(draws), start=draws.start):
-                transcript = Transcript(
-                    session,
-                    arrivals_s[session],
-                    prefixes[session],
-                    numbering,
-                    self.max_context_tokens,
-                )
-                yield from _worked(transcript, task)
+        for transcript, task in told(
+            arrivals_s, streams, self.prefixes, self.max_context_tokens, self._drawn
+        ):
+            yield from _worked(transcript, task)
 
     def _drawn(self, draws: Draws) -> Iterator[_Task]:
         """Yield what happens in each session."""

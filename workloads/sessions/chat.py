@@ -9,19 +9,8 @@ from workloads.counts import CountDistribution
 from workloads.draws import check_quantile
 from workloads.durations import DurationDistribution
 from workloads.lengths import LengthDistribution
-from workloads.prefixes import (
-    NoPrefixes,
-    PrefixStructure,
-    check_prefixes,
-    drawn_prefixes,
-)
-from workloads.sessions.transcript import (
-    Numbering,
-    Transcript,
-    by_depth,
-    check_context,
-    parts,
-)
+from workloads.prefixes import PrefixStructure, check_prefixes
+from workloads.sessions.transcript import Transcript, by_depth, check_context, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,19 +76,10 @@ class Chat:
         self, arrivals_s: Sequence[float], streams: Streams
     ) -> Iterator[RequestSpec]:
         """Yield the requests; see `SessionKind.requests`."""
-        structure = self.prefixes or NoPrefixes()
-        prefixes = drawn_prefixes(structure, len(arrivals_s), streams)
-        numbering = Numbering(structure.num_texts)
-        for draws in parts(len(arrivals_s), streams):
-            for session, turns in enumerate(self._drawn(draws), start=draws.start):
-                transcript = Transcript(
-                    session,
-                    arrivals_s[session],
-                    prefixes[session],
-                    numbering,
-                    self.max_context_tokens,
-                )
-                yield from _said(transcript, turns)
+        for transcript, turns in told(
+            arrivals_s, streams, self.prefixes, self.max_context_tokens, self._drawn
+        ):
+            yield from _said(transcript, turns)
 
     def _drawn(self, draws: Draws) -> Iterator[list[tuple[int, int, float]]]:
         """Yield the turns of each session: new text, answer, time to think before."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from workloads._checks import MAX_TOKENS, whole
 from workloads.draws import Draws
 from workloads.errors import WorkloadError
+from workloads.prefixes import NoPrefixes, drawn_prefixes
 from workloads.spec import RequestSpec, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from workloads.prefixes import Prefix
+    from workloads.prefixes import Prefix, PrefixStructure
     from workloads.streams import Streams
+
+PlanT = TypeVar("PlanT")
 
 # Sessions drawn at once: few enough that long ones do not fill the memory.
 _PART = 1024
@@ -127,10 +130,43 @@ class Transcript:
         self.num_tokens += request.num_output_tokens
 
 
-def parts(num_sessions: int, streams: Streams) -> Iterator[Draws]:
-    """Yield the draws of sessions, so many at a time that they fit into memory."""
-    for start in range(0, num_sessions, _PART):
-        yield Draws(streams, start, min(_PART, num_sessions - start))
+def told(
+    arrivals_s: Sequence[float],
+    streams: Streams,
+    prefixes: PrefixStructure | None,
+    max_context_tokens: int | None,
+    drawn: Callable[[Draws], Iterable[PlanT]],
+) -> Iterator[tuple[Transcript, PlanT]]:
+    """Yield a fresh transcript of each session, and what is to happen in it.
+
+    Parameters
+    ----------
+    arrivals_s
+        When sessions begin, in seconds.
+    streams
+        The randomness.
+    prefixes
+        What first prompts begin with; None for nothing.
+    max_context_tokens
+        Of the transcripts.
+    drawn
+        From the draws of a run of sessions, so many at a time that they fit into
+        memory, to the plan of each.
+    """
+    structure = prefixes or NoPrefixes()
+    of_session = drawn_prefixes(structure, len(arrivals_s), streams)
+    numbering = Numbering(structure.num_texts)
+    for start in range(0, len(arrivals_s), _PART):
+        draws = Draws(streams, start, min(_PART, len(arrivals_s) - start))
+        for session, plan in enumerate(drawn(draws), start=start):
+            transcript = Transcript(
+                session,
+                arrivals_s[session],
+                of_session[session],
+                numbering,
+                max_context_tokens,
+            )
+            yield transcript, plan
 
 
 def by_depth(
