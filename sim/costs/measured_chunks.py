@@ -286,6 +286,7 @@ def read_beside(
     layers: Mapping[int, int],
     chunk: Callable[[int, int], float],
     decodes: Callable[[int, int], float],
+    key_s: float,
 ) -> BesideFactor:
     """Return the factors of chunks beside decodes; as `read_past`.
 
@@ -297,10 +298,14 @@ def read_beside(
         Seconds of one chunk of (query, past) alone, all layers.
     decodes
         Seconds of so many decodes of so many keys each alone, all layers.
+    key_s
+        Seconds to read a key in all layers: no time is below it for all keys.
     """
     names = ("queries", "pasts", "num_decodes", "contexts")
     axes, seconds, beyond = _read(tables, layers, names, "mixed")
     queries, pasts, counts, contexts = axes
+    q, p, n, k = np.ix_(*map(np.array, axes))
+    seconds = np.maximum(seconds, key_s * (q + p + n * k))
     chunks = np.array([[chunk(q, p) for p in pasts] for q in queries])
     rows = np.array([[decodes(n, k) for k in contexts] for n in counts])
     alone = chunks[:, :, None, None] + rows[None, None, :, :]
