@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sim.hardware import GpuSpec
 
 _FULL: Final = 0
+_MOST_QUERIES: Final = 32
 _ITEMSIZES: Final = {2: "auto", 1: "fp8"}
 Table = dict[str, Any]
 
@@ -134,7 +135,10 @@ class AttentionTables:
         shape = len(batches), len(queries)
         head = {"counts": batches, "amounts": queries}
         if operation in self.fits.estimators:
-            return head | self._fitted(operation, shape, window, **axes, past=0)
+            table = self._fitted(operation, shape, window, **axes, past=0)
+            if self._measured(operation, "batch").max() == 1:
+                table["time_s"] = _several(table["time_s"][0], batches)
+            return head | table
 
         def one(batch: int, query: int) -> BatchShape:
             tokens = batch * query
@@ -169,7 +173,7 @@ class AttentionTables:
 
     def _past(self, window: int) -> Table:
         operation = "prefill_attention"
-        queries = octaves(self._measured(operation, "query"), first=2)
+        queries = _above(self._measured(operation, "query"), 1)
         pasts = filled({0, *octaves(self._measured(operation, "past"))})
         shape = len(queries), len(pasts)
         axes = product(query=queries, past=pasts)
@@ -180,7 +184,8 @@ class AttentionTables:
         """Return seconds of one chunk beside decodes, only where both are there."""
         operation = "mixed_attention"
         axes = {
-            "queries": octaves(self._measured(operation, "query"), first=2),
+            # kernels change their tiles between powers of two
+            "queries": _above(self._measured(operation, "query"), 1),
             "pasts": octaves(self._measured(operation, "past")),
             "num_decodes": octaves(self._measured(operation, "num_decodes"), first=1),
             "contexts": octaves(self._measured(operation, "decode_context"), first=1),
@@ -190,3 +195,20 @@ class AttentionTables:
         values = dict(zip(names, grid.values(), strict=True))
         shape = tuple(len(nodes_of) for nodes_of in axes.values())
         return axes | self._fitted(operation, shape, None, **values)
+
+
+def _several(one_s: list[float], counts: list[int]) -> list[list[float]]:
+    """Return seconds of several equal chunks where only one at a time was measured.
+
+    The kernel starts once, and computes each: exact where arithmetic decides. What
+    starting takes is the time of the shortest chunk.
+    """
+    start_s = min(one_s)
+    times = start_s + np.outer(counts, np.array(one_s) - start_s)
+    found: list[list[float]] = rounded(times)
+    return found
+
+
+def _above(measured: Any, least: int) -> list[int]:
+    """Return the measured values of an axis above `least`, at most a few dozen."""
+    return nodes(measured[measured > least], most=_MOST_QUERIES)
