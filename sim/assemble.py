@@ -137,6 +137,7 @@ def make_cost_model(
             "tensor_parallel_size": engine.tensor_parallel_size,
             "block_size": engine.block_size,
             "kv_cache_dtype": engine.kv_cache_dtype,
+            "swap_rule": engine.generation.swap,
         },
     )
     if config.cost["kind"] not in COST_MODELS:

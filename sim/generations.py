@@ -9,10 +9,32 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+SwapVariant = Literal["loop", "batch", "kernel"]
+"""One call a piece of a block, one for all pieces, or a kernel that copies."""
+KvLayout = Literal["separate", "joined", "cross_layer"]
+"""Whether a block is two pieces a layer (K and V), one a layer, or one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRule:
+    """How an engine moves blocks between host and GPU, for the cost models.
+
+    Parameters
+    ----------
+    variant, layout
+        See `sim.costs.transfers`.
+    overlap
+        Whether transfers run beside the step rather than before it.
+    """
+
+    variant: SwapVariant = "loop"
+    layout: KvLayout = "separate"
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +58,8 @@ class Generation:
     schedules_groups
         Whether the samples of a prompt are one scheduled unit; if not, each is a
         request of its own.
+    swap
+        How blocks are swapped.
     """
 
     engine_version: str
@@ -45,6 +69,7 @@ class Generation:
     enable_prefix_caching: bool | None
     has_cpu_tier: bool
     schedules_groups: bool
+    swap: SwapRule = SwapRule()
 
     def takes(self, engine_version: str) -> bool:
         """Whether the generation covers a release."""
@@ -114,6 +139,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=True,
             has_cpu_tier=False,
             schedules_groups=False,
+            swap=SwapRule("batch", "joined", overlap=True),
         ),
     }
 )
