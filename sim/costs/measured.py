@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from sim.costs.transfers import Transfer
+    from sim.generations import KvLayout, SwapVariant
     from sim.profile import Profile
 
     Counts = NDArray[np.int64]
@@ -297,6 +299,12 @@ class MeasuredCost:
             for count in distinct.tolist()
         ]
         return np.array(parts, np.float64).T[:, places]
+
+    def transfer(
+        self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
+    ) -> Transfer:
+        """Return the price of moving blocks by a variant; as the roofline's."""
+        return self._rest.transfer(variant, load=load, layout=layout)
 
     def describe(self) -> dict[str, Any]:
         """Return parameters and sources, JSON-ready, for the results' provenance."""

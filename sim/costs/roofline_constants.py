@@ -21,7 +21,7 @@ from sim.weights import TensorRole, weight_tensors
 if TYPE_CHECKING:
     from sim.architecture import ModelArchitecture
     from sim.costs.transfers import Pages, Transfer
-    from sim.generations import SwapVariant
+    from sim.generations import KvLayout, SwapVariant
     from sim.quantization import QuantizationScheme
     from sim.weights import WeightTensor
 
@@ -180,14 +180,26 @@ class RooflineConstants(RooflineParameters):
             2.0 * self._block_bytes / self._bandwidth(self.copy_efficiency)
         )
 
-    def block_pages(self) -> Pages:
-        """Return how a block lies in memory on one rank."""
-        layout = self.swapping_rule().layout
+    def block_pages(self, layout: KvLayout | None = None) -> Pages:
+        """Return how a block lies in memory on one rank; None: as the engine has it."""
+        layout = layout or self.swapping_rule().layout
         return pages_of(self.model, layout, self._block_bytes)
 
-    def transfer(self, variant: SwapVariant, *, load: bool) -> Transfer:
-        """Return the price of moving blocks by a variant, from the datasheet."""
-        pages, fixed_s = self.block_pages(), self.swap_fixed_s
+    def transfer(
+        self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
+    ) -> Transfer:
+        """Return the price of moving blocks by a variant, from the datasheet.
+
+        Parameters
+        ----------
+        variant
+            How they move.
+        load
+            To the GPU rather than to the host.
+        layout
+            How a block lies in memory; None: as the engine has it.
+        """
+        pages, fixed_s = self.block_pages(layout), self.swap_fixed_s
         link = self.gpu.host_bytes_per_s * self.swap_efficiency
         if variant == "loop":
             return Loop(pages, fixed_s, self.swap_call_s, link)
