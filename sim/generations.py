@@ -38,6 +38,28 @@ class SwapRule:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphRule:
+    """Which steps an engine replays as CUDA graphs, so that it launches no kernels.
+
+    Parameters
+    ----------
+    max_tokens
+        Tokens of a step, prompts and decodes, at most; 0 without graphs.
+    only_decodes
+        Whether a step with a prompt is never one.
+    """
+
+    max_tokens: int = 0
+    only_decodes: bool = True
+
+    def replays(self, num_tokens: int, num_prefills: int) -> bool:
+        """Whether a step of so many tokens and prompts is a graph."""
+        return num_tokens <= self.max_tokens and not (
+            self.only_decodes and num_prefills
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One generation, as a configuration names it.
 
@@ -60,6 +82,11 @@ class Generation:
         request of its own.
     swap
         How blocks are swapped.
+    graphs
+        What runs as CUDA graphs, unless ``enforce_eager``. Sources: vLLM 0.2.7 and
+        0.7.3 ``worker/model_runner.py`` (decodes of up to 256 sequences), V1's
+        ``max_cudagraph_capture_size`` (512 tokens; a step with prompts is cut at its
+        attention, which is launched).
     """
 
     engine_version: str
@@ -70,6 +97,7 @@ class Generation:
     has_cpu_tier: bool
     schedules_groups: bool
     swap: SwapRule = SwapRule()
+    graphs: GraphRule = GraphRule()
 
     def takes(self, engine_version: str) -> bool:
         """Whether the generation covers a release."""
@@ -97,6 +125,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=None,
             has_cpu_tier=True,
             schedules_groups=True,
+            graphs=GraphRule(256),
         ),
         "v0": Generation(
             engine_version="0.7.3",
@@ -117,6 +146,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=False,
             has_cpu_tier=True,
             schedules_groups=True,
+            graphs=GraphRule(256),
         ),
         "v1": Generation(
             engine_version="0.33",
@@ -140,6 +170,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             has_cpu_tier=False,
             schedules_groups=False,
             swap=SwapRule("batch", "joined", overlap=True),
+            graphs=GraphRule(512, only_decodes=False),
         ),
     }
 )

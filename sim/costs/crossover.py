@@ -189,7 +189,8 @@ def _chunks(
     context = past + query
     for place, values in enumerate((is_decode, is_decode * context)):
         shapes[:, place] = values
-    for place, values in enumerate((1, query, context, pairs), start=2):
+    chunk = (np.ones_like(query), query, context, pairs)
+    for place, values in enumerate(chunk, start=2):
         shapes[:, place] = np.where(is_decode, 0, values)
     found = cost.columns(shapes)
     flags = found[:, StepCost._fields.index("extrapolated")] != 0.0

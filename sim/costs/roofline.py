@@ -187,14 +187,17 @@ class RooflineCost(RooflineConstants):
             )
         return self._token_parts.keep(num_tokens, parts)
 
-    def _price_rows(self, num_rows: int) -> tuple[float, float]:
-        """Return seconds of the head and of the host for so many requests."""
+    def head_parts(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the output projection and of the sampler."""
         memory_s = self._head_s + self._head_row_memory_s * num_rows
         compute_s = self._head_row_compute_s * num_rows
-        head_s = (
-            sqrt(memory_s * memory_s + compute_s * compute_s)
-            + self._sampler_row_s * num_rows
-        )
+        projection_s = sqrt(memory_s * memory_s + compute_s * compute_s)
+        return projection_s, self._sampler_row_s * num_rows
+
+    def _price_rows(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the head and of the host for so many requests."""
+        projection_s, sampler_s = self.head_parts(num_rows)
+        head_s = projection_s + sampler_s
         host_s = self.step_overhead_s + self.request_overhead_s * num_rows
         return self._row_parts.keep(num_rows, (head_s, host_s))
 

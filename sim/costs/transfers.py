@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, get_args
 
 import numpy as np
 
+from sim.costs.widths import ESTIMATE, Width, wider
 from sim.errors import ConfigError
 from sim.generations import KvLayout, SwapVariant
 
@@ -54,9 +55,11 @@ class Moved(NamedTuple):
     """Of these, those that the host spends in the call."""
     extrapolated: bool = True
     """Whether no measurement stands behind it."""
+    width: Width = ESTIMATE
+    """By how much it may be shorter and longer."""
 
 
-NOTHING: Final = Moved(0.0, 0.0, False)
+NOTHING: Final = Moved(0.0, 0.0, False, Width(0.0, 0.0))
 
 
 class Transfer(Protocol):
@@ -186,6 +189,7 @@ class Swapping:
             load.total_s + store.total_s,
             load.host_s + store.host_s,
             load.extrapolated or store.extrapolated,
+            wider(load.width, store.width),
         )
 
     def exposed_s(self, num_loaded: int, num_stored: int, gpu_s: float) -> float:
@@ -198,7 +202,10 @@ class Swapping:
         gpu_s
             Seconds of the step's operations on the GPU.
         """
-        moved = self.moved(num_loaded, num_stored)
+        return self.shown_s(self.moved(num_loaded, num_stored), gpu_s)
+
+    def shown_s(self, moved: Moved, gpu_s: float) -> float:
+        """Return the seconds by which a step grows that moves so much."""
         if not self.overlap:
             return moved.total_s
         rest_s = moved.total_s - moved.host_s
