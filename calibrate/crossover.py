@@ -127,13 +127,13 @@ def _print(found: Crossover, below: str, out: Path | None) -> None:
     names = [f"{n}*" if swap.extrapolated else n for n, swap in found.swaps.items()]
     print("ms".ljust(8), *(f"{name:>11}" for name in (again, *names)))
     for place in shown(found.num_tokens, _NUM_ROWS).tolist():
-        seconds = [swap.seconds[place] for swap in found.swaps.values()]
-        cells = (f"{1e3 * s:>11,.2f}" for s in (found.recompute_s[place], *seconds))
+        bands = (found.recompute, *(swap.band for swap in found.swaps.values()))
+        cells = (f"{1e3 * band.seconds[place]:>11,.2f}" for band in bands)
         print(f"{found.num_tokens[place]:<8,}", *cells)
     for name, words in found.sentences().items():
         print(f"{name}: {words}")
     if found.extrapolated or any(swap.extrapolated for swap in found.swaps.values()):
-        print("* in part or whole an estimate: not measured in this shape")
+        print("* in part or whole an estimate, not measured in this shape")
     if out is not None:
         print(f"drawn in {out}")
 

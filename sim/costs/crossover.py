@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.cost import BatchShape, StepCost
+from sim.cost import BatchShape
+from sim.costs.parts import FLAG, HI, LO
 from sim.costs.transfers import VARIANTS
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class MovingCost(Protocol):
         """Return the price of moving blocks one way."""
         ...
 
+    def describe(self) -> dict[str, Any]:
+        """Return parameters and sources; `bounds` says whether it knows any."""
+        ...
+
 
 class Range(NamedTuple):
     """Lengths at which swapping is cheaper, in tokens, both included."""
@@ -52,15 +57,27 @@ class Range(NamedTuple):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Swap:
-    """Out and in again, by one variant, for each length."""
+class Band(NamedTuple):
+    """Seconds for each length, and where nine of ten should lie."""
 
     seconds: Seconds
+    lo_s: Seconds
+    hi_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Out and in again, by one variant."""
+
+    band: Band
     extrapolated: bool
     """Whether a length is priced by an estimate instead of a measurement."""
     cheaper: tuple[Range, ...]
     """Lengths at which it beats computing again."""
+    surely: tuple[Range, ...]
+    """The same if swaps are at the slow bound and computing at the fast one."""
+    possibly: tuple[Range, ...]
+    """The same the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +86,57 @@ class Crossover:
 
     num_tokens: NDArray[np.int64]
     """Multiples of the block size, ascending."""
-    recompute_s: Seconds
+    recompute: Band
     extrapolated: bool
     """Whether some length is outside of what the recomputation was measured on."""
     swaps: Mapping[SwapVariant, Swap]
+    has_bounds: bool
+    """Whether the cost model knows bounds; if not, they are the seconds."""
 
     def sentences(self) -> dict[str, str]:
         """Return, for each variant, where swapping is cheaper."""
-        return {
-            name: sentence(swap.cheaper, self.num_tokens)
-            for name, swap in self.swaps.items()
-        }
+        return {name: self._sentence(swap) for name, swap in self.swaps.items()}
+
+    def _sentence(self, swap: Swap) -> str:
+        where = self.where(swap.cheaper)
+        words = f"swapping is cheaper {where}"
+        if not swap.cheaper:
+            words = "recomputing is cheaper at every length"
+        if not self.has_bounds:
+            return words
+        surely, possibly = self.where(swap.surely), self.where(swap.possibly)
+        if surely == where == possibly:
+            return f"{words}, also within the bounds"
+        return f"{words} (within the bounds: surely {surely}; possibly {possibly})"
+
+    def where(self, cheaper: Sequence[Range]) -> str:
+        """Return stretches of lengths in words."""
+        return in_words(cheaper, int(self.num_tokens[0]), int(self.num_tokens[-1]))
 
     def to_json(self, num_rows: int = 64) -> dict[str, Any]:
         """Return the result as plain data, with some of the lengths."""
         places = shown(self.num_tokens, num_rows)
         return {
             "num_tokens": self.num_tokens[places].tolist(),
-            "recompute_s": self.recompute_s[places].tolist(),
+            "recompute": _listed(self.recompute, places),
+            "has_bounds": self.has_bounds,
             "recompute_extrapolated": self.extrapolated,
             "swap": {
                 name: {
-                    "seconds": swap.seconds[places].tolist(),
+                    **_listed(swap.band, places),
                     "extrapolated": swap.extrapolated,
-                    "cheaper": [list(part) for part in swap.cheaper],
-                    "in_words": sentence(swap.cheaper, self.num_tokens),
+                    "cheaper_tokens": list(map(list, swap.cheaper)),
+                    "surely_cheaper_tokens": list(map(list, swap.surely)),
+                    "possibly_cheaper_tokens": list(map(list, swap.possibly)),
+                    "in_words": self._sentence(swap),
                 }
                 for name, swap in self.swaps.items()
             },
         }
+
+
+def _listed(band: Band, places: NDArray[np.int64]) -> dict[str, list[float]]:
+    return {key: part[places].tolist() for key, part in band._asdict().items()}
 
 
 def crossover(
@@ -129,13 +168,19 @@ def crossover(
     """
     num_blocks = lengths(max(1, max_tokens // block_size))
     num_tokens = num_blocks * block_size
-    recompute_s, outside = recompute(cost, num_tokens, max_num_batched_tokens)
+    has_bounds = bool(cost.describe().get("bounds"))
+    again, outside = recompute(cost, num_tokens, max_num_batched_tokens)
     swaps = {}
     for variant in variants:
-        seconds, extrapolated = _there_and_back(cost, variant, num_blocks)
-        cheaper = ranges(seconds < recompute_s, num_tokens)
-        swaps[variant] = Swap(seconds, extrapolated, cheaper)
-    return Crossover(num_tokens, recompute_s, bool(outside.any()), swaps)
+        band, extrapolated = _there_and_back(cost, variant, num_blocks, has_bounds)
+        swaps[variant] = Swap(
+            band,
+            extrapolated,
+            ranges(band.seconds < again.seconds, num_tokens),
+            ranges(band.hi_s < again.lo_s, num_tokens),
+            ranges(band.lo_s < again.hi_s, num_tokens),
+        )
+    return Crossover(num_tokens, again, bool(outside.any()), swaps, has_bounds)
 
 
 def lengths(most: int) -> NDArray[np.int64]:
@@ -146,25 +191,42 @@ def lengths(most: int) -> NDArray[np.int64]:
 
 
 def _there_and_back(
-    cost: MovingCost, variant: SwapVariant, num_blocks: NDArray[np.int64]
-) -> tuple[Seconds, bool]:
+    cost: MovingCost,
+    variant: SwapVariant,
+    num_blocks: NDArray[np.int64],
+    has_bounds: bool,
+) -> tuple[Band, bool]:
+    """Return seconds of both transfers, whose errors go together, and the flag."""
     layout = LAYOUTS[variant]
-    store = cost.transfer(variant, load=False, layout=layout)
-    load = cost.transfer(variant, load=True, layout=layout)
-    moved = [(store.at(count), load.at(count)) for count in num_blocks.tolist()]
-    seconds = np.array([out.total_s + back.total_s for out, back in moved])
-    return seconds, any(out.extrapolated or back.extrapolated for out, back in moved)
+    moved = [
+        transfer.at(count)
+        for load in (False, True)
+        for transfer in (cost.transfer(variant, load=load, layout=layout),)
+        for count in num_blocks.tolist()
+    ]
+    seconds, down, up = (
+        np.array(values).reshape(2, -1)
+        for values in (
+            [one.total_s for one in moved],
+            [one.total_s * one.width.down * has_bounds for one in moved],
+            [one.total_s * one.width.up * has_bounds for one in moved],
+        )
+    )
+    band = Band(
+        seconds.sum(axis=0), (seconds - down).sum(axis=0), (seconds + up).sum(axis=0)
+    )
+    return band, any(one.extrapolated for one in moved)
 
 
 def recompute(
     cost: MovingCost, num_tokens: NDArray[np.int64], budget: int
-) -> tuple[Seconds, Flags]:
+) -> tuple[Band, Flags]:
     """Return seconds to compute prompts of `num_tokens` alone, and the flags.
 
     Parameters
     ----------
     cost
-        Prices the steps.
+        Prices the steps, whose errors go together.
     num_tokens
         Lengths, ascending.
     budget
@@ -172,17 +234,18 @@ def recompute(
     """
     num_full = (num_tokens - 1) // budget
     past = np.arange(int(num_full.max()), dtype=np.int64) * budget
-    seconds, outside = _chunks(cost, np.full(len(past), budget), past)
-    before_s = np.concatenate([[0.0], np.cumsum(seconds)])
-    was_outside = np.concatenate([[False], np.logical_or.accumulate(outside)])
-    last_s, last = _chunks(cost, num_tokens - num_full * budget, num_full * budget)
-    return before_s[num_full] + last_s, was_outside[num_full] | last
+    full = _chunks(cost, np.full(len(past), budget), past)
+    last = _chunks(cost, num_tokens - num_full * budget, num_full * budget)
+    before = np.zeros((len(past) + 1, full.shape[1]))
+    np.cumsum(full, axis=0, out=before[1:])
+    total = (before[num_full] + last).T
+    return Band(total[0], total[LO], total[HI]), total[FLAG] > 0.0
 
 
 def _chunks(
     cost: MovingCost, query: NDArray[np.int64], past: NDArray[np.int64]
-) -> tuple[Seconds, Flags]:
-    """Return seconds of steps of one chunk each, and the flags."""
+) -> Seconds:
+    """Return steps of one chunk each, as `StepPricer.columns` does."""
     shapes = np.zeros((len(query), len(BatchShape._fields)), dtype=np.int64)
     is_decode = query == 1  # a query of one token is one
     pairs = query * past + query * (query + 1) // 2
@@ -192,9 +255,7 @@ def _chunks(
     chunk = (np.ones_like(query), query, context, pairs)
     for place, values in enumerate(chunk, start=2):
         shapes[:, place] = np.where(is_decode, 0, values)
-    found = cost.columns(shapes)
-    flags = found[:, StepCost._fields.index("extrapolated")] != 0.0
-    return found[:, 0], flags
+    return cost.columns(shapes)
 
 
 def ranges(cheaper: Flags, num_tokens: NDArray[np.int64]) -> tuple[Range, ...]:
@@ -207,18 +268,17 @@ def ranges(cheaper: Flags, num_tokens: NDArray[np.int64]) -> tuple[Range, ...]:
     )
 
 
-def sentence(cheaper: Sequence[Range], num_tokens: NDArray[np.int64]) -> str:
-    """Return in words where swapping is cheaper."""
-    first, last = int(num_tokens[0]), int(num_tokens[-1])
+def in_words(cheaper: Sequence[Range], first: int, last: int) -> str:
+    """Return stretches of the lengths from `first` to `last` in words."""
     if not cheaper:
-        return f"recomputing is cheaper at every length from {first:,} to {last:,}"
-    if cheaper == (Range(first, last),):
-        return f"swapping is cheaper at every length from {first:,} to {last:,}"
-    *others, end = (_in_words(part, first, last) for part in cheaper)
-    return f"swapping is cheaper {', '.join(others)}{' and ' if others else ''}{end}"
+        return "nowhere"
+    if tuple(cheaper) == (Range(first, last),):
+        return f"at every length from {first:,} to {last:,} tokens"
+    *others, end = (_stretch(part, first, last) for part in cheaper)
+    return f"{', '.join(others)}{' and ' if others else ''}{end}"
 
 
-def _in_words(part: Range, first: int, last: int) -> str:
+def _stretch(part: Range, first: int, last: int) -> str:
     if part.first == first:
         return f"up to {part.last:,} tokens"
     if part.last == last:

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
-    from sim.costs.crossover import Crossover, Swap
+    from sim.costs.crossover import Band, Crossover, Swap
     from sim.plots.binning import Floats
+
+    Counts = NDArray[np.int64]
 
 _PANEL: Final = {"left": 0.085, "right": 0.965, "bottom": 0.09, "top": 0.845}
 _LOOKS: Final = {"loop": (ORANGE, "-"), "batch": (BLUE, "--"), "kernel": (GREEN, "-.")}
@@ -49,13 +52,11 @@ def swap_or_recompute(found: Crossover, below: str) -> Figure:
     places = shown(found.num_tokens, _NUM_POINTS)
     tokens = found.num_tokens[places]
     label = "compute again" + (" (in part extrapolated)" if found.extrapolated else "")
-    again_ms = 1e3 * found.recompute_s
-    axes.plot(tokens, again_ms[places], color=BLACK, linewidth=1.8, label=label)
+    _draw(axes, tokens, found.recompute, places, BLACK, "-", label)
     for name, swap in found.swaps.items():
         colour, line = _LOOKS[name]
         label = f"swap by {name}" + (" (estimate)" if swap.extrapolated else "")
-        out_in_ms = 1e3 * swap.seconds[places]
-        axes.plot(tokens, out_in_ms, line, color=colour, linewidth=1.8, label=label)
+        _draw(axes, tokens, swap.band, places, colour, line, label)
         for length, seconds in crossings(found, swap):
             _mark(axes, length, 1e3 * seconds, colour)
     _scale(axes, found)
@@ -63,10 +64,25 @@ def swap_or_recompute(found: Crossover, below: str) -> Figure:
     return figure
 
 
+def _draw(  # noqa: PLR0917 - one call a line
+    axes: Axes,
+    tokens: Counts,
+    band: Band,
+    places: Counts,
+    colour: str,
+    line: str,
+    label: str,
+) -> None:
+    mid, low, high = (1e3 * part[places] for part in band)
+    if (high > low).any():
+        axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0.0)
+    axes.plot(tokens, mid, line, color=colour, linewidth=1.8, label=label)
+
+
 def crossings(found: Crossover, swap: Swap) -> Iterator[tuple[int, float]]:
     """Yield the lengths where one overtakes the other, with its seconds."""
     ends = int(found.num_tokens[0]), int(found.num_tokens[-1])
-    seconds: Floats = found.recompute_s
+    seconds: Floats = found.recompute.seconds
     for part in swap.cheaper:
         for length in part:
             if length not in ends:
@@ -77,11 +93,8 @@ def crossings(found: Crossover, swap: Swap) -> Iterator[tuple[int, float]]:
 def _title(found: Crossover) -> str:
     """Return where swapping is cheaper, variants that agree named together."""
     alike: dict[str, list[str]] = {}
-    for name, words in found.sentences().items():
-        if words.startswith("recomputing"):
-            where = "nowhere"
-        else:
-            where = words.removeprefix("swapping is cheaper ").replace(" tokens", "")
+    for name, swap in found.swaps.items():
+        where = found.where(swap.cheaper).replace(" tokens", "")
         where = "everywhere" if where.startswith("at every") else where
         alike.setdefault(where, []).append(name)
     parts = [f"by {' and '.join(names)} {where}" for where, names in alike.items()]
@@ -113,8 +126,6 @@ def _scale(axes: Axes, found: Crossover) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlim(float(found.num_tokens[0]), float(found.num_tokens[-1]))
-    low, high = axes.get_ylim()
-    axes.set_ylim(10.0 ** np.floor(np.log10(low)), high)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
     axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
     axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
