@@ -22,14 +22,18 @@ from sim.costs.measured_reading import (
     prefill_surface,
     token_curves,
 )
+from sim.costs.measured_rest import MeasuredRest
 from sim.costs.parts import FLAG, Memo, cost_columns, step_cost
 from sim.costs.roofline import RooflineCost
-from sim.costs.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths, wider
+from sim.costs.widths import ESTIMATE, Widths, read_widths, wider
+from sim.generations import GraphRule, KvLayout, SwapRule, SwapVariant
 from sim.hardware import GpuSpec  # noqa: TC001 - as above
 from sim.profile import read_profile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from sim.costs.transfers import Transfer
 
     Counts = NDArray[np.int64]
     Seconds = NDArray[np.float64]
@@ -40,8 +44,10 @@ starting: five of 2.4 us. Those of products and attention are in their measureme
 
 _ESTIMATES: Final = Widths(ESTIMATE, ESTIMATE)
 _TokenParts = tuple[float, float, float, bool, float, float]
-"""Seconds of products, of collectives and of other kernels, whether the products were
+"""Seconds of products, of collectives and of other kernels, whether one of them was
 extrapolated, and the squares of the width of all, down and up."""
+_RowParts = tuple[float, float, bool, float, float]
+"""Seconds of head and host, whether the head was extrapolated, and its squares."""
 
 
 class MeasuredCost:
@@ -54,9 +60,13 @@ class MeasuredCost:
         prefill_attention_s  table over (chunks, mean query-key pairs), all layers,
                              at least KV bytes / bandwidth
         allreduce_s          table over tokens, all layers
-        head_s, swap_s,      the datasheet's, as `RooflineCost` has them
-        copy_s
-        host_s               host a step and a request, and the kernels between
+        head_s               tables over requests: output projection, sampler
+        swap_s, copy_s       tables over pieces and blocks; see `sim.costs.transfers`
+        host_s               host a step and a request, and a table over tokens of the
+                             kernels between; where kernels are launched one by one
+                             and that takes longer than running them, what it is longer
+
+    A table that the profile lacks is the datasheet's, as `RooflineCost` has it.
 
     Bounds: the errors of an operation are the same in every layer, those of different
     operations independent, so that half-widths add as squares. Each operation has the
@@ -66,17 +76,19 @@ class MeasuredCost:
     The sum of contexts decides what decodes cost, never the longest one. A chunk with
     a past costs what a fresh one with as many query-key pairs costs, times a factor
     where the profile has such chunks; where it has none it says `extrapolated`, as do
-    swaps, copies and everything outside the measured shapes. Where attention of mixed
-    batches was measured, a factor says what chunks and decodes do to each other;
-    elsewhere their times add up. Times below the physical floor are raised to it when
-    the tables are read.
+    swaps and copies without a table and everything outside the measured shapes. Where
+    attention of mixed batches was measured, a factor says what chunks and decodes do to
+    each other; elsewhere their times add up. Times below the physical floor are raised
+    to it when the tables are read.
 
     Parameters
     ----------
     profile
         Path of a kvprofile/1 file that was fitted for this model.
-    model, gpu, tensor_parallel_size, block_size, kv_cache_dtype
+    model, gpu, tensor_parallel_size, block_size, kv_cache_dtype, swap_rule, graph_rule
         Injected from the engine's configuration.
+    swap_variant, swap_layout, swap_overlap
+        As `RooflineCost` has them; null for what the engine does.
     step_overhead_s, request_overhead_s
         Host seconds a step, and a request of the batch; null for what the profile
         says, or else for the roofline's.
@@ -97,6 +109,11 @@ class MeasuredCost:
         tensor_parallel_size: int = 1,
         block_size: int = 16,
         kv_cache_dtype: str = "auto",
+        swap_rule: SwapRule = SwapRule(),  # noqa: B008 - frozen
+        graph_rule: GraphRule = GraphRule(),  # noqa: B008 - frozen
+        swap_variant: SwapVariant | None = None,
+        swap_layout: KvLayout | None = None,
+        swap_overlap: bool | None = None,
         step_overhead_s: float | None = None,
         request_overhead_s: float | None = None,
     ) -> None:
@@ -117,6 +134,10 @@ class MeasuredCost:
             block_size=block_size,
             kv_cache_dtype=kv_cache_dtype,
             layer_latency_s=_OTHER_KERNELS_S,
+            swap_rule=swap_rule,
+            swap_variant=swap_variant,
+            swap_layout=swap_layout,
+            swap_overlap=swap_overlap,
             **overheads,
         )
         entry = entry_of(self.profile, self._rest)
@@ -129,11 +150,9 @@ class MeasuredCost:
         )
         self._gemm, self._allreduce = token_curves(entry["tokens"], self._rest)
         self._read_widths()
-        one = BatchShape(0, 0, 0, 0, 0, 0, 1, 0, 1)
-        moved = self._rest.step(one)
-        self._swap_block_s, self._copy_block_s = moved.swap_s, moved.copy_s
+        self._other = MeasuredRest(self.profile.fit, entry, self._rest, graph_rule)
         self._token_parts: Memo[_TokenParts] = Memo()
-        self._row_parts: Memo[tuple[float, float, float, float]] = Memo()
+        self._row_parts: Memo[_RowParts] = Memo()
         self._decode_totals: Memo[Callable[[int], float]] = Memo()
 
     def _read_widths(self) -> None:
@@ -158,7 +177,7 @@ class MeasuredCost:
         gemm_s, allreduce_s, kernels_s, outside, down, up = self._token_parts.get(
             num_tokens
         ) or self._price_tokens(num_tokens)
-        head_s, host_s, head_down, head_up = self._row_parts.get(
+        head_s, host_s, beyond, head_down, head_up = self._row_parts.get(
             num_rows
         ) or self._price_rows(num_rows)
         prefill_s = decode_s = swap_s = copy_s = 0.0
@@ -169,6 +188,7 @@ class MeasuredCost:
         if num_tokens:
             down += head_down
             up += head_up
+            outside = outside or beyond
         else:
             head_s = 0.0
         if num_prefills and num_tokens:
@@ -187,10 +207,15 @@ class MeasuredCost:
             up += (decode_s * share_up) * (decode_s * share_up)
             outside = outside or beyond
         if any(shape[6:]):
-            swap_s, copy_s, more_down, more_up = self._moves(*shape[6:])
+            gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+            swap_s, copy_s, beyond, more_down, more_up = self._other.moves(shape, gpu_s)
             down += more_down
             up += more_up
-            outside = True
+            outside = outside or beyond
+        host_s += kernels_s
+        if self._other.launches_s:
+            gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+            host_s += self._other.late_s(num_tokens, num_prefills, gpu_s)
         return step_cost(
             gemm_s,
             prefill_s,
@@ -199,7 +224,7 @@ class MeasuredCost:
             allreduce_s,
             swap_s,
             copy_s,
-            host_s + kernels_s,
+            host_s,
             bool(outside),
             (down, up),
         )
@@ -232,21 +257,12 @@ class MeasuredCost:
             seconds *= factor
         return max(seconds, self._key_s * context), beyond
 
-    def _moves(
-        self, num_swapped_in: int, num_swapped_out: int, num_copied: int
-    ) -> tuple[float, float, float, float]:
-        """Return seconds of swaps and of copies, and squares of their width."""
-        swap_s = self._swap_block_s * (num_swapped_in + num_swapped_out)
-        copy_s = self._copy_block_s * num_copied
-        swap_down, swap_up = ESTIMATE.squares(swap_s)
-        copy_down, copy_up = ESTIMATE.squares(copy_s)
-        return swap_s, copy_s, swap_down + copy_down, swap_up + copy_up
-
     def _price_tokens(self, num_tokens: int) -> _TokenParts:
         """Return what the tokens of a step decide."""
         parts: _TokenParts = 0.0, 0.0, 0.0, False, 0.0, 0.0
         if num_tokens:
-            gemm_s, allreduce_s, kernels_s = self._rest.token_parts(num_tokens)
+            gemm_s, allreduce_s, _ = self._rest.token_parts(num_tokens)
+            kernels_s, kernels_beyond, kernels_width = self._other.kernels(num_tokens)
             outside, beyond = True, False  # experts are not in the tables
             if not self._rest.model.num_experts:
                 gemm_s, outside = self._gemm.at(num_tokens)
@@ -255,18 +271,28 @@ class MeasuredCost:
             down, up = self._gemm_widths[outside].squares(gemm_s)
             for width, seconds in (
                 (self._allreduce_widths[beyond], allreduce_s),
-                (KERNELS, kernels_s),
+                (kernels_width, kernels_s),
             ):
                 more_down, more_up = width.squares(seconds)
                 down += more_down
                 up += more_up
+            outside = outside or kernels_beyond
             parts = gemm_s, allreduce_s, kernels_s, outside, down, up
         return self._token_parts.keep(num_tokens, parts)
 
-    def _price_rows(self, num_rows: int) -> tuple[float, float, float, float]:
-        """Return seconds of head and host, and the squares of the head's width."""
-        head_s, host_s = self._rest.row_parts(num_rows)
-        return self._row_parts.keep(num_rows, (head_s, host_s, *HEAD.squares(head_s)))
+    def _price_rows(self, num_rows: int) -> _RowParts:
+        """Return what the requests of a step decide."""
+        _, host_s = self._rest.row_parts(num_rows)
+        head_s = down = up = 0.0
+        outside = False
+        for seconds, beyond, width in self._other.head(num_rows):
+            more_down, more_up = width.squares(seconds)
+            head_s += seconds
+            outside = outside or beyond
+            down += more_down
+            up += more_up
+        parts = head_s, host_s, outside, down, up
+        return self._row_parts.keep(num_rows, parts)
 
     # -- many steps -------------------------------------------------------------
 
@@ -301,6 +327,9 @@ class MeasuredCost:
                 prefill_s *= scale
                 decode_s *= scale
         host_s += kernels_s
+        if self._other.launches_s:
+            gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+            host_s += self._other.late_s(num_tokens, num_prefills, gpu_s)
         return gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
 
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
@@ -321,6 +350,8 @@ class MeasuredCost:
         host_s += kernels_s
         if not num_decodes:
             return lambda _: host_s
+        if self._other.launching_s(num_decodes, 0):
+            return lambda context: self.batch_total(num_decodes, context, 0, 0, 0, 0)
         values, slopes, _ = self._decode.row(num_decodes)
         amounts = self._decode.amounts
 
@@ -357,12 +388,12 @@ class MeasuredCost:
         """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
         if not len(shapes):
             return np.empty((0, len(StepCost._fields)))
-        decodes, context, prefills, prefill_tokens, _, _, *moved = shapes.T
+        decodes, context, prefills, prefill_tokens = shapes[:, :4].T
         num_tokens, num_rows = decodes + prefill_tokens, decodes + prefills
         gemm_s, allreduce_s, kernels_s, outside, *token_squares = self._token_columns(
             num_tokens
         )
-        head_s, host_s, *head_squares = self._row_columns(num_rows)
+        head_s, host_s, head_outside, *head_squares = self._row_columns(num_rows)
         computes = num_tokens != 0
         squares = np.array(token_squares)
         squares += np.where(computes, head_squares, 0.0)
@@ -373,22 +404,25 @@ class MeasuredCost:
         decode_s *= scale
         decode_beyond = (flags != 0) | apart
         squares += self._decode_widths.squares(decode_s, decode_beyond)
-        swap_s, copy_s, more = self._move_columns(*moved)
+        head_s = np.where(computes, head_s, 0.0)
+        flags = (outside != 0) | prefill_beyond | decode_beyond
+        flags |= computes & (head_outside != 0)
+        gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+        swap_s, copy_s, move_beyond, more = self._other.move_columns(shapes, gpu_s)
         squares += more
         found = cost_columns(
             len(shapes),
             gemm_s,
             prefill_s,
             decode_s,
-            np.where(computes, head_s, 0.0),
+            head_s,
             allreduce_s,
             swap_s,
             copy_s,
-            host_s + kernels_s,
+            host_s + kernels_s + self._other.late_column(num_tokens, prefills, gpu_s),
             squares=squares,
         )
-        found[:, FLAG] = (outside != 0) | prefill_beyond | decode_beyond
-        found[shapes[:, 6:].any(axis=1), FLAG] = 1.0
+        found[:, FLAG] = flags | move_beyond
         return found
 
     def _beside_columns(self, shapes: Counts) -> tuple[Seconds, NDArray[np.bool_]]:
@@ -427,19 +461,6 @@ class MeasuredCost:
         )
         return seconds, beyond | guessed, squares
 
-    def _move_columns(
-        self, swapped_in: Counts, swapped_out: Counts, copied: Counts
-    ) -> tuple[Seconds, Seconds, Seconds | float]:
-        """Return `_moves` of each row, the squares as (2, n)."""
-        swap_s = self._swap_block_s * (swapped_in + swapped_out)
-        copy_s = self._copy_block_s * copied
-        if not (swap_s.any() or copy_s.any()):
-            return swap_s, copy_s, 0.0
-        nowhere = np.zeros(len(swap_s), dtype=np.bool_)
-        squares = _ESTIMATES.squares(swap_s, nowhere)
-        squares += _ESTIMATES.squares(copy_s, nowhere)
-        return swap_s, copy_s, squares
-
     def _token_columns(self, counts: Counts) -> Seconds:
         distinct, places = np.unique(counts, return_inverse=True)
         parts = [
@@ -456,6 +477,12 @@ class MeasuredCost:
         ]
         return np.array(parts, np.float64).T[:, places]
 
+    def transfer(
+        self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
+    ) -> Transfer:
+        """Return the price of moving blocks by a variant; as the roofline's."""
+        return self._other.transfer(variant, load=load, layout=layout)
+
     def describe(self) -> dict[str, Any]:
         """Return parameters and sources, JSON-ready, for the results' provenance."""
         rest = self._rest.describe()
@@ -469,4 +496,5 @@ class MeasuredCost:
             "intervals_percent": self.profile.fit.get("intervals", {}),
             "empty_step_s": empty.total_s,
             "parameters": {key: rest["parameters"][key] for key in keys},
+            "rest": self._other.describe(),
         }
