@@ -104,7 +104,10 @@ def _split_kv(out: Tensor, batch: PagedBatch, num_sms: int) -> Call:
     if not batch.is_decode:
         raise UnsupportedPointError("split_kv takes one query token a sequence")
     plan = plan_decode(
-        batch.context_lens, batch.num_kv_heads, PROGRAMS_PER_SM * num_sms
+        batch.context_lens,
+        batch.num_kv_heads,
+        PROGRAMS_PER_SM * num_sms,
+        batch.query.device,
     )
     workspace = DecodeWorkspace(batch.query, plan)
     return lambda: paged_decode(out, batch, plan, workspace)
@@ -116,7 +119,7 @@ def _mixed(out: Tensor, batch: PagedBatch) -> Call:
         plan_mixed,
     )
 
-    plan = plan_mixed(batch.query_lens, batch.group, batch.query.device)
+    plan = plan_mixed(batch)
     return lambda: paged_mixed(out, batch, plan)
 
 
