@@ -13,6 +13,7 @@ from calibrate.gpu import checks, facts
 from calibrate.gpu.arena import Arena, batches, lengths
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
+from calibrate.gpu.faults import refusing
 from calibrate.gpu.layers import Inputs, layer_call, layer_inputs
 from calibrate.gpu.overlap import overlap_times
 from calibrate.gpu.tasks import KernelTask, TransferTask, num_pools
@@ -23,7 +24,7 @@ from calibrate.harness.grid import GIB, Limits
 from calibrate.harness.plan import seed_of
 from calibrate.harness.work import least_bytes
 from calibrate.kernels.cuda_build import CudaBuildError, build_library
-from calibrate.kernels.cuda_library import CudaError, CudaLibrary
+from calibrate.kernels.cuda_library import CudaLibrary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,20 +151,8 @@ class GpuDevice:
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
         """Set a point up; what it needs beside the arena is freed with the task."""
-        try:
+        with refusing(self.timers.device):
             return self._prepare(point, backend, seed_of(seed, point.key))
-        except torch.cuda.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise UnsupportedPointError(
-                "it does not fit the device's memory"
-            ) from error
-        except CudaError as error:
-            raise UnsupportedPointError(str(error)) from error
-        except Exception as error:
-            # Triton's, which cannot be named without importing it
-            if type(error).__name__ != "OutOfResources":
-                raise
-            raise UnsupportedPointError(str(error)) from error
 
     def overlap(
         self, points: Mapping[str, Point], backends: Mapping[str, str], seed: int
@@ -174,10 +163,11 @@ class GpuDevice:
             raise TypeError(f"a step is a kernel; got {points['step'].key}")
         generator = torch.Generator().manual_seed(seed % 2**63)
         moving = points["transfer"]
-        pairs = self.transfers().pairs(moving, generator)
-        transfer = self.transfers().call(moving, backends["transfer"], pairs)
         try:
-            return overlap_times(self.timers, step, transfer)
+            with refusing(self.timers.device):
+                pairs = self.transfers().pairs(moving, generator)
+                transfer = self.transfers().call(moving, backends["transfer"], pairs)
+                return overlap_times(self.timers, step, transfer)
         finally:
             step.close()
 

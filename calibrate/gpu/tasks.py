@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from calibrate.gpu.faults import refusing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -62,8 +64,15 @@ class KernelTask:
         return len(self._in_graph) if metric == "device" else 1
 
     def sample(self, metric: str, count: int) -> list[float]:
-        """Return `count` samples, in seconds a call."""
-        return [self._sample(metric) for _ in range(count)]
+        """Return `count` samples, in seconds a call.
+
+        Raises
+        ------
+        UnsupportedPointError, DeviceFaultError
+            See `calibrate.gpu.faults`.
+        """
+        with refusing(self._timers.device):
+            return [self._sample(metric) for _ in range(count)]
 
     def _sample(self, metric: str) -> float:
         if metric == "eager":
@@ -124,8 +133,15 @@ class TransferTask:
         return 1
 
     def sample(self, metric: str, count: int) -> list[float]:
-        """Return `count` samples, in seconds a call."""
-        return [self._sample(metric) for _ in range(count)]
+        """Return `count` samples, in seconds a call.
+
+        Raises
+        ------
+        UnsupportedPointError, DeviceFaultError
+            See `calibrate.gpu.faults`.
+        """
+        with refusing(self._timers.device):
+            return [self._sample(metric) for _ in range(count)]
 
     def _sample(self, metric: str) -> float:
         self._next = (self._next + 1) % len(self._calls)

@@ -11,7 +11,7 @@ grouped-query attention keys and values are read once::
 
 The splits of all sequences are one list of *items*, laid out on the host: a batch with
 one long sequence costs what the sum of its contexts costs, in programs and in partial
-results, too. Programs of one item's KV heads are neighbours: so are the heads in memory.
+results, too. Programs of an item's KV heads are neighbours: so are the heads in memory.
 With one split a sequence the first kernel writes the output itself.
 
 Source: FlashDecoding (split of the keys with log-sum-exp reduction); the paged layout
