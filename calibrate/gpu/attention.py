@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -210,9 +212,10 @@ def _flashinfer(out: Tensor, batch: PagedBatch, workspace: Tensor) -> Call:
 
 
 def _flash_attn(out: Tensor, batch: PagedBatch) -> Call:
-    """Call the paged flash attention that vLLM ships for its v1 engine."""
+    """Call the paged flash attention that vLLM ships, as its v1 engine calls it."""
     from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415
 
+    chosen = _flash_attn_version(flash_attn_varlen_func)
     longest_query = max(batch.query_lens)
     longest = max(batch.context_lens)
 
@@ -229,6 +232,27 @@ def _flash_attn(out: Tensor, batch: PagedBatch) -> Call:
             softmax_scale=batch.head_dim**-0.5,
             causal=True,
             block_table=batch.block_tables,
+            **chosen,
         )
 
     return call
+
+
+def _flash_attn_version(function: Callable[..., object]) -> dict[str, int]:
+    """Return the version that the engine takes here: left out, it would be the second.
+
+    The helper that chooses it moved between releases.
+    """
+    if "fa_version" not in inspect.signature(function).parameters:
+        return {}
+    for name in (
+        "vllm.v1.attention.backends.fa_utils",
+        "vllm.attention.utils.fa_utils",
+    ):
+        try:
+            helper = importlib.import_module(f"vllm.{place}.fa_utils")
+        except ImportError:
+            continue
+        version = helper.get_flash_attn_version()
+        return {} if version is None else {"fa_version": int(version)}
+    return {}

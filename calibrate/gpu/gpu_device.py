@@ -19,7 +19,7 @@ from calibrate.gpu.overlap import overlap_times
 from calibrate.gpu.tasks import KernelTask, TransferTask, num_pools
 from calibrate.gpu.timers import CudaTimers, Timers
 from calibrate.gpu.transfers import Memory, Transfers, copy_call
-from calibrate.harness.device import Check, UnsupportedPointError
+from calibrate.harness.device import Check, UnsupportedPointError, said
 from calibrate.harness.grid import GIB, Limits
 from calibrate.harness.plan import seed_of
 from calibrate.harness.work import least_bytes
@@ -111,7 +111,7 @@ class GpuDevice:
             try:
                 library = CudaLibrary(build_library(capability))
             except (CudaBuildError, OSError) as error:
-                usable["cuda"] = str(error)
+                usable["cuda"] = said(error)
         free_bytes, _ = torch.cuda.mem_get_info(device)
         hardware = Hardware(
             facts.physics_of(device),
@@ -125,12 +125,13 @@ class GpuDevice:
         return cls(timers, hardware, usable, library)
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies device, host and software."""
-        return facts.facts_of(self.timers.device)
+        """Return what identifies device, host and software, and what is missing."""
+        missing = {name: why for name, why in self._backends.items() if why}
+        return {**facts.facts_of(self.timers.device), "missing_backends": missing}
 
     def clocks(self) -> dict[str, Any]:
         """Return clock rates and reasons to throttle."""
-        return facts.clock_rates()
+        return facts.clock_rates(self.timers.device)
 
     def now_s(self) -> float:
         """Return the host's monotonic clock."""

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from calibrate.gpu.faults import refusing
+from calibrate.gpu.timers import HEAD_START_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ GRAPH_S = 1e-3
 """Seconds that a replayed graph should take at least: the start of it then vanishes."""
 MAX_CALLS = 256
 """Calls of a graph at most."""
+MAX_AHEAD_S = 0.1
+"""Seconds for which the device waits for the host to enqueue a transfer, at most."""
 
 
 def num_pools(pool_bytes: float, l2_bytes: int, most: int) -> int:
@@ -123,9 +126,12 @@ class TransferTask:
     ) -> None:
         self._timers = timers
         self._calls = list(calls)
-        self._ahead = ahead
         self._next = 0
         timers.transfer(self._calls[0])
+        self._ahead_s = 0.0
+        if ahead:
+            host_s = timers.transfer_host(self._calls[0])
+            self._ahead_s = min(MAX_AHEAD_S, max(HEAD_START_S, 1.5 * host_s))
 
     def repeats(self, metric: str) -> int:
         """Return 1: each sample is one transfer."""
@@ -148,7 +154,7 @@ class TransferTask:
         call = self._calls[self._next]
         if metric == "host":
             return self._timers.transfer_host(call)
-        return self._timers.transfer(call, self._ahead)
+        return self._timers.transfer(call, self._ahead_s)
 
     def close(self) -> None:
         """Let go of what the calls hold."""

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from calibrate.harness.checkpoint import Checkpoint
 from calibrate.harness.grid import PRESETS
-from calibrate.harness.outcome import Settings
 from calibrate.harness.output import profile_of
 from calibrate.harness.session import Session
 from calibrate.harness.summary import Row, rows
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from calibrate.harness.device import Device
     from calibrate.harness.outcome import Progress as Done
+    from calibrate.harness.outcome import Settings
 
 SECONDS_A_LINE = 15.0
 """Between two lines of progress where no terminal is."""
