@@ -10,7 +10,7 @@ import torch
 
 from calibrate.harness.device import UnsupportedPointError
 from calibrate.kernels import torch_ops
-from calibrate.kernels.cuda_library import CudaLibrary, PagedArgs
+from calibrate.kernels.cuda_library import CudaKernels, PagedArgs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class Engines:
     """
 
     def __init__(
-        self, device: torch.device, num_sms: int, library: CudaLibrary | None
+        self, device: torch.device, num_sms: int, library: CudaKernels | None
     ) -> None:
         self.num_sms = num_sms
         self.library = library
@@ -125,7 +125,7 @@ def _mixed(out: Tensor, batch: PagedBatch) -> Call:
     return lambda: paged_mixed(out, batch, plan)
 
 
-def _paged(out: Tensor, batch: PagedBatch, version: int, library: CudaLibrary) -> Call:
+def _paged(out: Tensor, batch: PagedBatch, version: int, library: CudaKernels) -> Call:
     longest = max(batch.context_lens)
     if not batch.is_decode or batch.head_dim not in {64, 128, 256}:
         raise UnsupportedPointError(
@@ -245,10 +245,7 @@ def _flash_attn_version(function: Callable[..., object]) -> dict[str, int]:
     """
     if "fa_version" not in inspect.signature(function).parameters:
         return {}
-    for name in (
-        "vllm.v1.attention.backends.fa_utils",
-        "vllm.attention.utils.fa_utils",
-    ):
+    for place in ("v1.attention.backends", "attention.utils"):
         try:
             helper = importlib.import_module(f"vllm.{place}.fa_utils")
         except ImportError:

@@ -23,8 +23,8 @@ from calibrate.harness.device import Check, UnsupportedPointError, said
 from calibrate.harness.grid import GIB, Limits
 from calibrate.harness.plan import seed_of
 from calibrate.harness.work import least_bytes
-from calibrate.kernels.cuda_build import CudaBuildError, build_library
-from calibrate.kernels.cuda_library import CudaLibrary
+from calibrate.kernels.cuda_build import CudaBuildError
+from calibrate.kernels.cuda_kernels import cuda_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from calibrate.harness.device import Physics, Task
     from calibrate.harness.geometry import Geometry
     from calibrate.harness.grid import Choice
+    from calibrate.kernels.cuda_library import CudaKernels
     from calibrate.measurement import Curve, Point
 
 ARENA_SHARE = 0.4
@@ -78,7 +79,7 @@ class GpuDevice:
         timers: Timers,
         hardware: Hardware,
         backends: Mapping[str, str],
-        library: CudaLibrary | None,
+        library: CudaKernels | None,
     ) -> None:
         self.timers = timers
         self.physics = hardware.physics
@@ -93,7 +94,7 @@ class GpuDevice:
 
     @classmethod
     def on_gpu(cls, backends: Mapping[str, str], seed: int) -> GpuDevice:
-        """Return the current CUDA device; builds the CUDA kernels where nvcc is.
+        """Return the current CUDA device; builds the CUDA kernels where that can be.
 
         Parameters
         ----------
@@ -107,9 +108,8 @@ class GpuDevice:
         properties = torch.cuda.get_device_properties(device)
         usable, library = dict(backends), None
         if not usable["cuda"]:
-            capability = 10 * properties.major + properties.minor
             try:
-                library = CudaLibrary(build_library(capability))
+                library = cuda_kernels(10 * properties.major + properties.minor)
             except (CudaBuildError, OSError) as error:
                 usable["cuda"] = said(error)
         free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -127,7 +127,10 @@ class GpuDevice:
     def facts(self) -> dict[str, Any]:
         """Return what identifies device, host and software, and what is missing."""
         missing = {name: why for name, why in self._backends.items() if why}
-        return {**facts.facts_of(self.timers.device), "missing_backends": missing}
+        found = facts.facts_of(self.timers.device)
+        compiler = self.library.compiler if self.library else None
+        found["versions"]["cuda_kernels"] = compiler
+        return {**found, "missing_backends": missing}
 
     def clocks(self) -> dict[str, Any]:
         """Return clock rates and reasons to throttle."""
