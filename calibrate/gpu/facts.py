@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -77,8 +78,9 @@ def _chip(sheet_name: str) -> str:
 def facts_of(device: torch.device) -> dict[str, Any]:
     """Return provenance of device, host and software; no host names, no paths."""
     properties = torch.cuda.get_device_properties(device)
-    identity = str(getattr(properties, "uuid", "unknown")).encode()
-    found = versions()
+    uuid = str(getattr(properties, "uuid", "")) or None
+    identity = (uuid or "unknown").encode()
+    found = versions(uuid)
     return {
         "kind": "measured",
         "device": {
@@ -97,12 +99,18 @@ def facts_of(device: torch.device) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions that matter to a kernel's time; None for what is missing."""
+def versions(uuid: str | None = None) -> dict[str, str | None]:
+    """Return the versions that matter to a kernel's time; None for what is missing.
+
+    Parameters
+    ----------
+    uuid
+        Of the device whose driver is asked for.
+    """
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
-        "driver": _smi("driver_version"),
+        "driver": _smi("driver_version", uuid) or _loaded_driver(),
     }
     packages = ("torch", "triton", "vllm", "flashinfer-python")
     for name in packages:
@@ -115,10 +123,11 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def clock_rates() -> dict[str, Any]:
+def clock_rates(device: torch.device) -> dict[str, Any]:
     """Return clocks, temperature, power and reasons to throttle; empty if unknown."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     for reasons in _REASONS:
-        answer = _smi(",".join((*_RATES, reasons)))
+        answer = _smi(",".join((*_RATES, reasons)), str(uuid) if uuid else None)
         if answer is not None:
             break
     else:
@@ -133,12 +142,17 @@ def clock_rates() -> dict[str, Any]:
     return rates
 
 
-def _smi(query: str) -> str | None:
-    """Ask nvidia-smi, which reads and sets nothing."""
+def _smi(query: str, uuid: str | None) -> str | None:
+    """Ask nvidia-smi, which reads and sets nothing, about one device.
+
+    By its UUID: the tool counts all devices of the machine, and torch those it may use.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
     command = [tool, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    if uuid is not None:
+        command.append(f"--id=GPU-{uuid.removeprefix('GPU-')}")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=10, check=False
@@ -147,6 +161,16 @@ def _smi(query: str) -> str | None:
         return None
     lines = done.stdout.strip().splitlines()
     return lines[0].strip() if done.returncode == 0 and lines else None
+
+
+def _loaded_driver() -> str | None:
+    """Return the version that the kernel's module names."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found.group() if found else None
 
 
 def _processor() -> str:
