@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
 from sim.errors import UserError
-from sim.profile import read_profile
+from sim.profile import DRY_RUN, read_profile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,8 @@ def fit_calibration(out: Path, model: ModelArchitecture, quiet: bool) -> bool:
         command = f"kvsim profile fit {out} --model {model.name} --out {out}"
         return _told(f"not fitted: {error}; then {command}")
     write_profile(fitted, out)
+    if fitted.kind == DRY_RUN:
+        return _told("a dry run: the tables are of made-up times, to be looked at only")
     if not quiet:
         host = "measured steps" if "host" in fitted.fit else "the datasheet's default"
         print(f"fitted for {model.name}: cost: {{kind: measured, profile: {out}}}")

@@ -13,7 +13,7 @@ from calibrate.estimators.trend import longest_share
 from calibrate.points import estimator_of, points_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -73,7 +73,10 @@ class FitReport:
 
 
 def fit_report(
-    profile: Profile, num_seeds: int = NUM_SEEDS, only: Sequence[str] = ()
+    profile: Profile,
+    num_seeds: int = NUM_SEEDS,
+    only: Sequence[str] = (),
+    variants: Mapping[str, str] | None = None,
 ) -> FitReport:
     """Cross-validate the estimators of all operations of a profile.
 
@@ -85,10 +88,12 @@ def fit_report(
         Random splits of a fifth.
     only
         Operations to look at; all of them when empty.
+    variants
+        Operation to the variant that is looked at; the fastest where it is not named.
     """
     device = DeviceFacts.from_json(profile.device)
     found = {}
-    for points in points_of(profile):
+    for points in points_of(profile, variants):
         if only and points.operation not in only:
             continue
         columns, time_s = aggregated(points.columns, points.time_s)
