@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     Seconds = NDArray[np.float64]
 
 
+_TIMES: Final = frozenset({"time_s", "gemm_s", "allreduce_s"})
+"""Keys of seconds in the tables of an entry."""
+
+
 def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
     """Return the tables for the model, ranks and precision of `rest`."""
     if profile.kind == DRY_RUN:
@@ -50,8 +54,7 @@ def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
     entries = profile.fit.get("models") or []
     for entry in entries:
         if entry.get("geometry") == wanted:
-            found: Mapping[str, Any] = entry
-            return found
+            return _corrected(entry, profile)
     there = sorted(
         f"{e.get('model')} on {e.get('geometry', {}).get('tensor_parallel_size')}"
         for e in entries
@@ -62,6 +65,39 @@ def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
         f"{', '.join(sorted(set(there))) or 'none'}: import it with --model "
         f"{rest.model.name}"
     )
+
+
+def _corrected(entry: Mapping[str, Any], profile: Profile) -> Mapping[str, Any]:
+    """Return an entry with its times as whole measured steps correct them.
+
+    Raises
+    ------
+    ConfigError
+        When the factor is none.
+    """
+    correction = profile.fit.get("step_correction")
+    if correction is None:
+        return entry
+    factor = correction.get("factor")
+    if not isinstance(factor, int | float) or not 0.1 <= factor <= 10.0:
+        raise ConfigError(
+            "profile: step_correction.factor must be a number from 0.1 to 10; got "
+            f"{factor!r}: fit the profile again"
+        )
+    found: Mapping[str, Any] = _scaled(entry, float(factor))
+    return found
+
+
+def _scaled(table: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found[key] = _scaled(value, factor)
+        elif key in _TIMES:
+            found[key] = (factor * np.array(value, dtype=np.float64)).tolist()
+        else:
+            found[key] = value
+    return found
 
 
 def kv_key_s(rest: RooflineCost) -> float:
