@@ -317,7 +317,7 @@ def test_a_backend_that_is_not_here_is_refused() -> None:
 def test_datasheets_are_found_by_the_drivers_names(
     name: str, gib: float, sheet: str | None
 ) -> None:
-    found = facts.datasheet(name, int(gib * 2**30))
+    found = datasheet_of(name, int(gib * 2**30))
     assert (found.name if found else None) == sheet
 
 
