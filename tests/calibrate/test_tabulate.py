@@ -90,8 +90,7 @@ def test_a_step_costs_what_its_kernels_cost(file):
     assert not step.extrapolated
     step = cost.step(BatchShape(0, 0, 1, 2048, 2048, 2048 * 2049 // 2))
     assert step.prefill_attention_s == pytest.approx(32 * prefill_s(1, 2048), rel=0.1)
-    low_s, high_s = cost.bounds(BatchShape(64, 64 * 8192, 0, 0, 0, 0))
-    assert low_s < high_s
+    assert 0.0 < step.lo_s < step.total_s < step.hi_s
 
 
 def test_tables_are_never_faster_than_the_device(file):
@@ -123,7 +122,7 @@ def test_every_way_to_divide_the_model_is_tabulated(file):
 
 def test_what_cannot_be_tabulated_is_said():
     whole = synthetic(decode_table(), prefill_table())
-    with pytest.raises(UserError, match="no products of meta-llama/Llama-3.1-8B on 1"):
+    with pytest.raises(UserError, match=r"no products of meta-llama/Llama-3\.1-8B"):
         tabulated(whole, LLAMA_8B)
     with pytest.raises(UserError, match="attends to a latent"):
         tabulated(whole, load_model("deepseek-ai/DeepSeek-V2-Lite"))
@@ -134,7 +133,7 @@ def test_what_was_not_measured_comes_from_the_datasheet(tmp_path):
     found = with_tables(whole, whole, LLAMA_8B)
     entry = found.fit["models"][0]
     assert entry["estimated"] == ["prefill_attention"]
-    assert found.fit["intervals"]["prefill_attention"] == ESTIMATED
+    assert found.fit["intervals"]["prefill_attention"] == list(ESTIMATED)
     write_profile(found, tmp_path / "p.json")
     cost = MeasuredCost(str(tmp_path / "p.json"), model=LLAMA_8B, gpu=H200)
     shape = BatchShape(0, 0, 1, 2048, 2048, 2048 * 2049 // 2)
