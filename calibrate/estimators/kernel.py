@@ -38,7 +38,8 @@ class KernelEstimator(ABC):
     device
         Datasheet: no prediction is faster than it allows.
     num_iterations
-        Trees of the residual, where there are points enough for trees.
+        Trees of each forest of the residual, where there are points enough for trees;
+        None for what suits the operation.
     seed
         Of the trees' tie breaking.
     launch_s
@@ -54,17 +55,21 @@ class KernelEstimator(ABC):
     batch: ClassVar[str] = ""
     long: ClassVar[str] = ""
     """The axis that is followed beyond its longest points; empty for none."""
+    losses: ClassVar[tuple[str, ...]] = ("squared_error",)
+    """What the forests of the residual minimise, one forest each."""
+    trees: ClassVar[int] = 300
+    """Trees of a forest where the constructor is not told."""
 
     def __init__(
         self,
         device: DeviceFacts,
         *,
-        num_iterations: int = 300,
+        num_iterations: int | None = None,
         seed: int = 0,
         launch_s: float | None = None,
     ) -> None:
         self.device = device
-        self.num_iterations = num_iterations
+        self.num_iterations = num_iterations or self.trees
         self.seed = seed
         self.launch_s = launch_s
 
@@ -136,7 +141,9 @@ class KernelEstimator(ABC):
             self.residual_ = KernelResidual()
         else:
             self.residual_ = TreeResidual(
-                num_iterations=self.num_iterations, seed=self.seed
+                num_iterations=self.num_iterations,
+                seed=self.seed,
+                losses=self.losses,
             )
         self.residual_.fit(self._features(columns), log_ratio)
         self.box_ = {

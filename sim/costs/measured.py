@@ -12,11 +12,16 @@ import numpy as np
 
 from sim.architecture import ModelArchitecture  # noqa: TC001 - as above
 from sim.cost import BOUNDS, EMPTY_SHAPE, BatchShape, Bound, StepCost
+from sim.costs.measured_chunks import mean_chunk, mean_chunks
 from sim.costs.measured_reading import (
+    beside_factor,
+    corrected,
     decode_surface,
     entry_of,
     kv_key_s,
+    past_factor,
     prefill_surface,
+    read_correction,
     token_curves,
 )
 from sim.costs.measured_rest import MeasuredRest
@@ -70,11 +75,14 @@ class MeasuredCost:
     width of its own region, inside or beyond what was measured; host time has none. See
     `sim.costs.widths`.
 
-    The sum of contexts decides what decodes cost, never the longest one. Tables hold
-    no chunk with a past; such a chunk costs what a fresh one with as many query-key
-    pairs costs, and says `extrapolated`, as do swaps and copies without a table and
-    everything outside the measured shapes. Times below the physical floor are raised
-    to it when the tables are read.
+    The sum of contexts decides what decodes cost, never the longest one. A chunk with
+    a past costs what a fresh one with as many query-key pairs costs, times a factor
+    where the profile has such chunks; where it has none it says `extrapolated`, as do
+    swaps and copies without a table and everything outside the measured shapes. Where
+    attention of mixed batches was measured, a factor says what chunks and decodes do to
+    each other; elsewhere their times add up. Times below the physical floor are raised
+    to it when the tables are read. Where whole steps were measured, the profile's
+    ``step_correction`` multiplies all operations of the GPU; `describe` tells it.
 
     Parameters
     ----------
@@ -135,13 +143,20 @@ class MeasuredCost:
             swap_overlap=swap_overlap,
             **overheads,
         )
-        entry = entry_of(self.profile, self._rest)
+        self._correction = read_correction(self.profile.fit)
+        entry = corrected(entry_of(self.profile, self._rest), self._correction)
         self._decode = decode_surface(entry["decode"], self._rest)
         self._prefill = prefill_surface(entry["prefill"], self._rest)
         self._key_s = kv_key_s(self._rest)
+        self._past = past_factor(entry, self._rest, self._prefill)
+        self._beside = beside_factor(
+            entry, self._rest, self._past, self._prefill, self._decode
+        )
         self._gemm, self._allreduce = token_curves(entry["tokens"], self._rest)
         self._read_widths()
-        self._other = MeasuredRest(self.profile.fit, entry, self._rest, graph_rule)
+        self._other = MeasuredRest(
+            self.profile.fit, entry, self._rest, graph_rule, self._correction
+        )
         self._token_parts: Memo[_TokenParts] = Memo()
         self._row_parts: Memo[_RowParts] = Memo()
         self._decode_totals: Memo[Callable[[int], float]] = Memo()
@@ -172,6 +187,10 @@ class MeasuredCost:
             num_rows
         ) or self._price_rows(num_rows)
         prefill_s = decode_s = swap_s = copy_s = 0.0
+        scale, apart = 1.0, False
+        if self._beside is not None and num_decodes and num_prefills:
+            chunk = mean_chunk(num_prefills, shape[4], shape[5], 1)
+            scale, apart = self._beside.at(*chunk, num_decodes, decode_context)
         if num_tokens:
             down += head_down
             up += head_up
@@ -179,12 +198,16 @@ class MeasuredCost:
         else:
             head_s = 0.0
         if num_prefills and num_tokens:
-            prefill_s, beyond, more_down, more_up = self._chunks(*shape[2:6])
+            prefill_s, beyond, more_down, more_up = self._chunks(
+                *shape[2:6], scale, apart
+            )
             down += more_down
             up += more_up
             outside = outside or beyond
         if num_decodes:
             decode_s, beyond = self._decode.at(num_decodes, decode_context)
+            decode_s *= scale
+            beyond = beyond or apart
             share_down, share_up = self._decode_widths[beyond]
             down += (decode_s * share_down) * (decode_s * share_down)
             up += (decode_s * share_up) * (decode_s * share_up)
@@ -212,21 +235,41 @@ class MeasuredCost:
             (down, up),
         )
 
-    def _chunks(
-        self, num_chunks: int, num_tokens: int, context: int, pairs: int
+    def _chunks(  # noqa: PLR0917 - four of `BatchShape`, and what decodes do
+        self,
+        num_chunks: int,
+        num_tokens: int,
+        context: int,
+        pairs: int,
+        scale: float,
+        apart: bool,
     ) -> tuple[float, bool, float, float]:
         """Return seconds of chunks, whether extrapolated, and squares of the width."""
+        seconds, beyond = self._chunk_s(num_chunks, num_tokens, context, pairs)
+        seconds *= scale
+        beyond = beyond or apart
+        guessed = self._past is None and context != num_tokens
+        widths = self._past_widths if guessed else self._prefill_widths
+        return seconds, beyond or guessed, *widths[beyond].squares(seconds)
+
+    def _chunk_s(
+        self, num_chunks: int, num_tokens: int, context: int, pairs: int
+    ) -> tuple[float, bool]:
+        """Return seconds of chunks without decodes, and whether beyond the tables."""
         seconds, beyond = self._prefill.at(num_chunks, pairs)
-        seconds = max(seconds, self._key_s * context)
-        has_past = context != num_tokens
-        widths = self._past_widths if has_past else self._prefill_widths
-        return seconds, beyond or has_past, *widths[beyond].squares(seconds)
+        if self._past is not None and context != num_tokens:
+            chunk = mean_chunk(num_chunks, context, pairs, num_chunks)
+            factor, beyond = self._past.at(*chunk)
+            seconds *= factor
+        return max(seconds, self._key_s * context), beyond
 
     def _price_tokens(self, num_tokens: int) -> _TokenParts:
         """Return what the tokens of a step decide."""
         parts: _TokenParts = 0.0, 0.0, 0.0, False, 0.0, 0.0
         if num_tokens:
-            gemm_s, allreduce_s, _ = self._rest.token_parts(num_tokens)
+            gemm_s, allreduce_s, _ = (
+                self._correction * part for part in self._rest.token_parts(num_tokens)
+            )
             kernels_s, kernels_beyond, kernels_width = self._other.kernels(num_tokens)
             outside, beyond = True, False  # experts are not in the tables
             if not self._rest.model.num_experts:
@@ -281,10 +324,16 @@ class MeasuredCost:
         if not num_tokens:
             head_s = 0.0
         elif num_prefills:
-            prefill_s, _ = self._prefill.at(num_prefills, pairs)
-            prefill_s = max(prefill_s, self._key_s * prefill_context)
+            prefill_s, _ = self._chunk_s(
+                num_prefills, num_prefill_tokens, prefill_context, pairs
+            )
         if num_decodes:
             decode_s, _ = self._decode.at(num_decodes, decode_context)
+            if self._beside is not None and num_prefills:
+                chunk = mean_chunk(num_prefills, prefill_context, pairs, 1)
+                scale, _ = self._beside.at(*chunk, num_decodes, decode_context)
+                prefill_s *= scale
+                decode_s *= scale
         host_s += kernels_s
         if self._other.launches_s:
             gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
@@ -347,7 +396,7 @@ class MeasuredCost:
         """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
         if not len(shapes):
             return np.empty((0, len(StepCost._fields)))
-        decodes, context, prefills, prefill_tokens, past, pairs = shapes[:, :6].T
+        decodes, context, prefills, prefill_tokens, _, _ = shapes[:, :6].T
         num_tokens, num_rows = decodes + prefill_tokens, decodes + prefills
         gemm_s, allreduce_s, kernels_s, outside, *token_squares = self._token_columns(
             num_tokens
@@ -356,12 +405,12 @@ class MeasuredCost:
         computes = num_tokens != 0
         squares = np.array(token_squares)
         squares += np.where(computes, head_squares, 0.0)
-        prefill_s, prefill_beyond, more = self._chunk_columns(
-            np.where(computes, prefills, 0), prefill_tokens, past, pairs
-        )
+        scale, apart = self._beside_columns(shapes)
+        prefill_s, prefill_beyond, more = self._chunk_columns(shapes, scale, apart)
         squares += more
         decode_s, flags = self._decode.column(decodes, context)
-        decode_beyond = flags != 0
+        decode_s *= scale
+        decode_beyond = (flags != 0) | apart
         squares += self._decode_widths.squares(decode_s, decode_beyond)
         head_s = np.where(computes, head_s, 0.0)
         flags = (outside != 0) | prefill_beyond | decode_beyond
@@ -384,21 +433,41 @@ class MeasuredCost:
         found[:, FLAG] = flags | move_beyond
         return found
 
+    def _beside_columns(self, shapes: Counts) -> tuple[Seconds, NDArray[np.bool_]]:
+        """Return what chunks and decodes do to each other, and whether beyond."""
+        scale = np.ones(len(shapes))
+        apart = np.zeros(len(shapes), dtype=np.bool_)
+        both = np.flatnonzero((shapes[:, 0] != 0) & (shapes[:, 2] != 0))
+        if self._beside is not None and len(both):
+            decodes, context, prefills, _, past, pairs = shapes[both, :6].T
+            chunk = mean_chunks(prefills, past, pairs, 1)
+            scale[both], apart[both] = self._beside.column(*chunk, decodes, context)
+        return scale, apart
+
     def _chunk_columns(
-        self, chunks: Counts, num_tokens: Counts, context: Counts, pairs: Counts
+        self, shapes: Counts, scale: Seconds, apart: NDArray[np.bool_]
     ) -> tuple[Seconds, NDArray[np.bool_], Seconds]:
         """Return `_chunks` of each row, the squares as (2, n); nothing without any."""
+        decodes, _, prefills, num_tokens, context, pairs = shapes[:, :6].T
+        chunks = np.where(decodes + num_tokens != 0, prefills, 0)
         seconds, flags = self._prefill.column(chunks, pairs)
         beyond = flags != 0
-        read_s = np.where(chunks != 0, self._key_s * context, 0.0)
-        seconds = np.maximum(seconds, read_s)
         has_past = (chunks != 0) & (context != num_tokens)
+        own = np.flatnonzero(has_past)
+        if self._past is not None and len(own):
+            chunk = mean_chunks(chunks[own], context[own], pairs[own], chunks[own])
+            factor, beyond[own] = self._past.column(*chunk)
+            seconds[own] *= factor
+        read_s = np.where(chunks != 0, self._key_s * context, 0.0)
+        seconds = np.maximum(seconds, read_s) * scale
+        beyond |= apart & (chunks != 0)
+        guessed = has_past & (self._past is None)
         squares = np.where(
-            has_past,
+            guessed,
             self._past_widths.squares(seconds, beyond),
             self._prefill_widths.squares(seconds, beyond),
         )
-        return seconds, beyond | has_past, squares
+        return seconds, beyond | guessed, squares
 
     def _token_columns(self, counts: Counts) -> Seconds:
         distinct, places = np.unique(counts, return_inverse=True)
@@ -435,5 +504,6 @@ class MeasuredCost:
             "intervals_percent": self.profile.fit.get("intervals", {}),
             "empty_step_s": empty.total_s,
             "parameters": {key: rest["parameters"][key] for key in keys},
+            "step_correction": self.profile.fit.get("step_correction"),
             "rest": self._other.describe(),
         }
