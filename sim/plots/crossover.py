@@ -21,6 +21,7 @@ from sim.plots.style import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
