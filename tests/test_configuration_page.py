@@ -133,7 +133,7 @@ def fields(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-GIVEN = frozenset(
+GIVEN = frozenset({"graph_rule"}).union(
     f.name for f in dataclasses.fields(RooflineParameters) if not f.metadata
 )
 """What the engine gives to a cost model."""

@@ -38,6 +38,11 @@ def _factor(default: float, source: str) -> Any:
     return field(default=default, metadata={"unit": "factor", "source": source})
 
 
+def _choice(source: str) -> Any:
+    """Declare a choice that None leaves to the engine."""
+    return field(default=None, metadata={"unit": "choice", "source": source})
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class RooflineParameters:
     """Parameters of `RooflineCost`, checked.
@@ -101,9 +106,9 @@ class RooflineParameters:
     kv_cache_dtype: str = "auto"
     swap_rule: SwapRule = SwapRule()  # noqa: RUF009 - frozen
 
-    swap_variant: SwapVariant | None = None
-    swap_layout: KvLayout | None = None
-    swap_overlap: bool | None = None
+    swap_variant: SwapVariant | None = _choice("vLLM by generation; null: the engine's")
+    swap_layout: KvLayout | None = _choice("vLLM by generation; null: the engine's")
+    swap_overlap: bool | None = _choice("vLLM by generation; null: the engine's")
 
     gemm_compute_efficiency: float = _parameter(
         0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
@@ -204,7 +209,7 @@ class RooflineParameters:
             As `RooflineCost` documents.
         """
         for parameter in fields(self):
-            if not parameter.metadata:
+            if parameter.metadata.get("unit", "choice") == "choice":
                 continue
             key, value = parameter.name, getattr(self, parameter.name)
             if parameter.metadata["unit"] == "share":
