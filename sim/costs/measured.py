@@ -295,20 +295,22 @@ class MeasuredCost:
 
     def decode_bound(self, num_decodes: int, bound: Bound) -> Callable[[int], float]:
         """Return ``lo_s`` or ``hi_s`` of steps of so many decodes; see `StepPricer`."""
-        total = self.decode_total(num_decodes)
         if not num_decodes:
-            return total
+            return self.decode_total(num_decodes)
         place = BOUNDS.index(bound)
-        sign = -1.0 if bound == "lo" else 1.0
-        *_, head_down, head_up = self._price_rows(num_decodes)
-        fixed = self._price_tokens(num_decodes)[4 + place] + (head_down, head_up)[place]
+        gemm_s, allreduce_s, kernels_s, _, *squares = self._price_tokens(num_decodes)
+        head_s, host_s, *head_squares = self._price_rows(num_decodes)
+        host_s += kernels_s
+        fixed = squares[place] + head_squares[place]
         shares = [width[place] for width in self._decode_widths]
+        sign = -1.0 if bound == "lo" else 1.0
         seconds = self._decode.at
 
         def at_bound(context: int) -> float:
             decode_s, beyond = seconds(num_decodes, context)
             half_s = decode_s * shares[beyond]
-            return total(context) + sign * sqrt(fixed + half_s * half_s)
+            total_s = gemm_s + decode_s + head_s + allreduce_s + host_s
+            return total_s + sign * sqrt(fixed + half_s * half_s)
 
         return at_bound
 
@@ -368,12 +370,12 @@ class MeasuredCost:
 
     def _move_columns(
         self, swapped_in: Counts, swapped_out: Counts, copied: Counts
-    ) -> tuple[Seconds, Seconds, Seconds | float]:
+    ) -> tuple[Seconds, Seconds, Seconds]:
         """Return `_moves` of each row, the squares as (2, n)."""
-        swap_s = self._swap_block_s * (swapped_in + swapped_out)
-        copy_s = self._copy_block_s * copied
+        swap_s = np.asarray(self._swap_block_s * (swapped_in + swapped_out), np.float64)
+        copy_s = np.asarray(self._copy_block_s * copied, np.float64)
         if not (swap_s.any() or copy_s.any()):
-            return swap_s, copy_s, 0.0
+            return swap_s, copy_s, np.zeros((2, 1))
         nowhere = np.zeros(len(swap_s), dtype=np.bool_)
         squares = _ESTIMATES.squares(swap_s, nowhere)
         squares += _ESTIMATES.squares(copy_s, nowhere)
