@@ -295,22 +295,20 @@ class MeasuredCost:
 
     def decode_bound(self, num_decodes: int, bound: Bound) -> Callable[[int], float]:
         """Return ``lo_s`` or ``hi_s`` of steps of so many decodes; see `StepPricer`."""
+        total = self.decode_total(num_decodes)
         if not num_decodes:
-            return self.decode_total(num_decodes)
+            return total
         place = BOUNDS.index(bound)
-        gemm_s, allreduce_s, kernels_s, _, *squares = self._price_tokens(num_decodes)
-        head_s, host_s, *head_squares = self._price_rows(num_decodes)
-        host_s += kernels_s
-        fixed = squares[place] + head_squares[place]
-        shares = [width[place] for width in self._decode_widths]
         sign = -1.0 if bound == "lo" else 1.0
+        *_, head_down, head_up = self._price_rows(num_decodes)
+        fixed = self._price_tokens(num_decodes)[4 + place] + (head_down, head_up)[place]
+        shares = [width[place] for width in self._decode_widths]
         seconds = self._decode.at
 
         def at_bound(context: int) -> float:
             decode_s, beyond = seconds(num_decodes, context)
             half_s = decode_s * shares[beyond]
-            total_s = gemm_s + decode_s + head_s + allreduce_s + host_s
-            return total_s + sign * sqrt(fixed + half_s * half_s)
+            return total(context) + sign * sqrt(fixed + half_s * half_s)
 
         return at_bound
 
