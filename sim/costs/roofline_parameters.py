@@ -26,6 +26,7 @@ _AIC = "aiconfigurator tables of a100, h100 and h200"
 _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
 _BATCH = "vLLM pull request 38460"
 _SMALL_PAGES = "vLLM pull request 42212"
+_CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
 
 
 def _parameter(default: float, unit: str, source: str) -> Any:
@@ -36,11 +37,6 @@ def _parameter(default: float, unit: str, source: str) -> Any:
 def _factor(default: float, source: str) -> Any:
     """Declare a factor >= 1."""
     return field(default=default, metadata={"unit": "factor", "source": source})
-
-
-def _choice(source: str) -> Any:
-    """Declare a choice that None leaves to the engine."""
-    return field(default=None, metadata={"unit": "choice", "source": source})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,9 +102,9 @@ class RooflineParameters:
     kv_cache_dtype: str = "auto"
     swap_rule: SwapRule = SwapRule()  # noqa: RUF009 - frozen
 
-    swap_variant: SwapVariant | None = _choice("vLLM by generation; null: the engine's")
-    swap_layout: KvLayout | None = _choice("vLLM by generation; null: the engine's")
-    swap_overlap: bool | None = _choice("vLLM by generation; null: the engine's")
+    swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
+    swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
+    swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
 
     gemm_compute_efficiency: float = _parameter(
         0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
