@@ -153,7 +153,7 @@ class RooflineParameters:
         0.55, "share", f"custom all-reduce in CUDA graphs, {_AIC}"
     )
     swap_efficiency: float = _parameter(
-        0.8, "share", f"51 of 64 GB/s at pages of 64 KiB, H100, {_SMALL_PAGES}"
+        0.8, "share", f"51 of 64 GB/s in long batches of 64 KiB, H100, {_SMALL_PAGES}"
     )
     swap_kernel_efficiency: float = _parameter(
         0.45,
