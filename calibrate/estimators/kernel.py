@@ -57,6 +57,8 @@ class KernelEstimator(ABC):
     """The axis that is followed beyond its longest points; empty for none."""
     losses: ClassVar[tuple[str, ...]] = ("squared_error",)
     """What the forests of the residual minimise, one forest each."""
+    fewest: ClassVar[int] = 5
+    """Different shapes that a fit needs."""
     trees: ClassVar[int] = 300
     """Trees of a forest where the constructor is not told."""
 
@@ -115,19 +117,24 @@ class KernelEstimator(ABC):
         Raises
         ------
         UserError
-            When there are fewer than 5 shapes, or a time is not above zero and finite.
+            When there are fewer than `fewest` shapes, or a time is not above zero and
+            finite.
         """
         columns, time_s = aggregated(self._checked(columns), time_s)
-        if len(time_s) < 5:
+        if len(time_s) < self.fewest:
             raise UserError(
-                f"{self.operation}: a fit needs at least 5 different shapes; got "
-                f"{len(time_s)}: measure more"
+                f"{self.operation}: a fit needs at least {self.fewest} different "
+                f"shapes; got {len(time_s)}: measure more"
             )
         self._fit_points(columns, time_s)
         self.trend_: Trend | None = None
         if self.long:
             self.trend_ = Trend(self).fit(columns, time_s, judge=judge)
         return self
+
+    def spared(self, columns: Columns) -> NDArray[np.bool_]:
+        """Return which points no judge of the fit may hold out; none here."""
+        return np.zeros(len(next(iter(columns.values()))), dtype=np.bool_)
 
     def _fit_points(self, columns: Columns, time_s: Floats) -> None:
         """Fit roofline and residual; no trend."""

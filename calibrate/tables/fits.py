@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 UNKNOWN: Final = (25.0, 50.0)
 """Half-widths in percent where there are too few points to hold any out."""
-ESTIMATED: Final = (50.0, 50.0)
-"""Half-widths in percent of what comes from the datasheet: nine in ten of the tables
-that the roofline was held against lie closer (`sim/costs/README.md`), long contexts on
-some kernels do not."""
-_FEWEST: Final = 5
-"""Shapes below which nothing can be fitted."""
+ESTIMATED: Final = (65.0, 65.0)
+"""Half-widths in percent of what comes from the datasheet, as the cost model has them
+(`sim.costs.widths.ESTIMATE`)."""
 _FEWEST_HELD: Final = 10
 
 
@@ -41,7 +38,7 @@ class Fits:
     def add(self, points: Points, estimator: KernelEstimator) -> None:
         """Fit `estimator` to `points`, and find how far off it is."""
         columns, time_s = aggregated(points.columns, points.time_s)
-        if len(time_s) < _FEWEST:
+        if len(time_s) < estimator.fewest:
             return
         self.intervals[points.name] = UNKNOWN
         if len(time_s) >= _FEWEST_HELD:
@@ -70,7 +67,7 @@ def fit_operations(profile: Profile, variants: Mapping[str, str] | None = None) 
     found = {points.name: points for points in points_of(profile, variants)}
     if (mixed := found.get("mixed_attention")) is not None:
         for alone in (_decodes_alone(mixed), _chunks_alone(mixed)):
-            if alone.name not in found and len(alone.time_s) >= _FEWEST:
+            if alone.name not in found and len(alone.time_s):
                 found[alone.name] = alone
     for points in found.values():
         fits.add(points, estimator_of(points, fits.device))

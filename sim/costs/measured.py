@@ -392,7 +392,7 @@ class MeasuredCost:
         """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
         if not len(shapes):
             return np.empty((0, len(StepCost._fields)))
-        decodes, context, prefills, prefill_tokens, _, _ = shapes[:, :6].T
+        decodes, context, prefills, prefill_tokens = shapes[:, :4].T
         num_tokens, num_rows = decodes + prefill_tokens, decodes + prefills
         gemm_s, allreduce_s, kernels_s, outside, *token_squares = self._token_columns(
             num_tokens

@@ -183,9 +183,9 @@ class BesideFactor:
         high = _between(factors, a + far, b + far, v, w)
         outside = (
             beyond[a]
-            or query > self._queries[-1]
+            or not self._queries[0] <= query <= self._queries[-1]
             or past > self._pasts[-1]
-            or mean > self._contexts[-1]
+            or not self._contexts[0] <= mean <= self._contexts[-1]
         )
         return low + (high - low) * u, outside
 
@@ -213,9 +213,9 @@ class BesideFactor:
             return found
 
         low, high = between(a, b), between(a + far, b + far)
-        outside = beyond[rows, a]
-        outside |= (query > self._queries[-1]) | (past > self._pasts[-1])
-        outside |= mean > self._contexts[-1]
+        outside = beyond[rows, a] | (past > self._pasts[-1])
+        outside |= (query < self._queries[0]) | (query > self._queries[-1])
+        outside |= (mean < self._contexts[0]) | (mean > self._contexts[-1])
         return low + (high - low) * u, outside
 
 

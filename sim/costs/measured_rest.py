@@ -168,7 +168,7 @@ class MeasuredRest:
         if table is None:
             return None
         name = f"transfers.{variant}.{direction}"
-        return read_transfer(table, pages, name)
+        return read_transfer(table, pages, name, is_loop=variant == "loop")
 
     def _swapping(self, interference: Mapping[str, Any]) -> Swapping:
         plain = self._rest.swapping()
