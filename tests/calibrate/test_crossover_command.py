@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from sim.cli import run
+from sim.profile import canonical_json, profile_id
 from tests.sim.test_costs import LLAMA_8B
 from tests.sim.test_costs_measured import entry, write
 
@@ -64,7 +65,7 @@ def test_smaller_chunks_take_longer(file, capsys):
     [
         (["FILE", "--crossover"], "give --model"),
         (["--crossover", "--model", MODEL], "give one of them"),
-        (["FILE", "--gpu", "h200_sxm", *ASK], "give one of them"),
+        (["FILE", "--gpu", "h100_sxm", *ASK], "profile is of h200_sxm"),
         (["FILE", *ASK, "--block-size", "0"], "--block-size must be 1 to"),
         (["FILE", *ASK, "--out", "a.pdf"], "must end in .png"),
         (["FILE", *ASK, "--tensor-parallel-size", "4"], "no tables of .* on 4 ranks"),
@@ -89,3 +90,12 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(file, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "cannot be written" in captured.err
     assert captured.out == ""
+
+
+def test_a_dry_run_has_no_answer(tmp_path, capsys):
+    path = tmp_path / "dry.json"
+    write(path, entry(LLAMA_8B))
+    content = json.loads(path.read_text()) | {"kind": "dry-run"}
+    path.write_text(canonical_json(content | {"id": profile_id(content)}))
+    assert run([*SHOW, str(path), *ASK]) == 2
+    assert "dry run, whose times are made up" in capsys.readouterr().err
