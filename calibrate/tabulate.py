@@ -7,6 +7,7 @@ scikit-learn nor a fit.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sim.hardware import GpuSpec
     from sim.profile import Profile
 
+_NO_TIME_S: Final = 1e-9
 _KV: Final = {"bfloat16": 2, "fp8": 1}
 
 
@@ -145,13 +147,21 @@ def _step_fit(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         write_profile(found, path)
-        cost = MeasuredCost(
+        build = functools.partial(
+            MeasuredCost,
             str(path),
             model=model,
             gpu=gpu,
             tensor_parallel_size=measured_ranks(whole)[0],
         )
-        fitted = fit_steps(whole.steps, cost.step)
+        default = build()
+        # a host that takes no time, or as little as a cost model lets it
+        kernels = build(step_overhead_s=_NO_TIME_S, request_overhead_s=0.0)
+        fitted = fit_steps(
+            whole.steps,
+            lambda shape: kernels.step(shape).total_s - _NO_TIME_S,
+            lambda shape: default.step(shape).total_s,
+        )
     return fitted.to_json() if fitted else {}
 
 
@@ -176,11 +186,15 @@ def _entry(fits: Fits, profile: Profile, attention: AttentionTables) -> dict[str
             f"{model.name}'s; import the tables of {model.name}"
         )
     estimated = attention.estimated()
+    rest = None
+    if model.num_experts:
+        rest = attention.rest()
+        estimated.append("gemm")
     return {
         "model": model.name,
         "geometry": geometry_of(model, tp, itemsize),
         **attention.tables(),
-        **TokenTables(fits, name, model, tp, is_own).tables(),
+        **TokenTables(fits, name, model, tp, rest, is_own=is_own).tables(),
         **({"estimated": estimated} if estimated else {}),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from sim.profile import Profile
 
     Seconds = NDArray[np.float64]
+
+
+_TIMES: Final = frozenset({"time_s", "gemm_s", "allreduce_s"})
+"""Keys of seconds in the tables of an entry."""
 
 
 def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
@@ -75,14 +79,10 @@ def read_correction(fit: Mapping[str, Any]) -> float:
     factor = (fit.get("step_correction") or {}).get("factor", 1.0)
     if not isinstance(factor, int | float) or not 0.25 <= factor <= 4.0:
         raise ConfigError(
-            f"profile: step_correction.factor must be from 0.25 to 4; got {factor!r}: "
+            f"profile: step_correction.factor must be a number from 0.25 to 4; got {factor!r}: "
             "fit the profile again"
         )
     return float(factor)
-
-
-_TIMES = frozenset({"time_s", "gemm_s", "allreduce_s"})
-"""Keys of an entry whose values are seconds."""
 
 
 def corrected(entry: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
