@@ -79,8 +79,8 @@ def read_correction(fit: Mapping[str, Any]) -> float:
     factor = (fit.get("step_correction") or {}).get("factor", 1.0)
     if not isinstance(factor, int | float) or not 0.25 <= factor <= 4.0:
         raise ConfigError(
-            f"profile: step_correction.factor must be a number from 0.25 to 4; got {factor!r}: "
-            "fit the profile again"
+            "profile: step_correction.factor must be a number from 0.25 to 4; got "
+            f"{factor!r}: fit the profile again"
         )
     return float(factor)
 
