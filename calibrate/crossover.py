@@ -15,7 +15,7 @@ from sim.costs.roofline import RooflineCost
 from sim.errors import UserError
 from sim.hardware import load_gpu
 from sim.model import load_model, resolved_model
-from sim.profile import read_profile
+from sim.profile import DRY_RUN, read_profile
 
 if TYPE_CHECKING:
     from sim.costs.crossover import Crossover
@@ -32,7 +32,7 @@ class Question:
     file
         A profile with tables of the model; None for the datasheet of `gpu`.
     gpu
-        GPU name, or the path of a datasheet; None for the profile's.
+        GPU name, or the path of a datasheet; None for the one that the profile names.
     model
         Bundled name, or path to a config.json.
     tensor_parallel_size, block_size, max_num_batched_tokens, kv_cache_dtype
@@ -84,7 +84,7 @@ def _check(question: Question, out: Path | None) -> None:
             "--crossover compares for a model; give --model, such as "
             "meta-llama/Llama-3.1-8B"
         )
-    if (question.file is None) == (question.gpu is None):
+    if question.file is None and question.gpu is None:
         raise UserError(
             "--crossover takes a profile, or --gpu for a datasheet; give one of them"
         )
@@ -107,8 +107,14 @@ def _cost(question: Question) -> MeasuredCost | RooflineCost:
     if question.file is None:
         return RooflineCost(gpu=load_gpu(str(question.gpu)), **engine)
     profile = read_profile(question.file)
-    name = profile.fit.get("gpu") or profile.device.get("name")
-    return MeasuredCost(str(question.file), gpu=load_gpu(str(name)), **engine)
+    if profile.kind == DRY_RUN:
+        raise UserError(
+            f"'{question.file}' is of a dry run, whose times are made up; measure a "
+            "GPU, or ask a datasheet with --gpu instead of the profile"
+        )
+    device = profile.fit.get("gpu") or profile.device.get("name")
+    gpu = load_gpu(question.gpu or str(device))
+    return MeasuredCost(str(question.file), gpu=gpu, **engine)
 
 
 def _below(question: Question, cost: MeasuredCost | RooflineCost) -> str:

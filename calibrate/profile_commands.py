@@ -53,7 +53,7 @@ def show(
     model
         Bundled name, or path to a config.json; the profile needs its tables.
     gpu
-        Datasheet to compare by where there is no profile.
+        Datasheet to compare by: without a profile, or where it names no GPU.
     tensor_parallel_size
         Number of GPUs that share the model.
     block_size

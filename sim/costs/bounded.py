@@ -49,7 +49,8 @@ class AtBound:
         # a step without length is refused by the engine
         scale = bound_s / total_s if total_s else 0.0
         parts = [part * scale for part in cost.parts]
-        return StepCost(bound_s, *parts, cost.extrapolated, bound_s, bound_s)
+        flag = cost.extrapolated
+        return StepCost._make((bound_s, *parts, flag, bound_s, bound_s))
 
     def batch_total(self, *shape: int) -> float:
         """Return ``total_s`` of a step that moves no blocks; see `StepPricer`."""

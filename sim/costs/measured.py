@@ -15,11 +15,13 @@ from sim.cost import BOUNDS, EMPTY_SHAPE, BatchShape, Bound, StepCost
 from sim.costs.measured_chunks import mean_chunk, mean_chunks
 from sim.costs.measured_reading import (
     beside_factor,
+    corrected,
     decode_surface,
     entry_of,
     kv_key_s,
     past_factor,
     prefill_surface,
+    read_correction,
     token_curves,
 )
 from sim.costs.measured_rest import MeasuredRest
@@ -44,10 +46,10 @@ starting: five of 2.4 us. Those of products and attention are in their measureme
 
 _ESTIMATES: Final = Widths(ESTIMATE, ESTIMATE)
 _TokenParts = tuple[float, float, float, bool, float, float]
-"""Seconds of products, of collectives and of other kernels, whether one of them was
+"""Seconds of products, of collectives and of other kernels, whether the products were
 extrapolated, and the squares of the width of all, down and up."""
-_RowParts = tuple[float, float, bool, float, float]
-"""Seconds of head and host, whether the head was extrapolated, and its squares."""
+_RowParts = tuple[float, float, float, float]
+"""Seconds of head and host, and the squares of the head's width."""
 
 
 class MeasuredCost:
@@ -76,10 +78,12 @@ class MeasuredCost:
     The sum of contexts decides what decodes cost, never the longest one. A chunk with
     a past costs what a fresh one with as many query-key pairs costs, times a factor
     where the profile has such chunks; where it has none it says `extrapolated`, as do
-    swaps and copies without a table and everything outside the measured shapes. Where
-    attention of mixed batches was measured, a factor says what chunks and decodes do to
-    each other; elsewhere their times add up. Times below the physical floor are raised
-    to it when the tables are read.
+    swaps and copies without a table and attention and products outside the measured
+    shapes (head and element-wise kernels only widen the bounds). Where attention of
+    mixed batches was measured, a factor says what chunks and decodes do to each other;
+    elsewhere their times add up. Times below the physical floor are raised to it when
+    the tables are read. Where whole steps were measured, the profile's
+    ``step_correction`` multiplies all operations of the GPU; `describe` tells it.
 
     Parameters
     ----------
@@ -140,7 +144,8 @@ class MeasuredCost:
             swap_overlap=swap_overlap,
             **overheads,
         )
-        entry = entry_of(self.profile, self._rest)
+        self._correction = read_correction(self.profile.fit)
+        entry = corrected(entry_of(self.profile, self._rest), self._correction)
         self._decode = decode_surface(entry["decode"], self._rest)
         self._prefill = prefill_surface(entry["prefill"], self._rest)
         self._key_s = kv_key_s(self._rest)
@@ -150,7 +155,9 @@ class MeasuredCost:
         )
         self._gemm, self._allreduce = token_curves(entry["tokens"], self._rest)
         self._read_widths()
-        self._other = MeasuredRest(self.profile.fit, entry, self._rest, graph_rule)
+        self._other = MeasuredRest(
+            self.profile.fit, entry, self._rest, graph_rule, self._correction
+        )
         self._token_parts: Memo[_TokenParts] = Memo()
         self._row_parts: Memo[_RowParts] = Memo()
         self._decode_totals: Memo[Callable[[int], float]] = Memo()
@@ -177,7 +184,7 @@ class MeasuredCost:
         gemm_s, allreduce_s, kernels_s, outside, down, up = self._token_parts.get(
             num_tokens
         ) or self._price_tokens(num_tokens)
-        head_s, host_s, beyond, head_down, head_up = self._row_parts.get(
+        head_s, host_s, head_down, head_up = self._row_parts.get(
             num_rows
         ) or self._price_rows(num_rows)
         prefill_s = decode_s = swap_s = copy_s = 0.0
@@ -188,7 +195,6 @@ class MeasuredCost:
         if num_tokens:
             down += head_down
             up += head_up
-            outside = outside or beyond
         else:
             head_s = 0.0
         if num_prefills and num_tokens:
@@ -261,8 +267,10 @@ class MeasuredCost:
         """Return what the tokens of a step decide."""
         parts: _TokenParts = 0.0, 0.0, 0.0, False, 0.0, 0.0
         if num_tokens:
-            gemm_s, allreduce_s, _ = self._rest.token_parts(num_tokens)
-            kernels_s, kernels_beyond, kernels_width = self._other.kernels(num_tokens)
+            gemm_s, allreduce_s, _ = (
+                self._correction * part for part in self._rest.token_parts(num_tokens)
+            )
+            kernels_s, _, kernels_width = self._other.kernels(num_tokens)
             outside, beyond = True, False  # experts are not in the tables
             if not self._rest.model.num_experts:
                 gemm_s, outside = self._gemm.at(num_tokens)
@@ -276,7 +284,6 @@ class MeasuredCost:
                 more_down, more_up = width.squares(seconds)
                 down += more_down
                 up += more_up
-            outside = outside or kernels_beyond
             parts = gemm_s, allreduce_s, kernels_s, outside, down, up
         return self._token_parts.keep(num_tokens, parts)
 
@@ -284,15 +291,12 @@ class MeasuredCost:
         """Return what the requests of a step decide."""
         _, host_s = self._rest.row_parts(num_rows)
         head_s = down = up = 0.0
-        outside = False
-        for seconds, beyond, width in self._other.head(num_rows):
+        for seconds, _, width in self._other.head(num_rows):
             more_down, more_up = width.squares(seconds)
             head_s += seconds
-            outside = outside or beyond
             down += more_down
             up += more_up
-        parts = head_s, host_s, outside, down, up
-        return self._row_parts.keep(num_rows, parts)
+        return self._row_parts.keep(num_rows, (head_s, host_s, down, up))
 
     # -- many steps -------------------------------------------------------------
 
@@ -393,7 +397,7 @@ class MeasuredCost:
         gemm_s, allreduce_s, kernels_s, outside, *token_squares = self._token_columns(
             num_tokens
         )
-        head_s, host_s, head_outside, *head_squares = self._row_columns(num_rows)
+        head_s, host_s, *head_squares = self._row_columns(num_rows)
         computes = num_tokens != 0
         squares = np.array(token_squares)
         squares += np.where(computes, head_squares, 0.0)
@@ -406,7 +410,6 @@ class MeasuredCost:
         squares += self._decode_widths.squares(decode_s, decode_beyond)
         head_s = np.where(computes, head_s, 0.0)
         flags = (outside != 0) | prefill_beyond | decode_beyond
-        flags |= computes & (head_outside != 0)
         gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
         swap_s, copy_s, move_beyond, more = self._other.move_columns(shapes, gpu_s)
         squares += more

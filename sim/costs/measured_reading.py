@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     Seconds = NDArray[np.float64]
 
 
-_TIMES: Final = frozenset({"time_s", "gemm_s", "allreduce_s"})
-"""Keys of seconds in the tables of an entry."""
-
-
 def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
     """Return the tables for the model, ranks and precision of `rest`."""
     if profile.kind == DRY_RUN:
@@ -54,7 +50,8 @@ def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
     entries = profile.fit.get("models") or []
     for entry in entries:
         if entry.get("geometry") == wanted:
-            return _corrected(entry, profile)
+            found: Mapping[str, Any] = entry
+            return found
     there = sorted(
         f"{e.get('model')} on {e.get('geometry', {}).get('tensor_parallel_size')}"
         for e in entries
@@ -67,37 +64,45 @@ def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
     )
 
 
-def _corrected(entry: Mapping[str, Any], profile: Profile) -> Mapping[str, Any]:
-    """Return an entry with its times as whole measured steps correct them.
+def read_correction(fit: Mapping[str, Any]) -> float:
+    """Return what whole measured steps multiply the GPU's operations by, or 1.
 
     Raises
     ------
     ConfigError
-        When the factor is none.
+        When it is beyond what tables of the same device can be off by.
     """
-    correction = profile.fit.get("step_correction")
-    if correction is None:
-        return entry
-    factor = correction.get("factor")
-    if not isinstance(factor, int | float) or not 0.1 <= factor <= 10.0:
+    factor = (fit.get("step_correction") or {}).get("factor", 1.0)
+    if not isinstance(factor, int | float) or not 0.25 <= factor <= 4.0:
         raise ConfigError(
-            "profile: step_correction.factor must be a number from 0.1 to 10; got "
-            f"{factor!r}: fit the profile again"
+            f"profile: step_correction.factor must be from 0.25 to 4; got {factor!r}: "
+            "fit the profile again"
         )
-    found: Mapping[str, Any] = _scaled(entry, float(factor))
-    return found
+    return float(factor)
 
 
-def _scaled(table: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            found[key] = _scaled(value, factor)
-        elif key in _TIMES:
-            found[key] = (factor * np.array(value, dtype=np.float64)).tolist()
-        else:
-            found[key] = value
-    return found
+_TIMES = frozenset({"time_s", "gemm_s", "allreduce_s"})
+"""Keys of an entry whose values are seconds."""
+
+
+def corrected(entry: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
+    """Return an entry with all its seconds multiplied."""
+    if factor == 1.0:
+        return entry
+    return {
+        key: _scaled(value, factor)
+        if key in _TIMES
+        else corrected(value, factor)
+        if isinstance(value, dict)
+        else value
+        for key, value in entry.items()
+    }
+
+
+def _scaled(seconds: Any, factor: float) -> Any:
+    if isinstance(seconds, list):
+        return [_scaled(value, factor) for value in seconds]
+    return seconds * factor
 
 
 def kv_key_s(rest: RooflineCost) -> float:

@@ -57,6 +57,8 @@ class MeasuredRest:
         The datasheet's prices.
     graphs
         Which steps launch no kernels.
+    correction
+        What the datasheet's kernels are multiplied by; `entry` already is.
 
     Raises
     ------
@@ -70,8 +72,10 @@ class MeasuredRest:
         entry: Mapping[str, Any],
         rest: RooflineCost,
         graphs: GraphRule,
+        correction: float = 1.0,
     ) -> None:
         self._rest = rest
+        self._correction = correction
         self._graphs = graphs
         self._transfers: Mapping[str, Any] = fit.get("transfers") or {}
         self._kernels = read_curve(entry, "elementwise", "tokens")
@@ -90,14 +94,17 @@ class MeasuredRest:
         """Return seconds of element-wise kernels, their starts included."""
         if self._kernels is not None:
             return self._kernels.at(num_tokens)
-        return Part(self._rest.token_parts(num_tokens)[2], False, KERNELS)
+        kernels_s = self._correction * self._rest.token_parts(num_tokens)[2]
+        return Part(kernels_s, False, KERNELS)
 
     def head(self, num_rows: int) -> tuple[Part, ...]:
         """Return seconds of the output projection and of the sampler.
 
         Of the datasheet both are one part: they were judged together.
         """
-        projection_s, sampler_s = self._rest.head_parts(num_rows)
+        projection_s, sampler_s = (
+            self._correction * part for part in self._rest.head_parts(num_rows)
+        )
         if self._head is None and self._sampler is None:
             return (Part(projection_s + sampler_s, False, HEAD),)
         projection = Part(projection_s, False, HEAD)
@@ -161,7 +168,7 @@ class MeasuredRest:
         if table is None:
             return None
         name = f"transfers.{variant}.{direction}"
-        return read_transfer(table, pages, name)
+        return read_transfer(table, pages, name, is_loop=variant == "loop")
 
     def _swapping(self, interference: Mapping[str, Any]) -> Swapping:
         plain = self._rest.swapping()

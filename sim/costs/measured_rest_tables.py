@@ -48,19 +48,24 @@ class MeasuredCurve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTransfer:
-    """Moving blocks one way, at the page size of a model."""
+    """Moving blocks one way, at the page size of a model.
+
+    A loop's time holds its calls, those of the others begin when all is submitted.
+    """
 
     pages: Pages
-    total: MeasuredCurve
+    device: MeasuredCurve
     host: Curve | None
     """Seconds of the host over descriptors; None: none were timed."""
+    is_loop: bool
 
     def at(self, num_blocks: int) -> Moved:
         """Return the price of so many blocks."""
         num_descriptors = self.pages.per_block * num_blocks
-        total_s, beyond, width = self.total.at(num_descriptors)
+        device_s, beyond, width = self.device.at(num_descriptors)
         host_s = self.host.at(num_descriptors)[0] if self.host else 0.0
-        return Moved(total_s, min(host_s, total_s), beyond, width)
+        total_s = max(device_s, host_s) if self.is_loop else host_s + device_s
+        return Moved(total_s, host_s, beyond, width)
 
 
 def read_curve(
@@ -118,7 +123,7 @@ def _rows(
 
 
 def read_transfer(
-    table: Mapping[str, Any], pages: Pages, name: str
+    table: Mapping[str, Any], pages: Pages, name: str, *, is_loop: bool
 ) -> MeasuredTransfer:
     """Return the row of a page size, between the rows of those that were measured.
 
@@ -133,12 +138,13 @@ def read_transfer(
     outside = not sizes[0] <= pages.page_bytes <= sizes[-1]
     low, high, share = _between(sizes, pages.page_bytes)
     flags = beyond[low] | beyond[high] | outside
-    total = Curve(nodes, _mixed(seconds, low, high, share), flags.tolist())
+    device = Curve(nodes, _mixed(seconds, low, high, share), flags.tolist())
     host = None
     if "host_s" in table:
         _, host_s, _ = _rows(table, "num_descriptors", name, "host_s")
         host = Curve(nodes, _mixed(host_s, low, high, share), flags.tolist())
-    return MeasuredTransfer(pages, MeasuredCurve(total, _widths(table, name)), host)
+    timed = MeasuredCurve(device, _widths(table, name))
+    return MeasuredTransfer(pages, timed, host, is_loop)
 
 
 def read_copies(table: Any, block_bytes: float) -> MeasuredCurve | None:

@@ -26,6 +26,7 @@ _AIC = "aiconfigurator tables of a100, h100 and h200"
 _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
 _BATCH = "vLLM pull request 38460"
 _SMALL_PAGES = "vLLM pull request 42212"
+_CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
 
 
 def _parameter(default: float, unit: str, source: str) -> Any:
@@ -101,9 +102,9 @@ class RooflineParameters:
     kv_cache_dtype: str = "auto"
     swap_rule: SwapRule = SwapRule()  # noqa: RUF009 - frozen
 
-    swap_variant: SwapVariant | None = None
-    swap_layout: KvLayout | None = None
-    swap_overlap: bool | None = None
+    swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
+    swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
+    swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
 
     gemm_compute_efficiency: float = _parameter(
         0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
@@ -152,7 +153,7 @@ class RooflineParameters:
         0.55, "share", f"custom all-reduce in CUDA graphs, {_AIC}"
     )
     swap_efficiency: float = _parameter(
-        0.8, "share", f"51 of 64 GB/s at pages of 64 KiB, H100, {_SMALL_PAGES}"
+        0.8, "share", f"51 of 64 GB/s in long batches of 64 KiB, H100, {_SMALL_PAGES}"
     )
     swap_kernel_efficiency: float = _parameter(
         0.45,
@@ -204,7 +205,7 @@ class RooflineParameters:
             As `RooflineCost` documents.
         """
         for parameter in fields(self):
-            if not parameter.metadata:
+            if parameter.metadata.get("unit", "choice") == "choice":
                 continue
             key, value = parameter.name, getattr(self, parameter.name)
             if parameter.metadata["unit"] == "share":
@@ -265,7 +266,7 @@ class RooflineParameters:
             parameter.name: {"value": getattr(self, parameter.name)}
             | dict(parameter.metadata)
             for parameter in fields(self)
-            if parameter.metadata
+            if parameter.metadata.get("unit", "choice") != "choice"
         }
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
         return {

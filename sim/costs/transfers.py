@@ -20,11 +20,12 @@ outlasts the step, where both slow each other down.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, get_args
 
 import numpy as np
 
+from sim.costs.parts import Memo
 from sim.costs.widths import ESTIMATE, Width, wider
 from sim.errors import ConfigError
 from sim.generations import KvLayout, SwapVariant
@@ -180,9 +181,18 @@ class Swapping:
     overlap: bool = False
     step_factor: float = 1.0
     transfer_factor: float = 1.0
+    _kept: Memo[Moved] = field(
+        init=False, repr=False, compare=False, default_factory=Memo
+    )
 
     def moved(self, num_loaded: int, num_stored: int) -> Moved:
         """Return the price of both directions, one after the other."""
+        key = num_loaded << 32 | num_stored
+        return self._kept.get(key) or self._kept.keep(
+            key, self._moved(num_loaded, num_stored)
+        )
+
+    def _moved(self, num_loaded: int, num_stored: int) -> Moved:
         load = self.load.at(num_loaded) if num_loaded else NOTHING
         store = self.store.at(num_stored) if num_stored else NOTHING
         return Moved(

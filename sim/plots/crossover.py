@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from sim.costs.crossover import shown
@@ -22,6 +21,7 @@ from sim.plots.style import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray

@@ -197,12 +197,16 @@ class StepRows:
         num_finished = table[_INDEX["num_finished"]]
         for row, num_requests in self.finished_rows:
             num_finished[row] = num_requests
+        self._forget()
+        self._num_rows += num_rows
+        self._emit_full()
+
+    def _forget(self) -> None:
+        """Let go of what was told."""
         self.packed.clear()
         self.heads.clear()
         del self.ends_s[:], self.new_blocks[:]
         self.finished_rows.clear()
-        self._num_rows += num_rows
-        self._emit_full()
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
@@ -274,6 +278,18 @@ class StepRows:
                 new[: len(old)] = old
         self._is_fresh = True
         return columns
+
+
+class UnkeptRows(StepRows):
+    """Steps that nobody will read: told as others are, and let go."""
+
+    def flush(self) -> None:
+        """Let go of what was told."""
+        self._forget()
+
+    def close(self) -> None:
+        """Emit nothing."""
+        self._forget()
 
 
 def _zero_columns(num_rows: int) -> list[Words]:
