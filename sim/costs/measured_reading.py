@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from sim.profile import Profile
 
     Seconds = NDArray[np.float64]
-
-
-_TIMES: Final = frozenset({"time_s", "gemm_s", "allreduce_s"})
-"""Keys of seconds in the tables of an entry."""
 
 
 def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:

@@ -201,7 +201,7 @@ def test_whole_steps_correct_the_tables(tmp_path):
     assert more.gemm_s == pytest.approx(1.25 * plain.gemm_s)
     assert more.decode_attention_s == pytest.approx(1.25 * plain.decode_attention_s)
     path = write(tmp_path / "c.json", entry(LLAMA_8B), step_correction={"factor": 0})
-    with pytest.raises(ConfigError, match="a number from"):
+    with pytest.raises(ConfigError, match="step_correction"):
         MeasuredCost(path, model=LLAMA_8B, gpu=H200)
 
 
