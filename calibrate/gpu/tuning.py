@@ -8,6 +8,7 @@ first, with the bandwidth or rate that it reaches. Nothing is chosen or kept: wh
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 from dataclasses import dataclass
@@ -114,7 +115,9 @@ def decode_trials(
         return calls
 
     return [
-        tried(f"{shape}, {per_sm} an SM", timers, lambda s=shape, n=per_sm: bind(s, n))
+        tried(
+            f"{shape}, {per_sm} an SM", timers, functools.partial(bind, shape, per_sm)
+        )
         for shape, per_sm in decode_shapes()
     ]
 
@@ -133,7 +136,8 @@ def mixed_trials(timers: Timers, made: Sequence[PagedBatch]) -> list[Trial]:
         ]
 
     return [
-        tried(str(shape), timers, lambda s=shape: bind(s)) for shape in mixed_shapes()
+        tried(str(shape), timers, functools.partial(bind, shape))
+        for shape in mixed_shapes()
     ]
 
 
