@@ -70,6 +70,7 @@ def calibrate(
     from time import monotonic
 
     began_s = monotonic()
+    from calibrate.finish import fit_calibration
     from calibrate.harness.command import (
         Write,
         calibrate_device,
@@ -86,7 +87,8 @@ def calibrate(
     write = Write.ON if resume else Write.OVER if overwrite else Write.NEW
     check_arguments(preset, backend, out, write, time_limit)
     operations = checked_operations(ops)
-    geometry = geometry_of(load_model(model), block_size, tensor_parallel_size)
+    architecture = load_model(model)
+    geometry = geometry_of(architecture, block_size, tensor_parallel_size)
     settings = Settings(geometry, preset, backend, operations, seed)
     device: Device
     dry = dry_run or backend == "dry-run"
@@ -107,6 +109,7 @@ def calibrate(
     except OutOfTimeError as stop:
         print(f"kvsim: {stop}; add --resume", file=sys.stderr)
         return EXIT_INTERRUPTED
+    fit_calibration(out, architecture, quiet or json)
     if json:
         print(dumps(profile["provenance"], indent=2, allow_nan=False))
     return 0

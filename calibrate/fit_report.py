@@ -13,7 +13,7 @@ from calibrate.estimators.trend import longest_share
 from calibrate.points import estimator_of, points_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -73,7 +73,10 @@ class FitReport:
 
 
 def fit_report(
-    profile: Profile, num_seeds: int = NUM_SEEDS, only: Sequence[str] = ()
+    profile: Profile,
+    num_seeds: int = NUM_SEEDS,
+    only: Sequence[str] = (),
+    variants: Mapping[str, str] | None = None,
 ) -> FitReport:
     """Cross-validate the estimators of all operations of a profile.
 
@@ -85,10 +88,12 @@ def fit_report(
         Random splits of a fifth.
     only
         Operations to look at; all of them when empty.
+    variants
+        Operation to the variant that is looked at; the fastest where it is not named.
     """
     device = DeviceFacts.from_json(profile.device)
     found = {}
-    for points in points_of(profile):
+    for points in points_of(profile, variants):
         if only and points.operation not in only:
             continue
         columns, time_s = aggregated(points.columns, points.time_s)
@@ -107,13 +112,17 @@ def operation_report(
 ) -> OperationReport:
     """Cross-validate one estimator on points (aggregated, (n,) each)."""
     inside = []
+    spared = estimator.spared(columns)
     for seed in range(num_seeds):
         held = np.random.default_rng(seed).random(len(time_s)) < _HELD_OUT
+        held &= ~spared
+        if not held.any():
+            continue
         errors, within = _errors(estimator, columns, time_s, held)
         if within.any():
             inside.append(errors[within])
     axis = estimator.long or _LONGEST[estimator.operation]
-    longest = longest_share(columns[axis])
+    longest = longest_share(columns[axis]) & ~spared
     beyond = []
     if longest.any() and (~longest).sum() >= 5:
         errors, _ = _errors(estimator, columns, time_s, longest, trend=True)

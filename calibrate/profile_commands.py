@@ -12,6 +12,8 @@ from cyclopts import App, Parameter
 
 Flag = Annotated[bool, Parameter(negative="")]
 
+Tables = Annotated[bool, Parameter(name="--tables", negative="--no-tables")]
+
 profile = App(
     name="profile",
     help="Profiles of measured kernel times: show, validate, diff, fit, import.",
@@ -23,21 +25,71 @@ profile.command(importing)
 
 
 @profile.command
-def show(file: Path, *, json: Flag = False, quiet: Flag = False) -> int:
+def show(
+    file: Path | None = None,
+    *,
+    crossover: Flag = False,
+    model: str | None = None,
+    gpu: str | None = None,
+    tensor_parallel_size: int = 1,
+    block_size: int = 16,
+    max_num_batched_tokens: int = 8192,
+    kv_cache_dtype: str = "auto",
+    out: Path | None = None,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> int:
     """Print what a profile holds and where it comes from.
+
+    With --crossover, compare instead what a preempted sequence costs, by its length:
+    swapped out and in again by each variant, or computed again.
 
     Parameters
     ----------
     file
         A kvprofile/1 file.
+    crossover
+        Swap against recompute, for --model.
+    model
+        Bundled name, or path to a config.json; the profile needs its tables.
+    gpu
+        Datasheet to compare by: without a profile, or where it names no GPU.
+    tensor_parallel_size
+        Number of GPUs that share the model.
+    block_size
+        Tokens a block.
+    max_num_batched_tokens
+        Tokens of a chunk when a prompt is computed again.
+    kv_cache_dtype
+        Data type of the KV cache: auto (the model's) or fp8.
+    out
+        Figure of the comparison to write, a PNG.
     json
         Print as JSON.
     quiet
-        Print the id only.
+        Print the id only; with --crossover, only where swapping is cheaper.
     """
     from calibrate import profile_output
+    from sim.errors import UserError
     from sim.profile import read_profile
 
+    if crossover:
+        from calibrate.crossover import Question, show_crossover
+
+        question = Question(
+            file=file,
+            gpu=gpu,
+            model=model,
+            tensor_parallel_size=tensor_parallel_size,
+            block_size=block_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        return show_crossover(question, out=out, json=json, quiet=quiet)
+    if file is None or model or gpu or out:
+        raise UserError(
+            "show takes a profile; --model, --gpu and --out belong to --crossover"
+        )
     found = read_profile(file)
     if quiet:
         print(found.id)
@@ -101,6 +153,7 @@ def fit(
     seeds: int = 5,
     op: tuple[str, ...] = (),
     model: str | None = None,
+    variant: tuple[str, ...] = (),
     out: Path | None = None,
     json: Flag = False,
     quiet: Flag = False,
@@ -116,7 +169,11 @@ def fit(
     op
         Operations to fit; all of them by default.
     model
-        Instead, tabulate the fits for this model, on 1 to 8 ranks, and write --out.
+        Instead, tabulate the fits for this model, on the ranks that were measured, and
+        write --out.
+    variant
+        OPERATION=VARIANT, such as decode_attention=split_kv, where an operation was
+        timed in several ways; default: the fastest at the shape of a busy engine.
     out
         Profile to write, the points of FILE with tables for --model.
     json
@@ -126,9 +183,11 @@ def fit(
     """
     from calibrate import profile_output
     from calibrate.fit_report import fit_report
+    from calibrate.variants import parse_variants
     from sim.errors import UserError
     from sim.profile import read_profile
 
+    variants = parse_variants(variant)
     if (model is None) != (out is None):
         raise UserError("--model and --out go together: tables for a model are written")
     if model is not None and out is not None:
@@ -137,10 +196,11 @@ def fit(
         from sim.model import load_model
 
         whole = read_profile(file)
-        return write_and_tell(with_tables(whole, whole, load_model(model)), out, quiet)
+        fitted = with_tables(whole, whole, load_model(model), variants)
+        return write_and_tell(fitted, out, quiet)
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more; got {seeds}")
-    report = fit_report(read_profile(file), num_seeds=seeds, only=op)
+    report = fit_report(read_profile(file), seeds, op, variants)
     if json:
         profile_output.print_json(report.to_json())
     else:
@@ -196,9 +256,13 @@ def llmservingsim(
     out: Path,
     model: str | None = None,
     gpu: str | None = None,
+    tables: Tables = True,
     quiet: Flag = False,
 ) -> int:
     """Import layer tables that LLMServingSim measured inside vLLM.
+
+    They are fitted and tabulated for their model, on the ranks that were measured, so
+    that cost: {kind: measured, profile: FILE} can price its steps.
 
     Parameters
     ----------
@@ -209,7 +273,9 @@ def llmservingsim(
     model
         Architecture; default: the one that meta.yaml names.
     gpu
-        Datasheet; default: the device that meta.yaml names.
+        Datasheet, bundled or a file; default: the device that meta.yaml names.
+    tables
+        Fit and tabulate; --no-tables keeps the points only.
     quiet
         Print nothing.
     """
@@ -218,7 +284,15 @@ def llmservingsim(
     from sim.model import load_model
 
     architecture = load_model(model) if model else None
-    return write_and_tell(import_llmservingsim(path, architecture, gpu), out, quiet)
+    found = import_llmservingsim(path, architecture, gpu)
+    if tables:
+        from calibrate.tabulate import with_tables
+        from sim.hardware import load_gpu
+
+        architecture = architecture or load_model(found.provenance["model"])
+        sheet = load_gpu(gpu or found.device["name"])
+        found = with_tables(found, found, architecture, gpu=sheet)
+    return write_and_tell(found, out, quiet)
 
 
 @importing.command
@@ -228,9 +302,15 @@ def vidur(
     out: Path,
     system: str | None = None,
     model: str | None = None,
+    architecture: str | None = None,
+    tables: Tables = True,
     quiet: Flag = False,
 ) -> int:
     """Import layer and all-reduce tables of Vidur.
+
+    They are tabulated for their model, so that cost: {kind: measured, profile: FILE}
+    can price its steps; attention, which the tables lack, comes from the datasheet and
+    says so.
 
     Parameters
     ----------
@@ -242,10 +322,19 @@ def vidur(
         A folder below compute, such as a100.
     model
         A folder below that, such as Llama-2-7b-hf.
+    architecture
+        Path to its config.json, where the model is not bundled.
+    tables
+        Tabulate; --no-tables keeps the points only.
     quiet
         Print nothing.
     """
-    from calibrate.importers.vidur import import_vidur
+    from calibrate.importers.vidur import import_vidur, model_of
     from calibrate.profile_output import write_and_tell
 
-    return write_and_tell(import_vidur(path, system, model), out, quiet)
+    found = import_vidur(path, system, model)
+    if tables:
+        from calibrate.tabulate import with_tables
+
+        found = with_tables(found, found, model_of(found, architecture))
+    return write_and_tell(found, out, quiet)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from calibrate.writing import write_profile
+from sim.profile import DRY_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 12
 """Lines of problems that do not make a profile unusable."""
+_PARTS: Final = {
+    "elementwise": "element-wise kernels",
+    "head": "head",
+    "sampler": "sampler",
+    "prefill_past": "chunks with a past",
+}
+"""Parts of an entry of `fit` to what stands on the datasheet without them."""
+_WHOLE: Final = {"transfers": "swaps", "copy": "copies"}
 _HEADINGS: Final = (
     "n",
     "mape_inside",
@@ -60,16 +69,98 @@ def overview(profile: Profile) -> dict[str, Any]:
             if table.num_points
         ],
         "num_steps": len(profile.steps),
-        "fit": sorted(profile.fit),
+        "fit": fit_overview(profile),
     }
+
+
+def fit_overview(profile: Profile) -> dict[str, Any]:
+    """Return what a cost model takes from a profile, as plain data; empty without."""
+    fit = profile.fit
+    if not fit:
+        return {}
+    models: dict[str, set[int]] = {}
+    for entry in fit.get("models", ()):
+        ranks = models.setdefault(entry["model"], set())
+        ranks.add(entry["geometry"]["tensor_parallel_size"])
+    entries = fit.get("models", ())
+    return {
+        "models": {name: sorted(ranks) for name, ranks in sorted(models.items())},
+        "variants": fit.get("variants", {}),
+        "intervals_percent": fit.get("intervals", {}),
+        "host": fit.get("host"),
+        "step_correction": fit.get("step_correction"),
+        "from_datasheet": _from_datasheet(profile),
+        "measured_parts": sorted({key for e in entries for key in e} & _PARTS.keys()),
+    }
+
+
+def _from_datasheet(profile: Profile) -> list[str]:
+    """Return what of a step stands on the datasheet alone."""
+    fit, entries = profile.fit, profile.fit.get("models", ())
+    missing = {name for entry in entries for name in entry.get("estimated", ())}
+    missing |= {
+        text for key, text in _PARTS.items() if any(key not in e for e in entries)
+    }
+    missing |= {text for key, text in _WHOLE.items() if key not in fit}
+    return sorted(missing)
+
+
+def fit_lines(profile: Profile) -> list[str]:
+    """Return `fit_overview` as lines of text."""
+    found = fit_overview(profile)
+    if not found:
+        return ["no tables yet: kvsim profile fit FILE --model M --out OUT makes them"]
+    lines = [
+        f"tables of {name} on {', '.join(map(str, ranks))} ranks"
+        for name, ranks in found["models"].items()
+    ]
+    several = ", ".join(
+        f"{name} {'/'.join(names)}" for name, names in sorted(found["variants"].items())
+    )
+    if several:
+        lines.append(f"variants: {several}")
+    widths = ", ".join(
+        f"{name} {inside:.3g} ({beyond:.3g} beyond)"
+        for name, (inside, beyond) in sorted(found["intervals_percent"].items())
+    )
+    lines.append(f"nine of ten times lie within, in percent: {widths or 'not judged'}")
+    host = found["host"]
+    lines.append(
+        "host time: the datasheet's default, as no whole steps were measured"
+        if host is None
+        else f"host time: {host['step_overhead_s'] * 1e3:.3g} ms a step and "
+        f"{host['request_overhead_s'] * 1e6:.3g} us a request, fitted to whole steps"
+    )
+    lines.append(_correction(found["step_correction"]))
+    if found["from_datasheet"]:
+        lines.append(f"from the datasheet: {', '.join(found['from_datasheet'])}")
+    return lines
+
+
+def _correction(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "step correction: none, as no whole steps were measured"
+    text = f"step correction: kernels x {found['factor']:.4g}, of {found['num_steps']}"
+    before, after = found.get("before_percent"), found.get("after_percent")
+    if before is None or after is None:
+        return f"{text} steps"
+    return f"{text} steps; median error {before:.3g} % before, {after:.3g} % with it"
 
 
 def print_overview(profile: Profile) -> None:
     """Print an overview as text."""
+    if profile.kind == DRY_RUN:
+        print(
+            "kvsim: warning: of a dry run: the times are made up, and no cost model "
+            "takes them",
+            file=sys.stderr,
+        )
     print(f"{profile.id}\n{profile.kind}, {profile.body['format']}")
     for key, value in sorted(profile.provenance.items()):
         plain = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
         print(f"  {key}: {plain}")
+    for line in fit_lines(profile):
+        print(f"  {line}")
     for op in overview(profile)["ops"]:
         constants = ", ".join(f"{k} {v}" for k, v in op["constants"].items())
         axes = ", ".join(f"{k} {low}..{high}" for k, (low, high) in op["axes"].items())

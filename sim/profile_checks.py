@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.profile import DRY_RUN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -39,7 +41,7 @@ class Problem:
     """Something wrong with a profile."""
 
     rule: str
-    """``provenance``, ``floor`` or ``order``."""
+    """``kind``, ``provenance``, ``floor`` or ``order``."""
     message: str
     fatal: bool = True
     """Whether the profile must not be used."""
@@ -51,8 +53,22 @@ def validate_profile(profile: Profile) -> list[Problem]:
     Points in the wrong order are fatal where the profile was measured and can be
     measured again; in an import they are facts of the published table.
     """
-    problems = [*_provenance(profile), *_floors(profile), *_orders(profile)]
+    problems = [
+        *_kind(profile),
+        *_provenance(profile),
+        *_floors(profile),
+        *_orders(profile),
+    ]
     return sorted(problems, key=lambda problem: not problem.fatal)
+
+
+def _kind(profile: Profile) -> Iterator[Problem]:
+    if profile.kind == DRY_RUN:
+        yield Problem(
+            "kind",
+            "the times are of a dry run, made up: no cost model takes them; measure on "
+            "a GPU, or import",
+        )
 
 
 def _provenance(profile: Profile) -> Iterator[Problem]:
@@ -168,7 +184,7 @@ _WORK: Final[dict[str, Callable[[Mapping[str, Any]], tuple[float, float, int]]]]
 
 
 def _orders(profile: Profile) -> Iterator[Problem]:
-    fatal = profile.kind == "measured"
+    fatal = profile.kind != "imported"
     for table in profile.ops:
         for axis in _MONOTONIC.get(table.operation, ()):
             if axis in table.axes:

@@ -9,16 +9,13 @@ import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from calibrate.harness.device import Physics
 from calibrate.kernels.cuda_build import find_nvcc, nvcc_version
-from sim.hardware import GPUS
-
-if TYPE_CHECKING:
-    from sim.hardware import GpuSpec
+from sim.hardware import datasheet_of
 
 SALT = b"kvsim profile"
 FLOPS_PER_CLOCK = {8: 2048, 9: 4096, 10: 8192}
@@ -31,7 +28,7 @@ _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 def physics_of(device: torch.device) -> Physics:
     """Return the device's peak rates: of its datasheet, else from its clocks."""
     properties = torch.cuda.get_device_properties(device)
-    sheet = datasheet(properties.name, properties.total_memory)
+    sheet = datasheet_of(properties.name, properties.total_memory)
     if sheet is not None:
         return Physics(
             memory_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
@@ -47,32 +44,6 @@ def physics_of(device: torch.device) -> Physics:
     clock = 1e3 * getattr(properties, "clock_rate", 1_980_000)
     flops = per_clock * properties.multi_processor_count * clock
     return Physics(memory, flops, 2 * flops, 64e9, 64e9)
-
-
-def datasheet(name: str, memory_bytes: int) -> GpuSpec | None:
-    """Return the built-in datasheet of a device by the name its driver gives it.
-
-    Forms of one chip are told apart by words in the name, then by memory.
-    """
-    words = name.lower().replace("-", " ").split()
-    fitting = [
-        sheet
-        for sheet in GPUS.values()
-        if _chip(sheet.name) in "_".join(words)
-        and ("pcie" in words) == ("pcie" in sheet.name)
-    ]
-    if not fitting:
-        return None
-    nearest = min(fitting, key=lambda sheet: abs(sheet.memory_bytes - memory_bytes))
-    off = abs(nearest.memory_bytes - memory_bytes) / memory_bytes
-    return nearest if off < 0.1 else None
-
-
-def _chip(sheet_name: str) -> str:
-    """Return the part of a datasheet's key that drivers print: ``h200``."""
-    for form in ("_sxm_40gb", "_sxm", "_pcie", "_workstation", "_server"):
-        sheet_name = sheet_name.removesuffix(form)
-    return sheet_name
 
 
 def facts_of(device: torch.device) -> dict[str, Any]:

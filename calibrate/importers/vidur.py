@@ -7,6 +7,7 @@ Source: github.com/microsoft/vidur, MIT.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +17,13 @@ from calibrate.device import DeviceFacts
 from calibrate.writing import build_profile, op_table
 from sim.errors import UserError
 from sim.hardware import load_gpu
+from sim.model import bundled_models, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from sim.architecture import ModelArchitecture
     from sim.profile import Profile
 
 _MS: Final = 1e-3
@@ -67,6 +70,34 @@ def import_vidur(
         "extrapolated": ["swap", "copy", "decode_attention", "prefill_attention"],
     }
     return build_profile("imported", provenance, ops)
+
+
+def model_of(profile: Profile, config: str | None = None) -> ModelArchitecture:
+    """Return the architecture of an imported model.
+
+    Parameters
+    ----------
+    profile
+        As `import_vidur` returns it.
+    config
+        Path to its config.json; None for the bundled model of that name.
+
+    Raises
+    ------
+    UserError
+        When it is not bundled and no file was given.
+    """
+    name = str(profile.provenance["model"])
+    if config is not None:
+        # its tables go by the name of their folder
+        return replace(load_model(config), name=name)
+    for bundled in bundled_models():
+        if bundled.rpartition("/")[2].lower() == name.lower():
+            return load_model(bundled)
+    raise UserError(
+        f"{name} is no bundled model; give --architecture with its config.json, or "
+        "--no-tables to keep the points only"
+    )
 
 
 def _choose(parent: Path, name: str | None, option: str) -> Path:
