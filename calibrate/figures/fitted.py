@@ -140,7 +140,9 @@ def _draw_curve(
     outside = subject.estimator.extrapolated(columns)
     within = np.where(outside, np.nan, fitted_us)
     # the first point outside hangs on the last inside
-    touching = outside | np.roll(outside, -1) | np.roll(outside, 1)
+    touching = outside.copy()
+    touching[:-1] |= outside[1:]
+    touching[1:] |= outside[:-1]
     further = np.where(touching, fitted_us, np.nan)
     axes.plot(along, within, color=colour, linewidth=1.1)
     axes.plot(along, further, color=colour, linewidth=0.9, linestyle=(0, (3, 2)))
