@@ -152,8 +152,17 @@ def _scale_times(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(y=0.06)
-    axes.set_ylabel("time of one call (µs)")
+    axes.set_ylabel("time of one call")
     set_log_axis(axes.yaxis, *axes.get_ylim())
+    axes.yaxis.set_major_formatter(FuncFormatter(_time_text))
+
+
+def _time_text(time_us: float, _position: int | None = None) -> str:
+    """Return a time with its unit: 20 µs, 3 ms, 1 s."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if time_us >= 0.999 * size:
+            return f"{plain_number(time_us / size)} {unit}"
+    return f"{plain_number(time_us)} µs"
 
 
 def _legend(axes: Axes) -> None:
