@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from calibrate.device import DeviceFacts
 from calibrate.estimators import ESTIMATORS
 from calibrate.figures.axes import LAYOUTS, axis_label, fixed_label, value_text
 from calibrate.figures.coverage import NUM_PANELS, coverage, panels_of
 from calibrate.figures.drawing import draw_profile
 from calibrate.figures.fitted import LOOKS, measured_and_fitted
-from calibrate.figures.held_out import held_out
 from calibrate.figures.placement import (
     best_bandwidth,
     best_flops,
@@ -464,17 +462,6 @@ def test_values_are_said_in_units() -> None:
     assert value_text("context", 16384) == "16,384"
     heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": 0}
     assert fixed_label(heads | {"kv_itemsize": 2}, {}) == "32/8 heads of 128, KV of 2 B"
-
-
-def test_a_curve_estimator_without_a_point_to_spare_gives_no_errors() -> None:
-    (subject,), _ = subjects(a_profile(swap_table()))
-    device = DeviceFacts.from_json(PROVENANCE["device"])
-    errors = held_out(
-        type(subject.estimator)(device),
-        {key: values[:4] for key, values in subject.columns.items()},
-        subject.time_s[:4],
-    )
-    assert errors.mape() is None
 
 
 def test_commands_are_found_without_matplotlib() -> None:
