@@ -92,7 +92,7 @@ def measured_and_fitted(subject: Subject, source: str) -> Figure:
     """
     family = subject.leading()
     fixed = fixed_label(family.fixed, subject.points.codes)
-    below = f"{source}; curves: {fixed or 'all alike'}"
+    below = f"{source}; curves: {fixed}" if fixed else source
     figure = titled_figure(_title(subject), below)
     above, errors = figure.subplots(nrows=2, sharex=True, gridspec_kw=_PANELS)
     for curve, look in zip(family.curves, LOOKS[:NUM_CURVES], strict=False):

@@ -26,4 +26,4 @@ def _origin(profile: Profile) -> str:
         return f"imported from {source.get('name', 'a table')}"
     if profile.kind == "measured":
         return f"measured on {str(profile.provenance.get('date', ''))[:10]}"
-    return f"{profile.kind}: nothing was measured"
+    return str(profile.kind)
