@@ -10,18 +10,21 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from calibrate.plot_command import plot
+
 Flag = Annotated[bool, Parameter(negative="")]
 
 Tables = Annotated[bool, Parameter(name="--tables", negative="--no-tables")]
 
 profile = App(
     name="profile",
-    help="Profiles of measured kernel times: show, validate, diff, fit, import.",
+    help="Profiles of measured kernel times: show, plot, validate, diff, fit, import.",
 )
 importing = App(
     name="import", help="Turn published kernel tables into a profile, without a GPU."
 )
 profile.command(importing)
+profile.command(plot)
 
 
 @profile.command

@@ -53,8 +53,13 @@ def _by_table(profile: Profile) -> dict[str, dict[tuple[Any, ...], float]]:
 
 
 def _points(table: OpTable) -> dict[tuple[Any, ...], float]:
+    # a time beside the points, such as `launch_s`, is measured and names no shape
     constants = tuple(
-        sorted((key, str(value)) for key, value in table.constants.items())
+        sorted(
+            (key, str(value))
+            for key, value in table.constants.items()
+            if not key.endswith("_s")
+        )
     )
     axes = sorted(table.axes)
     rows = zip(*(table.axes[axis] for axis in axes), strict=True)

@@ -1,8 +1,9 @@
 """Figures of a run: the cache, the queues, preemptions, steps and latencies.
 
 Every figure is a function ``Tables -> matplotlib Figure`` in `FIGURES`; `draw_all`
-writes each as a PNG, byte for byte the same for the same tables. This package is
-the only place that imports matplotlib, and it never touches pyplot.
+writes each as a PNG, byte for byte the same for the same tables. This package
+and `calibrate.figures` are the only places that import matplotlib, and they never touch
+pyplot.
 
 To add a figure: write such a function in the file of its family, add it to
 `FIGURES`; what it draws of the steps, name in `sim.plots.curves`.

@@ -49,6 +49,18 @@ def test_show_tells_what_a_profile_holds(file, capsys):
     assert capsys.readouterr().out.strip() == content["id"]
 
 
+def test_a_launch_time_of_its_own_keeps_no_point_from_being_shared():
+    def with_launch(launch_s):
+        table = op_table(
+            "decode_attention", "bfloat16", {"batch": [1, 2]}, [1e-5, 2e-5],
+            constants={"head_dim": 128, "launch_s": launch_s},
+        )  # fmt: skip
+        return build_profile("imported", PROVENANCE, [table])
+
+    (row,) = diff_profiles(with_launch(1e-5), with_launch(2e-5)).values()
+    assert (row.num_shared, row.median_ratio) == (2, 1.0)
+
+
 def test_validate_says_so_by_its_status(file, tmp_path, capsys):
     assert run(["profile", "validate", str(file)]) == 0
     assert "p.json is valid" in capsys.readouterr().out

@@ -1,0 +1,95 @@
+"""All figures of a profile, written into one folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from calibrate.figures.coverage import NUM_PANELS, coverage, panels_of
+from calibrate.figures.fitted import measured_and_fitted
+from calibrate.figures.placement import roofline_placement
+from calibrate.figures.source import source_line
+from calibrate.figures.subject import subjects
+from sim.output import ResultFiles, output_directory
+from sim.plots.style import to_png
+from sim.results import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from calibrate.figures.subject import Subject
+    from sim.profile import Profile
+
+FILES: Final = ResultFiles(
+    "kvsim profile plot", "errors.json", frozenset({"errors.json", "figures"})
+)
+
+
+def draw_profile(
+    profile: Profile, directory: Path, only: Sequence[str] = (), *, overwrite: bool
+) -> tuple[list[str], list[str]]:
+    """Draw what a profile holds, and write the folder as a whole or not at all.
+
+    Parameters
+    ----------
+    profile
+        Tables of points.
+    directory
+        Gets `errors.json`, the numbers in the titles, and `figures`.
+    only
+        Operations to draw; all of them when empty.
+    overwrite
+        Whether figures that an earlier call wrote there are replaced.
+
+    Returns
+    -------
+    names, left_out
+        Files below `directory`, and what was not drawn, with the reason.
+
+    Raises
+    ------
+    UserError
+        As `subjects`; as `sim.output.output_directory`.
+    """
+    found, left_out = subjects(profile, only)
+    with output_directory(directory, overwrite=overwrite, files=FILES) as partial:
+        (partial / "figures").mkdir()
+        names = []
+        for name, figure in _figures(profile, found):
+            names.append(f"figures/{name}.png")
+            (partial / names[-1]).write_bytes(to_png(figure))
+        write_json(partial / "errors.json", _errors(profile, found))
+    return [*names, "errors.json"], left_out
+
+
+def _figures(
+    profile: Profile, found: Sequence[Subject]
+) -> Iterator[tuple[str, Figure]]:
+    """Yield name and figure, one after the other: each is dropped once written."""
+    source = source_line(profile)
+    for subject in found:
+        yield f"fitted_{subject.name}", measured_and_fitted(subject, source)
+    yield "roofline", roofline_placement(profile, found, source)
+    panels = panels_of(found)
+    for first in range(0, len(panels), NUM_PANELS):
+        name = "coverage" if not first else f"coverage_{first // NUM_PANELS + 1}"
+        yield name, coverage(panels[first : first + NUM_PANELS], source)
+
+
+def _errors(profile: Profile, found: Sequence[Subject]) -> dict[str, Any]:
+    return {
+        "profile": profile.id,
+        "unit": "percent",
+        "operations": {
+            subject.name: {
+                "num_points": len(subject.time_s),
+                "mape_inside": subject.errors.mape(),
+                "p90_inside": subject.errors.p90(),
+                "mape_beyond": subject.errors.mape(beyond=True),
+                "p90_beyond": subject.errors.p90(beyond=True),
+            }
+            for subject in found
+        },
+    }

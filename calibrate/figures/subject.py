@@ -1,0 +1,219 @@
+"""An operation of a profile as it is drawn: points, fit, errors and a few curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from calibrate.device import DeviceFacts
+from calibrate.estimators.kernel import aggregated
+from calibrate.figures.axes import LAYOUTS, TIED
+from calibrate.figures.held_out import HeldOut, held_out
+from calibrate.points import estimator_of, points_of
+from sim.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from calibrate.estimators import KernelEstimator
+    from calibrate.estimators.kernel import Columns
+    from calibrate.points import Points
+    from sim.profile import Profile
+
+    Floats = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
+
+NUM_CURVES: Final = 6
+_FEW: Final = 3
+"""Points that make a curve, where there are curves of so many."""
+_ENOUGH: Final = 0.8
+"""Share of the most points that a geometry needs to be preferred for another reason."""
+_FEWEST: Final = 10
+"""Points that an operation needs to be fitted and judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points that differ along the leading axis only."""
+
+    values: Mapping[str, int]
+    """What tells it from the others."""
+    places: NDArray[np.intp]
+    """Its points, in order of the leading axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Curves of one geometry."""
+
+    along: str
+    fixed: Mapping[str, int]
+    """What they share; a tied column stands for its ratio."""
+    curves: tuple[Curve, ...]
+
+    def columns(self, names: Sequence[str], curve: Curve, along: Floats) -> Columns:
+        """Return shapes on a curve at values of the leading axis, (n,) each."""
+        found = {}
+        at = np.rint(along).astype(np.int64)
+        for name in names:
+            if name == self.along:
+                found[name] = at
+            elif name in TIED:
+                found[name] = at * self.fixed[name]
+            else:
+                value = curve.values.get(name, self.fixed.get(name, 0))
+                found[name] = np.full(len(at), value)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One operation: shapes once each, their median times, and what was fitted."""
+
+    points: Points
+    columns: Columns
+    time_s: Floats
+    estimator: KernelEstimator
+    """Fitted to all points."""
+    errors: HeldOut
+
+    @property
+    def name(self) -> str:
+        """The operation, with its variant where variants are fitted apart."""
+        return self.points.name
+
+    def family(self, along: str, by: Sequence[str]) -> Family:
+        """Return the curves over `along`, one a value of `by`, of one geometry.
+
+        That geometry has nearly the most points; of several, one without a window,
+        in the widest type, with the most heads and decodes, replayed from a graph.
+        """
+        rest = [name for name in self.columns if name != along and name not in by]
+        keys = np.stack([self._key(name) for name in (*rest, *by)], axis=1)
+        drawn = np.flatnonzero(self.columns[along] > 0)
+        best: tuple[tuple[int, ...], dict[str, int], list[Curve]] | None = None
+        groups = list(_groups(keys[:, : len(rest)], drawn))
+        most = max(len(places) for _, places in groups)
+        for values, places in groups:
+            fixed = dict(zip(rest, values, strict=True))
+            members = list(_groups(keys[:, len(rest) :], places))
+            few = min(_FEW, max(len(own) for _, own in members))
+            curves = [
+                Curve(dict(zip(by, value, strict=True)), self._in_order(along, own))
+                for value, own in members
+                if len(own) >= few
+            ]
+            enough = len(curves) > 0 and len(places) >= _ENOUGH * most
+            rank = (int(enough), *self._rank(fixed), len(curves))
+            if best is None or rank > best[0]:
+                best = rank, fixed, curves
+        if best is None:
+            raise ValueError(f"{self.name} has no points along {along}")
+        return Family(along, best[1], tuple(best[2]))
+
+    def leading(self) -> Family:
+        """Return the curves that stand for the operation, `NUM_CURVES` at most."""
+        layout = LAYOUTS[self.points.operation]
+        families = [self.family(layout.along, by) for by in layout.by]
+        chosen = next((f for f in families if len(f.curves) > 1), families[0])
+        return Family(chosen.along, chosen.fixed, spread(chosen.curves, NUM_CURVES))
+
+    def _key(self, name: str) -> NDArray[np.int64]:
+        values = np.asarray(self.columns[name], dtype=np.int64)
+        if name in TIED:
+            values = values // np.maximum(self.columns[TIED[name]], 1)
+        return values
+
+    def _rank(self, fixed: Mapping[str, int]) -> tuple[int, ...]:
+        """Return what makes one geometry stand for an operation rather than another."""
+        variants = self.points.codes.get("variant", ())
+        graph = "variant" in fixed and "graph" in variants[fixed["variant"]]
+        return (
+            -fixed.get("window", 0),
+            fixed.get("kv_itemsize", 0) + fixed.get("weight_bits", 0),
+            fixed.get("num_heads", 0),
+            fixed.get("num_decodes", 0),
+            int(graph),
+            -fixed.get("variant", 0),
+        )
+
+    def _in_order(self, along: str, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        return places[np.argsort(self.columns[along][places], kind="stable")]
+
+
+def _groups(
+    keys: NDArray[np.int64], places: NDArray[np.intp]
+) -> Iterator[tuple[list[int], NDArray[np.intp]]]:
+    """Yield each distinct row of `keys` at `places`, and where it stands."""
+    values, which = np.unique(keys[places], axis=0, return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    starts = np.flatnonzero(np.diff(which[order])) + 1
+    yield from zip(values.tolist(), np.split(places[order], starts), strict=True)
+
+
+def spread(curves: Sequence[Curve], most: int) -> tuple[Curve, ...]:
+    """Return at most `most` of the curves, from the smallest to the largest."""
+    ordered = sorted(
+        curves, key=lambda c: float(np.prod([*map(float, c.values.values())]))
+    )
+    places = np.unique(
+        np.rint(np.linspace(0, len(ordered) - 1, min(most, len(ordered))))
+    )
+    return tuple(ordered[int(place)] for place in places)
+
+
+def subjects(
+    profile: Profile, only: Sequence[str] = ()
+) -> tuple[list[Subject], list[str]]:
+    """Return what can be drawn of a profile, fitted, and what cannot, with the reason.
+
+    Parameters
+    ----------
+    profile
+        Tables of points.
+    only
+        Names or operations to look at; all of them when empty.
+
+    Raises
+    ------
+    UserError
+        When one of `only` is not in the profile, or nothing can be drawn.
+    """
+    device = DeviceFacts.from_json(profile.device)
+    found, left_out = [], []
+    for points in _asked(profile, only):
+        columns, time_s = aggregated(points.columns, points.time_s)
+        if len(time_s) < _FEWEST:
+            left_out.append(
+                f"{points.name} is not drawn: {len(time_s)} different shapes, "
+                f"{_FEWEST} are needed"
+            )
+            continue
+        estimator = estimator_of(points, device)
+        errors = held_out(estimator, columns, time_s)
+        estimator.fit(columns, time_s)
+        found.append(Subject(points, columns, time_s, estimator, errors))
+    if not found:
+        raise UserError(
+            f"nothing to draw: a fit needs {_FEWEST} shapes of one operation at least; "
+            "see 'kvsim profile show'"
+        )
+    return found, left_out
+
+
+def _asked(profile: Profile, only: Sequence[str]) -> list[Points]:
+    """Return the points to draw; refuse what is not there."""
+    found = [points for points in points_of(profile) if points.operation in LAYOUTS]
+    names = {name for points in found for name in (points.operation, points.name)}
+    for name in only:
+        if name not in names:
+            raise UserError(
+                f"--op {name} is no operation of this profile that is fitted; it has "
+                f"{', '.join(sorted(names)) or 'none'}"
+            )
+    chosen = set(only) or names
+    return [points for points in found if {points.operation, points.name} & chosen]
