@@ -91,7 +91,8 @@ def calibrate(
     geometry = geometry_of(architecture, block_size, tensor_parallel_size)
     settings = Settings(geometry, preset, backend, operations, seed)
     device: Device
-    if dry_run or backend == "dry-run":
+    dry = dry_run or backend == "dry-run"
+    if dry:
         from calibrate.harness.dry_run import DryRunDevice
 
         device = DryRunDevice()
@@ -101,7 +102,7 @@ def calibrate(
         device = find_gpu(seed)
     if time_limit is not None:
         # torch and nvcc have taken their part
-        left_s = time_limit - (0.0 if dry_run else monotonic() - began_s)
+        left_s = time_limit - (0.0 if dry else monotonic() - began_s)
         settings = replace(settings, time_limit_s=left_s)
     try:
         profile = calibrate_device(device, settings, out, resume, quiet or json)

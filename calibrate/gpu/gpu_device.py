@@ -93,7 +93,9 @@ class GpuDevice:
         self._transfers: Transfers | None = None
 
     @classmethod
-    def on_gpu(cls, backends: Mapping[str, str], seed: int) -> GpuDevice:
+    def on_gpu(
+        cls, backends: Mapping[str, str], seed: int, arena_bytes: int = ARENA_BYTES
+    ) -> GpuDevice:
         """Return the current CUDA device; builds the CUDA kernels where that can be.
 
         Parameters
@@ -102,6 +104,8 @@ class GpuDevice:
             What is here; a failed build takes "cuda" out.
         seed
             Of torch's own random numbers.
+        arena_bytes
+            That keys and values take at most.
         """
         device = torch.device("cuda", torch.cuda.current_device())
         torch.manual_seed(seed)
@@ -118,7 +122,7 @@ class GpuDevice:
             properties.multi_processor_count,
             properties.L2_cache_size,
             # a whole GiB: the free bytes differ a little from run to run
-            min(ARENA_BYTES, int(ARENA_SHARE * free_bytes)) // GIB * GIB,
+            min(arena_bytes, int(ARENA_SHARE * free_bytes)) // GIB * GIB,
             TRANSFER_BYTES,
         )
         timers = CudaTimers(device, hardware.l2_bytes)

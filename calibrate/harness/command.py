@@ -158,7 +158,9 @@ def calibrate_device(
     if not quiet:
         name = profile["provenance"]["device"]["name"]
         omitted = [Row("not timed", what, "") for what in settings.geometry.omissions]
-        _show([*rows(outcome, device, name), *omitted], profile, out)
+        absent = profile["provenance"].get("missing_backends", {})
+        missing = [Row("backend", which, why) for which, why in absent.items()]
+        _show([*rows(outcome, device, name), *omitted, *missing], profile, out)
     return profile
 
 

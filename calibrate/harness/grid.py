@@ -232,8 +232,6 @@ def _swaps(
     sizes = sorted({*preset.page_sizes, geometry.page_bytes})
     ways = itertools.product(preset.directions, preset.memories)
     for direction, memory in ways:
-        if choice.variant == "kernel" and (memory, direction) == ("pageable", "both"):
-            continue
         if choice.variant == "kernel" and memory == "pageable":
             continue  # a kernel reads pinned memory only
         constants = {"direction": direction, "memory": memory}

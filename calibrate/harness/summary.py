@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from calibrate.harness.grid import GIB
 from calibrate.harness.output import stability
 from calibrate.harness.work import floor_s, least_bytes, least_flops
 
@@ -126,10 +128,32 @@ def _physical(found: Sequence[Measurement], physics: Physics) -> list[Row]:
     best("prefill, best rate", of("prefill_attention"), computed, flops, teraflops)
     best("GEMM, best rate", of("gemm"), computed, flops, teraflops)
     best("block copy, best bandwidth", of("copy_blocks"), moved, memory, terabytes)
+    lines += _decode_beside_copy(of("decode_attention"), of("copy_blocks"))
     host = physics.host_bytes_per_s
     for variant in sorted({item.point.curve.variant for item in of("swap")}):
         best(f"swap, {variant}", of("swap", variant), moved, host, gigabytes)
     return lines
+
+
+def _decode_beside_copy(
+    decodes: Sequence[Measurement], copies: Sequence[Measurement]
+) -> list[Row]:
+    """Compare the decode nearest to 1 GiB of keys and values with the best copy.
+
+    Both are limited by the same memory; a datasheet's bandwidth no kernel reaches.
+    """
+    large = [item for item in decodes if least_bytes(item.point) >= GIB / 2]
+    if not large or not copies:
+        return []
+    off = {id(item): abs(math.log(least_bytes(item.point) / GIB)) for item in large}
+    nearest = min(large, key=lambda item: (off[id(item)], item.median_s))
+    decode, copy = (
+        max(least_bytes(item.point) / item.median_s for item in items)
+        for items in ([nearest], copies)
+    )
+    size = f"decode of {least_bytes(nearest.point) / GIB:.2g} GiB"
+    reached, best = f"{decode / 1e12:,.1f} TB/s", f"{copy / 1e12:,.1f} TB/s copied"
+    return [Row(size, reached, best, f"{decode / copy:.0%}")]
 
 
 def _anchors(found: Sequence[Measurement], name: str) -> list[Row]:

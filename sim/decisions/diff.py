@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim.decisions.logs import TIMES
+from sim.decisions.logs import NO_DECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -152,9 +152,9 @@ def first_difference(
 
 
 def _fields(first: Line, second: Line) -> list[str]:
-    """All fields of two lines but times, in the order of the format."""
+    """The decisions of two lines, in the order of the format."""
     known = [field for field in _MEANING if field in first or field in second]
-    return known + sorted((first.keys() | second.keys()) - {*known, *TIMES})
+    return known + sorted((first.keys() | second.keys()) - {*known, *NO_DECISIONS})
 
 
 def _notes(expected: Any, got: Any) -> list[str]:

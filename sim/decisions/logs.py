@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 Line = dict[str, Any]
 
-TIMES = ("start_s", "end_s")
-"""Fields of a recorded schedule that are no decisions."""
+NO_DECISIONS = ("start_s", "end_s", "seqs")
+"""Fields of a recorded schedule that decision logs do not have: times, and what follows
+from the other lines."""
 
 
 class Names(Protocol):

@@ -26,6 +26,7 @@ from sim.errors import ConfigError
 from sim.fast.v1 import FastV1Scheduler
 from sim.request import Request, RequestStatus
 from sim.scheduler import SCHEDULERS
+from sim.scheduler.group_output import GroupSchedulerOutput
 from sim.scheduler.groups import GroupScheduler
 from sim.scheduler.v1 import V1Scheduler
 
@@ -192,6 +193,11 @@ class ScheduleFile:
             line["abort"] = names_of(aborted, self._names)
             self._forget(aborted)
         line |= self._log.batch(output) | self._log.queues()
+        if isinstance(output, GroupSchedulerOutput) and output.scheduled_seq_groups:
+            line["seqs"] = [
+                [list(query) for query in entry.queries]
+                for entry in output.scheduled_seq_groups
+            ]
         line.pop("hashes", None)  # the fast path does not count them
         self._line = line
         self._queued = _queued(scheduler)

@@ -50,6 +50,7 @@ def account(
                 length = seq.get_len()
                 seq.num_computed_tokens = length
                 batch.add(1, length)
+                entry.queries.append((seq.seq_id, 1, length))
         output.scheduled.append(request)
         output.num_scheduled_tokens.append(num_tokens)
     output.shape = batch.shape()._replace(
@@ -107,6 +108,7 @@ def _prefill(entry: ScheduledSequenceGroup, request: Request, batch: Batch) -> i
     num_new_tokens = max(entry.token_chunk_size - entry.num_cached_tokens, 1)
     _note_recomputed(request, after - num_new_tokens, after, batch)
     batch.add(num_new_tokens, after)
+    entry.queries.append((seqs[0].seq_id, num_new_tokens, after))
     return num_new_tokens
 
 
@@ -119,8 +121,10 @@ def _recompute_group(
         seq.update_num_computed_tokens(seq.get_len() - seq.num_computed_tokens)
     _note_recomputed(request, 0, entry.token_chunk_size, batch)
     batch.add(num_prompt_tokens, num_prompt_tokens)
+    entry.queries.append((seqs[0].seq_id, num_prompt_tokens, num_prompt_tokens))
     for seq in seqs:
         batch.add(seq.get_output_len(), seq.get_len())
+        entry.queries.append((seq.seq_id, seq.get_output_len(), seq.get_len()))
     return entry.token_chunk_size
 
 

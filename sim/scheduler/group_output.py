@@ -31,6 +31,9 @@ class ScheduledSequenceGroup:
         Tokens of a prefill that were computed before this step; 0 for a decode.
     num_cached_tokens
         Tokens of `token_chunk_size` that were found in the prefix cache.
+    queries
+        What is computed: sequence, query tokens, and the context that they end at.
+        A sequence that is recomputed with others of its group has two.
     """
 
     seq_group: SequenceGroup
@@ -38,6 +41,7 @@ class ScheduledSequenceGroup:
     is_prefill: bool
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    queries: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from calibrate.gpu import tuning
+from calibrate.gpu.timers import CpuTimers
 from calibrate.kernels import reference, triton_copy
-from calibrate.kernels.triton_decode import DecodeWorkspace, paged_decode, plan_decode
-from calibrate.kernels.triton_mixed import paged_mixed, plan_mixed
+from calibrate.kernels.triton_decode import (
+    DecodeShape,
+    DecodeWorkspace,
+    paged_decode,
+    plan_decode,
+)
+from calibrate.kernels.triton_mixed import MixedShape, paged_mixed, plan_mixed
 from calibrate.kernels.triton_support import interpreted
 from tests.calibrate.bench_device import TINY, cpu_device, small_points
 from tests.calibrate.paged import Shape, poisoned_out, random_batch, tolerance
@@ -126,6 +133,26 @@ def test_prefill_of_heads_of_256() -> None:
 
 def test_a_batch_of_decodes_alone() -> None:
     check_mixed(Shape(8, 1, 64, 16, torch.float32), [1, 1, 1], [0, 63, 64])
+
+
+def test_shapes_of_programs_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that cannot run are noted, the others timed and put in order."""
+    wrong = DecodeShape(tile=48)  # no power of two
+    shapes = [(DecodeShape(32), 2), (wrong, 2), (DecodeShape(64), 4)]
+    monkeypatch.setattr(tuning, "decode_shapes", lambda: iter(shapes))
+    chunks = [MixedShape(64, 32, 4), MixedShape(32, 64, 4)]
+    monkeypatch.setattr(tuning, "mixed_shapes", lambda: iter(chunks))
+    batch = random_batch(Shape(2, 1, 64, 16, torch.float16), [1, 1], [40, 3])
+    decodes = tuning.decode_trials(CpuTimers(), [batch, batch], 4)
+    assert [bool(trial.note) for trial in decodes] == [False, True, False]
+    mixed = tuning.mixed_trials(CpuTimers(), [batch])
+    assert [trial.note for trial in mixed] == ["", ""]
+    assert all(trial.seconds > 0 for trial in (*decodes, *mixed))
+    point = tuning.points()[0]
+    lines = tuning.report(point, decodes, 2)
+    assert lines[0] == "decode_attention (1, 128, 128)"
+    assert sum("TB/s" in line for line in lines) == 2
+    assert "1 could not run, such as DecodeShape(tile=48" in lines[3]
 
 
 def test_an_empty_batch_launches_nothing() -> None:

@@ -246,6 +246,22 @@ def test_anchors_are_compared_on_their_device_only() -> None:
     assert not any("published" in line.reference for line in elsewhere)
 
 
+def test_decode_is_held_against_a_copy() -> None:
+    constants = {"num_layers": 32, "page_bytes": 32768}
+    at = curve("copy_blocks", "kernel", "bfloat16", constants)
+    copy = Measurement(Point(at, (512,)), {"device": quantiles([1e-3])})
+    found = [
+        copy,  # 2 GiB of reads and writes in a millisecond
+        timed("decode_attention", (1, 16, 16), 1e-5),
+        timed("decode_attention", (128, 128 * 2048, 2048), 1e-3),
+        timed("decode_attention", (512, 512 * 2048, 2048), 1e-2),
+    ]
+    lines = {line.what: line for line in rows(outcome(found, {}), DryRunDevice(), "x")}
+    beside = lines["decode of 1 GiB"]
+    assert (beside.measured, beside.reference) == ("1.1 TB/s", "2.1 TB/s copied")
+    assert beside.remark == "50%"
+
+
 def test_faster_than_physics_is_said() -> None:
     found = [timed("decode_attention", (64, 64 * 2048, 2048), 50e-6)]
     lines = rows(outcome(found, {}), DryRunDevice(), "any")
