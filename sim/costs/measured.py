@@ -499,5 +499,6 @@ class MeasuredCost:
             "intervals_percent": self.profile.fit.get("intervals", {}),
             "empty_step_s": empty.total_s,
             "parameters": {key: rest["parameters"][key] for key in keys},
+            "step_correction": self.profile.fit.get("step_correction"),
             "rest": self._other.describe(),
         }

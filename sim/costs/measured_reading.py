@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -62,6 +62,10 @@ def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
         f"{', '.join(sorted(set(there))) or 'none'}: import it with --model "
         f"{rest.model.name}"
     )
+
+
+_TIMES: Final = frozenset({"time_s", "gemm_s", "allreduce_s"})
+"""Keys of the tables that hold seconds."""
 
 
 def read_correction(fit: Mapping[str, Any]) -> float:
