@@ -80,15 +80,12 @@ def numbers_of(
     if part is None:
         if observed.itl_s is not None and len(observed.itl_s):
             found |= statistics("itl", observed.itl_s)
+        if requests is not None and requests.arrival_s is not None:
+            # the same rule on both sides: from the first arrival to the last token
+            found |= _totals(requests)
         for name, value in observed.numbers.items():
             if name in TOTALS or name.endswith("_ms"):
                 found.setdefault(name, value)
-        if requests is not None and requests.arrival_s is not None:
-            found |= {
-                name: value
-                for name, value in _totals(requests).items()
-                if name not in found
-            }
     return found
 
 
