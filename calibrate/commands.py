@@ -22,6 +22,7 @@ def calibrate(
     block_size: int = 16,
     tensor_parallel_size: int = 1,
     seed: int = 0,
+    time_limit: float | None = None,
     resume: Flag = False,
     overwrite: Flag = False,
     dry_run: Flag = False,
@@ -49,6 +50,9 @@ def calibrate(
         GPUs that share the model: the shapes of one of them are timed.
     seed
         Order of the points, contents and block tables.
+    time_limit
+        Seconds after which no further block is begun: it ends with what is finished in
+        the checkpoint and the exit status of an interruption, 130; --resume goes on.
     resume
         Go on from the checkpoint that a killed calibration left beside the profile.
     overwrite
@@ -60,8 +64,13 @@ def calibrate(
     json
         Print the profile's provenance as JSON.
     """
+    import sys
+    from dataclasses import replace
     from json import dumps
+    from time import monotonic
 
+    began_s = monotonic()
+    from calibrate.finish import fit_calibration
     from calibrate.harness.command import (
         Write,
         calibrate_device,
@@ -70,13 +79,16 @@ def calibrate(
     )
     from calibrate.harness.device import Device
     from calibrate.harness.geometry import geometry_of
-    from calibrate.harness.session import Settings
+    from calibrate.harness.outcome import Settings
+    from calibrate.harness.session import OutOfTimeError
+    from sim.cli import EXIT_INTERRUPTED
     from sim.model import load_model
 
     write = Write.ON if resume else Write.OVER if overwrite else Write.NEW
-    check_arguments(preset, backend, out, write)
+    check_arguments(preset, backend, out, write, time_limit)
     operations = checked_operations(ops)
-    geometry = geometry_of(load_model(model), block_size, tensor_parallel_size)
+    architecture = load_model(model)
+    geometry = geometry_of(architecture, block_size, tensor_parallel_size)
     settings = Settings(geometry, preset, backend, operations, seed)
     device: Device
     if dry_run or backend == "dry-run":
@@ -87,7 +99,16 @@ def calibrate(
         from calibrate.gpu.detect import find_gpu
 
         device = find_gpu(seed)
-    profile = calibrate_device(device, settings, out, resume, quiet or json)
+    if time_limit is not None:
+        # torch and nvcc have taken their part
+        left_s = time_limit - (0.0 if dry_run else monotonic() - began_s)
+        settings = replace(settings, time_limit_s=left_s)
+    try:
+        profile = calibrate_device(device, settings, out, resume, quiet or json)
+    except OutOfTimeError as stop:
+        print(f"kvsim: {stop}; add --resume", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    fit_calibration(out, architecture, quiet or json)
     if json:
         print(dumps(profile["provenance"], indent=2, allow_nan=False))
     return 0

@@ -107,13 +107,17 @@ def operation_report(
 ) -> OperationReport:
     """Cross-validate one estimator on points (aggregated, (n,) each)."""
     inside = []
+    spared = estimator.spared(columns)
     for seed in range(num_seeds):
         held = np.random.default_rng(seed).random(len(time_s)) < _HELD_OUT
+        held &= ~spared
+        if not held.any():
+            continue
         errors, within = _errors(estimator, columns, time_s, held)
         if within.any():
             inside.append(errors[within])
     axis = estimator.long or _LONGEST[estimator.operation]
-    longest = longest_share(columns[axis])
+    longest = longest_share(columns[axis]) & ~spared
     beyond = []
     if longest.any() and (~longest).sum() >= 5:
         errors, _ = _errors(estimator, columns, time_s, longest, trend=True)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.estimators import ESTIMATORS
+from calibrate.variants import chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 _LAUNCH = "launch_s"
 APART = ("swap", "copy")
-"""Operations of which every variant is fitted by itself: another mechanism."""
+"""Operations of which every variant, direction and kind of host memory is fitted by
+itself: other mechanisms."""
+_WAYS = ("direction", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +31,14 @@ class Points:
     """Points of one operation, ready for ``fit``."""
 
     name: str
-    """The operation, with its variant where variants are fitted apart."""
+    """The operation, with what is fitted apart: ``swap.loop.h2d.pinned``."""
     operation: str
     columns: dict[str, NDArray[np.int64]]
     time_s: NDArray[np.float64]
     codes: dict[str, tuple[str, ...]]
     """Texts that the integers of a column stand for."""
+    variants: tuple[str, ...] = ()
+    """Ways in which the points were timed."""
     launch_s: float | None = None
     """Seconds that a call takes at least, where the tables say so."""
 
@@ -43,16 +48,37 @@ class Points:
         return replace(self, columns=columns, time_s=self.time_s[mask])
 
 
-def points_of(profile: Profile) -> list[Points]:
-    """Return the points of every operation that an estimator knows."""
-    groups: dict[str, list[OpTable]] = {}
+def points_of(
+    profile: Profile, variants: Mapping[str, str] | None = None
+) -> list[Points]:
+    """Return the points of every operation that an estimator knows.
+
+    Parameters
+    ----------
+    profile
+        Tables.
+    variants
+        Operation to the variant whose points are taken; the fastest where it is not
+        named. See `calibrate.variants.chosen`.
+    """
+    by_operation: dict[str, list[OpTable]] = {}
     for table in profile.ops:
         if table.operation in ESTIMATORS and table.num_points:
-            name = table.operation
-            if name in APART:
-                name = f"{name}.{table.variant}"
-            groups.setdefault(name, []).append(table)
+            by_operation.setdefault(table.operation, []).append(table)
+    groups: dict[str, list[OpTable]] = {}
+    for operation, tables in by_operation.items():
+        if operation in APART:
+            for table in tables:
+                groups.setdefault(_apart(table), []).append(table)
+        else:
+            groups[operation] = chosen(operation, tables, variants or {})
     return [_points(name, tables) for name, tables in sorted(groups.items())]
+
+
+def _apart(table: OpTable) -> str:
+    """Return ``swap.loop.h2d.pinned``, or as much of it as the table says."""
+    ways = [str(table.constants[key]) for key in _WAYS if key in table.constants]
+    return ".".join((table.operation, table.variant, *ways))
 
 
 def estimator_of(points: Points, device: DeviceFacts) -> KernelEstimator:
@@ -81,6 +107,7 @@ def _points(name: str, tables: Sequence[OpTable]) -> Points:
         time_s=np.concatenate([table.quantiles["p50_s"] for table in tables]),
         codes=codes,
         launch_s=min(launches, default=None),
+        variants=tuple(sorted({table.variant for table in tables})),
     )
 
 

@@ -23,21 +23,71 @@ profile.command(importing)
 
 
 @profile.command
-def show(file: Path, *, json: Flag = False, quiet: Flag = False) -> int:
+def show(
+    file: Path | None = None,
+    *,
+    crossover: Flag = False,
+    model: str | None = None,
+    gpu: str | None = None,
+    tensor_parallel_size: int = 1,
+    block_size: int = 16,
+    max_num_batched_tokens: int = 8192,
+    kv_cache_dtype: str = "auto",
+    out: Path | None = None,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> int:
     """Print what a profile holds and where it comes from.
+
+    With --crossover, compare instead what a preempted sequence costs, by its length:
+    swapped out and in again by each variant, or computed again.
 
     Parameters
     ----------
     file
         A kvprofile/1 file.
+    crossover
+        Swap against recompute, for --model.
+    model
+        Bundled name, or path to a config.json; the profile needs its tables.
+    gpu
+        Datasheet to compare by where there is no profile.
+    tensor_parallel_size
+        Number of GPUs that share the model.
+    block_size
+        Tokens a block.
+    max_num_batched_tokens
+        Tokens of a chunk when a prompt is computed again.
+    kv_cache_dtype
+        Data type of the KV cache: auto (the model's) or fp8.
+    out
+        Figure of the comparison to write, a PNG.
     json
         Print as JSON.
     quiet
-        Print the id only.
+        Print the id only; with --crossover, only where swapping is cheaper.
     """
     from calibrate import profile_output
+    from sim.errors import UserError
     from sim.profile import read_profile
 
+    if crossover:
+        from calibrate.crossover import Question, show_crossover
+
+        question = Question(
+            file=file,
+            gpu=gpu,
+            model=model,
+            tensor_parallel_size=tensor_parallel_size,
+            block_size=block_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        return show_crossover(question, out=out, json=json, quiet=quiet)
+    if file is None or model or gpu or out:
+        raise UserError(
+            "show takes a profile; --model, --gpu and --out belong to --crossover"
+        )
     found = read_profile(file)
     if quiet:
         print(found.id)

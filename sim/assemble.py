@@ -16,7 +16,7 @@ from sim.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.cost import EMPTY_SHAPE, CostModel
 from sim.costs import COST_MODELS
 from sim.errors import ConfigError, SchedulerError
-from sim.generations import GENERATION_KEYS, GENERATIONS
+from sim.generations import GENERATION_KEYS, GENERATIONS, GraphRule
 from sim.model import resolved_model
 from sim.plug import build
 from sim.scheduler import SCHEDULERS
@@ -127,6 +127,7 @@ def make_cost_model(
         If it cannot be made, or does not keep the protocol.
     """
     engine = config.engine
+    graphs = engine.generation.graphs
     cost_model: CostModel = build(
         COST_MODELS,
         config.cost,
@@ -137,6 +138,8 @@ def make_cost_model(
             "tensor_parallel_size": engine.tensor_parallel_size,
             "block_size": engine.block_size,
             "kv_cache_dtype": engine.kv_cache_dtype,
+            "swap_rule": engine.generation.swap,
+            "graph_rule": GraphRule() if engine.enforce_eager else graphs,
         },
     )
     if config.cost["kind"] not in COST_MODELS:

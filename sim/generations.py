@@ -9,10 +9,54 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+SwapVariant = Literal["loop", "batch", "kernel"]
+"""One call a piece of a block, one for all pieces, or a kernel that copies."""
+KvLayout = Literal["separate", "joined", "cross_layer"]
+"""Whether a block is two pieces a layer (K and V), one a layer, or one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRule:
+    """How an engine moves blocks between host and GPU, for the cost models.
+
+    Parameters
+    ----------
+    variant, layout
+        See `sim.costs.transfers`.
+    overlap
+        Whether transfers run beside the step rather than before it.
+    """
+
+    variant: SwapVariant = "loop"
+    layout: KvLayout = "separate"
+    overlap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRule:
+    """Which steps an engine replays as CUDA graphs, so that it launches no kernels.
+
+    Parameters
+    ----------
+    max_tokens
+        Tokens of a step, prompts and decodes, at most; 0 without graphs.
+    only_decodes
+        Whether a step with a prompt is never one.
+    """
+
+    max_tokens: int = 0
+    only_decodes: bool = True
+
+    def replays(self, num_tokens: int, num_prefills: int) -> bool:
+        """Whether a step of so many tokens and prompts is a graph."""
+        return num_tokens <= self.max_tokens and not (
+            self.only_decodes and num_prefills
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +80,13 @@ class Generation:
     schedules_groups
         Whether the samples of a prompt are one scheduled unit; if not, each is a
         request of its own.
+    swap
+        How blocks are swapped.
+    graphs
+        What runs as CUDA graphs, unless ``enforce_eager``. Sources: vLLM 0.2.7 and
+        0.7.3 ``worker/model_runner.py`` (decodes of up to 256 sequences), V1's
+        ``max_cudagraph_capture_size`` (512 tokens; a step with prompts is cut at its
+        attention, which is launched).
     """
 
     engine_version: str
@@ -45,6 +96,8 @@ class Generation:
     enable_prefix_caching: bool | None
     has_cpu_tier: bool
     schedules_groups: bool
+    swap: SwapRule = SwapRule()
+    graphs: GraphRule = GraphRule()
 
     def takes(self, engine_version: str) -> bool:
         """Whether the generation covers a release."""
@@ -72,6 +125,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=None,
             has_cpu_tier=True,
             schedules_groups=True,
+            graphs=GraphRule(256),
         ),
         "v0": Generation(
             engine_version="0.7.3",
@@ -92,6 +146,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=False,
             has_cpu_tier=True,
             schedules_groups=True,
+            graphs=GraphRule(256),
         ),
         "v1": Generation(
             engine_version="0.33",
@@ -114,6 +169,8 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=True,
             has_cpu_tier=False,
             schedules_groups=False,
+            swap=SwapRule("batch", "joined", overlap=True),
+            graphs=GraphRule(512, only_decodes=False),
         ),
     }
 )

@@ -156,6 +156,48 @@ def load_gpu(name: str | Path) -> GpuSpec:
     return GPUS[key]
 
 
+_FORMS = ("_sxm_40gb", "_sxm", "_pcie", "_workstation", "_server")
+"""Ends of our names that drivers do not print."""
+_NEAR = 0.1
+"""Share by which a device's memory may differ from its datasheet's."""
+
+
+def datasheet_of(name: str, memory_bytes: int) -> GpuSpec | None:
+    """Return the built-in datasheet of a device by the name its driver gives it.
+
+    Forms of one chip are told apart by words in the name, then by memory.
+
+    Parameters
+    ----------
+    name
+        Such as ``NVIDIA H100 80GB HBM3``.
+    memory_bytes
+        As the driver reports it.
+    """
+    words = name.lower().replace("-", " ").split()
+    fitting = [
+        sheet
+        for sheet in GPUS.values()
+        if _chip(sheet.name) in "_".join(words)
+        and ("pcie" in words) == ("pcie" in sheet.name)
+    ]
+    # both editions of a chip may have the same memory; drivers name one of them
+    named = [sheet for sheet in fitting if sheet.name.rpartition("_")[2] in words]
+    fitting = named or fitting
+    if not fitting:
+        return None
+    nearest = min(fitting, key=lambda sheet: abs(sheet.memory_bytes - memory_bytes))
+    off = abs(nearest.memory_bytes - memory_bytes) / memory_bytes
+    return nearest if off < _NEAR else None
+
+
+def _chip(sheet_name: str) -> str:
+    """Return the part of a datasheet's key that drivers print: ``h200``."""
+    for form in _FORMS:
+        sheet_name = sheet_name.removesuffix(form)
+    return sheet_name
+
+
 def _known() -> str:
     return ", ".join(sorted(GPUS))
 

@@ -2,8 +2,8 @@
 
 A profile is one JSON object::
 
-    {"format": "kvprofile/1", "id": "sha256:...", "kind": "measured" | "imported",
-     "units": {"size": "byte", "time": "s"},
+    {"format": "kvprofile/1", "id": "sha256:...", "kind": "measured" | "imported" |
+     "dry-run", "units": {"size": "byte", "time": "s"},
      "provenance": {...}, "ops": [...], "interference": {...}, "steps": [...],
      "fit": {...}}
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 NAME: Final = "kvprofile"
 MAJOR: Final = 1
 UNITS: Final = {"size": "byte", "time": "s"}
-KINDS: Final = ("measured", "imported")
+DRY_RUN: Final = "dry-run"
+"""Kind of a profile whose times are made up: it can be looked at, not used."""
+KINDS: Final = ("measured", "imported", DRY_RUN)
 QUANTILES: Final = ("p10_s", "p50_s", "p90_s", "p99_s", "mean_s")
 _SECONDS: Final = (1e-8, 100.0)
 """Seconds that one call of a kernel may take; beyond them the unit is wrong."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.estimators.kernel import KernelEstimator
+from calibrate.estimators.kernel import KernelEstimator, octaves
 from calibrate.estimators.roofline import Work
 
 if TYPE_CHECKING:
@@ -128,6 +128,17 @@ class PrefillAttention(_Attention):
             flops_s=flops / self.device.flops_per_s,
             units=batch * np.ceil(query / _TILE) * heads,
         )
+
+    def shape_features(self, columns: Columns) -> Floats:
+        """Return octaves of the columns, with the context in the place of the past.
+
+        A past below the chunk's own length hardly matters, and kernels that walk keys
+        one after the other take a time that the context alone decides.
+        """
+        plain = octaves(columns, (*self.curve, self.batch))
+        query = columns["query"].astype(float)
+        context = query + columns["past"]
+        return np.hstack([plain, np.log2(np.stack([query, context], axis=1))])
 
     def features(self, columns: Columns) -> Floats:
         """Return octaves of shape, bytes, FLOPs and tiles, and how full waves are."""

@@ -11,6 +11,8 @@ from calibrate.estimators.roofline import SoftRoofline, Work
 from sim.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from calibrate.estimators.kernel import Columns
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class CurveEstimator(KernelEstimator):
-    """Straight lines between measured points, in octaves, one curve for each key.
+    """Straight lines between measured points, one curve for each key.
+
+    Lines in seconds over the amount, not in octaves: a kernel's start and a time for
+    each token make one, whatever the gap between two points.
 
     Below the first point a curve is level, beyond the last it is the straight line
     through the last two octaves, never steeper than in proportion. Keys that were not
@@ -54,18 +59,41 @@ class CurveEstimator(KernelEstimator):
         self.trend_ = None
         return self
 
+    def spared(self, columns: Columns) -> NDArray[np.bool_]:
+        """Return the two shortest points of each curve: without them it is none."""
+        table = np.stack([columns[key] for key in self.curve], axis=1)
+        order = np.lexsort((columns[self.amount], *table.T))
+        starts = np.append(True, (np.diff(table[order], axis=0) != 0).any(axis=1))
+        spared = np.zeros(len(order), dtype=np.bool_)
+        spared[order] = starts | np.append(False, starts[:-1])
+        return spared
+
+    def extrapolated(self, columns: Columns) -> NDArray[np.bool_]:
+        """Return which amounts lie outside their curve."""
+        amount = columns[self.amount]
+        outside = np.zeros(len(amount), dtype=np.bool_)
+        for xs, own in self._of_curves(columns):
+            outside[own] = (amount[own] < xs[0][0]) | (amount[own] > xs[0][-1])
+        return outside
+
+    def _of_curves(
+        self, columns: Columns
+    ) -> Iterator[tuple[tuple[Floats, Floats], NDArray[np.bool_]]]:
+        """Yield each curve that is asked for, or the nearest, and where it is."""
+        keys, places = np.unique(self._keys(columns), axis=0, return_inverse=True)
+        for place, key in enumerate(keys):
+            octaves = np.log2(1.0 + self.keys_) - np.log2(1.0 + key)
+            nearest = int(np.argmin(np.abs(octaves).sum(axis=1)))
+            yield self.curves_[nearest], places == place
+
     def _fit_points(self, columns: Columns, time_s: Floats) -> None:
         self.fit(columns, time_s)
 
     def near(self, columns: Columns) -> Floats:
         """Return seconds by interpolation."""
         amount = columns[self.amount].astype(float)
-        keys, places = np.unique(self._keys(columns), axis=0, return_inverse=True)
         time_s = np.empty(len(amount))
-        for place, key in enumerate(keys):
-            octaves = np.log2(1.0 + self.keys_) - np.log2(1.0 + key)
-            xs, ys = self.curves_[int(np.argmin(np.abs(octaves).sum(axis=1)))]
-            own = places == place
+        for (xs, ys), own in self._of_curves(columns):
             time_s[own] = _along(amount[own], xs, ys)
         return time_s
 
@@ -84,7 +112,7 @@ class CurveEstimator(KernelEstimator):
 
 
 def _along(amount: Floats, xs: Floats, ys: Floats) -> Floats:
-    inside = np.exp(np.interp(np.log1p(amount), np.log1p(xs), np.log(ys)))
+    inside = np.interp(amount, xs, ys)
     back = int(np.searchsorted(xs, xs[-1] / 4, side="left"))
     back = min(back, len(xs) - 2)
     slope = max(0.0, (ys[-1] - ys[back]) / (xs[-1] - xs[back]))
@@ -133,6 +161,7 @@ class _Transfer(KernelEstimator):
     """`num_blocks` of `block_bytes`, in `num_descriptors` pieces."""
 
     columns = ("num_blocks", "block_bytes", "num_descriptors")
+    fewest = 3
 
     def _bytes(self, columns: Columns) -> Floats:
         return columns["num_blocks"].astype(float) * columns["block_bytes"]

@@ -32,6 +32,8 @@ class Gemm(KernelEstimator):
 
     operation = "gemm"
     columns = ("m", "n", "k", "weight_bits", "dtype")
+    losses = ("squared_error", "absolute_error")
+    trees = 500
 
     def work(self, columns: Columns) -> Work:
         """Return bytes of weights, inputs and outputs, FLOP seconds, and tiles."""

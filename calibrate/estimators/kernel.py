@@ -38,7 +38,8 @@ class KernelEstimator(ABC):
     device
         Datasheet: no prediction is faster than it allows.
     num_iterations
-        Trees of the residual, where there are points enough for trees.
+        Trees of each forest of the residual, where there are points enough for trees;
+        None for what suits the operation.
     seed
         Of the trees' tie breaking.
     launch_s
@@ -54,17 +55,23 @@ class KernelEstimator(ABC):
     batch: ClassVar[str] = ""
     long: ClassVar[str] = ""
     """The axis that is followed beyond its longest points; empty for none."""
+    losses: ClassVar[tuple[str, ...]] = ("squared_error",)
+    """What the forests of the residual minimise, one forest each."""
+    fewest: ClassVar[int] = 5
+    """Different shapes that a fit needs."""
+    trees: ClassVar[int] = 300
+    """Trees of a forest where the constructor is not told."""
 
     def __init__(
         self,
         device: DeviceFacts,
         *,
-        num_iterations: int = 300,
+        num_iterations: int | None = None,
         seed: int = 0,
         launch_s: float | None = None,
     ) -> None:
         self.device = device
-        self.num_iterations = num_iterations
+        self.num_iterations = num_iterations or self.trees
         self.seed = seed
         self.launch_s = launch_s
 
@@ -110,19 +117,24 @@ class KernelEstimator(ABC):
         Raises
         ------
         UserError
-            When there are fewer than 5 shapes, or a time is not above zero and finite.
+            When there are fewer than `fewest` shapes, or a time is not above zero and
+            finite.
         """
         columns, time_s = aggregated(self._checked(columns), time_s)
-        if len(time_s) < 5:
+        if len(time_s) < self.fewest:
             raise UserError(
-                f"{self.operation}: a fit needs at least 5 different shapes; got "
-                f"{len(time_s)}: measure more"
+                f"{self.operation}: a fit needs at least {self.fewest} different "
+                f"shapes; got {len(time_s)}: measure more"
             )
         self._fit_points(columns, time_s)
         self.trend_: Trend | None = None
         if self.long:
             self.trend_ = Trend(self).fit(columns, time_s, judge=judge)
         return self
+
+    def spared(self, columns: Columns) -> NDArray[np.bool_]:
+        """Return which points no judge of the fit may hold out; none here."""
+        return np.zeros(len(next(iter(columns.values()))), dtype=np.bool_)
 
     def _fit_points(self, columns: Columns, time_s: Floats) -> None:
         """Fit roofline and residual; no trend."""
@@ -136,7 +148,9 @@ class KernelEstimator(ABC):
             self.residual_ = KernelResidual()
         else:
             self.residual_ = TreeResidual(
-                num_iterations=self.num_iterations, seed=self.seed
+                num_iterations=self.num_iterations,
+                seed=self.seed,
+                losses=self.losses,
             )
         self.residual_.fit(self._features(columns), log_ratio)
         self.box_ = {

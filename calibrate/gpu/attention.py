@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from calibrate.harness.device import UnsupportedPointError
 from calibrate.kernels import torch_ops
-from calibrate.kernels.cuda_library import CudaLibrary, PagedArgs
+from calibrate.kernels.cuda_library import CudaKernels, PagedArgs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +44,7 @@ class Engines:
     """
 
     def __init__(
-        self, device: torch.device, num_sms: int, library: CudaLibrary | None
+        self, device: torch.device, num_sms: int, library: CudaKernels | None
     ) -> None:
         self.num_sms = num_sms
         self.library = library
@@ -104,7 +106,10 @@ def _split_kv(out: Tensor, batch: PagedBatch, num_sms: int) -> Call:
     if not batch.is_decode:
         raise UnsupportedPointError("split_kv takes one query token a sequence")
     plan = plan_decode(
-        batch.context_lens, batch.num_kv_heads, PROGRAMS_PER_SM * num_sms
+        batch.context_lens,
+        batch.num_kv_heads,
+        PROGRAMS_PER_SM * num_sms,
+        batch.query.device,
     )
     workspace = DecodeWorkspace(batch.query, plan)
     return lambda: paged_decode(out, batch, plan, workspace)
@@ -116,11 +121,11 @@ def _mixed(out: Tensor, batch: PagedBatch) -> Call:
         plan_mixed,
     )
 
-    plan = plan_mixed(batch.query_lens, batch.group, batch.query.device)
+    plan = plan_mixed(batch)
     return lambda: paged_mixed(out, batch, plan)
 
 
-def _paged(out: Tensor, batch: PagedBatch, version: int, library: CudaLibrary) -> Call:
+def _paged(out: Tensor, batch: PagedBatch, version: int, library: CudaKernels) -> Call:
     longest = max(batch.context_lens)
     if not batch.is_decode or batch.head_dim not in {64, 128, 256}:
         raise UnsupportedPointError(
@@ -207,9 +212,10 @@ def _flashinfer(out: Tensor, batch: PagedBatch, workspace: Tensor) -> Call:
 
 
 def _flash_attn(out: Tensor, batch: PagedBatch) -> Call:
-    """Call the paged flash attention that vLLM ships for its v1 engine."""
+    """Call the paged flash attention that vLLM ships, as its v1 engine calls it."""
     from vllm.vllm_flash_attn import flash_attn_varlen_func  # noqa: PLC0415
 
+    chosen = _flash_attn_version(flash_attn_varlen_func)
     longest_query = max(batch.query_lens)
     longest = max(batch.context_lens)
 
@@ -226,6 +232,24 @@ def _flash_attn(out: Tensor, batch: PagedBatch) -> Call:
             softmax_scale=batch.head_dim**-0.5,
             causal=True,
             block_table=batch.block_tables,
+            **chosen,
         )
 
     return call
+
+
+def _flash_attn_version(function: Callable[..., object]) -> dict[str, int]:
+    """Return the version that the engine takes here: left out, it would be the second.
+
+    The helper that chooses it moved between releases.
+    """
+    if "fa_version" not in inspect.signature(function).parameters:
+        return {}
+    for place in ("v1.attention.backends", "attention.utils"):
+        try:
+            helper = importlib.import_module(f"vllm.{place}.fa_utils")
+        except ImportError:
+            continue
+        version = helper.get_flash_attn_version()
+        return {} if version is None else {"fa_version": int(version)}
+    return {}

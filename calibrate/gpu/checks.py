@@ -8,9 +8,10 @@ import torch
 
 from calibrate.gpu.arena import batches
 from calibrate.gpu.attention import attention_call
+from calibrate.gpu.faults import is_broken
 from calibrate.gpu.layers import Inputs, layer_call, layer_inputs, precise
 from calibrate.gpu.transfers import copy_call
-from calibrate.harness.device import Check
+from calibrate.harness.device import Check, DeviceFaultError, said
 from calibrate.kernels import reference
 from calibrate.measurement import Point
 
@@ -34,6 +35,11 @@ def check(device: GpuDevice, at: Curve, backend: str) -> Check:
 
     A variant that cannot even be called is refused with its reason: an engine's
     functions change between releases, and a calibration goes on without it.
+
+    Raises
+    ------
+    DeviceFaultError
+        When the device answers nothing more.
     """
     try:
         if at.operation.endswith("_attention"):
@@ -44,8 +50,9 @@ def check(device: GpuDevice, at: Curve, backend: str) -> Check:
             return _exact(_copied(device, at, backend))
         return _layer(device, at)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return Check(error=float("inf"), tolerance=0.0, reason=reason[:300])
+        if is_broken(device.timers.device):
+            raise DeviceFaultError(said(error)) from error
+        return Check(error=float("inf"), tolerance=0.0, reason=said(error))
 
 
 def _exact(holds: bool) -> Check:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.harness.device import MissingError
 from calibrate.kernels.cuda_build import find_nvcc
+from calibrate.kernels.nvrtc import find_nvrtc
 
 if TYPE_CHECKING:
     from calibrate.harness.device import Device
@@ -66,6 +67,7 @@ def backends_here() -> dict[str, str]:
         name: "" if importlib.util.find_spec(name) else missing
         for name, missing in needs.items()
     }
-    found["cuda"] = "" if find_nvcc() else "there is no nvcc: install the CUDA toolkit"
+    compiler = find_nvcc() or find_nvrtc()
+    found["cuda"] = "" if compiler else "no nvcc, no NVRTC: install the CUDA toolkit"
     found["torch"] = ""
     return found

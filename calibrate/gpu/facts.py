@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from calibrate.harness.device import Physics
 from calibrate.kernels.cuda_build import find_nvcc, nvcc_version
-from sim.hardware import GPUS
-
-if TYPE_CHECKING:
-    from sim.hardware import GpuSpec
+from sim.hardware import datasheet_of
 
 SALT = b"kvsim profile"
 FLOPS_PER_CLOCK = {8: 2048, 9: 4096, 10: 8192}
@@ -30,7 +28,7 @@ _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 def physics_of(device: torch.device) -> Physics:
     """Return the device's peak rates: of its datasheet, else from its clocks."""
     properties = torch.cuda.get_device_properties(device)
-    sheet = datasheet(properties.name, properties.total_memory)
+    sheet = datasheet_of(properties.name, properties.total_memory)
     if sheet is not None:
         return Physics(
             memory_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
@@ -48,37 +46,12 @@ def physics_of(device: torch.device) -> Physics:
     return Physics(memory, flops, 2 * flops, 64e9, 64e9)
 
 
-def datasheet(name: str, memory_bytes: int) -> GpuSpec | None:
-    """Return the built-in datasheet of a device by the name its driver gives it.
-
-    Forms of one chip are told apart by words in the name, then by memory.
-    """
-    words = name.lower().replace("-", " ").split()
-    fitting = [
-        sheet
-        for sheet in GPUS.values()
-        if _chip(sheet.name) in "_".join(words)
-        and ("pcie" in words) == ("pcie" in sheet.name)
-    ]
-    if not fitting:
-        return None
-    nearest = min(fitting, key=lambda sheet: abs(sheet.memory_bytes - memory_bytes))
-    off = abs(nearest.memory_bytes - memory_bytes) / memory_bytes
-    return nearest if off < 0.1 else None
-
-
-def _chip(sheet_name: str) -> str:
-    """Return the part of a datasheet's key that drivers print: ``h200``."""
-    for form in ("_sxm_40gb", "_sxm", "_pcie", "_workstation", "_server"):
-        sheet_name = sheet_name.removesuffix(form)
-    return sheet_name
-
-
 def facts_of(device: torch.device) -> dict[str, Any]:
     """Return provenance of device, host and software; no host names, no paths."""
     properties = torch.cuda.get_device_properties(device)
-    identity = str(getattr(properties, "uuid", "unknown")).encode()
-    found = versions()
+    uuid = str(getattr(properties, "uuid", "")) or None
+    identity = (uuid or "unknown").encode()
+    found = versions(uuid)
     return {
         "kind": "measured",
         "device": {
@@ -97,12 +70,18 @@ def facts_of(device: torch.device) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions that matter to a kernel's time; None for what is missing."""
+def versions(uuid: str | None = None) -> dict[str, str | None]:
+    """Return the versions that matter to a kernel's time; None for what is missing.
+
+    Parameters
+    ----------
+    uuid
+        Of the device whose driver is asked for.
+    """
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
-        "driver": _smi("driver_version"),
+        "driver": _smi("driver_version", uuid) or _loaded_driver(),
     }
     packages = ("torch", "triton", "vllm", "flashinfer-python")
     for name in packages:
@@ -115,10 +94,11 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def clock_rates() -> dict[str, Any]:
+def clock_rates(device: torch.device) -> dict[str, Any]:
     """Return clocks, temperature, power and reasons to throttle; empty if unknown."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     for reasons in _REASONS:
-        answer = _smi(",".join((*_RATES, reasons)))
+        answer = _smi(",".join((*_RATES, reasons)), str(uuid) if uuid else None)
         if answer is not None:
             break
     else:
@@ -133,12 +113,17 @@ def clock_rates() -> dict[str, Any]:
     return rates
 
 
-def _smi(query: str) -> str | None:
-    """Ask nvidia-smi, which reads and sets nothing."""
+def _smi(query: str, uuid: str | None) -> str | None:
+    """Ask nvidia-smi, which reads and sets nothing, about one device.
+
+    By its UUID: the tool counts all devices of the machine, and torch those it may use.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
     command = [tool, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    if uuid is not None:
+        command.append(f"--id=GPU-{uuid.removeprefix('GPU-')}")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=10, check=False
@@ -147,6 +132,16 @@ def _smi(query: str) -> str | None:
         return None
     lines = done.stdout.strip().splitlines()
     return lines[0].strip() if done.returncode == 0 and lines else None
+
+
+def _loaded_driver() -> str | None:
+    """Return the version that the kernel's module names."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found.group() if found else None
 
 
 def _processor() -> str:

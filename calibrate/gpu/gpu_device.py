@@ -13,17 +13,18 @@ from calibrate.gpu import checks, facts
 from calibrate.gpu.arena import Arena, batches, lengths
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
+from calibrate.gpu.faults import refusing
 from calibrate.gpu.layers import Inputs, layer_call, layer_inputs
 from calibrate.gpu.overlap import overlap_times
 from calibrate.gpu.tasks import KernelTask, TransferTask, num_pools
 from calibrate.gpu.timers import CudaTimers, Timers
 from calibrate.gpu.transfers import Memory, Transfers, copy_call
-from calibrate.harness.device import Check, UnsupportedPointError
+from calibrate.harness.device import Check, UnsupportedPointError, said
 from calibrate.harness.grid import GIB, Limits
 from calibrate.harness.plan import seed_of
 from calibrate.harness.work import least_bytes
-from calibrate.kernels.cuda_build import CudaBuildError, build_library
-from calibrate.kernels.cuda_library import CudaError, CudaLibrary
+from calibrate.kernels.cuda_build import CudaBuildError
+from calibrate.kernels.cuda_kernels import cuda_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from calibrate.harness.device import Physics, Task
     from calibrate.harness.geometry import Geometry
     from calibrate.harness.grid import Choice
+    from calibrate.kernels.cuda_library import CudaKernels
     from calibrate.measurement import Curve, Point
 
 ARENA_SHARE = 0.4
@@ -77,7 +79,7 @@ class GpuDevice:
         timers: Timers,
         hardware: Hardware,
         backends: Mapping[str, str],
-        library: CudaLibrary | None,
+        library: CudaKernels | None,
     ) -> None:
         self.timers = timers
         self.physics = hardware.physics
@@ -92,7 +94,7 @@ class GpuDevice:
 
     @classmethod
     def on_gpu(cls, backends: Mapping[str, str], seed: int) -> GpuDevice:
-        """Return the current CUDA device; builds the CUDA kernels where nvcc is.
+        """Return the current CUDA device; builds the CUDA kernels where that can be.
 
         Parameters
         ----------
@@ -106,11 +108,10 @@ class GpuDevice:
         properties = torch.cuda.get_device_properties(device)
         usable, library = dict(backends), None
         if not usable["cuda"]:
-            capability = 10 * properties.major + properties.minor
             try:
-                library = CudaLibrary(build_library(capability))
+                library = cuda_kernels(10 * properties.major + properties.minor)
             except (CudaBuildError, OSError) as error:
-                usable["cuda"] = str(error)
+                usable["cuda"] = said(error)
         free_bytes, _ = torch.cuda.mem_get_info(device)
         hardware = Hardware(
             facts.physics_of(device),
@@ -124,12 +125,16 @@ class GpuDevice:
         return cls(timers, hardware, usable, library)
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies device, host and software."""
-        return facts.facts_of(self.timers.device)
+        """Return what identifies device, host and software, and what is missing."""
+        missing = {name: why for name, why in self._backends.items() if why}
+        found = facts.facts_of(self.timers.device)
+        compiler = self.library.compiler if self.library else None
+        found["versions"]["cuda_kernels"] = compiler
+        return {**found, "missing_backends": missing}
 
     def clocks(self) -> dict[str, Any]:
         """Return clock rates and reasons to throttle."""
-        return facts.clock_rates()
+        return facts.clock_rates(self.timers.device)
 
     def now_s(self) -> float:
         """Return the host's monotonic clock."""
@@ -150,20 +155,8 @@ class GpuDevice:
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
         """Set a point up; what it needs beside the arena is freed with the task."""
-        try:
+        with refusing(self.timers.device):
             return self._prepare(point, backend, seed_of(seed, point.key))
-        except torch.cuda.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise UnsupportedPointError(
-                "it does not fit the device's memory"
-            ) from error
-        except CudaError as error:
-            raise UnsupportedPointError(str(error)) from error
-        except Exception as error:
-            # Triton's, which cannot be named without importing it
-            if type(error).__name__ != "OutOfResources":
-                raise
-            raise UnsupportedPointError(str(error)) from error
 
     def overlap(
         self, points: Mapping[str, Point], backends: Mapping[str, str], seed: int
@@ -174,10 +167,11 @@ class GpuDevice:
             raise TypeError(f"a step is a kernel; got {points['step'].key}")
         generator = torch.Generator().manual_seed(seed % 2**63)
         moving = points["transfer"]
-        pairs = self.transfers().pairs(moving, generator)
-        transfer = self.transfers().call(moving, backends["transfer"], pairs)
         try:
-            return overlap_times(self.timers, step, transfer)
+            with refusing(self.timers.device):
+                pairs = self.transfers().pairs(moving, generator)
+                transfer = self.transfers().call(moving, backends["transfer"], pairs)
+                return overlap_times(self.timers, step, transfer)
         finally:
             step.close()
 

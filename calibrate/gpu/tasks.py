@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from calibrate.gpu.faults import refusing
+from calibrate.gpu.timers import HEAD_START_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -14,6 +17,8 @@ GRAPH_S = 1e-3
 """Seconds that a replayed graph should take at least: the start of it then vanishes."""
 MAX_CALLS = 256
 """Calls of a graph at most."""
+MAX_AHEAD_S = 0.1
+"""Seconds for which the device waits for the host to enqueue a transfer, at most."""
 
 
 def num_pools(pool_bytes: float, l2_bytes: int, most: int) -> int:
@@ -62,8 +67,15 @@ class KernelTask:
         return len(self._in_graph) if metric == "device" else 1
 
     def sample(self, metric: str, count: int) -> list[float]:
-        """Return `count` samples, in seconds a call."""
-        return [self._sample(metric) for _ in range(count)]
+        """Return `count` samples, in seconds a call.
+
+        Raises
+        ------
+        UnsupportedPointError, DeviceFaultError
+            See `calibrate.gpu.faults`.
+        """
+        with refusing(self._timers.device):
+            return [self._sample(metric) for _ in range(count)]
 
     def _sample(self, metric: str) -> float:
         if metric == "eager":
@@ -114,9 +126,12 @@ class TransferTask:
     ) -> None:
         self._timers = timers
         self._calls = list(calls)
-        self._ahead = ahead
         self._next = 0
         timers.transfer(self._calls[0])
+        self._ahead_s = 0.0
+        if ahead:
+            host_s = timers.transfer_host(self._calls[0])
+            self._ahead_s = min(MAX_AHEAD_S, max(HEAD_START_S, 1.5 * host_s))
 
     def repeats(self, metric: str) -> int:
         """Return 1: each sample is one transfer."""
@@ -124,15 +139,22 @@ class TransferTask:
         return 1
 
     def sample(self, metric: str, count: int) -> list[float]:
-        """Return `count` samples, in seconds a call."""
-        return [self._sample(metric) for _ in range(count)]
+        """Return `count` samples, in seconds a call.
+
+        Raises
+        ------
+        UnsupportedPointError, DeviceFaultError
+            See `calibrate.gpu.faults`.
+        """
+        with refusing(self._timers.device):
+            return [self._sample(metric) for _ in range(count)]
 
     def _sample(self, metric: str) -> float:
         self._next = (self._next + 1) % len(self._calls)
         call = self._calls[self._next]
         if metric == "host":
             return self._timers.transfer_host(call)
-        return self._timers.transfer(call, self._ahead)
+        return self._timers.transfer(call, self._ahead_s)
 
     def close(self) -> None:
         """Let go of what the calls hold."""

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 Call = Callable[[], object]
 
-HEAD_START_CYCLES = 500_000
-"""About 250 microseconds for which the device is kept busy, so that the host has
-enqueued everything, a graph of hundreds of kernels too, before the first event
-passes."""
+HEAD_START_S = 250e-6
+"""Seconds for which the device is kept busy, about, so that the host has enqueued
+everything, a graph of hundreds of kernels too, before the first event passes."""
+CYCLES_PER_S = 2e9
+"""Of a multiprocessor, about: what a head start is counted in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,11 @@ class Timers(Protocol):
         """Return the host's time of enqueuing one call on an idle device."""
         ...
 
-    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
+    def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
         """Return the time between two events around a call on the transfer stream.
 
-        With `ahead`, the device is kept busy while the host enqueues; without, what
-        the host takes is part of the time.
+        For `ahead_s` seconds the device is kept busy while the host enqueues; what the
+        host takes beyond them is part of the time.
         """
         ...
 
@@ -92,13 +93,13 @@ class CudaTimers:
     def graph(self, calls: Sequence[Call]) -> Replay | None:
         """Return the replay of a captured graph of all calls.
 
-        The calls run once before, on a side stream, as capturing demands: kernels are
+        Each runs once before, on a side stream, as capturing demands: kernels are
         compiled and workspaces allocated by then.
         """
         side = self._capture_stream
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            for call in calls:
+            for call in dict.fromkeys(calls):
                 call()
         torch.cuda.current_stream(self.device).wait_stream(side)
         torch.cuda.synchronize(self.device)
@@ -121,7 +122,7 @@ class CudaTimers:
         return Replay(graph.replay, lambda: self._between(graph.replay))
 
     def _between(self, run: Call) -> float:
-        torch.cuda._sleep(HEAD_START_CYCLES)
+        _keep_busy(HEAD_START_S)
         self._start.record()
         run()
         self._end.record()
@@ -142,12 +143,12 @@ class CudaTimers:
         torch.cuda.synchronize(self.device)
         return passed_s
 
-    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
+    def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
         """Time a call between two events of the transfer stream."""
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self.transfer_stream):
-            if ahead:
-                torch.cuda._sleep(HEAD_START_CYCLES)
+            if ahead_s:
+                _keep_busy(ahead_s)
             self._start.record(self.transfer_stream)
             call()
             self._end.record(self.transfer_stream)
@@ -184,6 +185,11 @@ class CudaTimers:
         return float(self._start.elapsed_time(self._end)) / 1e3
 
 
+def _keep_busy(seconds: float) -> None:
+    """Enqueue a kernel that does nothing for about so long."""
+    torch.cuda._sleep(int(seconds * CYCLES_PER_S))
+
+
 class CpuTimers:
     """The host's clock: for tests of everything else."""
 
@@ -209,9 +215,9 @@ class CpuTimers:
         call()
         return max(time.perf_counter() - start_s, 1e-9)
 
-    def transfer(self, call: Callable[[], None], ahead: bool = False) -> float:
+    def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
         """Return the time of a call."""
-        del ahead
+        del ahead_s
         return self.host(call)
 
     def transfer_host(self, call: Callable[[], None]) -> float:

@@ -10,7 +10,7 @@ import torch
 
 from calibrate.harness.device import UnsupportedPointError
 from calibrate.kernels import torch_ops
-from calibrate.kernels.cuda_library import CudaLibrary, copy_batch, swap_plan
+from calibrate.kernels.cuda_library import CudaKernels, copy_batch, swap_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Transfers:
     """
 
     def __init__(
-        self, memory: Memory, library: CudaLibrary | None, num_sms: int
+        self, memory: Memory, library: CudaKernels | None, num_sms: int
     ) -> None:
         self.memory = memory
         self._library = library
@@ -229,7 +229,7 @@ def copy_call(
     pool: Tensor,
     pairs: list[tuple[int, int]],
     backend: str,
-    library: CudaLibrary | None,
+    library: CudaKernels | None,
 ) -> Call:
     """Return what copies pairs of blocks in every layer of a pool.
 
@@ -261,7 +261,7 @@ def copy_call(
     return _copy_by_cuda(pool, table, library)
 
 
-def _copy_by_cuda(pool: Tensor, table: Tensor, library: CudaLibrary) -> Call:
+def _copy_by_cuda(pool: Tensor, table: Tensor, library: CudaKernels) -> Call:
     num_layers = pool.shape[0]
     planes = [
         torch.tensor([pool[layer, half].data_ptr() for layer in range(num_layers)])

@@ -7,8 +7,10 @@
 `timing`         warm-up and sampling of one point
 `device`         what a device must offer; `dry_run` and `calibrate.gpu` are devices
 `checkpoint`     finished blocks on disk
+`outcome`        what is asked, how far it is, what was found
 `session`        the whole, from the gate to the last block
-`provenance`     what a profile says about how it came to be
+`output`         the profile: tables, and what it says about how it came to be
+`command`        files, progress and exit of ``kvsim calibrate``
 `summary`        what is shown at the end: anchors, physical limits, stability
 ===============  ======================================================================
 """

@@ -1,8 +1,10 @@
 """Finished blocks on disk, a line each: what a calibration resumes from.
 
 The file begins with what the calibration is (a *fingerprint*), then has one line for
-each finished block, flushed to the disk before the next begins. A line that a kill cut
-short is dropped. A calibration resumes only into the same plan, on the same device.
+each finished block, flushed to the disk before the next begins, and one for whatever
+broke the device: the process ends with it, and the next leaves that point out. A line
+that a kill cut short is dropped. A calibration resumes only into the same plan, on the
+same device.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class Resumed:
     """When the calibration began, UTC."""
     blocks: list[dict[str, Any]]
     """Finished blocks, in order."""
+    faults: dict[str, str]
+    """Points, or curves of the gate, that broke the device, and how."""
 
 
 class Checkpoint:
@@ -75,7 +79,11 @@ class Checkpoint:
         self._compare(lines[0]["fingerprint"], fingerprint)
         with self.path.open("r+b") as file:
             file.truncate(len(whole))
-        return Resumed(lines[0]["started"], lines[1:])
+        return Resumed(
+            started=lines[0]["started"],
+            blocks=[line for line in lines[1:] if "block" in line],
+            faults={line["fault"]: line["reason"] for line in lines if "fault" in line},
+        )
 
     def remove(self) -> None:
         """Delete the file: the profile is written."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,7 +20,7 @@ from rich.text import Text
 from calibrate.harness.checkpoint import Checkpoint
 from calibrate.harness.grid import PRESETS
 from calibrate.harness.output import profile_of
-from calibrate.harness.session import Session, Settings
+from calibrate.harness.session import Session
 from calibrate.harness.summary import Row, rows
 from calibrate.measurement import OPERATIONS, canonical
 from sim.errors import UserError
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from calibrate.harness.device import Device
-    from calibrate.harness.session import Progress as Done
+    from calibrate.harness.outcome import Progress as Done
+    from calibrate.harness.outcome import Settings
 
+SECONDS_A_LINE = 15.0
+"""Between two lines of progress where no terminal is."""
 WIDTH = 100
 """Columns of the summary where no terminal says how many there are."""
 BACKENDS = ("auto", "vllm", "flashinfer", "cuda", "triton", "torch", "dry-run")
@@ -62,7 +67,13 @@ def checked_operations(operations: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for name in OPERATIONS if name in named)
 
 
-def check_arguments(preset: str, backend: str, out: Path, write: Write) -> None:
+def check_arguments(
+    preset: str,
+    backend: str,
+    out: Path,
+    write: Write,
+    time_limit: float | None = None,
+) -> None:
     """Refuse what cannot be meant, before anything is imported or timed.
 
     Parameters
@@ -73,6 +84,8 @@ def check_arguments(preset: str, backend: str, out: Path, write: Write) -> None:
         The profile.
     write
         What may happen to files that are there.
+    time_limit
+        Seconds, or None for as many as it takes.
 
     Raises
     ------
@@ -81,6 +94,10 @@ def check_arguments(preset: str, backend: str, out: Path, write: Write) -> None:
     """
     if preset not in PRESETS:
         raise UserError(f"unknown preset: {preset!r}; use {', '.join(PRESETS)}")
+    if time_limit is not None and not 0 < time_limit < math.inf:
+        raise UserError(
+            f"time_limit must be a number of seconds above 0; got {time_limit}"
+        )
     if backend not in BACKENDS:
         raise UserError(f"unknown backend: {backend!r}; use {', '.join(BACKENDS)}")
     if out.exists() and not (write is Write.OVER and out.is_file()):
@@ -123,7 +140,7 @@ def calibrate_device(
 
     Raises
     ------
-    UserError
+    UserError, OutOfTimeError
         From the session; the checkpoint stays.
     """
     checkpoint = checkpoint_of(out)
@@ -147,7 +164,14 @@ def calibrate_device(
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[Done], None]]:
-    """Show visits done, the phase and the time left, on stderr."""
+    """Show visits done, the phase and the time left, on stderr.
+
+    A bar on a terminal; elsewhere a line now and then, so that a log shows life.
+    """
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield (lambda _: None) if quiet else Lines(sys.stderr, time.monotonic).update
+        return
     columns = (
         BarColumn(),
         TextColumn("{task.completed:,.0f}/{task.total:,.0f} visits"),
@@ -155,9 +179,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Done], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
-    hidden = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("gate", total=1)
 
         def update(done: Done) -> None:
@@ -166,6 +188,43 @@ def _progress(quiet: bool) -> Iterator[Callable[[Done], None]]:
             )
 
         yield update
+
+
+class Lines:
+    """Progress where there is no terminal: a line every so many seconds.
+
+    Parameters
+    ----------
+    stream
+        Where lines go.
+    clock
+        Seconds that pass for whoever waits.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._phase = ""
+        self._begin = (0, 0.0)
+        """Visits and time at which the phase began for this process."""
+        self._said_s = clock()
+
+    def update(self, done: Done) -> None:
+        """Say how far it is, if the last line is old enough."""
+        now_s = self._clock()
+        if done.phase != self._phase:
+            self._phase, self._begin = done.phase, (done.done, now_s)
+        if now_s - self._said_s < SECONDS_A_LINE:
+            return
+        self._said_s = now_s
+        visits, begin_s = self._begin
+        passed_s = now_s - begin_s
+        left = ""
+        if done.done > visits:
+            left_s = passed_s * (done.total - done.done) / (done.done - visits)
+            left = f", about {left_s:.0f} s left"
+        line = f"kvsim: {done.phase}: {done.done}/{done.total}, {passed_s:.0f} s{left}"
+        print(line, file=self._stream, flush=True)
 
 
 def _show(lines: Sequence[Row], profile: dict[str, Any], out: Path) -> None:

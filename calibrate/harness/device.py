@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,22 @@ class MissingError(UserError):
 
 class UnsupportedPointError(RuntimeError):
     """A variant cannot take this shape; the point is left out, with the reason."""
+
+
+class DeviceFaultError(RuntimeError):
+    """The device failed, and answers nothing more in this process."""
+
+
+_PATH = re.compile(r"(?<![\w.])(?:/[\w.+@~-]+)+/(?=[\w.+~-])")
+
+
+def said(error: BaseException) -> str:
+    """Return an error as one line for a profile: its kind and text, without folders.
+
+    Compilers and engines name files; a profile is passed on, and must not.
+    """
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return _PATH.sub("", line)[:300]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +135,13 @@ class Device(Protocol):
         ...
 
     def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
-        """Hold a variant against high precision on small shapes of its curve."""
+        """Hold a variant against high precision on small shapes of its curve.
+
+        Raises
+        ------
+        DeviceFaultError
+            When the variant broke the device.
+        """
         ...
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
@@ -127,7 +150,9 @@ class Device(Protocol):
         Raises
         ------
         UnsupportedPointError
-            When the variant cannot take the shape.
+            When the variant cannot take the shape; sampling may find out, too.
+        DeviceFaultError
+            When the shape broke the device; sampling may find out, too.
         """
         ...
 

@@ -6,7 +6,7 @@ No host names, no paths; the id is a hash of everything else.
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from calibrate.harness.plan import UNSTABLE
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from calibrate.harness.device import Device
-    from calibrate.harness.session import Outcome, Settings
+    from calibrate.harness.outcome import Outcome, Settings
 
 FORMAT = "kvprofile/1"
 FEWEST_SENTINELS = 3
@@ -47,7 +47,7 @@ def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str
     provenance = {
         **{name: found for name, found in facts.items() if name != "kind"},
         "device": {**rates, **facts["device"], "clocks": _clocks(outcome.clocks)},
-        "tool": f"kvsim {version('kvsim')}",
+        "tool": f"kvsim {_version()}",
         "date": outcome.started,
         "duration_s": outcome.duration_s,
         "preset": settings.preset,
@@ -79,6 +79,14 @@ def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str
     }
     digest = hashlib.sha256(canonical(profile).encode()).hexdigest()
     return profile | {"id": f"sha256:{digest}"}
+
+
+def _version() -> str:
+    """Return the tool's version; run from a folder of sources, it has none."""
+    try:
+        return version("kvsim")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def stability(outcome: Outcome) -> dict[str, Any]:

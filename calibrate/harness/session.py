@@ -8,14 +8,21 @@ follows as if nothing had happened.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+import math
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calibrate.harness.device import Check, UnsupportedPointError
+from calibrate.harness.device import (
+    Check,
+    DeviceFaultError,
+    UnsupportedPointError,
+)
 from calibrate.harness.grid import PRESETS, build_grid
+from calibrate.harness.outcome import Collected, Outcome, Progress, Settings
 from calibrate.harness.plan import ordered_blocks, refine, seed_of, sentinels
 from calibrate.harness.timing import visit
-from calibrate.measurement import Measurement, leading_metric, median, quantiles
+from calibrate.measurement import median
 from sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
     from calibrate.harness.checkpoint import Checkpoint
     from calibrate.harness.device import Device
-    from calibrate.harness.geometry import Geometry
+    from calibrate.harness.grid import Choice, Preset
     from calibrate.harness.plan import Block
     from calibrate.measurement import Curve, Point
 
@@ -32,94 +39,8 @@ ADAPTIVE_PHASES = 2
 SENTINEL_SAMPLES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a calibration is."""
-
-    phase: str
-    done: int
-    """Visits."""
-    total: int
-    """Visits of the phases so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is asked of a calibration."""
-
-    geometry: Geometry
-    preset: str
-    backend: str
-    operations: tuple[str, ...]
-    seed: int
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a calibration found."""
-
-    measurements: list[Measurement]
-    checks: dict[str, Check]
-    """The gate's verdicts by curve."""
-    backends: dict[str, str]
-    """Backend of each "operation/variant"."""
-    sentinels: dict[str, list[float]]
-    """Median seconds of each sentinel, block after block."""
-    interference: list[dict[str, Any]]
-    skipped: dict[str, str]
-    """Points that a variant could not take, and why."""
-    clocks: list[dict[str, Any]]
-    started: str
-    duration_s: float
-
-
-@dataclass(slots=True)
-class _Collected:
-    """Samples of all visits so far."""
-
-    samples: dict[Point, dict[str, list[float]]] = field(default_factory=dict)
-    unsettled: set[Point] = field(default_factory=set)
-    sentinels: dict[str, list[float]] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    clocks: list[dict[str, Any]] = field(default_factory=list)
-    duration_s: float = 0.0
-
-    def add(self, block: Block, record: dict[str, Any]) -> None:
-        """Take a finished block in, measured just now or read from a checkpoint."""
-        for point in block.points:
-            found = record["visits"][point.key]
-            if "skipped" in found:
-                self.skipped[point.key] = found["skipped"]
-                continue
-            mine = self.samples.setdefault(point, {})
-            for metric, samples in found["samples"].items():
-                mine.setdefault(metric, []).extend(samples)
-            if not found["settled"]:
-                self.unsettled.add(point)
-        for name, seconds in record["sentinels"].items():
-            self.sentinels.setdefault(name, []).append(seconds)
-        self.clocks.append(record["clocks"])
-        self.duration_s += record["duration_s"]
-
-    def measurements(self) -> list[Measurement]:
-        """Return one measurement a point, sorted by key."""
-        return [
-            Measurement(
-                point,
-                {metric: quantiles(times) for metric, times in by_metric.items()},
-                point not in self.unsettled,
-            )
-            for point, by_metric in sorted(
-                self.samples.items(), key=lambda item: item[0].key
-            )
-        ]
-
-    def medians(self) -> dict[Point, float]:
-        """Return the leading metric's median of each point."""
-        return {
-            point: median(by_metric[leading_metric(by_metric)])
-            for point, by_metric in self.samples.items()
-        }
+class OutOfTimeError(Exception):
+    """The time limit ended a calibration at the edge of a block; `--resume` goes on."""
 
 
 class Session:
@@ -151,6 +72,9 @@ class Session:
         self._choices = device.choices(settings.backend, settings.operations)
         # without those that the gate refuses
         self._sound = self._choices
+        self._faults: dict[str, str] = {}
+        self._begin_s = device.now_s()
+        self._longest_s = 0.0
         if not self._choices:
             raise UserError(
                 f"nothing to time: no backend here offers"
@@ -188,28 +112,34 @@ class Session:
         Raises
         ------
         UserError
-            When the checkpoint is another calibration's, or no variant passes.
+            When the checkpoint is another calibration's, no variant passes, or the
+            device failed.
+        OutOfTimeError
+            When the next block would probably exceed the time limit.
         """
         finished: list[dict[str, Any]] = []
         if resume:
             resumed = self._checkpoint.resume(self.fingerprint())
             started, finished = resumed.started, resumed.blocks
+            self._faults = resumed.faults
         else:
             started = self._device.date()
             self._checkpoint.begin(self.fingerprint(), started)
         records = iter(finished)
-        grid = self._grid()
-        gate = self._taken_or("gate", records, lambda: self._gate(grid))
+        every = replace(PRESETS[self._settings.preset], num_attention_variants=99)
+        curves = dict.fromkeys(p.curve for p in self._grid(every, self._choices))
+        gate = self._taken_or("gate", records, lambda: self._gate(list(curves)))
         checks = {
             key: Check(verdict["error"], verdict["tolerance"], verdict["reason"])
             for key, verdict in gate["checks"].items()
         }
+        right = {(at.operation, at.variant) for at in curves if checks[at.key].passed}
+        self._sound = [c for c in self._choices if (c.operation, c.variant) in right]
+        grid = self._grid(PRESETS[self._settings.preset], self._sound)
         passed = [point for point in grid if checks[point.curve.key].passed]
-        sound = {(point.curve.operation, point.curve.variant) for point in passed}
-        self._sound = [c for c in self._choices if (c.operation, c.variant) in sound]
         if not passed:
             raise UserError(f"no variant is correct here: {_first_failure(checks)}")
-        collected = _Collected(duration_s=gate["duration_s"])
+        collected = Collected(duration_s=gate["duration_s"])
         for block in self._blocks(passed, collected):
             measure = functools.partial(self._measure, block)
             collected.add(block, self._taken_or(block.name, records, measure))
@@ -226,16 +156,11 @@ class Session:
             duration_s=collected.duration_s + overlap["duration_s"],
         )
 
-    def _grid(self) -> list[Point]:
-        settings = self._settings
-        return build_grid(
-            PRESETS[settings.preset],
-            settings.geometry,
-            self._device.limits,
-            self._choices,
-        )
+    def _grid(self, preset: Preset, choices: Sequence[Choice]) -> list[Point]:
+        geometry = self._settings.geometry
+        return build_grid(preset, geometry, self._device.limits, choices)
 
-    def _blocks(self, grid: Sequence[Point], collected: _Collected) -> Iterator[Block]:
+    def _blocks(self, grid: Sequence[Point], collected: Collected) -> Iterator[Block]:
         """Yield the blocks of the grid, then of what the measurements ask for."""
         preset = PRESETS[self._settings.preset]
         most = int(preset.adaptive_share * len(grid)) // ADAPTIVE_PHASES
@@ -265,9 +190,11 @@ class Session:
         record = next(records, None)
         if record is None:
             start_s = self._device.now_s()
+            self._mind_the_time(start_s)
             record = {"block": name, **measure()}
             # to the microsecond: differences of a clock depend on where it stands
             record["duration_s"] = round(self._device.now_s() - start_s, 6)
+            self._longest_s = max(self._longest_s, record["duration_s"])
             self._checkpoint.append(record)
         elif record["block"] != name:
             raise UserError(
@@ -276,6 +203,31 @@ class Session:
             )
         return record
 
+    def _mind_the_time(self, now_s: float) -> None:
+        """Stop where a block as long as the longest would end behind the limit.
+
+        The first block of a process is always begun, or nothing would ever end.
+        """
+        limit_s = self._settings.time_limit_s
+        spent_s = now_s - self._begin_s
+        if self._longest_s and spent_s + self._longest_s > limit_s:
+            raise OutOfTimeError(
+                f"stopped {spent_s:.0f} s after the start, for the limit of"
+                f" {limit_s:.0f} s; finished blocks are in {self._checkpoint.path}"
+            )
+
+    @contextmanager
+    def _blaming(self, key: str) -> Iterator[None]:
+        """Note in the checkpoint who broke the device: the next run leaves it out."""
+        try:
+            yield
+        except DeviceFaultError as error:
+            self._checkpoint.append({"fault": key, "reason": str(error)})
+            raise UserError(
+                f"the device failed in {key}: {error}; finished blocks are in"
+                f" '{self._checkpoint.path}': go on with --resume, which leaves it out"
+            ) from error
+
     def _backend(self, at: Curve) -> str:
         return next(
             choice.backend
@@ -283,11 +235,12 @@ class Session:
             if (choice.operation, choice.variant) == (at.operation, at.variant)
         )
 
-    def _gate(self, grid: Sequence[Point]) -> dict[str, Any]:
+    def _gate(self, curves: Sequence[Curve]) -> dict[str, Any]:
         """Hold every curve's variant against high precision, once."""
         verdicts: dict[str, dict[str, Any]] = {}
-        for at in dict.fromkeys(point.curve for point in grid):
-            check = self._device.check(self._settings.geometry, at, self._backend(at))
+        for number, at in enumerate(curves):
+            self._progress(Progress("gate", number, len(curves)))
+            check = self._checked(at)
             verdicts[at.key] = {
                 # JSON has no infinity
                 "error": min(check.error, 1e300),
@@ -296,49 +249,72 @@ class Session:
             }
         return {"checks": verdicts}
 
+    def _checked(self, at: Curve) -> Check:
+        if at.key in self._faults:
+            return Check(math.inf, 0.0, f"it broke the device: {self._faults[at.key]}")
+        with self._blaming(at.key):
+            return self._device.check(self._settings.geometry, at, self._backend(at))
+
     def _measure(self, block: Block) -> dict[str, Any]:
         visits = {point.key: self._visit(point, block) for point in block.points}
         watched = sentinels(self._settings.geometry, self._device.limits, self._sound)
         medians: dict[str, float] = {}
         for operation, (point, choice) in watched.items():
             seed = seed_of(self._settings.seed, block.name)
-            try:
-                task = self._device.prepare(point, choice.backend, seed)
-            except UnsupportedPointError:
-                continue
-            try:
-                metric = task.metrics[0]
-                task.sample(metric, 2)
-                medians[operation] = median(task.sample(metric, SENTINEL_SAMPLES))
-            finally:
-                task.close()
+            times = self._watched(point, choice.backend, seed)
+            if times:
+                medians[operation] = median(times)
         clocks = self._device.clocks()
         return {"visits": visits, "sentinels": medians, "clocks": clocks}
 
+    def _watched(self, point: Point, backend: str, seed: int) -> list[float]:
+        """Return samples of a sentinel; none where the device cannot take it."""
+        if point.key in self._faults:
+            return []
+        try:
+            with (
+                self._blaming(point.key),
+                closing(self._device.prepare(point, backend, seed)) as task,
+            ):
+                metric = task.metrics[0]
+                task.sample(metric, 2)
+                return task.sample(metric, SENTINEL_SAMPLES)
+        except UnsupportedPointError:
+            return []
+
     def _visit(self, point: Point, block: Block) -> dict[str, Any]:
+        if point.key in self._faults:
+            return {"skipped": f"it broke the device: {self._faults[point.key]}"}
         preset = PRESETS[self._settings.preset]
         seed = seed_of(self._settings.seed, block.round)
+        backend = self._backend(point.curve)
         try:
-            task = self._device.prepare(point, self._backend(point.curve), seed)
+            with (
+                self._blaming(point.key),
+                closing(self._device.prepare(point, backend, seed)) as task,
+            ):
+                found = visit(task, preset.samples)
         except UnsupportedPointError as error:
             return {"skipped": str(error)}
-        try:
-            found = visit(task, preset.samples)
-        finally:
-            task.close()
         return {"samples": found.samples, "settled": found.settled}
 
     def _overlap(self) -> dict[str, Any]:
         """Time a decode step and a transfer alone and together, where both exist."""
         watched = sentinels(self._settings.geometry, self._device.limits, self._sound)
-        if not {"decode_attention", "swap"} <= watched.keys():
+        if not {"decode_attention", "swap"} <= watched.keys() or (
+            "overlap" in self._faults
+        ):
             return {"interference": []}
         step, transfer = watched["decode_attention"], watched["swap"]
-        times = self._device.overlap(
-            {"step": step[0], "transfer": transfer[0]},
-            {"step": step[1].backend, "transfer": transfer[1].backend},
-            seed_of(self._settings.seed, "overlap"),
-        )
+        try:
+            with self._blaming("overlap"):
+                times = self._device.overlap(
+                    {"step": step[0], "transfer": transfer[0]},
+                    {"step": step[1].backend, "transfer": transfer[1].backend},
+                    seed_of(self._settings.seed, "overlap"),
+                )
+        except UnsupportedPointError:
+            return {"interference": []}
         medians = {name: median(samples) for name, samples in times.items()}
         found = {
             "step": step[0].to_dict(),

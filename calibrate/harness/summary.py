@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from calibrate.harness.device import Device, Physics
-    from calibrate.harness.session import Outcome
+    from calibrate.harness.outcome import Outcome
     from calibrate.measurement import Measurement
 
 FASTER_THAN_PHYSICS = 1.1

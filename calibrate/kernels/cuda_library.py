@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sim.errors import UserError
 
@@ -138,6 +138,50 @@ def copy_batch(
     )
 
 
+class CudaKernels(Protocol):
+    """The CUDA kernels, whoever compiled them."""
+
+    compiler: str
+    """That compiled them, for provenance."""
+
+    @property
+    def has_batch_copy(self) -> bool:
+        """Whether `copy_batch` can be called."""
+        ...
+
+    def swap_blocks_loop(self, plan: SwapPlan, stream: int) -> None:
+        """Copy page by page, one asynchronous copy each."""
+        ...
+
+    def copy_batch(self, batch: CopyBatch, stream: int) -> None:
+        """Copy all descriptors in one call."""
+        ...
+
+    def copy_blocks(
+        self,
+        caches: tuple[int, int, int],
+        pairs: tuple[int, int],
+        page_bytes: int,
+        word_bytes: int,
+        stream: int,
+    ) -> None:
+        """Copy pairs of blocks in every layer."""
+        ...
+
+    def paged_attention(self, args: PagedArgs, version: int, stream: int) -> None:
+        """Attend with one query token a sequence."""
+        ...
+
+
+def remedy_for(code: int) -> str:
+    """Return what to do about a ``cudaError_t`` or ``CUresult``."""
+    if code in NO_DRIVER:
+        return "run on a machine with an NVIDIA GPU and its driver"
+    if code in NOT_SUPPORTED:
+        return "update the driver to CUDA 12.8 or newer, or take --backend triton"
+    return "an asynchronous fault may stem from an earlier call"
+
+
 class CudaLibrary:
     """The loaded library; every method raises `CudaError` where CUDA refuses.
 
@@ -147,6 +191,7 @@ class CudaLibrary:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
+        self.compiler = f"nvcc, runtime {self.runtime_version}"
         for name in ("kvsim_error_name", "kvsim_error_string"):
             getattr(self._library, name).restype = ctypes.c_char_p
         pointer, number, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
@@ -170,13 +215,8 @@ class CudaLibrary:
             return
         name = self._library.kvsim_error_name(code).decode()
         text = self._library.kvsim_error_string(code).decode()
-        if code in NO_DRIVER:
-            remedy = "run on a machine with an NVIDIA GPU and its driver"
-        elif code in NOT_SUPPORTED:
-            remedy = "update the driver to CUDA 12.8 or newer, or take --backend triton"
-        else:
-            remedy = "an asynchronous fault may stem from an earlier call"
-        raise CudaError(f"{what} failed: {text} ({name}, {code}); {remedy}", code)
+        message = f"{what} failed: {text} ({name}, {code}); {remedy_for(code)}"
+        raise CudaError(message, code)
 
     @property
     def runtime_version(self) -> int:

@@ -8,6 +8,41 @@
 // Cache layout (calibrate/kernels/__init__.py): each plane, the keys or the values of a
 // layer, is (num_blocks, block_size, num_kv_heads, head_dim); a page is one block of it.
 
+// NVRTC compiles the kernels alone: without headers, and with names that can be asked for.
+#ifdef __CUDACC_RTC__
+#define KVSIM_LOCAL kvsim
+#define FLT_MAX 3.402823466e+38f
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned;
+using int64_t = long long;
+struct __half {
+  uint16_t bits;
+};
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+__device__ inline float __half2float(__half x) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+  return value;
+}
+__device__ inline __half __float2half(float value) {
+  __half x;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x.bits) : "f"(value));
+  return x;
+}
+__device__ inline float __bfloat162float(__nv_bfloat16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+__device__ inline __nv_bfloat16 __float2bfloat16(float value) {
+  __nv_bfloat16 x;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x.bits) : "f"(value));
+  return x;
+}
+#else
+#define KVSIM_LOCAL
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -15,8 +50,9 @@
 #include <cfloat>
 #include <cstddef>
 #include <cstdint>
+#endif
 
-namespace {
+namespace KVSIM_LOCAL {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
@@ -55,7 +91,7 @@ template <bool kMax> __device__ float block_reduce(float x, float* scratch) {
   return all;
 }
 
-}  // namespace
+}  // namespace KVSIM_LOCAL
 
 extern "C" {
 
@@ -86,7 +122,7 @@ struct KvsimPagedArgs {
 
 }  // extern "C"
 
-namespace {
+namespace KVSIM_LOCAL {
 
 // Grid (heads, sequences, partitions). A group of kLanes lanes takes a token, each lane
 // sixteen bytes of its head; scores wait in shared memory between the two passes.
@@ -224,6 +260,7 @@ __global__ void copy_blocks_kernel(void* const* key_caches, void* const* value_c
     values[target + i] = values[source + i];
 }
 
+#ifndef __CUDACC_RTC__
 template <typename W>
 int launch_copy_blocks(void* const* keys, void* const* values, int num_layers,
                        const int64_t* pairs, int num_pairs, int64_t page_bytes,
@@ -270,8 +307,10 @@ int launch_paged(const KvsimPagedArgs& args, bool partitioned, cudaStream_t stre
   }
 }
 
-}  // namespace
+#endif  // __CUDACC_RTC__
+}  // namespace KVSIM_LOCAL
 
+#ifndef __CUDACC_RTC__
 extern "C" {
 
 const char* kvsim_error_name(int error) {
@@ -367,3 +406,4 @@ int kvsim_paged_attention(const KvsimPagedArgs* args, int version, void* stream)
 }
 
 }  // extern "C"
+#endif  // __CUDACC_RTC__

@@ -53,7 +53,7 @@ def copy_blocks_kernel(
     tl.store(base + target * page_words + word, page, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_pages"])
 def swap_pages_kernel(
     source_ptr,
     target_ptr,

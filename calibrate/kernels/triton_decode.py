@@ -1,16 +1,18 @@
 """Paged decode attention in Triton: keys are split over programs, then reduced.
 
-One query token a sequence. Each program takes one sequence, one KV head and one *split*
-of the context, and computes all query heads that share the KV head, so that under
+One query token a sequence. Each program takes one *split* of one sequence's context and
+one KV head, and computes all query heads that share the KV head, so that under
 grouped-query attention keys and values are read once::
 
-    sequence s, KV head h      |---- split 0 ----|---- split 1 ----|-- split 2 --|
+    sequence s                 |---- item i -----|--- item i + 1 --|- item i + 2 -|
                                0            split_len      2 * split_len   context_len
-    program (s, h, i) writes   partial[s, head, i, :]  and  lse[s, head, i]
+    program (i, KV head h)     writes  partial[i, head, :]  and  lse[i, head]
     reduction (s, head)        out[s, head, :] = sum of partial_i * 2**(lse_i - lse)
 
-With a single split the first kernel writes the output itself. Splits have a length and
-not a number: a batch with one long sequence costs what the sum of its contexts costs.
+The splits of all sequences are one list of *items*, laid out on the host: a batch with
+one long sequence costs what the sum of its contexts costs, in programs and in partial
+results, too. Programs of an item's KV heads are neighbours: so are the heads in memory.
+With one split a sequence the first kernel writes the output itself.
 
 Source: FlashDecoding (split of the keys with log-sum-exp reduction); the paged layout
 of vLLM, see `calibrate.kernels`.
@@ -18,6 +20,7 @@ of vLLM, see `calibrate.kernels`.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,7 +45,8 @@ if TYPE_CHECKING:
     from calibrate.kernels.paged import PagedBatch
 
 
-@triton.jit
+# the width of a table takes every value: a kernel compiled for each would gain nothing
+@triton.jit(do_not_specialize=["table_stride"])
 def decode_split_kernel(
     out_ptr,
     partial_ptr,
@@ -52,12 +56,13 @@ def decode_split_kernel(
     value_ptr,
     block_tables_ptr,
     context_lens_ptr,
+    item_seqs_ptr,
+    item_starts_ptr,
     scale_log2,
     table_stride,
     block_stride,
     token_stride,
     head_stride,
-    num_splits,
     split_len,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -71,14 +76,13 @@ def decode_split_kernel(
 ):
     """Attend to one split of one sequence's keys, for one KV head; strides in elements.
 
-    Grid: (num_sequences, NUM_KV_HEADS, num_splits).
+    Grid: (number of items * NUM_KV_HEADS,).
     """
-    seq = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    context_len = tl.load(context_lens_ptr + seq)
-    start = split * split_len
-    end = tl.minimum(start + split_len, context_len)
+    item = tl.program_id(0) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    seq = tl.load(item_seqs_ptr + item)
+    start = tl.load(item_starts_ptr + item)
+    end = tl.minimum(start + split_len, tl.load(context_lens_ptr + seq))
 
     group = tl.arange(0, GROUP_PAD)
     dim = tl.arange(0, HEAD_PAD)
@@ -118,7 +122,7 @@ def decode_split_kernel(
         out = acc.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + query_offsets, out, mask=tile_mask)
     else:
-        split_rows = rows * num_splits + split
+        split_rows = item.to(tl.int64) * num_heads + heads
         lse = tl.where(total > 0.0, highest + tl.log2(safe), float("-inf"))
         tl.store(lse_ptr + split_rows, lse, mask=group < GROUP)
         partial_offsets = split_rows[:, None] * HEAD_DIM + dim[None, :]
@@ -130,27 +134,27 @@ def decode_reduce_kernel(
     out_ptr,
     partial_ptr,
     lse_ptr,
-    context_lens_ptr,
-    num_splits,
-    split_len,
+    first_items_ptr,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
 ):
-    """Combine the splits of one sequence's query head; only those that hold keys.
+    """Combine the splits of one sequence's query head.
 
     Grid: (num_sequences, NUM_HEADS).
     """
     seq = tl.program_id(0)
-    row = seq.to(tl.int64) * NUM_HEADS + tl.program_id(1)
+    head = tl.program_id(1)
     dim = tl.arange(0, HEAD_PAD)
     mask = dim < HEAD_DIM
-    used = tl.cdiv(tl.load(context_lens_ptr + seq), split_len)
+    first = tl.load(first_items_ptr + seq)
+    num_splits = tl.load(first_items_ptr + seq + 1) - first
+    first_row = first.to(tl.int64) * NUM_HEADS + head
     highest = tl.full((), float("-inf"), tl.float32)
     total = tl.zeros((), tl.float32)
     acc = tl.zeros((HEAD_PAD,), tl.float32)
-    for split in range(0, used):
-        at = row * num_splits + split
+    for split in range(0, num_splits):
+        at = first_row + split * NUM_HEADS
         lse = tl.load(lse_ptr + at)
         part = tl.load(partial_ptr + at * HEAD_DIM + dim, mask=mask, other=0.0)
         higher = tl.maximum(highest, lse)
@@ -161,6 +165,7 @@ def decode_reduce_kernel(
         highest = higher
     out = acc / tl.where(total > 0.0, total, 1.0)
     out = out.to(out_ptr.dtype.element_ty)
+    row = seq.to(tl.int64) * NUM_HEADS + head
     tl.store(out_ptr + row * HEAD_DIM + dim, out, mask=mask)
 
 
@@ -170,20 +175,44 @@ MAX_SPLITS = 128
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """How a program works, as far as that may be chosen."""
+
+    tile: int = 64
+    """Tokens that a program loads at once."""
+    num_warps: int = 4
+    num_stages: int = 3
+    """Tiles under way: the next one's block numbers are read while it loads."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePlan:
     """How a decode is cut: made on the host, outside of what is timed."""
 
-    num_splits: int
+    item_seqs: Tensor
+    """(num_items,), int32: the sequence of each split."""
+    item_starts: Tensor
+    """(num_items,), int32: its first token."""
+    first_items: Tensor
+    """(num_sequences + 1,), int32: where each sequence's splits begin."""
     split_len: int
-    """Tokens of a split, a multiple of `tile`."""
-    tile: int
-    """Tokens that a program loads at once."""
-    num_warps: int = 4
-    num_stages: int = 2
+    """Tokens of a split, a multiple of the tile."""
+    single: bool
+    """Whether no sequence has more than one split; then each has exactly one."""
+    shape: DecodeShape
+
+    @property
+    def num_items(self) -> int:
+        """Splits of all sequences."""
+        return self.item_seqs.shape[0]
 
 
 def plan_decode(
-    context_lens: Sequence[int], num_kv_heads: int, num_programs: int, tile: int = 64
+    context_lens: Sequence[int],
+    num_kv_heads: int,
+    num_programs: int,
+    device: torch.device,
+    shape: DecodeShape | None = None,
 ) -> DecodePlan:
     """Cut the contexts so that about `num_programs` programs have work.
 
@@ -195,14 +224,27 @@ def plan_decode(
         KV heads on this rank.
     num_programs
         Programs that fill the device: a few for each of its multiprocessors.
-    tile
-        Tokens that a program loads at once.
+    device
+        Where the kernels run.
+    shape
+        How a program works.
     """
+    shape = shape or DecodeShape()
     longest = max(context_lens, default=0)
     share = cdiv(sum(context_lens) * num_kv_heads, max(1, num_programs))
     least = max(MIN_SPLIT_LEN, share, cdiv(longest, MAX_SPLITS))
-    split_len = cdiv(least, tile) * tile
-    return DecodePlan(max(1, cdiv(longest, split_len)), split_len, tile)
+    split_len = cdiv(least, shape.tile) * shape.tile
+    single = longest <= split_len
+    counts = [1 if single else cdiv(length, split_len) for length in context_lens]
+    items = [
+        (seq, split * split_len)
+        for seq, count in enumerate(counts)
+        for split in range(count)
+    ]
+    table = torch.tensor(items, dtype=torch.int32).reshape(-1, 2).T.contiguous()
+    seqs, starts = table.to(device)
+    firsts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+    return DecodePlan(seqs, starts, firsts.to(device), split_len, single, shape)
 
 
 class DecodeWorkspace:
@@ -211,18 +253,17 @@ class DecodeWorkspace:
     Attributes
     ----------
     partial
-        (num_sequences, num_heads, num_splits, head_dim), fp32.
+        (num_items, num_heads, head_dim), fp32.
     lse
-        (num_sequences, num_heads, num_splits), fp32, base 2.
+        (num_items, num_heads), fp32, base 2.
     """
 
     def __init__(self, query: Tensor, plan: DecodePlan) -> None:
-        num_seqs, num_heads, head_dim = query.shape
+        _, num_heads, head_dim = query.shape
         # never read where one split is all
-        splits = plan.num_splits if plan.num_splits > 1 else 0
-        size = (num_seqs, num_heads, splits, head_dim)
+        size = (0 if plan.single else plan.num_items, num_heads, head_dim)
         self.partial = torch.empty(size, dtype=torch.float32, device=query.device)
-        self.lse = torch.empty(size[:3], dtype=torch.float32, device=query.device)
+        self.lse = torch.empty(size[:2], dtype=torch.float32, device=query.device)
 
 
 def paged_decode(
@@ -244,7 +285,7 @@ def paged_decode(
     if batch.num_seqs == 0:
         return
     head_pad = next_power_of_2(batch.head_dim)
-    decode_split_kernel[(batch.num_seqs, batch.num_kv_heads, plan.num_splits)](
+    decode_split_kernel[(plan.num_items * batch.num_kv_heads,)](
         out,
         workspace.partial,
         workspace.lse,
@@ -253,12 +294,13 @@ def paged_decode(
         batch.value_cache,
         batch.block_tables,
         batch.contexts,
+        plan.item_seqs,
+        plan.item_starts,
         batch.head_dim**-0.5 * LOG2_E,
         batch.block_tables.stride(0),
         batch.key_cache.stride(0),
         batch.key_cache.stride(1),
         batch.key_cache.stride(2),
-        plan.num_splits,
         plan.split_len,
         NUM_KV_HEADS=batch.num_kv_heads,
         GROUP=batch.group,
@@ -266,21 +308,19 @@ def paged_decode(
         HEAD_DIM=batch.head_dim,
         HEAD_PAD=head_pad,
         BLOCK_SIZE=batch.block_size,
-        TILE=plan.tile,
-        SINGLE=plan.num_splits == 1,
+        TILE=plan.shape.tile,
+        SINGLE=plan.single,
         WIDEN=interpreted(),
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
+        num_warps=plan.shape.num_warps,
+        num_stages=plan.shape.num_stages,
         enable_fp_fusion=FP_FUSION,
     )
-    if plan.num_splits > 1:
+    if not plan.single:
         decode_reduce_kernel[(batch.num_seqs, batch.num_heads)](
             out,
             workspace.partial,
             workspace.lse,
-            batch.contexts,
-            plan.num_splits,
-            plan.split_len,
+            plan.first_items,
             NUM_HEADS=batch.num_heads,
             HEAD_DIM=batch.head_dim,
             HEAD_PAD=head_pad,

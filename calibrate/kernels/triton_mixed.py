@@ -21,7 +21,7 @@ decodes in one batch, each a (query length, context length) pair.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,8 +37,6 @@ from calibrate.kernels.triton_support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from calibrate.kernels.paged import PagedBatch
@@ -88,7 +86,7 @@ def _take_keys(
     return acc, highest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def mixed_attention_kernel(
     out_ptr,
     query_ptr,
@@ -176,6 +174,19 @@ def mixed_attention_kernel(
 
 
 @dataclass(frozen=True, slots=True)
+class MixedShape:
+    """How a program works, as far as that may be chosen."""
+
+    rows: int = 128
+    """Query tokens times heads of a tile, at most."""
+    tile: int = 64
+    """Keys that a program loads at once; half of it for heads above 128."""
+    num_warps: int = 8
+    """Warps of a whole tile of rows; small tiles have four at most."""
+    num_stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class MixedPlan:
     """Tiles of query tokens: made on the host, outside of what is timed."""
 
@@ -183,43 +194,37 @@ class MixedPlan:
     """(num_tiles,) int32: the sequence of each tile."""
     tile_firsts: Tensor
     """(num_tiles,) int32: the first query token of each, counted from its chunk."""
-    rows: int
-    """Query tokens times heads of a tile."""
-    tile: int
-    """Keys that a program loads at once."""
-    num_warps: int = 4
-    num_stages: int = 2
+    shape: MixedShape
 
 
-def plan_mixed(
-    query_lens: Sequence[int], group: int, device: torch.device, tile: int = 64
-) -> MixedPlan:
-    """Cut the chunks into tiles, sequence by sequence.
+def plan_mixed(batch: PagedBatch, shape: MixedShape | None = None) -> MixedPlan:
+    """Cut the chunks into tiles; those with the most keys begin first.
 
     Parameters
     ----------
-    query_lens
-        Query tokens of each sequence; 0 for one that takes no part.
-    group
-        Query heads that share a KV head.
-    device
-        Where the kernel runs.
-    tile
-        Keys that a program loads at once.
+    batch
+        Chunks and decodes.
+    shape
+        How a program works.
     """
-    longest = max(query_lens, default=0)
-    rows = min(128, max(16, next_power_of_2(longest * group)))
+    shape, group = shape or MixedShape(), batch.group
+    longest = max(batch.query_lens, default=0)
+    rows = min(shape.rows, max(16, next_power_of_2(longest * group)))
     rows = max(rows, next_power_of_2(group))
-    tile_queries = rows // group
+    warps = shape.num_warps if rows >= 128 else min(4, shape.num_warps)
+    tile = shape.tile if batch.head_dim <= 128 else max(16, shape.tile // 2)
+    lens = zip(batch.query_lens, batch.context_lens, strict=True)
     pairs = [
-        (seq, first)
-        for seq, query_len in enumerate(query_lens)
-        for first in range(0, query_len, tile_queries)
+        (context_len - query_len + first, seq, first)
+        for seq, (query_len, context_len) in enumerate(lens)
+        for first in range(0, query_len, rows // group)
     ]
-    table = torch.tensor(pairs, dtype=torch.int32).reshape(-1, 2).to(device)
-    warps = 8 if rows == 128 else 4
-    seqs, firsts = table.T.contiguous()
-    return MixedPlan(seqs, firsts, rows, tile, num_warps=warps)
+    # a tile that begins last decides when the kernel ends
+    pairs.sort(key=lambda pair: -pair[0])
+    table = torch.tensor([pair[1:] for pair in pairs], dtype=torch.int32)
+    seqs, firsts = table.reshape(-1, 2).T.contiguous().to(batch.query.device)
+    used = replace(shape, rows=rows, tile=tile, num_warps=warps)
+    return MixedPlan(seqs, firsts, used)
 
 
 def paged_mixed(out: Tensor, batch: PagedBatch, plan: MixedPlan) -> None:
@@ -232,7 +237,7 @@ def paged_mixed(out: Tensor, batch: PagedBatch, plan: MixedPlan) -> None:
     batch
         Chunks of any length; a sequence with query tokens has at least as many keys.
     plan
-        From `plan_mixed` over the same lengths.
+        From `plan_mixed` over the same batch.
     """
     num_tiles = plan.tile_seqs.shape[0]
     if num_tiles == 0:
@@ -254,13 +259,13 @@ def paged_mixed(out: Tensor, batch: PagedBatch, plan: MixedPlan) -> None:
         batch.key_cache.stride(2),
         NUM_KV_HEADS=batch.num_kv_heads,
         GROUP=batch.group,
-        ROWS=plan.rows,
+        ROWS=plan.shape.rows,
         HEAD_DIM=batch.head_dim,
         HEAD_PAD=next_power_of_2(batch.head_dim),
         BLOCK_SIZE=batch.block_size,
-        TILE=plan.tile,
+        TILE=plan.shape.tile,
         WIDEN=interpreted(),
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
+        num_warps=plan.shape.num_warps,
+        num_stages=plan.shape.num_stages,
         enable_fp_fusion=FP_FUSION,
     )

@@ -134,7 +134,7 @@ class Surface:
             for j in range(len(values) - 1)
         ]
         outside = [
-            past_end or x or y
+            past_end or x or (y and step > 0)
             for x, y in zip(self._beyond[place], self._beyond[place + 1], strict=True)
         ]
         beyond = [x or y for x, y in pairwise(outside)]

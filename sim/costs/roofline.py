@@ -43,8 +43,8 @@ class RooflineCost(RooflineConstants):
         head_s               soft(head bytes / bandwidth, 2 · head · R / peak)
                              + sampler passes over R · vocabulary logits
         allreduce_s          2 · layers · (latency + 2 (tp-1)/tp · bytes / link)
-        swap_s               max(copies · call, bytes / host link) each way
-        copy_s               2 · bytes / bandwidth
+        swap_s               by variant, each way; see `sim.costs.transfers`
+        copy_s               fixed + 2 · bytes / bandwidth
         host_s               host, requests, latency of kernels, element-wise kernels
 
     The soft maximum replaces the sharp one for GEMMs: near the ridge both limits
@@ -112,14 +112,19 @@ class RooflineCost(RooflineConstants):
         gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s = self._parts(
             decodes, context, prefills, tokens, past, pairs
         )
+        swap_s = 0.0
+        if num_swapped_in or num_swapped_out:
+            _, _, kernels_s = self.token_parts(decodes + tokens)
+            gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+            swap_s = self._swaps.exposed_s(num_swapped_in, num_swapped_out, gpu_s)
         return step_cost(
             gemm_s,
             prefill_s,
             decode_s,
             head_s,
             allreduce_s,
-            self._swap_block_s * (num_swapped_in + num_swapped_out),
-            self._copy_block_s * num_copied,
+            swap_s,
+            self.copy_part_s(num_copied) if num_copied else 0.0,
             host_s,
         )
 
@@ -182,14 +187,17 @@ class RooflineCost(RooflineConstants):
             )
         return self._token_parts.keep(num_tokens, parts)
 
-    def _price_rows(self, num_rows: int) -> tuple[float, float]:
-        """Return seconds of the head and of the host for so many requests."""
+    def head_parts(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the output projection and of the sampler."""
         memory_s = self._head_s + self._head_row_memory_s * num_rows
         compute_s = self._head_row_compute_s * num_rows
-        head_s = (
-            sqrt(memory_s * memory_s + compute_s * compute_s)
-            + self._sampler_row_s * num_rows
-        )
+        projection_s = sqrt(memory_s * memory_s + compute_s * compute_s)
+        return projection_s, self._sampler_row_s * num_rows
+
+    def _price_rows(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the head and of the host for so many requests."""
+        projection_s, sampler_s = self.head_parts(num_rows)
+        head_s = projection_s + sampler_s
         host_s = self.step_overhead_s + self.request_overhead_s * num_rows
         return self._row_parts.keep(num_rows, (head_s, host_s))
 
@@ -337,18 +345,29 @@ class RooflineCost(RooflineConstants):
         if prefills.any():
             prefill_s = self._prefill_column(prefills, prefill_tokens, past, pairs)
             prefill_s = np.where(computes & (prefills != 0), prefill_s, 0.0)
-        swapped, copied = moved[0] + moved[1], moved[2]
+        decode_s = self._decode_column(decodes, context, prefills)
+        head_s = np.where(computes, head_s, 0.0)
+        swap_s: Seconds | float = 0.0
+        if moved[0].any() or moved[1].any():
+            gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
+            swap_s = self._swaps.column(moved[0], moved[1], gpu_s)
         return cost_columns(
             len(shapes),
             gemm_s,
             prefill_s,
-            self._decode_column(decodes, context, prefills),
-            np.where(computes, head_s, 0.0),
+            decode_s,
+            head_s,
             allreduce_s,
-            self._swap_block_s * swapped if swapped.any() else 0.0,
-            self._copy_block_s * copied if copied.any() else 0.0,
+            swap_s,
+            self._copy_column(moved[2]),
             host_s + kernels_s,
         )
+
+    def _copy_column(self, copied: Counts) -> Seconds | float:
+        if not copied.any():
+            return 0.0
+        seconds = self.copy_fixed_s + self._copy_block_s * copied
+        return np.where(copied != 0, seconds, 0.0)
 
     def _decode_column(
         self, decodes: Counts, context: Counts, prefills: Counts

@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.architecture import dtype_bytes
 from sim.costs.roofline_parameters import RooflineParameters
+from sim.costs.transfers import (
+    Batch,
+    ByPageSize,
+    CopyKernel,
+    Loop,
+    Swapping,
+    pages_of,
+)
 from sim.quantization import quantization_scheme
 from sim.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
     from sim.architecture import ModelArchitecture
+    from sim.costs.transfers import Pages, Transfer
+    from sim.generations import KvLayout, SwapVariant
     from sim.quantization import QuantizationScheme
     from sim.weights import WeightTensor
 
@@ -53,7 +63,8 @@ class RooflineConstants(RooflineParameters):
     _sampler_row_s: float = _derived()
     _collectives_s: float = _derived()
     _collective_token_s: float = _derived()
-    _swap_block_s: float = _derived()
+    _block_bytes: float = _derived()
+    _swaps: Swapping = field(init=False, repr=False)
     _copy_block_s: float = _derived()
     _kernels_s: float = _derived()
     _elementwise_token_s: float = _derived()
@@ -162,11 +173,59 @@ class RooflineConstants(RooflineParameters):
         model, tp = self.model, self.tensor_parallel_size
         layers = model.num_hidden_layers
         per_layer = model.kv_bytes_per_layer(tp, self.kv_itemsize_bytes())
-        block_bytes = layers * per_layer * self.block_size
-        # every rank moves its own heads over its own link, K and V apart
+        # every rank moves its own heads over its own link
+        self._block_bytes = layers * per_layer * self.block_size
+        self._swaps = self.swapping()
+        self._copy_block_s = (
+            2.0 * self._block_bytes / self._bandwidth(self.copy_efficiency)
+        )
+
+    def block_pages(self, layout: KvLayout | None = None) -> Pages:
+        """Return how a block lies in memory on one rank; None: as the engine has it."""
+        layout = layout or self.swapping_rule().layout
+        return pages_of(self.model, layout, self._block_bytes)
+
+    def transfer(
+        self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
+    ) -> Transfer:
+        """Return the price of moving blocks by a variant, from the datasheet.
+
+        Parameters
+        ----------
+        variant
+            How they move.
+        load
+            To the GPU rather than to the host.
+        layout
+            How a block lies in memory; None: as the engine has it.
+        """
+        pages, fixed_s = self.block_pages(layout), self.swap_fixed_s
         link = self.gpu.host_bytes_per_s * self.swap_efficiency
-        self._swap_block_s = max(2 * layers * self.swap_call_s, block_bytes / link)
-        self._copy_block_s = 2.0 * block_bytes / self._bandwidth(self.copy_efficiency)
+        if variant == "loop":
+            return Loop(pages, fixed_s, self.swap_call_s, link)
+        reached = self.gpu.host_bytes_per_s * self.swap_kernel_efficiency
+        kernel = CopyKernel(pages, fixed_s, reached)
+        if variant == "kernel":
+            return kernel
+        batch = Batch(pages, fixed_s, self.swap_descriptor_s, self.swap_dma_s, link)
+        return ByPageSize(pages, kernel, batch) if load else batch
+
+    def swapping(self) -> Swapping:
+        """Return what swaps add to a step, from the datasheet."""
+        rule = self.swapping_rule()
+        return Swapping(
+            self.transfer(rule.variant, load=True),
+            self.transfer(rule.variant, load=False),
+            rule.overlap,
+            self.swap_step_factor,
+            self.swap_transfer_factor,
+        )
+
+    def copy_part_s(self, num_blocks: int) -> float:
+        """Return seconds of copies on the GPU, none for no block."""
+        if not num_blocks:
+            return 0.0
+        return self.copy_fixed_s + self._copy_block_s * num_blocks
 
     def _derive_host(self) -> None:
         model, tp = self.model, self.tensor_parallel_size

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from sim.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture, dtype_bytes
 from sim.costs.parts import at_least_zero, share
+from sim.costs.transfers import LAYOUTS, VARIANTS, check_choice, check_factor
 from sim.errors import ConfigError
+from sim.generations import KvLayout, SwapRule, SwapVariant
 from sim.hardware import GpuSpec  # noqa: TC001 - `sim.plug` resolves the annotations
 
 _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
@@ -22,11 +24,18 @@ the RTX PRO 6000."""
 
 _AIC = "aiconfigurator tables of a100, h100 and h200"
 _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
+_BATCH = "vLLM pull request 38460"
+_SMALL_PAGES = "vLLM pull request 42212"
 
 
 def _parameter(default: float, unit: str, source: str) -> Any:
     """Declare a parameter with what `describe` tells of it."""
     return field(default=default, metadata={"unit": unit, "source": source})
+
+
+def _factor(default: float, source: str) -> Any:
+    """Declare a factor >= 1."""
+    return field(default=default, metadata={"unit": "factor", "source": source})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,11 +71,23 @@ class RooflineParameters:
         Memory traffic of the sampler a logit.
     allreduce_latency_s, allreduce_efficiency
         Seconds a collective, and the share of the link that ring traffic reaches.
-    swap_efficiency, swap_call_s
-        Share of the host link, and host seconds a copy (K and V of a block in one
-        layer are one copy each).
-    copy_efficiency
-        Share of bandwidth of copies on the GPU.
+    swap_rule
+        How the engine swaps; injected. The next three override it, None leaves it.
+    swap_variant, swap_layout, swap_overlap
+        How blocks move, in which pieces, and whether beside the step; see
+        `sim.costs.transfers`.
+    swap_efficiency, swap_kernel_efficiency
+        Shares of the host link that copies reach, and that the copy kernel does.
+    swap_fixed_s
+        Seconds to start a transfer, once a direction in a step that swaps.
+    swap_call_s
+        Host seconds of a copy, with `loop`.
+    swap_descriptor_s, swap_dma_s
+        Host seconds, and least seconds of the copy engine, a piece with `batch`.
+    swap_step_factor, swap_transfer_factor
+        How many times longer a step takes beside a transfer, and the reverse.
+    copy_efficiency, copy_fixed_s
+        Share of bandwidth of copies on the GPU, and seconds to start them.
     layer_latency_s
         Seconds a layer spends on starting and draining its kernels.
     step_overhead_s, request_overhead_s
@@ -78,6 +99,11 @@ class RooflineParameters:
     tensor_parallel_size: int = 1
     block_size: int = 16
     kv_cache_dtype: str = "auto"
+    swap_rule: SwapRule = SwapRule()  # noqa: RUF009 - frozen
+
+    swap_variant: SwapVariant | None = None
+    swap_layout: KvLayout | None = None
+    swap_overlap: bool | None = None
 
     gemm_compute_efficiency: float = _parameter(
         0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
@@ -126,12 +152,34 @@ class RooflineParameters:
         0.55, "share", f"custom all-reduce in CUDA graphs, {_AIC}"
     )
     swap_efficiency: float = _parameter(
-        0.8, "share", "estimate: large pinned copies over PCIe"
+        0.8, "share", f"51 of 64 GB/s at pages of 64 KiB, H100, {_SMALL_PAGES}"
+    )
+    swap_kernel_efficiency: float = _parameter(
+        0.45,
+        "share",
+        "12.5 of 32 GB/s on A100 (vLLM pull request 11531), between 27 and 40 of 64 "
+        f"on H100 ({_SMALL_PAGES})",
+    )
+    swap_fixed_s: float = _parameter(
+        20e-6, "s/transfer", "estimate: a call, an event and the first copy"
     )
     swap_call_s: float = _parameter(
-        2e-6, "s/copy", "estimate: host time of one cudaMemcpyAsync"
+        4e-6, "s/copy", f"4,096 and 10,240 copies of 32 KiB one by one, H100, {_BATCH}"
     )
+    swap_descriptor_s: float = _parameter(
+        0.5e-6, "s/piece", f"pages of 8, 28 and 32 KiB, H100, {_BATCH}; {_SMALL_PAGES}"
+    )
+    swap_dma_s: float = _parameter(
+        0.15e-6, "s/piece", "estimate: 8 KiB at 12 to 15 GB/s leave no more"
+    )
+    swap_step_factor: float = _factor(
+        1.02, "estimate: a transfer takes 1 to 2 % of the memory's bandwidth"
+    )
+    swap_transfer_factor: float = _factor(1.0, "estimate")
     copy_efficiency: float = _parameter(0.8, "share", "estimate: as element-wise")
+    copy_fixed_s: float = _parameter(
+        10e-6, "s/step", "estimate: the pairs to the GPU and one launch"
+    )
     layer_latency_s: float = _parameter(
         40e-6,
         "s/layer",
@@ -161,6 +209,8 @@ class RooflineParameters:
             key, value = parameter.name, getattr(self, parameter.name)
             if parameter.metadata["unit"] == "share":
                 setattr(self, key, share(key, value))
+            elif parameter.metadata["unit"] == "factor":
+                check_factor(key, at_least_zero(key, value))
             elif value is not None:
                 at_least_zero(key, value)
         if self.step_overhead_s == 0.0:
@@ -168,6 +218,7 @@ class RooflineParameters:
                 "step_overhead_s must be > 0: an empty step costs host time; "
                 "got 0: give 1e-6 or more"
             )
+        self._check_swapping()
         tp, heads = self.tensor_parallel_size, self.model.num_attention_heads
         if tp < 1 or heads % tp:
             raise ConfigError(
@@ -176,6 +227,19 @@ class RooflineParameters:
             )
         if self.block_size < 1:
             raise ConfigError(f"block_size must be >= 1; got {self.block_size}")
+
+    def _check_swapping(self) -> None:
+        check_choice("swap_variant", self.swap_variant, (*VARIANTS, None))
+        check_choice("swap_layout", self.swap_layout, (*LAYOUTS, None))
+
+    def swapping_rule(self) -> SwapRule:
+        """Return `swap_rule` with what overrides it."""
+        rule = self.swap_rule
+        return SwapRule(
+            self.swap_variant or rule.variant,
+            self.swap_layout or rule.layout,
+            rule.overlap if self.swap_overlap is None else self.swap_overlap,
+        )
 
     def kv_itemsize_bytes(self) -> int:
         """Return bytes of an element of the KV cache."""
@@ -206,10 +270,12 @@ class RooflineParameters:
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
         return {
             "kind": "roofline",
+            "bounds": False,
             "model": self.model.name,
             "gpu": self.gpu.name,
             "tensor_parallel_size": self.tensor_parallel_size,
             "block_size": self.block_size,
             "kv_cache_dtype": self.kv_cache_dtype,
+            "swap": asdict(self.swapping_rule()),
             "parameters": parameters,
         }

@@ -138,7 +138,8 @@ def to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="rgba", dpi=DPI)
     pixels = np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
-    return png_bytes(pixels.reshape(HEIGHT_PX, WIDTH_PX, 4), DPI)
+    width_px = round(float(figure.get_size_inches()[0]) * DPI)
+    return png_bytes(pixels.reshape(-1, width_px, 4), DPI)
 
 
 def plain_number(value: float, _position: int | None = None) -> str:

@@ -55,25 +55,33 @@ def check(shape: Shape, batch: PagedBatch, out: torch.Tensor) -> None:
 
 def check_decode(shape: Shape, lens: tuple[int, ...], num_programs: int) -> int:
     batch = random_batch(shape, [1] * len(lens), lens)
-    plan = plan_decode(batch.context_lens, shape.num_kv_heads, num_programs)
+    cpu = batch.query.device
+    plan = plan_decode(batch.context_lens, shape.num_kv_heads, num_programs, cpu)
     out = poisoned_out(batch)
     paged_decode(out, batch, plan, DecodeWorkspace(batch.query, plan))
     check(shape, batch, out)
-    return plan.num_splits
+    return plan.num_items
 
 
 @pytest.mark.parametrize("shape", shapes())
 def test_decode_in_splits(shape: Shape) -> None:
-    assert check_decode(shape, RAGGED, 4096) == 2
+    # 300 tokens in two splits of 256, nothing for the empty, one for each of the rest
+    assert check_decode(shape, RAGGED, 4096) == 6
 
 
 @pytest.mark.parametrize("lens", [(0, 0), (1,), (64, 65, 63), (256,)])
 def test_decode_in_one_piece(lens: tuple[int, ...]) -> None:
-    assert check_decode(Shape(4, 2, 64, 16, torch.float16), lens, 1) == 1
+    assert check_decode(Shape(4, 2, 64, 16, torch.float16), lens, 1) == len(lens)
+
+
+def test_one_long_sequence_makes_no_work_for_short_ones() -> None:
+    """Programs and partial results follow the sum of the contexts, not the longest."""
+    lens = (5, 40, 1500, 0, 7)
+    assert check_decode(Shape(2, 1, 64, 16, torch.float32), lens, 10**6) == 9
 
 
 def test_decode_of_heads_that_are_no_power_of_two() -> None:
-    assert check_decode(Shape(3, 2, 80, 16, torch.float32), (70, 0, 5), 8) == 1
+    assert check_decode(Shape(3, 2, 80, 16, torch.float32), (70, 0, 5), 8) == 3
 
 
 def test_decode_reads_eight_bits() -> None:
@@ -84,7 +92,7 @@ def test_decode_reads_eight_bits() -> None:
         for cache in (exact.key_cache, exact.value_cache)
     )
     batch = replace(exact, key_cache=key, value_cache=value)
-    plan = plan_decode(batch.context_lens, 1, 8)
+    plan = plan_decode(batch.context_lens, 1, 8, batch.query.device)
     out = poisoned_out(batch)
     paged_decode(out, batch, plan, DecodeWorkspace(batch.query, plan))
     check(shape, batch, out)
@@ -94,7 +102,7 @@ def check_mixed(shape: Shape, query_lens: list[int], past_lens: list[int]) -> No
     lens = [past + query for past, query in zip(past_lens, query_lens, strict=True)]
     batch = random_batch(shape, query_lens, lens, seed=1)
     out = poisoned_out(batch)
-    paged_mixed(out, batch, plan_mixed(query_lens, shape.group, batch.query.device))
+    paged_mixed(out, batch, plan_mixed(batch))
     check(shape, batch, out)
 
 
@@ -104,13 +112,25 @@ def test_prefills_and_decodes_together(shape: Shape) -> None:
     check_mixed(shape, [1, 35, 0, 70, 0, 1], [90, 61, 20, 0, 0, 0])
 
 
+def test_tiles_with_the_most_keys_begin_first() -> None:
+    shape = Shape(4, 1, 64, 16, torch.float32)
+    batch = random_batch(shape, [1, 70, 40], [200, 70, 140])
+    plan = plan_mixed(batch)
+    assert plan.tile_seqs.tolist() == [0, 2, 2, 1, 1, 1]
+    assert plan.tile_firsts.tolist() == [0, 32, 0, 64, 32, 0]
+
+
+def test_prefill_of_heads_of_256() -> None:
+    check_mixed(Shape(2, 1, 256, 16, torch.float32), [37, 1], [20, 70])
+
+
 def test_a_batch_of_decodes_alone() -> None:
     check_mixed(Shape(8, 1, 64, 16, torch.float32), [1, 1, 1], [0, 63, 64])
 
 
 def test_an_empty_batch_launches_nothing() -> None:
     check_mixed(Shape(2, 1, 64, 8, torch.float32), [0, 0], [0, 5])
-    assert check_decode(Shape(2, 1, 64, 8, torch.float32), (), 8) == 1
+    assert check_decode(Shape(2, 1, 64, 8, torch.float32), (), 8) == 0
 
 
 def pool(num_blocks: int, block_size: int, heads: int, seed: int) -> torch.Tensor:

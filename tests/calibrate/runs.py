@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from calibrate.harness.checkpoint import Checkpoint
 from calibrate.harness.dry_run import DryRunDevice
 from calibrate.harness.geometry import Geometry, geometry_of
+from calibrate.harness.outcome import Settings
 from calibrate.harness.output import profile_of
-from calibrate.harness.session import Session, Settings
+from calibrate.harness.session import Session
 from calibrate.measurement import OPERATIONS
 from sim.model import load_model
 

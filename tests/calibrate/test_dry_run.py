@@ -228,6 +228,8 @@ def test_provenance_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--preset", "huge"], "unknown preset: 'huge'; use quick, default, extended"),
         (["--backend", "cudnn"], "unknown backend: 'cudnn'; use auto, vllm"),
         (["--ops", "gem"], "unknown operation: 'gem'; use decode_attention"),
+        (["--time-limit", "0"], "time_limit must be a number of seconds above 0; got"),
+        (["--time-limit", "nan"], "time_limit must be a number of seconds above 0;"),
         (["--block-size", "12"], "block_size must be a power of two; got 12"),
         (["--tensor-parallel-size", "3"], "tensor_parallel_size must divide"),
         (["--backend", "triton"], "--dry-run runs no kernels and takes no --backend"),
@@ -259,6 +261,26 @@ def test_a_profile_is_not_overwritten_unasked(
     assert out.read_text() != "mine"
     assert run([*arguments[:-1], str(tmp_path / "no" / "p.json")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_time_limit_ends_at_the_edge_of_a_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, whole = tmp_path / "p.json", tmp_path / "whole.json"
+    arguments = ["calibrate", *MODEL, "--dry-run", "--ops", "gemm,decode_attention"]
+    assert run([*arguments, "--quiet", "--out", str(whole)]) == 0
+    needed_s = json.loads(whole.read_text())["provenance"]["duration_s"]
+    limit = ["--time-limit", f"{needed_s / 4:.3f}", "--quiet", "--out", str(out)]
+    assert run([*arguments, *limit]) == 130
+    assert "finished blocks are in" in capsys.readouterr().err
+    assert not out.exists()
+    runs = 1
+    while run([*arguments, *limit, "--resume"]) == 130:
+        assert capsys.readouterr().err.count("\n") == 1
+        runs += 1
+        assert runs < 20
+    assert runs >= 4
+    assert out.read_bytes() == whole.read_bytes()
 
 
 def test_an_interruption_keeps_what_is_finished(

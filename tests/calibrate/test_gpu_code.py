@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.calibrate.missing import torch_only
@@ -11,16 +15,27 @@ torch_only()
 # ruff: noqa: E402
 import torch
 
-from calibrate.gpu import detect, facts
+from calibrate.gpu import checks, detect, facts, faults
 from calibrate.gpu.arena import batches, lengths
+from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
-from calibrate.gpu.tasks import num_pools
-from calibrate.harness.device import MissingError, UnsupportedPointError
+from calibrate.gpu.tasks import KernelTask, TransferTask, num_pools
+from calibrate.gpu.timers import CpuTimers
+from calibrate.harness.device import (
+    DeviceFaultError,
+    MissingError,
+    UnsupportedPointError,
+)
 from calibrate.harness.grid import Choice
 from calibrate.kernels import torch_ops
 from calibrate.measurement import OPERATIONS, Point, curve
 from sim.cli import run
 from tests.calibrate.bench_device import HEADS, TINY, cpu_device, small_points
+from tests.calibrate.paged import Shape, random_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 VARIANTS = {
     "decode_attention": "sdpa",
@@ -142,6 +157,112 @@ def test_overlap_on_one_clock() -> None:
         "transfer_with",
     ]
     assert all(time_s > 0 for samples in times.values() for time_s in samples)
+
+
+class Stopwatch(CpuTimers):
+    """Takes a second to enqueue a transfer, and notes the head starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead: list[float] = []
+
+    def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
+        self.ahead.append(ahead_s)
+        return 1.0
+
+    def transfer_host(self, call: Callable[[], None]) -> float:
+        return 0.02
+
+
+def test_a_batch_gets_the_head_start_that_its_host_needs() -> None:
+    watch = Stopwatch()
+    TransferTask(watch, [lambda: None], ahead=True).sample("device", 2)
+    assert watch.ahead == [0.0, *[pytest.approx(0.03)] * 2]
+    loop = Stopwatch()
+    TransferTask(loop, [lambda: None], ahead=False).sample("device", 2)
+    assert loop.ahead == [0.0] * 3
+
+
+def failing(error: Exception) -> KernelTask:
+    def call() -> None:
+        if armed:
+            raise error
+
+    armed: list[bool] = []
+    task = KernelTask(CpuTimers(), [call])
+    armed.append(True)
+    return task
+
+
+def test_errors_while_sampling_lose_the_point_or_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UnsupportedPointError, match="does not fit the device's mem"):
+        failing(torch.cuda.OutOfMemoryError("2 GiB")).sample("device", 1)
+    with pytest.raises(UnsupportedPointError, match=r"RuntimeError: bad file\.cu"):
+        failing(RuntimeError("bad /usr/lib/file.cu")).sample("eager", 1)
+    with pytest.raises(ZeroDivisionError):
+        failing(ZeroDivisionError()).sample("host", 1)
+    monkeypatch.setattr(faults, "is_broken", lambda device: True)
+    with pytest.raises(DeviceFaultError, match="RuntimeError: illegal address"):
+        failing(RuntimeError("illegal address")).sample("device", 1)
+
+
+def test_the_gate_stops_at_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = cpu_device("torch")
+    (point, _) = small_points("decode_attention", "sdpa")
+
+    def bad(out: torch.Tensor, batch: object) -> None:
+        raise RuntimeError("illegal address")
+
+    monkeypatch.setattr(torch_ops, "attention", bad)
+    check = device.check(TINY, point.curve, "torch")
+    assert check.reason == "RuntimeError: illegal address"
+    monkeypatch.setattr(checks, "is_broken", lambda device: True)
+    with pytest.raises(DeviceFaultError, match="illegal address"):
+        device.check(TINY, point.curve, "torch")
+
+
+@pytest.mark.parametrize(
+    "helper", ["vllm.v1.attention.backends.fa_utils", "vllm.attention.utils.fa_utils"]
+)
+def test_flash_attention_is_of_the_version_that_the_engine_takes(
+    monkeypatch: pytest.MonkeyPatch, helper: str
+) -> None:
+    called: list[dict[str, object]] = []
+
+    def flash_attn_varlen_func(fa_version: int = 2, **arguments: object) -> None:
+        called.append({"fa_version": fa_version, **arguments})
+
+    kernels = types.ModuleType("vllm.vllm_flash_attn")
+    kernels.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    chooser = types.ModuleType(helper)
+    chooser.get_flash_attn_version = lambda: 3  # type: ignore[attr-defined]
+    names = helper.split(".")
+    packages = [".".join(names[:count]) for count in range(1, len(names))]
+    for name in packages:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", kernels)
+    monkeypatch.setitem(sys.modules, helper, chooser)
+    batch = random_batch(Shape(2, 1, 64, 16, torch.float16), [1, 1], [5, 20])
+    engines = Engines(torch.device("cpu"), 4, None)
+    attention_call("flash_attn", batch, engines)[0]()
+    assert called[0]["fa_version"] == 3
+    assert called[0]["max_seqlen_k"] == 20
+    assert called[0]["seqused_k"] is batch.contexts
+
+
+def test_the_driver_is_asked_about_one_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where there are several, the first is not always ours."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *--id=GPU-4b*) echo 580.1;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert facts.versions("4b")["driver"] == "580.1"
+    assert facts.versions("GPU-4b")["driver"] == "580.1"
+    assert facts.versions("77")["driver"] is None
 
 
 HERE = {"vllm": "no", "flashinfer": "no", "cuda": "", "triton": "", "torch": ""}

@@ -26,9 +26,10 @@ from calibrate.gpu.tasks import KernelTask
 from calibrate.harness.checkpoint import Checkpoint
 from calibrate.harness.device import UnsupportedPointError
 from calibrate.harness.grid import PRESETS, Choice, build_grid
+from calibrate.harness.outcome import Settings
 from calibrate.harness.output import profile_of
 from calibrate.harness.plan import sentinels
-from calibrate.harness.session import Session, Settings
+from calibrate.harness.session import Session
 from calibrate.harness.work import floor_s
 from calibrate.kernels import reference
 from calibrate.kernels.paged import paged_batch

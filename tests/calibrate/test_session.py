@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 import pytest
 
 from calibrate.harness.checkpoint import Checkpoint
-from calibrate.harness.device import Check, UnsupportedPointError
+from calibrate.harness.command import Lines
+from calibrate.harness.device import (
+    Check,
+    DeviceFaultError,
+    UnsupportedPointError,
+    said,
+)
 from calibrate.harness.dry_run import DryRunDevice, DryTask
+from calibrate.harness.outcome import Outcome, Progress
 from calibrate.harness.output import stability
-from calibrate.harness.session import Outcome, Progress, Session
+from calibrate.harness.session import Session
 from calibrate.harness.summary import rows
 from calibrate.harness.tables import tables
 from calibrate.measurement import Measurement, Point, curve, quantiles
@@ -73,6 +81,95 @@ def test_a_shape_that_is_refused_is_left_out_with_the_reason(tmp_path: Path) -> 
     assert set(skipped.values()) == {"it does not fit"}
 
 
+class WithoutTheBest(DryRunDevice):
+    """Has a best decode that is wrong."""
+
+    def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
+        wrong = at.variant == "split_kv"
+        return Check(error=1.0 if wrong else 0.0, tolerance=0.01)
+
+
+def test_the_next_variant_stands_in_for_one_that_is_wrong(tmp_path: Path) -> None:
+    """The quick preset times one variant: the best of those that are right."""
+    asked = settings(operations=("decode_attention",))
+    profile = calibrated(tmp_path / "c", asked, WithoutTheBest())
+    variants = {table["variant"] for table in profile["ops"]}
+    assert variants == {"paged_v2"}
+
+
+class Fragile(DryRunDevice):
+    """Breaks at some points, and stays broken until a new process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = False
+
+    def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
+        if at.variant == "batch":
+            raise DeviceFaultError("AcceleratorError: misaligned address")
+        return super().check(geometry, at, backend)
+
+    def prepare(self, point: Point, backend: str, seed: int) -> Task:
+        assert not self.broken
+        task = super().prepare(point, backend, seed)
+        if point.curve.operation == "gemm" and point.values == (16,):
+            task.sample = self._fail  # type: ignore[method-assign]
+        return task
+
+    def _fail(self, metric: str, count: int) -> list[float]:
+        self.broken = True
+        raise DeviceFaultError("AcceleratorError: illegal address")
+
+    def overlap(self, *args: object, **kwargs: object) -> dict[str, list[float]]:
+        raise UnsupportedPointError("no memory")
+
+
+def test_what_breaks_the_device_is_left_out_from_then_on(tmp_path: Path) -> None:
+    asked = settings(operations=("gemm", "swap", "decode_attention"))
+    path = tmp_path / "c"
+    faults = []
+    for attempt in range(20):
+        try:
+            profile = calibrated(path, asked, Fragile(), resume=attempt > 0)
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        break
+    assert len(faults) == 2 + 5  # two directions of a transfer, five matrices
+    assert faults[0].startswith(
+        "the device failed in swap/batch/bytes(direction=h2d,memory=pinned):"
+        " AcceleratorError: misaligned address; finished blocks are in"
+    )
+    assert all("--resume, which leaves it out" in fault for fault in faults)
+    assert len(profile["provenance"]["refused"]) == 2
+    skipped = profile["provenance"]["skipped"]
+    assert len(skipped) == 5
+    assert set(skipped.values()) == {
+        "it broke the device: AcceleratorError: illegal address"
+    }
+    assert profile["interference"]["points"] == []
+
+
+def test_an_error_names_no_folder() -> None:
+    error = RuntimeError("/home/me/x/kernels.cu(12): bad\n see ./a/b and c/d")
+    assert said(error) == "RuntimeError: kernels.cu(12): bad see ./a/b and c/d"
+    assert said(OSError("cannot open '/usr/lib/liba.so'")) == (
+        "OSError: cannot open 'liba.so'"
+    )
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then() -> None:
+    stream, now = io.StringIO(), [100.0]
+    lines = Lines(stream, lambda: now[0])
+    for step in range(11):
+        now[0] += 4.0
+        lines.update(Progress("grid", 20 * step, 1000))
+    assert stream.getvalue().splitlines() == [
+        "kvsim: grid: 60/1000, 12 s, about 188 s left",
+        "kvsim: grid: 140/1000, 28 s, about 172 s left",
+    ]
+
+
 class Broken(DryRunDevice):
     """Passes nothing."""
 
@@ -91,7 +188,10 @@ def test_progress_goes_up_to_the_end(tmp_path: Path) -> None:
     asked = settings("default", ("decode_attention",))
     path = Checkpoint(tmp_path / "c")
     Session(DryRunDevice(), asked, path, seen.append).run(resume=False)
-    assert [progress.done for progress in seen] == sorted(p.done for p in seen)
+    gate = [progress.done for progress in seen if progress.phase == "gate"]
+    assert gate == list(range(2))  # two variants
+    visits = [progress.done for progress in seen if progress.phase != "gate"]
+    assert visits == sorted(visits)
     assert seen[-1].done == seen[-1].total
     assert {progress.phase for progress in seen} >= {"grid", "refinement 1"}
 

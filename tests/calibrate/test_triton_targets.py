@@ -12,6 +12,7 @@ torch_and_triton()
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, compile
 
+from calibrate.gpu.attention import PROGRAMS_PER_SM
 from calibrate.kernels import triton_copy, triton_decode, triton_mixed
 from calibrate.kernels.triton_support import FP_FUSION
 
@@ -25,7 +26,7 @@ ATTENTION = {
     "WIDEN": False,
 }
 DECODE = {**ATTENTION, "GROUP_PAD": 16, "SINGLE": False}
-INTS = ("_stride", "_len", "_words", "num_splits", "num_pairs", "num_pages")
+INTS = ("_stride", "_len", "_words", "num_pairs", "num_pages")
 
 
 def types(names: list[str], pointers: dict[str, str]) -> dict[str, str]:
@@ -51,6 +52,7 @@ def attention_pointers(dtype: str, kv_dtype: str) -> dict[str, str]:
         "query_starts_ptr",
         "tile_seqs_ptr",
         "tile_firsts_ptr",
+        *("item_seqs_ptr", "item_starts_ptr", "first_items_ptr"),
     )
     return {
         **dict.fromkeys(ints, "*i32"),
@@ -61,17 +63,21 @@ def attention_pointers(dtype: str, kv_dtype: str) -> dict[str, str]:
 
 
 def compiled(
-    kernel: object, pointers: dict[str, str], constants: dict[str, object], arch: int
+    kernel: object,
+    pointers: dict[str, str],
+    constants: dict[str, object],
+    arch: int,
+    **launch: int,
 ) -> CompiledKernel:
     signature = types(kernel.arg_names, pointers)
     # what a launch finds out by itself: aligned pointers and strides
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(kernel.arg_names)
-        if name.endswith(("_ptr", "_stride", "_words"))
+        if name.endswith(("_ptr", "_stride", "_words")) and name != "table_stride"
     }
     source = ASTSource(kernel, signature, constants, aligned)
-    options = {"enable_fp_fusion": FP_FUSION}
+    options = {"enable_fp_fusion": FP_FUSION, **launch}
     return compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
@@ -95,6 +101,39 @@ def test_mixed_compiles(arch: int) -> None:
     kernel = compiled(triton_mixed.mixed_attention_kernel, pointers, constants, arch)
     assert len(kernel.asm["cubin"]) > 1000
     assert "mma" in kernel.asm["ptx"]
+
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+"""That a program may have at most, of the CUDA programming guide."""
+
+
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_programs_fit_a_multiprocessor(arch: int, head_dim: int) -> None:
+    """As they are launched: shared memory, and four decodes side by side."""
+    pointers = attention_pointers("bf16", "bf16")
+    wide = {"HEAD_DIM": head_dim, "HEAD_PAD": head_dim}
+    shape, chunk = triton_decode.DecodeShape(), triton_mixed.MixedShape()
+    decode = compiled(
+        triton_decode.decode_split_kernel,
+        pointers,
+        {**DECODE, **wide, "TILE": shape.tile},
+        arch,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+    side_by_side = PROGRAMS_PER_SM if head_dim == 128 else 1
+    assert side_by_side * decode.metadata.shared <= SHARED_BYTES[arch]
+    tile = chunk.tile if head_dim == 128 else chunk.tile // 2
+    mixed = compiled(
+        triton_mixed.mixed_attention_kernel,
+        pointers,
+        {**ATTENTION, **wide, "ROWS": chunk.rows, "TILE": tile},
+        arch,
+        num_warps=chunk.num_warps,
+        num_stages=chunk.num_stages,
+    )
+    assert mixed.metadata.shared <= SHARED_BYTES[arch]
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])

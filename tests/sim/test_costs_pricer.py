@@ -15,6 +15,7 @@ from sim.cost import BatchShape, CostModel, StepCost, StepPricer, pricer_of
 from sim.costs import ConstantCost, LinearCost, RooflineCost
 from sim.costs import parts as cost_parts
 from sim.costs.parts import Memo, cost_columns, step_cost
+from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.fast.prices import batch_total_of, decode_ends_of
 from tests.sim.test_costs import (
     BARE,
@@ -76,6 +77,11 @@ def rooflines(draw):
     }
     parameters["step_overhead_s"] = draw(st.floats(1e-6, 1e-2))
     parameters["mixed_decode_tile_tokens"] = draw(st.sampled_from([None, 0, 80]))
+    parameters["swap_variant"] = draw(st.sampled_from([None, *VARIANTS]))
+    parameters["swap_layout"] = draw(st.sampled_from([None, *LAYOUTS]))
+    parameters["swap_overlap"] = draw(st.booleans())
+    for key in ("swap_step_factor", "swap_transfer_factor"):
+        parameters[key] = draw(st.floats(1.0, 3.0))
     return RooflineCost(
         model=draw(st.sampled_from(list(ARCHITECTURES.values()))),
         gpu=draw(st.sampled_from([H200, ROUND])),
@@ -312,7 +318,7 @@ class AllThree(OnlyStepOfOurs):
         return lambda _: self.step_s + 1.0
 
     def columns(self, shapes):
-        return cost_columns(len(shapes), *self.step(EMPTY)[1:-1])
+        return cost_columns(len(shapes), *self.step(EMPTY).parts)
 
 
 class OneOfTwo(OnlyStepOfOurs):
@@ -387,7 +393,7 @@ class Doubled(LinearCost):
     """Redefines `step` alone: what it inherits prices something else."""
 
     def step(self, shape):
-        return step_cost(*(2.0 * part for part in super().step(shape)[1:-1]))
+        return step_cost(*(2.0 * part for part in super().step(shape).parts))
 
 
 class Instant(ConstantCost):

@@ -1,0 +1,1 @@
+"""Fits as tables for one model: what `sim.costs.measured` looks up."""

@@ -1,0 +1,189 @@
+"""From a profile to the tables that price the steps of one model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.costs.measured_chunks import pairs_of, read_beside, read_past
+from sim.costs.measured_tables import (
+    BOOST,
+    Curve,
+    Surface,
+    geometry_of,
+    linear_elements,
+    read_surface,
+    weight_bits_of,
+)
+from sim.errors import ConfigError
+from sim.profile import DRY_RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from sim.costs.measured_chunks import BesideFactor, PastFactor
+    from sim.costs.roofline import RooflineCost
+    from sim.profile import Profile
+
+    Seconds = NDArray[np.float64]
+
+
+def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
+    """Return the tables for the model, ranks and precision of `rest`."""
+    if profile.kind == DRY_RUN:
+        raise ConfigError(
+            "profile is of a dry run, whose times are made up: price steps by one that "
+            "was measured or imported, or by cost: {kind: roofline}"
+        )
+    device = profile.fit.get("gpu") or profile.device.get("name")
+    if device != rest.gpu.name:
+        raise ConfigError(
+            f"profile is of {device}, but engine.gpu is {rest.gpu.name}: use one of "
+            "that GPU, or set engine.gpu"
+        )
+    wanted = geometry_of(
+        rest.model, rest.tensor_parallel_size, rest.kv_itemsize_bytes()
+    )
+    entries = profile.fit.get("models") or []
+    for entry in entries:
+        if entry.get("geometry") == wanted:
+            found: Mapping[str, Any] = entry
+            return found
+    there = sorted(
+        f"{e.get('model')} on {e.get('geometry', {}).get('tensor_parallel_size')}"
+        for e in entries
+    )
+    raise ConfigError(
+        f"profile has no tables of {rest.model.name} on {rest.tensor_parallel_size} "
+        f"ranks with a {8 * rest.kv_itemsize_bytes()}-bit KV cache; it has "
+        f"{', '.join(sorted(set(there))) or 'none'}: import it with --model "
+        f"{rest.model.name}"
+    )
+
+
+def kv_key_s(rest: RooflineCost) -> float:
+    """Return the least seconds to read a token's KV in all layers."""
+    token_bytes = rest.model.kv_bytes_per_token(
+        rest.tensor_parallel_size, rest.kv_itemsize_bytes()
+    )
+    return token_bytes / rest.gpu.memory_bandwidth_bytes_per_s / BOOST
+
+
+def _over_layers(
+    tables: Mapping[str, Any],
+    rest: RooflineCost,
+    floor: Callable[[Seconds, int], Seconds],
+) -> tuple[list[int], list[int], Seconds, NDArray[np.bool_]]:
+    """Return nodes, and seconds of all layers, raised to the floor of each kind."""
+    total: Any = 0.0
+    outside: Any = False
+    for window, count in _layers_of(rest).items():
+        where = f"profile: table of window {window}"
+        if str(window) not in tables:
+            raise ConfigError(f"{where} is missing; import it with --model again")
+        counts, amounts, seconds, beyond = read_surface(tables[str(window)], where)
+        grid = np.outer(np.array(counts, float), np.ones(len(amounts)))
+        least = floor(grid, window)
+        total = total + count * np.maximum(seconds, least)
+        outside = outside | (beyond if count else np.zeros_like(beyond))
+    return counts, amounts, total, outside
+
+
+def _layers_of(rest: RooflineCost) -> dict[int, int]:
+    """Return the number of layers of each window; 0 is a layer that sees all."""
+    model = rest.model
+    num_sliding = model.num_sliding_layers if model.sliding_window else 0
+    layers = {0: model.num_hidden_layers - num_sliding}
+    if num_sliding:
+        layers[model.sliding_window or 0] = num_sliding
+    return layers
+
+
+def decode_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
+    """Return seconds of all layers over decodes and their mean context."""
+    amounts = np.array(next(iter(tables.values()))["amounts"], float)
+    key_s = kv_key_s(rest) / rest.model.num_hidden_layers
+
+    def floor(counts: Seconds, window: int) -> Seconds:
+        seen = np.minimum(amounts, window) if window else amounts
+        least: Seconds = counts * seen * key_s
+        return least
+
+    return Surface(*_over_layers(tables, rest, floor))
+
+
+def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
+    """Return seconds over query-key pairs of a chunk without a past."""
+    model = rest.model
+    query = np.array(next(iter(tables.values()))["amounts"], np.int64)
+    heads = model.num_attention_heads / rest.tensor_parallel_size
+    pair_s = 4.0 * heads * model.head_dim / rest.gpu.bf16_flops_per_s / BOOST
+
+    def floor(counts: Seconds, window: int) -> Seconds:
+        ramp = np.minimum(query, window) if window else query
+        pairs = ramp * (ramp + 1) // 2 + (query - ramp) * ramp
+        least: Seconds = counts * pairs * pair_s
+        return least
+
+    counts, queries, seconds, beyond = _over_layers(tables, rest, floor)
+    return Surface(counts, [q * (q + 1) // 2 for q in queries], seconds, beyond)
+
+
+def past_factor(
+    entry: Mapping[str, Any], rest: RooflineCost, prefill: Surface
+) -> PastFactor | None:
+    """Return what a past does to a chunk; None where it was not measured."""
+    tables = entry.get("prefill_past")
+    if tables is None:
+        return None
+
+    def fresh(pairs: int) -> float:
+        return prefill.at(1, pairs)[0]
+
+    return read_past(tables, _layers_of(rest), fresh)
+
+
+def beside_factor(
+    entry: Mapping[str, Any],
+    rest: RooflineCost,
+    past: PastFactor | None,
+    prefill: Surface,
+    decode: Surface,
+) -> BesideFactor | None:
+    """Return what chunks and decodes do to each other; None where not measured."""
+    tables = entry.get("mixed")
+    if tables is None:
+        return None
+    key_s = kv_key_s(rest)
+
+    def chunk(query: int, before: int) -> float:
+        seconds, _ = prefill.at(1, pairs_of(query, before))
+        if past is not None and before:
+            seconds *= past.at(float(query), float(before))[0]
+        return max(seconds, key_s * (query + before))
+
+    def decodes(count: int, context: int) -> float:
+        return decode.at(count, count * context)[0]
+
+    return read_beside(tables, _layers_of(rest), chunk, decodes, key_s)
+
+
+def token_curves(
+    table: Mapping[str, Any], rest: RooflineCost
+) -> tuple[Curve, Curve | None]:
+    """Return seconds of products, and of collectives if there are, over tokens."""
+    tokens, beyond = table["tokens"], table["beyond"]
+    elements = linear_elements(rest.model, rest.tensor_parallel_size)
+    bits = weight_bits_of(rest.model)
+    peak = rest.gpu.bf16_flops_per_s
+    if bits < 16:
+        peak = (rest.gpu.fp8_flops_per_s or peak) * (2.0 if bits < 8 else 1.0)
+    weights_s = elements * bits / 8 / rest.gpu.memory_bandwidth_bytes_per_s
+    floors = [max(weights_s, 2.0 * elements * m / peak) / BOOST for m in tokens]
+    seconds = [max(s, f) for s, f in zip(table["gemm_s"], floors, strict=True)]
+    reduce_s = table.get("allreduce_s")
+    collectives = Curve(tokens, reduce_s, beyond) if reduce_s else None
+    return Curve(tokens, seconds, beyond), collectives

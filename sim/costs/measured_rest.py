@@ -1,0 +1,229 @@
+"""What a measured step takes besides attention, products and collectives.
+
+Each of these is a table of the profile where it has one, and the datasheet's else: the
+element-wise kernels of the layers, the output projection, the sampler, swaps, copies,
+and the time that launching kernels one by one takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.cost import BatchShape
+from sim.costs.measured_rest_tables import (
+    MeasuredTransfer,
+    Part,
+    read_copies,
+    read_curve,
+    read_factor,
+    read_seconds,
+    read_transfer,
+)
+from sim.costs.transfers import ByPageSize, Swapping
+from sim.costs.widths import ESTIMATE, HEAD, KERNELS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from sim.costs.roofline import RooflineCost
+    from sim.costs.transfers import Pages, Transfer
+    from sim.generations import GraphRule, KvLayout, SwapVariant
+
+    Counts = NDArray[np.int64]
+    Seconds = NDArray[np.float64]
+
+MoveParts = tuple[float, float, bool, float, float]
+"""Seconds of swaps and of copies, whether one was extrapolated, and the squares of
+their width, down and up."""
+_LAYER_LAUNCHES: Final = 10
+"""Kernels of a layer: qkv, rope, cache write, attention, o, two norms, gate and up,
+activation, down."""
+_OTHER_LAUNCHES: Final = 4
+"""Embedding, last norm, output projection, sampler."""
+
+
+class MeasuredRest:
+    """The rest of a step, from a profile's fit and a roofline.
+
+    Parameters
+    ----------
+    fit, entry
+        Of the profile, and of the model in it.
+    rest
+        The datasheet's prices.
+    graphs
+        Which steps launch no kernels.
+
+    Raises
+    ------
+    ConfigError
+        When a table is no table.
+    """
+
+    def __init__(
+        self,
+        fit: Mapping[str, Any],
+        entry: Mapping[str, Any],
+        rest: RooflineCost,
+        graphs: GraphRule,
+    ) -> None:
+        self._rest = rest
+        self._graphs = graphs
+        self._transfers: Mapping[str, Any] = fit.get("transfers") or {}
+        self._kernels = read_curve(entry, "elementwise", "tokens")
+        self._head = read_curve(entry, "head", "rows")
+        self._sampler = read_curve(entry, "sampler", "rows")
+        self._copy = read_copies(fit.get("copy"), rest.block_pages().block_bytes)
+        self.swaps = self._swapping(fit.get("interference") or {})
+        launch_s = read_seconds(fit.get("launch") or {}, "eager_s", "launch")
+        per_layer = _LAYER_LAUNCHES + 2 * (rest.tensor_parallel_size > 1)
+        num_launches = per_layer * rest.model.num_hidden_layers + _OTHER_LAUNCHES
+        self.launches_s = launch_s * num_launches
+
+    # -- kernels ----------------------------------------------------------------
+
+    def kernels(self, num_tokens: int) -> Part:
+        """Return seconds of element-wise kernels, their starts included."""
+        if self._kernels is not None:
+            return self._kernels.at(num_tokens)
+        return Part(self._rest.token_parts(num_tokens)[2], False, KERNELS)
+
+    def head(self, num_rows: int) -> tuple[Part, ...]:
+        """Return seconds of the output projection and of the sampler.
+
+        Of the datasheet both are one part: they were judged together.
+        """
+        projection_s, sampler_s = self._rest.head_parts(num_rows)
+        if self._head is None and self._sampler is None:
+            return (Part(projection_s + sampler_s, False, HEAD),)
+        projection = Part(projection_s, False, HEAD)
+        sampler = Part(sampler_s, False, HEAD)
+        if self._head is not None and num_rows:
+            projection = self._head.at(num_rows)
+        if self._sampler is not None and num_rows:
+            sampler = self._sampler.at(num_rows)
+        return projection, sampler
+
+    def launching_s(self, num_tokens: int, num_prefills: int) -> float:
+        """Return seconds that the host launches the kernels of a step, if it does.
+
+        Zero where the profile did not time launches, and where a step is a graph. A
+        step never takes less: the GPU cannot run what was not launched.
+        """
+        if not num_tokens or self._graphs.replays(num_tokens, num_prefills):
+            return 0.0
+        return self.launches_s
+
+    def late_s(self, num_tokens: int, num_prefills: int, gpu_s: float) -> float:
+        """Return by how much launching kernels takes longer than running them."""
+        launching_s = self.launching_s(num_tokens, num_prefills)
+        return launching_s - gpu_s if launching_s > gpu_s else 0.0
+
+    def late_column(
+        self, num_tokens: Counts, prefills: Counts, gpu_s: Seconds
+    ) -> Seconds | float:
+        """Return `late_s` of each row."""
+        if not self.launches_s:
+            return 0.0
+        rows = zip(num_tokens.tolist(), prefills.tolist(), gpu_s.tolist(), strict=True)
+        return np.array([self.late_s(*row) for row in rows])
+
+    # -- blocks -----------------------------------------------------------------
+
+    def copies(self, num_blocks: int) -> Part:
+        """Return seconds of copies on the GPU, for at least one block."""
+        if self._copy is None:
+            return Part(self._rest.copy_part_s(num_blocks), True, ESTIMATE)
+        return self._copy.at(num_blocks)
+
+    def transfer(
+        self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
+    ) -> Transfer:
+        """Return the price of moving blocks by a variant, one way."""
+        pages = self._rest.block_pages(layout)
+        own = self._timed(variant, pages, load=load)
+        if own is None:
+            return self._rest.transfer(variant, load=load, layout=layout)
+        small = self._timed("kernel", pages, load=load)
+        if variant != "batch" or not load or small is None:
+            return own
+        return ByPageSize(pages, small, own)
+
+    def _timed(
+        self, variant: SwapVariant, pages: Pages, *, load: bool
+    ) -> MeasuredTransfer | None:
+        direction = "h2d" if load else "d2h"
+        table = (self._transfers.get(variant) or {}).get(direction)
+        if table is None:
+            return None
+        name = f"transfers.{variant}.{direction}"
+        return read_transfer(table, pages, name)
+
+    def _swapping(self, interference: Mapping[str, Any]) -> Swapping:
+        plain = self._rest.swapping()
+        variant = self._rest.swapping_rule().variant
+        factors = {
+            key: read_factor(interference, key, getattr(plain, key))
+            for key in ("step_factor", "transfer_factor")
+        }
+        return Swapping(
+            self.transfer(variant, load=True),
+            self.transfer(variant, load=False),
+            plain.overlap,
+            **factors,
+        )
+
+    def moves(self, shape: BatchShape, gpu_s: float) -> MoveParts:
+        """Return what moving blocks adds to a step of `gpu_s` on the GPU."""
+        num_loaded, num_stored, num_copied = shape[6:]
+        swap_s = copy_s = down = up = 0.0
+        outside = False
+        if num_loaded or num_stored:
+            moved = self.swaps.moved(num_loaded, num_stored)
+            swap_s = self.swaps.shown_s(moved, gpu_s)
+            outside = moved.extrapolated
+            down, up = moved.width.squares(swap_s)
+        if num_copied:
+            copy_s, beyond, width = self.copies(num_copied)
+            outside = outside or beyond
+            copy_down, copy_up = width.squares(copy_s)
+            down += copy_down
+            up += copy_up
+        return swap_s, copy_s, outside, down, up
+
+    def move_columns(
+        self, shapes: Counts, gpu_s: Seconds
+    ) -> tuple[Seconds, Seconds, NDArray[np.bool_], Seconds]:
+        """Return `moves` of each row, the squares as (2, n); few rows move blocks."""
+        found = np.zeros((5, len(shapes)))
+        for row in np.flatnonzero(shapes[:, 6:].any(axis=1)).tolist():
+            shape = BatchShape(*shapes[row].tolist())
+            found[:, row] = self.moves(shape, float(gpu_s[row]))
+        swap_s, copy_s, outside, *_ = found
+        return swap_s, copy_s, outside != 0.0, found[3:]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was measured and what is the datasheet's, JSON-ready."""
+        found = {
+            "elementwise": self._kernels,
+            "head": self._head,
+            "sampler": self._sampler,
+            "copy": self._copy,
+            "launches": self.launches_s or None,
+        }
+        return {
+            "measured": sorted(key for key, part in found.items() if part is not None),
+            "swaps_measured": sorted(
+                f"{variant}.{direction}"
+                for variant, ways in self._transfers.items()
+                for direction in ways
+            ),
+            "launches_s": self.launches_s or None,
+            "graphs_up_to_tokens": self._graphs.max_tokens,
+            "swap_step_factor": self.swaps.step_factor,
+            "swap_transfer_factor": self.swaps.transfer_factor,
+        }

@@ -1,0 +1,269 @@
+"""Swaps and block copies: what moving KV blocks costs, and what of it a step shows.
+
+A block lies in *descriptors*: pieces that are contiguous on both sides. Each generation
+of engines has its way to move them, its *variant* (D descriptors, B bytes)::
+
+    loop     one call a descriptor, the host waits for the calls:
+                 host    call · D
+                 all     fixed + max(call · D, B / link)
+    batch    one call for all descriptors, then the copy engine:
+                 host    fixed + descriptor · D
+                 all     host + fixed + max(B / link, dma · D)
+    kernel   a kernel on some multiprocessors reads the host's memory:
+                 host    0
+                 all     fixed + B / (link · share)
+
+A step that swaps pays for each direction apart, and `fixed` once a direction. *Serial*
+transfers add to the step. Those *beside* the step add what the host waits and what
+outlasts the step, where both slow each other down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, get_args
+
+import numpy as np
+
+from sim.costs.widths import ESTIMATE, Width, wider
+from sim.errors import ConfigError
+from sim.generations import KvLayout, SwapVariant
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sim.architecture import ModelArchitecture
+
+    Counts = NDArray[np.int64]
+    Seconds = NDArray[np.float64]
+
+VARIANTS: Final[tuple[SwapVariant, ...]] = get_args(SwapVariant)
+LAYOUTS: Final[tuple[KvLayout, ...]] = get_args(KvLayout)
+
+SMALL_PAGE_BYTES: Final = 28 * 1024
+FEWEST_SMALL_PAGES: Final = 16
+"""Loads of pages below the one and of at least the other go by kernel where others go
+by batch: below 28 KiB the copy engine falls to a sixth (vLLM pull request 42212)."""
+
+
+class Moved(NamedTuple):
+    """Seconds of one transfer."""
+
+    total_s: float
+    """From the call to the end of the transfer, alone on an idle GPU."""
+    host_s: float
+    """Of these, those that the host spends in the call."""
+    extrapolated: bool = True
+    """Whether no measurement stands behind it."""
+    width: Width = ESTIMATE
+    """By how much it may be shorter and longer."""
+
+
+NOTHING: Final = Moved(0.0, 0.0, False, Width(0.0, 0.0))
+
+
+class Transfer(Protocol):
+    """The price of moving blocks in one direction."""
+
+    def at(self, num_blocks: int) -> Moved:
+        """Return the price of so many blocks, at least 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """How a block lies in memory on one rank."""
+
+    per_block: int
+    """Descriptors of a block."""
+    page_bytes: float
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of a block, all layers."""
+        return self.per_block * self.page_bytes
+
+
+def pages_of(model: ModelArchitecture, layout: KvLayout, block_bytes: float) -> Pages:
+    """Return the descriptors of a block of `block_bytes` over all layers.
+
+    ``separate`` keeps K and V of a layer apart, as the engines before V1 do; with
+    ``joined`` they are one page a layer, with ``cross_layer`` a block is one page. A
+    latent (MLA) has no two halves.
+    """
+    halves = 1 if model.kv_lora_rank else 2
+    layers = model.num_hidden_layers
+    counts = {"separate": halves * layers, "joined": layers, "cross_layer": 1}
+    return Pages(counts[layout], block_bytes / counts[layout])
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One call a descriptor; see the module."""
+
+    pages: Pages
+    fixed_s: float
+    call_s: float
+    bytes_per_s: float
+
+    def at(self, num_blocks: int) -> Moved:
+        """Return the price of so many blocks."""
+        host_s = self.call_s * (self.pages.per_block * num_blocks)
+        link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
+        return Moved(self.fixed_s + max(host_s, link_s), host_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One call for all descriptors; see the module."""
+
+    pages: Pages
+    fixed_s: float
+    descriptor_s: float
+    dma_s: float
+    bytes_per_s: float
+
+    def at(self, num_blocks: int) -> Moved:
+        """Return the price of so many blocks."""
+        num_descriptors = self.pages.per_block * num_blocks
+        host_s = self.fixed_s + self.descriptor_s * num_descriptors
+        link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
+        device_s = self.fixed_s + max(link_s, self.dma_s * num_descriptors)
+        return Moved(host_s + device_s, host_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyKernel:
+    """A kernel that copies small pages; see the module."""
+
+    pages: Pages
+    fixed_s: float
+    bytes_per_s: float
+
+    def at(self, num_blocks: int) -> Moved:
+        """Return the price of so many blocks."""
+        link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
+        return Moved(self.fixed_s + link_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ByPageSize:
+    """Small pages in numbers by one transfer, the others by another."""
+
+    pages: Pages
+    small: Transfer
+    other: Transfer
+
+    def at(self, num_blocks: int) -> Moved:
+        """Return the price of so many blocks."""
+        few = self.pages.per_block * num_blocks < FEWEST_SMALL_PAGES
+        large = self.pages.page_bytes >= SMALL_PAGE_BYTES
+        return (self.other if few or large else self.small).at(num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Swapping:
+    """What swaps add to a step.
+
+    Parameters
+    ----------
+    load, store
+        To the GPU, and to the host.
+    overlap
+        Whether transfers run beside the step; if not, before it.
+    step_factor, transfer_factor
+        How much longer a step takes while a transfer runs, and the reverse, >= 1.
+    """
+
+    load: Transfer
+    store: Transfer
+    overlap: bool = False
+    step_factor: float = 1.0
+    transfer_factor: float = 1.0
+
+    def moved(self, num_loaded: int, num_stored: int) -> Moved:
+        """Return the price of both directions, one after the other."""
+        load = self.load.at(num_loaded) if num_loaded else NOTHING
+        store = self.store.at(num_stored) if num_stored else NOTHING
+        return Moved(
+            load.total_s + store.total_s,
+            load.host_s + store.host_s,
+            load.extrapolated or store.extrapolated,
+            wider(load.width, store.width),
+        )
+
+    def exposed_s(self, num_loaded: int, num_stored: int, gpu_s: float) -> float:
+        """Return the seconds by which a step grows.
+
+        Parameters
+        ----------
+        num_loaded, num_stored
+            Blocks.
+        gpu_s
+            Seconds of the step's operations on the GPU.
+        """
+        return self.shown_s(self.moved(num_loaded, num_stored), gpu_s)
+
+    def shown_s(self, moved: Moved, gpu_s: float) -> float:
+        """Return the seconds by which a step grows that moves so much."""
+        if not self.overlap:
+            return moved.total_s
+        rest_s = moved.total_s - moved.host_s
+        return moved.host_s + outlasting_s(
+            gpu_s, rest_s, self.step_factor, self.transfer_factor
+        )
+
+    def column(self, loaded: Counts, stored: Counts, gpu_s: Seconds) -> Seconds:
+        """Return `exposed_s` of each row, to the last bit; few rows swap."""
+        found = np.zeros(len(gpu_s))
+        for row in np.flatnonzero(loaded + stored).tolist():
+            found[row] = self.exposed_s(
+                int(loaded[row]), int(stored[row]), float(gpu_s[row])
+            )
+        return found
+
+
+def outlasting_s(
+    gpu_s: float, transfer_s: float, step_factor: float, transfer_factor: float
+) -> float:
+    """Return the seconds that a transfer beside a step adds to it.
+
+    While both run, a second of the step takes `step_factor` seconds and one of the
+    transfer `transfer_factor`; what is left when the first ends goes on alone. That is
+    what the two factors mean where they are measured: one is timed while the other
+    runs all the time. With factors of 1 this is ``max(gpu_s, transfer_s) - gpu_s``.
+    """
+    beside_s, slowed_s = transfer_s * transfer_factor, gpu_s * step_factor
+    if beside_s <= slowed_s:
+        return beside_s - beside_s / step_factor
+    return slowed_s - gpu_s + (beside_s - slowed_s) / transfer_factor
+
+
+def check_factor(key: str, value: float) -> None:
+    """Refuse what is no factor of slowing down.
+
+    Raises
+    ------
+    ConfigError
+        If it is below 1.
+    """
+    if not value >= 1.0:
+        raise ConfigError(
+            f"{key} says how many times longer something takes beside another and "
+            f"must be >= 1; got {value!r}: give 1.0 for no effect"
+        )
+
+
+def check_choice(key: str, value: Any, choices: tuple[str | None, ...]) -> None:
+    """Refuse what is not among `choices`, of which None is the last.
+
+    Raises
+    ------
+    ConfigError
+        If it is not.
+    """
+    if value not in choices:
+        raise ConfigError(
+            f"{key} must be one of {', '.join(map(str, choices[:-1]))}, or null for "
+            f"what the engine does; got {value!r}"
+        )
