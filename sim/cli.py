@@ -39,6 +39,10 @@ COMMANDS = {
         "sim.commands.decisions:decisions",
         "Write a schedule step by step, or show where two part.",
     ),
+    "validate": (
+        "sim.commands.validate:validate",
+        "Simulate a run that was measured, and report the errors.",
+    ),
     "workload": (
         "sim.commands.workload:app",
         "Traffic: statistics, generation, conversion, miss-ratio curves.",
@@ -49,7 +53,6 @@ NOT_BUILT = (
     "conform",
     "sweep",
     "plan",
-    "validate",
     "plot",
     "report",
 )

@@ -80,6 +80,9 @@ class Simulation:
         What to simulate.
     stepwise
         Whether every step is taken in full, also where the fast path is exact.
+    specs
+        Requests to serve instead of those that the configuration's workload gives, by
+        arrival and numbered from 0.
 
     Attributes
     ----------
@@ -94,7 +97,13 @@ class Simulation:
         If the parts cannot be built or do not fit together.
     """
 
-    def __init__(self, config: RunConfig, *, stepwise: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        stepwise: bool = False,
+        specs: Sequence[RequestSpec] | None = None,
+    ) -> None:
         self.config = config
         self.stop_requested = False
         self._companion: Simulation | None = None
@@ -102,7 +111,7 @@ class Simulation:
         self.capacity = make_capacity(config.engine, model, gpu)
         self.warnings = summary.pool_warnings(self.capacity, model, config)
         self.warnings += summary.idle_key_warnings(config)
-        self.specs = self._read_workload()
+        self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
         self.cost_model = self._make_cost_model(model, gpu)

@@ -1,0 +1,1 @@
+"""Predicted against measured: what a real engine did, simulated and compared."""

@@ -1,0 +1,67 @@
+"""Readers of measurements, one format a file.
+
+A reader is a function ``(Path, Mapping) -> Observed``; `READERS` names it, `read` tells
+which one a file wants. To add one: write its file, add a line here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.validation.observed import MeasuredError, Observed
+from sim.validation.readers.prometheus import looks_like_prometheus, read_prometheus
+from sim.validation.readers.requests_csv import read_requests_csv
+from sim.validation.readers.vllm_bench import read_vllm_bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+READERS: Final[dict[str, Callable[[str, Path], Observed]]] = {
+    "requests": read_requests_csv,
+    "vllm_bench": read_vllm_bench,
+    "prometheus": read_prometheus,
+}
+"""Kind to reader; each takes the text of the file and its path."""
+
+
+def read(path: Path) -> Observed:
+    """Read a file of measurements, its format told by its content.
+
+    Raises
+    ------
+    MeasuredError
+        When it is not there, of no known format, or malformed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text"
+        raise MeasuredError(
+            f"'{path}' cannot be read: {reason}; give a requests.csv, a result of "
+            "'vllm bench serve' or a scrape of vLLM's metrics"
+        ) from error
+    return READERS[_kind_of(text, path)](text, path)
+
+
+def _kind_of(text: str, path: Path) -> str:
+    start = text.lstrip()[:1]
+    if start == "{" and _is_json(text):
+        return "vllm_bench"
+    if looks_like_prometheus(text):
+        return "prometheus"
+    if "," in text.partition("\n")[0]:
+        return "requests"
+    raise MeasuredError(
+        f"'{path}' is no file of measurements that is known: give a requests.csv with "
+        "a header, the JSON of 'vllm bench serve', or the text of vLLM's /metrics"
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, dict)

@@ -1,0 +1,200 @@
+"""Simulate what was measured, and say how far off the simulation is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.assemble_workload import make_workload
+from sim.config import parse_config
+from sim.simulate import Simulation
+from sim.validation import compare
+from sim.validation.fit import ended_by, fit_terms
+from sim.validation.inputs import Inputs, inputs_of
+from sim.validation.predicted import observed_of, series_of, usage_over
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.config import RunConfig
+    from sim.results import Results
+    from sim.validation.fit import Fit, Term
+    from sim.validation.observed import Floats, Observed, TimeSeries
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A measured run beside the simulated one.
+
+    Parameters
+    ----------
+    results
+        Of the simulation, with what was fitted.
+    measured, predicted
+        Requests of both in the order of the measurement.
+    series
+        States at the moments that were measured, or None.
+    usage
+        (requests,) mean KV usage while each request was in the system; from the
+        measurement where it has it, else from the simulation. None without requests.
+    fit
+        What was fitted, or None.
+    notes
+        What a reader should know, a sentence each.
+    """
+
+    results: Results
+    measured: Observed
+    predicted: Observed
+    series: TimeSeries | None
+    usage: Floats | None
+    fit: Fit | None
+    notes: tuple[str, ...]
+
+    @property
+    def judged(self) -> Any:
+        """Requests that nothing was fitted on; None for all."""
+        requests = self.measured.requests
+        if self.fit is None or requests is None:
+            return None
+        return ~ended_by(requests, self.fit.split_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything that was found, JSON-ready."""
+        found: dict[str, Any] = {
+            "source": self.measured.source,
+            "title": self.results.summary["title"],
+            "notes": list(self.notes),
+            "metrics": compare.metrics(self.predicted, self.measured),
+            "fit": None if self.fit is None else self.fit.to_dict(),
+            "profile": self.results.summary.get("profile"),
+            "extrapolated_share": self.results.summary.get("extrapolated_share"),
+            "num_gpu_blocks": self.results.summary["num_gpu_blocks"],
+            "warnings": list(self.results.summary["warnings"]),
+        }
+        ours, theirs = self.predicted.requests, self.measured.requests
+        if ours is not None and theirs is not None:
+            found["per_request"] = compare.per_request(ours, theirs)
+            if self.fit is not None:
+                found["judged_metrics"] = compare.metrics(
+                    self.predicted, self.measured, self.judged
+                )
+                found["judged_per_request"] = compare.per_request(
+                    ours, theirs, self.judged
+                )
+            if self.usage is not None:
+                found["by_kv_usage"] = compare.by_pressure(ours, theirs, self.usage)
+        if self.series is not None and self.measured.series is not None:
+            found["curves"] = compare.curves(self.series, self.measured.series)
+        return found
+
+
+def validate(
+    config: RunConfig,
+    measured: Observed,
+    terms: Sequence[Term] = (),
+    fit_on: float = 1.0 / 3.0,
+) -> Validation:
+    """Simulate the run that was measured and compare.
+
+    Parameters
+    ----------
+    config
+        The engine as it was, and the workload that it was given.
+    measured
+        What was observed of it.
+    terms
+        Configuration keys to fit on the first part of the run.
+    fit_on
+        That part, as a share of the time from the first arrival to the last token.
+
+    Raises
+    ------
+    ConfigError, MeasuredError
+        When configuration and measurement do not fit together.
+    """
+    inputs = _inputs(config, measured)
+    fit = None
+    if terms:
+        fit = fit_terms(
+            terms,
+            measured,
+            lambda values: observed_of(
+                _simulated(config, inputs, values), inputs.lines
+            ),
+            _split_s(measured, fit_on),
+        )
+    results = _simulated(config, inputs, fit.values if fit else {})
+    predicted = observed_of(results, inputs.lines)
+    series = measured.series
+    return Validation(
+        results=results,
+        measured=measured,
+        predicted=predicted,
+        series=None if series is None else series_of(results, series.time_s),
+        usage=_usage(results, measured, predicted),
+        fit=fit,
+        notes=(*measured.notes, *inputs.notes),
+    )
+
+
+def _inputs(config: RunConfig, measured: Observed) -> Inputs:
+    specs = make_workload(config.workload, config.seed).requests()
+    if measured.requests is None:
+        lines = np.arange(len(specs))
+        note = (
+            "the source has no single requests: arrivals and lengths are the workload's"
+        )
+        return Inputs(tuple(specs), lines, (note,))
+    return inputs_of(specs, measured.requests)
+
+
+def _simulated(config: RunConfig, inputs: Inputs, values: dict[str, float]) -> Results:
+    if values:
+        data = config.model_dump()
+        for key, value in values.items():
+            data["cost"][key.removeprefix("cost.")] = value
+        config = parse_config(data)
+    return Simulation(config, specs=inputs.specs).run()
+
+
+def _split_s(measured: Observed, share: float) -> float:
+    """Return when the part that is fitted on ends."""
+    requests = measured.requests
+    if requests is None or requests.arrival_s is None:
+        return 0.0  # `fit_terms` says what is missing
+    begin_s = float(requests.arrival_s.min())
+    end_s = float(np.nanmax(requests.arrival_s + requests.e2el_s, initial=begin_s))
+    return begin_s + share * (end_s - begin_s)
+
+
+def _usage(results: Results, measured: Observed, predicted: Observed) -> Floats | None:
+    """Return the mean KV usage during each request."""
+    theirs, ours, series = measured.requests, predicted.requests, measured.series
+    if theirs is None or ours is None:
+        return None
+    if (
+        series is not None
+        and series.kv_cache_usage is not None
+        and theirs.arrival_s is not None
+    ):
+        begin_s = theirs.arrival_s
+        return _mean_between(
+            series.time_s, series.kv_cache_usage, begin_s, begin_s + theirs.e2el_s
+        )
+    assert ours.arrival_s is not None
+    return usage_over(results, ours.arrival_s, ours.arrival_s + ours.e2el_s)
+
+
+def _mean_between(
+    time_s: Floats, values: Floats, begin_s: Floats, end_s: Floats
+) -> Floats:
+    """Return the mean of a curve of straight lines between two moments each."""
+    values = np.nan_to_num(values)
+    middles = (values[1:] + values[:-1]) / 2.0 * np.diff(time_s)
+    area = np.concatenate([np.zeros(1), np.cumsum(middles)])
+    spent = np.interp(end_s, time_s, area) - np.interp(begin_s, time_s, area)
+    mean: Floats = spent / np.maximum(end_s - begin_s, 1e-12)
+    return np.clip(mean, 0.0, 1.0)

@@ -1,0 +1,293 @@
+"""A run measured by ourselves is predicted without an error; what differs shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import yaml
+
+from sim.cli import run as kvsim
+from sim.config import parse_config
+from sim.errors import ConfigError
+from sim.validation import compare
+from sim.validation.fit import parse_term
+from sim.validation.observed import MeasuredError, Observed, ObservedRequests
+from sim.validation.predicted import series_of, usage_over
+from sim.validation.readers import read
+from sim.validation.readers.requests_csv import read_timeseries
+from sim.validation.run import validate
+from tests.sim.validation.runs import (
+    STEP_OVERHEAD_S,
+    config,
+    run_config,
+    simulated,
+    write_requests,
+    write_series,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sim.results import Results
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return simulated()
+
+
+@pytest.fixture
+def measured(results: Results, tmp_path: Path) -> Observed:
+    write_requests(results, tmp_path / "requests.csv")
+    write_series(results, np.arange(0.5, 20.0, 0.5), tmp_path / "series.csv")
+    return replace(
+        read(tmp_path / "requests.csv"),
+        series=read_timeseries(tmp_path / "series.csv"),
+    )
+
+
+def requests_of(*latencies_s: tuple[float, float]) -> ObservedRequests:
+    ttft_s, e2el_s = np.array(latencies_s).T
+    ones = np.ones(len(latencies_s), np.int64)
+    return ObservedRequests(10 * ones, 3 * ones, ttft_s, e2el_s)
+
+
+def test_a_run_of_our_own_is_predicted_without_error(measured: Observed) -> None:
+    report = validate(run_config(), measured).to_dict()
+    assert report["metrics"]["num_preemptions"]["measured"] > 0
+    errors = {k: v["error_pct"] for k, v in report["metrics"].items()}
+    assert errors == pytest.approx(dict.fromkeys(errors, 0.0), abs=1e-6)
+    assert {"mean_ttft_ms", "p99_tpot_ms", "p90_e2el_ms", "duration"} <= set(errors)
+    for found in report["curves"].values():
+        assert found["max_abs"] < 1e-9
+        assert found["measured_mean"] > 0.0
+    assert set(report["curves"]) == {"num_running", "num_waiting", "kv_cache_usage"}
+    assert report["by_kv_usage"][-1]["usage_from"] >= 0.8
+    assert sum(found["n"] for found in report["by_kv_usage"]) == 40
+
+
+def test_another_overhead_shows_and_a_fit_on_the_first_part_finds_it(
+    measured: Observed,
+) -> None:
+    wrong = run_config(step_overhead_s=0.001)
+    before = validate(wrong, measured).to_dict()
+    assert before["metrics"]["mean_tpot_ms"]["error_pct"] < -5.0
+    found = validate(wrong, measured, [parse_term("host")], 0.6)
+    assert found.fit is not None
+    assert found.fit.values["cost.step_overhead_s"] == pytest.approx(
+        STEP_OVERHEAD_S, rel=0.02
+    )
+    assert found.fit.error_after_pct < 1.0 < found.fit.error_before_pct
+    report = found.to_dict()
+    assert abs(report["judged_metrics"]["mean_tpot_ms"]["error_pct"]) < 1.0
+    assert report["judged_per_request"]["e2el"]["n"] == 40 - found.fit.num_requests
+
+
+def test_what_ended_after_the_split_is_not_fitted_on(measured: Observed) -> None:
+    assert measured.requests is not None
+    wrong = run_config(step_overhead_s=0.001)
+    terms = [parse_term("host")]
+    whole = validate(wrong, measured, terms, 0.6).fit
+    assert whole is not None
+    assert measured.requests.arrival_s is not None
+    ends_s = measured.requests.arrival_s + measured.requests.e2el_s
+    late = ends_s > whole.split_s
+    # all that came later, five times as slow: but for the last, which sets the split
+    late[np.argmax(ends_s)] = False
+    shrunk = measured.requests.ttft_s + 0.5 * (
+        measured.requests.e2el_s - measured.requests.ttft_s
+    )
+    other = replace(
+        measured.requests, e2el_s=np.where(late, shrunk, measured.requests.e2el_s)
+    )
+    still_late = late & (measured.requests.arrival_s + other.e2el_s > whole.split_s)
+    other = replace(
+        other, e2el_s=np.where(still_late, other.e2el_s, measured.requests.e2el_s)
+    )
+    assert still_late.any()
+    again = validate(wrong, replace(measured, requests=other), terms, 0.6).fit
+    assert again is not None
+    assert again.values == whole.values
+
+
+def test_too_small_a_part_is_refused(measured: Observed) -> None:
+    with pytest.raises(MeasuredError, match="at least 10 requests that ended"):
+        validate(run_config(), measured, [parse_term("host")], 0.05)
+
+
+def test_arrivals_and_lengths_are_those_measured(measured: Observed) -> None:
+    assert measured.requests is not None
+    later = replace(
+        measured.requests,
+        arrival_s=np.flip(measured.requests.arrival_s + 5.0),  # type: ignore[operator]
+        num_output_tokens=np.full(40, 7),
+    )
+    found = validate(run_config(), replace(measured, requests=later, series=None))
+    ours = found.predicted.requests
+    assert ours is not None
+    np.testing.assert_array_equal(ours.arrival_s, later.arrival_s)
+    np.testing.assert_array_equal(ours.num_prompt_tokens, later.num_prompt_tokens)
+    assert (ours.num_output_tokens == 7).all()
+    assert "got the output length that was measured" in found.notes[-1]
+
+
+def test_another_workload_is_refused(measured: Observed) -> None:
+    requests = measured.requests
+    assert requests is not None
+    other = replace(requests, num_prompt_tokens=requests.num_prompt_tokens + 1)
+    with pytest.raises(MeasuredError, match="request 1 has a prompt of"):
+        validate(run_config(), replace(measured, requests=other))
+    data = config()
+    data["workload"]["synthetic"]["num_requests"] = 39
+
+    with pytest.raises(MeasuredError, match="has 39 requests, the measurement 40"):
+        validate(parse_config(data), measured)
+
+
+def test_requests_that_were_not_served_are_left_out_on_both_sides(
+    measured: Observed,
+) -> None:
+    requests = measured.requests
+    assert requests is not None
+    e2el_s = requests.e2el_s.copy()
+    slowest = int(np.argmax(e2el_s))
+    e2el_s[slowest] = np.nan
+    some = replace(measured, requests=replace(requests, e2el_s=e2el_s))
+    found = compare.metrics(some, measured)
+    assert found["mean_e2el_ms"]["predicted"] < found["mean_e2el_ms"]["measured"]
+    found = compare.metrics(measured, some)
+    assert found["mean_e2el_ms"]["error_pct"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_errors_by_literals() -> None:
+    theirs = requests_of((1.0, 3.0), (2.0, 4.0), (1.0, 5.0))
+    ours = requests_of((1.1, 3.0), (2.0, 5.0), (0.5, 5.0))
+    found = compare.per_request(ours, theirs)
+    assert found["ttft"] == pytest.approx(
+        {
+            "n": 3.0,
+            "mean_abs_pct": 20.0,
+            "p50_abs_pct": 10.0,
+            "p90_abs_pct": 42.0,
+            "bias_pct": 0.0,
+        }
+    )
+    assert found["e2el"]["bias_pct"] == 0.0
+    bins = compare.by_pressure(ours, theirs, np.array([0.1, 0.97, 1.0]))
+    assert [(b["usage_from"], b["n"]) for b in bins] == [(0.0, 1), (0.95, 2)]
+    assert bins[0]["ttft"]["bias_pct"] == pytest.approx(10.0)
+    assert compare.compared(0.0, 0.0)["error_pct"] == 0.0
+    assert "error_pct" not in compare.compared(3.0, 0.0)
+
+
+def test_states_between_two_steps(results: Results) -> None:
+    frame = results.steps
+    step = frame.iloc[len(frame) // 2]
+    middle = step["start_s"] + step["latency_s"] / 2
+    series = series_of(results, np.array([-1.0, middle, 1e6]))
+    assert series.num_running is not None
+    assert series.num_running.tolist() == [0.0, step["num_running"], 0.0]
+
+
+def test_mean_usage_is_weighted_by_time(results: Results) -> None:
+    frame = results.steps
+    last_s = float((frame["start_s"] + frame["latency_s"]).max())
+    usage = usage_over(results, np.array([0.0]), np.array([last_s]))
+    expected = (frame["kv_cache_usage"] * frame["latency_s"]).sum() / last_s
+    assert usage[0] == pytest.approx(expected)
+    one = frame.iloc[100]
+    inside = usage_over(
+        results,
+        np.array([one["start_s"]]),
+        np.array([one["start_s"] + one["latency_s"]]),
+    )
+    assert inside[0] == pytest.approx(one["kv_cache_usage"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step_overhead_s", "--fit takes 'host' or cost.KEY=LOW:HIGH"),
+        ("engine.block_size=1:2", "--fit takes 'host'"),
+        ("cost.step_overhead_s=2:1", "the range 2:1 is empty"),
+        ("cost.step_overhead_s=0:nan", "is empty"),
+    ],
+)
+def test_terms_that_cannot_be_fitted(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="--fit") as caught:
+        parse_term(text)
+    assert message in str(caught.value)
+
+
+def arguments(tmp_path: Path, results: Results, *more: str) -> list[str]:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config()))
+    write_requests(results, tmp_path / "requests.csv")
+    write_series(results, np.arange(0.5, 20.0, 0.5), tmp_path / "series.csv")
+    return [
+        *("validate", str(tmp_path / "config.yaml")),
+        *("--measured", str(tmp_path / "requests.csv")),
+        *("--out", str(tmp_path / "out"), *more),
+    ]
+
+
+def test_the_command_writes_a_report_and_its_figures(
+    tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = ["--timeseries", str(tmp_path / "series.csv")]
+    fit = ["--fit", "host", "--fit-on", "0.6"]
+    assert kvsim(arguments(tmp_path, results, *series, *fit)) == 0
+    text = capsys.readouterr().out
+    assert "mean ttft ms" in text
+    assert "fitted: cost.step_overhead_s = 0.00" in text
+    assert "curves apart on average: running 0.0" in text
+    out = tmp_path / "out"
+    names = {path.name for path in out.rglob("*") if path.is_file()}
+    assert names == {
+        *("config.yaml", "validation.json", "requests.csv"),
+        *("states.png", "latencies.png", "per_request.png", "errors_by_kv_usage.png"),
+    }
+    report = json.loads((out / "validation.json").read_text())
+    found: dict[str, Any] = report["metrics"]["mean_ttft_ms"]
+    assert set(found) == {"predicted", "measured", "error_pct"}
+    fitted = yaml.safe_load((out / "config.yaml").read_text())["cost"]
+    assert fitted["step_overhead_s"] == report["fit"]["values"]["cost.step_overhead_s"]
+
+
+def test_the_command_prints_json_and_repeats_itself(
+    tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(tmp_path, results, "--json", "--no-figures")
+    assert kvsim(command) == 0
+    first = capsys.readouterr().out
+    assert json.loads(first)["fit"] is None
+    assert kvsim([*command, "--overwrite"]) == 0
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--fit-on", "1.5"], "--fit-on is a share of the run's time"),
+        (["--fit", "ghost"], "--fit takes 'host'"),
+        (["--fit", "cost.overhead=0:1"], "overhead"),
+        (["--set", "workload.synthetic.num_requests=7"], "7 requests, the measurement"),
+    ],
+)
+def test_mistakes_are_answered_in_a_line(
+    tmp_path: Path,
+    results: Results,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    message: str,
+) -> None:
+    assert kvsim(arguments(tmp_path, results, *more)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not (tmp_path / "out").exists()

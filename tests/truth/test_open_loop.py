@@ -1,0 +1,81 @@
+"""A real vLLM 0.19 that saturates at 128 running requests, simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.cli import run as kvsim
+from sim.validation.fit import parse_term
+from sim.validation.readers import read
+from sim.validation.readers.requests_csv import read_timeseries
+from sim.validation.run import validate
+from tests.shared import shared
+from tests.truth.runs import RTX, rtx_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sim.validation.observed import Observed
+
+IDEAL_HIT_TOKENS = 19_520
+"""Reuse of full blocks of real token ids, which no eviction took away."""
+
+
+@pytest.fixture
+def measured() -> Observed:
+    observed = read(shared(f"{RTX}/requests.csv"))
+    series = read_timeseries(shared(f"{RTX}/timeseries.csv"))
+    assert series.kv_cache_usage is None  # a known fault of what wrote the log
+    return replace(observed, series=series)
+
+
+def assert_within(report: dict[str, Any], part: str) -> None:
+    """Hold the gates: TPOT and E2E mean 4 %, TTFT mean and median 8 %."""
+    errors = {name: abs(found["error_pct"]) for name, found in report[part].items()}
+    assert errors["mean_tpot_ms"] <= 4.0
+    assert errors["mean_e2el_ms"] <= 4.0
+    assert errors["mean_ttft_ms"] <= 8.0
+    assert errors["p50_ttft_ms"] <= 8.0
+
+
+def assert_curves(report: dict[str, Any]) -> None:
+    for name in ("num_running", "num_waiting"):
+        assert report["curves"][name]["mean_abs"] <= 3.0
+
+
+def test_the_datasheet_with_the_host_fitted_on_the_first_third(
+    measured: Observed,
+) -> None:
+    report = validate(rtx_config(), measured, [parse_term("host")]).to_dict()
+    assert_within(report, "metrics")
+    assert_within(report, "judged_metrics")
+    assert_curves(report)
+    assert report["metrics"]["completed"]["error_pct"] == 0.0
+
+
+def test_prefix_hits_are_those_of_the_real_token_ids(measured: Observed) -> None:
+    validation = validate(rtx_config(), measured)
+    ours = validation.predicted.requests
+    assert ours is not None
+    assert ours.num_cached_tokens is not None
+    assert int(ours.num_cached_tokens.sum()) == IDEAL_HIT_TOKENS
+
+
+@pytest.mark.slow
+def test_the_measured_layers_with_the_host_fitted_on_the_first_third(
+    measured: Observed, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    folder = shared("profiles/llmservingsim/RTXPRO6000")
+    command = ["profile", "import", "llmservingsim", "--path", str(folder)]
+    model = ["--model", "meta-llama/Llama-3.1-8B"]
+    assert kvsim([*command, *model, "--out", str(path), "--quiet"]) == 0
+    cost = {"kind": "measured", "profile": str(path)}
+    for terms in ([], [parse_term("host")]):
+        report = validate(rtx_config(cost), measured, terms).to_dict()
+        assert_within(report, "metrics")
+        assert_curves(report)
+        assert report["profile"].startswith("sha256:")
