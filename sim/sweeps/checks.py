@@ -61,6 +61,13 @@ def check_runs(runs: Sequence[Expanded]) -> None:
             _check_parts(run.job)
 
 
+def _is_users(value: Any) -> bool:
+    """Whether a class of the user's is named anywhere."""
+    if isinstance(value, dict | list):
+        return any(map(_is_users, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and ".py:" in value
+
+
 def _without_numbers(value: Any) -> Any:
     """Return a value in which all numbers are alike."""
     if isinstance(value, dict):
@@ -71,12 +78,17 @@ def _without_numbers(value: Any) -> Any:
 
 
 def _check_parts(job: Job) -> None:
-    """Make what a run is made of, without reading a trace or counting blocks."""
+    """Make what a run is made of, without reading a trace or counting blocks.
+
+    Users' own classes are left to the workers, which may die of them.
+    """
     config = parse_config(dict(job.config))
     try:
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
-        make_workload(config.workload, config.seed)
-        make_cost_model(config, model, gpu)
+        if not _is_users(config.workload.model_dump()):
+            make_workload(config.workload, config.seed)
+        if not _is_users(config.cost):
+            make_cost_model(config, model, gpu)
     except CapacityError:
         return  # of this run: it will say so
     except ConfigError as error:

@@ -164,10 +164,14 @@ def _base_file(name: str, directory: Path) -> Path:
     return given if given.is_file() else directory / given
 
 
+_TYPE_NAMES = ("str", "dict[str,any]")
+
+
 def _one_line(error: ValidationError) -> str:
     """Return the first problem in a line."""
-    problem = error.errors()[0]
-    path = ".".join(str(part) for part in problem["loc"] if part != "dict[str,any]")
+    # A key that is misspelt is missing, too: the spelling is what to mend.
+    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
     table, _, key = path.rpartition(".")
     if problem["type"] == "extra_forbidden":
         choices = list((DrawnBlock if table else SweepSpec).model_fields)
