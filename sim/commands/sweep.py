@@ -70,12 +70,12 @@ def sweep(
     started_s = perf_counter()
     if not (dry_run or address):
         _warm_up()
+    from sim.output import check_output
     from sim.sweeps import directory as folder
     from sim.sweeps.checks import check_runs, check_size
     from sim.sweeps.expand import Sweep
     from sim.sweeps.session import run_sweep
     from sim.sweeps.spec import load_sweep
-    from sim.sweeps.supplies import gather
 
     _check_options(workers, address, resume=resume, overwrite=overwrite)
     plan = Sweep(load_sweep(config, set_ or []))
@@ -88,20 +88,21 @@ def sweep(
         return 0
     directory = out or Path("results") / config.stem
     facts = folder.identity(jobs)
-    supplies = gather(jobs, at_least=1 if address else 2)
     if resume:
-        dataset = folder.resume(directory, facts)
+        folder.check_same(directory, facts)
     else:
-        given = plan.file.given
-        dataset = folder.begin(directory, given, facts, overwrite=overwrite)
-    executor = _executor(workers, address, supplies)
-    with (
-        folder.held(directory),
-        executor,
-        _stopping_on_interrupt(executor),
-        _progress(len(jobs), show=not (quiet or json)) as on_outcome,
-    ):
-        tally = run_sweep(plan, jobs, dataset, executor, on_outcome)
+        check_output(directory, overwrite=overwrite, files=folder.SWEEP_FILES)
+    executor = _executor(workers, address, jobs)
+    with executor:  # joins its cluster, if there is one, before anything is written
+        if not resume:
+            folder.begin(directory, plan.file.given, facts, overwrite=overwrite)
+        with (
+            folder.held(directory),
+            _stopping_on_interrupt(executor),
+            _progress(len(jobs), show=not (quiet or json)) as on_outcome,
+        ):
+            dataset = directory / folder.RUNS
+            tally = run_sweep(plan, jobs, dataset, executor, on_outcome)
     wall_s = perf_counter() - started_s
     _note_run(directory, tally, executor, address, wall_s)
     _report(directory, tally, executor, wall_s, quiet=quiet, as_json=json)
@@ -140,14 +141,19 @@ def _check_options(
         )
 
 
-def _executor(workers: int | None, address: str | None, supplies: Any) -> Executor:
+def _executor(
+    workers: int | None, address: str | None, jobs: Sequence[Job]
+) -> Executor:
+    """Return who carries out the runs, with what they share."""
+    from sim.sweeps.supplies import gather
+
     if address is None:
         from sim.sweeps.local import LocalExecutor
 
-        return LocalExecutor(workers, supplies)
+        return LocalExecutor(workers, gather(jobs))
     from sim.sweeps.ray_cluster import RayExecutor
 
-    return RayExecutor(address, supplies)
+    return RayExecutor(address, gather(jobs, at_least=1))
 
 
 @contextmanager
@@ -225,12 +231,14 @@ def _report(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    from sim.sweeps.directory import RUNS
+
     for line in tally.problems:
         print(f"kvsim: warning: {line}", file=sys.stderr)
     more = tally.num_failed - len(tally.problems)
     if more > 0:
         print(f"kvsim: warning: and {more:,} more; see column error", file=sys.stderr)
-    dataset = str(directory / "runs")
+    dataset = str(directory / RUNS)
     if as_json:
         from json import dumps
 

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 FORMAT = "kvsim-sweep/1"
 
-_IDENTITY, _SPEC, _RUNS = "sweep.json", "sweep.yaml", "runs"
+RUNS = "runs"
+"""Folder of the dataset."""
+
+_IDENTITY, _SPEC = "sweep.json", "sweep.yaml"
 
 SWEEP_FILES = ResultFiles(
-    "a sweep", _IDENTITY, frozenset({_IDENTITY, _SPEC, _RUNS, "run.json"})
+    "a sweep", _IDENTITY, frozenset({_IDENTITY, _SPEC, RUNS, "run.json"})
 )
 
 
@@ -53,8 +56,8 @@ def begin(
     facts: Mapping[str, Any],
     *,
     overwrite: bool,
-) -> Path:
-    """Make the folder of a new sweep; return that of its dataset.
+) -> None:
+    """Make the folder of a new sweep.
 
     Raises
     ------
@@ -64,23 +67,22 @@ def begin(
     with output_directory(directory, overwrite=overwrite, files=SWEEP_FILES) as new:
         write_text(new / _SPEC, yaml.safe_dump(dict(given), sort_keys=False))
         write_json(new / _IDENTITY, facts)
-        (new / _RUNS).mkdir()
-    return directory / _RUNS
+        (new / RUNS).mkdir()
 
 
-def resume(directory: Path, facts: Mapping[str, Any]) -> Path:
-    """Return the folder of the dataset of a sweep that goes on.
+def check_same(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse to go on with a sweep that is not this one.
 
     Raises
     ------
     OutputError
-        If there is none, or it is another sweep.
+        If there is none in the folder, or it is another one.
     """
     try:
         found = json.loads((directory / _IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or not (directory / _RUNS).is_dir():
+    if not isinstance(found, dict) or not (directory / RUNS).is_dir():
         raise OutputError(
             f"there is no sweep to resume in '{directory}'; leave out --resume, or give "
             f"its --out"
@@ -89,7 +91,6 @@ def resume(directory: Path, facts: Mapping[str, Any]) -> Path:
         raise OutputError(
             f"'{directory}' cannot be resumed: {difference}, or choose another --out"
         )
-    return directory / _RUNS
 
 
 def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:

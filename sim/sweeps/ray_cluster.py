@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ _AHEAD = 2
 """Runs handed out for each processor: Ray's own queue is long enough with that."""
 _POLL_S = 0.1
 _COUNT_EVERY_S = 1.0
+_KNOCK_S = 5.0
 
 
 class RayExecutor:
@@ -75,8 +77,9 @@ class RayExecutor:
         ray = self._ray
         if not ray.is_initialized():
             try:
+                _knock(self._address)
                 ray.init(address=self._address, log_to_driver=False, logging_level=40)
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(
                     f"--address: there is no Ray cluster at '{self._address}' "
                     f"({' '.join(str(error).split())[:200]}); start one with 'ray start "
@@ -99,7 +102,10 @@ class RayExecutor:
     @property
     def num_workers(self) -> int:
         """Processors of the cluster, as many as there are by now."""
-        if monotonic() - self._counted_s >= _COUNT_EVERY_S and self._ray.is_initialized():
+        if (
+            monotonic() - self._counted_s >= _COUNT_EVERY_S
+            and self._ray.is_initialized()
+        ):
             self._num_workers = int(self._ray.cluster_resources().get("CPU", 0))
             self._counted_s = monotonic()
         return self._num_workers
@@ -157,6 +163,19 @@ class RayExecutor:
         except self._ray.exceptions.RayError:
             return None
         return outcome
+
+
+def _knock(address: str) -> None:
+    """See whether anybody listens: Ray would end this process if nobody did.
+
+    Raises
+    ------
+    OSError
+        If nobody does.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 def run_on_node(

@@ -36,12 +36,12 @@ class Relocation:
             Contents by absolute path.
         """
         places = {}
-        for number, (name, content) in enumerate(files.items()):
+        for name, content in files.items():
             path = Path(name)
             if _holds(path, content):
                 continue
-            here = directory / str(number) / path.name
-            here.parent.mkdir(parents=True)
+            here = directory.joinpath(*path.parts[1:])  # whose name may be told
+            here.parent.mkdir(parents=True, exist_ok=True)
             here.write_bytes(content)
             places[name] = str(here)
             if path.name == "config.json":  # a model may be named by its folder
@@ -50,7 +50,9 @@ class Relocation:
 
     def moved(self, job: Job) -> Job:
         """Return a job that names the files here."""
-        return replace(job, config=self._with_places(job.config)) if self.places else job
+        return (
+            replace(job, config=self._with_places(job.config)) if self.places else job
+        )
 
     def restored(self, outcome: Outcome) -> Outcome:
         """Return an outcome that names the files where the sweep was started."""

@@ -61,7 +61,9 @@ class RowMaker:
         }
         for key, value in (outcome.summary or {}).items():
             row.setdefault(key, _cell(value))
-        return row | {"config": yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False)}
+        return row | {
+            "config": yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False)
+        }
 
 
 def _cell(value: Any) -> Any:

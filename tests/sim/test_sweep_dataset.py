@@ -80,7 +80,9 @@ def test_the_bytes_do_not_depend_on_the_order_or_on_interruptions(
     assert table["evictions"].dropna().tolist() == [3]
     for row, found_row in zip(rows(), table.to_dict("records"), strict=True):
         for key, value in row.items():
-            assert found_row[key] == value or (value is None and pd.isna(found_row[key]))
+            assert found_row[key] == value or (
+                value is None and pd.isna(found_row[key])
+            )
 
 
 def test_files_come_as_time_passes_not_with_every_row(tmp_path: Path) -> None:

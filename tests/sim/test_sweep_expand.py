@@ -110,10 +110,16 @@ def test_a_base_by_name_and_changed_in_passing(tmp_path: Path) -> None:
         ({"grid": {SEQS: []}}, f"grid: {SEQS}: should be a list of values, not empty"),
         ({"grid": {RATE: {"log": [2, 1], "num": 3}}}, "the range is empty"),
         ({"gird": {SEQS: [1]}}, "gird: unknown key; did you mean 'grid'?"),
-        ({"random": {"ranges": {BLOCK: {"int": [1, 9]}}}}, "random.num_runs: this key is needed"),
+        (
+            {"random": {"ranges": {BLOCK: {"int": [1, 9]}}}},
+            "random.num_runs: this key is needed",
+        ),
         ({"random": {"num_run": 5, "ranges": {}}}, "did you mean 'num_runs'?"),
         ({"random": 5}, "random: should be a table with num_runs and ranges"),
-        ({"latin_hypercube": {"num_runs": 0, "ranges": {}}}, "latin_hypercube.num_runs"),
+        (
+            {"latin_hypercube": {"num_runs": 0, "ranges": {}}},
+            "latin_hypercube.num_runs",
+        ),
         ({"repeats": 0}, "repeats: should be greater than or equal to 1, got 0"),
         ({"repeats": "two"}, "repeats: should be a valid integer, got 'two'"),
         ({"list": [{}]}, "list: should be a list of tables such as"),
