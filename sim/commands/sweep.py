@@ -102,7 +102,7 @@ def sweep(
             _progress(len(jobs), show=not (quiet or json)) as on_outcome,
         ):
             dataset = directory / folder.RUNS
-            tally = run_sweep(plan, jobs, dataset, executor, on_outcome)
+            tally = run_sweep(plan, jobs, dataset, executor, on_outcome=on_outcome)
     wall_s = perf_counter() - started_s
     _note_run(directory, tally, executor, address, wall_s)
     _report(directory, tally, executor, wall_s, quiet=quiet, as_json=json)
@@ -158,7 +158,7 @@ def _executor(
 
 @contextmanager
 def _stopping_on_interrupt(executor: Executor) -> Iterator[None]:
-    """Let the first Ctrl-C end the sweep and keep what is finished, the second at once."""
+    """Let the first Ctrl-C keep what is finished and end, the second end at once."""
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGINT, before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,6 +17,7 @@ from sim.sweeps.supplies import digests, named_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from sim.sweeps.job import Job
 
@@ -84,8 +84,8 @@ def check_same(directory: Path, facts: Mapping[str, Any]) -> None:
         found = None
     if not isinstance(found, dict) or not (directory / RUNS).is_dir():
         raise OutputError(
-            f"there is no sweep to resume in '{directory}'; leave out --resume, or give "
-            f"its --out"
+            f"there is no sweep to resume in '{directory}'; leave out --resume, or "
+            f"give its --out"
         )
     if difference := _difference(found, json.loads(json.dumps(facts))):
         raise OutputError(
@@ -105,8 +105,8 @@ def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str | Non
             return f"'{path}' has changed since it began; put it back"
     if found != facts:
         return (
-            f"it holds another sweep, of {found.get('num_runs', 0):,} runs, or this one "
-            f"has changed; put it back"
+            f"it holds another sweep, of {found.get('num_runs', 0):,} runs, or this "
+            f"one has changed; put it back"
         )
     return None
 

@@ -227,7 +227,8 @@ class _Context:
     @contextmanager
     def watched(self) -> Iterator[list[BaseProcess]]:
         """Yield a list of the processes that are started in this context."""
-        self._started = started = []
+        started: list[BaseProcess] = []
+        self._started = started
         yield started
 
 

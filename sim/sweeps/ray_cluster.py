@@ -82,8 +82,8 @@ class RayExecutor:
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(
                     f"--address: there is no Ray cluster at '{self._address}' "
-                    f"({' '.join(str(error).split())[:200]}); start one with 'ray start "
-                    f"--head', or leave it out to run on this machine"
+                    f"({' '.join(str(error).split())[:200]}); start one with "
+                    f"'ray start --head', or leave it out to run on this machine"
                 ) from error
             self._is_ours = True
         self._outfit = [ray.put(self._supplies)]

@@ -69,8 +69,9 @@ class RowMaker:
 def _cell(value: Any) -> Any:
     """Return a plain value as it is, anything else as JSON."""
     if value is None or isinstance(value, _PLAIN):
-        is_large = type(value) is int and not -_MOST_INT <= value < _MOST_INT
-        return float(value) if is_large else value
+        if isinstance(value, int) and not -_MOST_INT <= value < _MOST_INT:
+            return float(value)
+        return value
     return json.dumps(value)
 
 

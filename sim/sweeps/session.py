@@ -61,6 +61,7 @@ def run_sweep(
     jobs: Sequence[Job],
     directory: Path,
     executor: Executor,
+    *,
     on_outcome: Callable[[Tally], None] = lambda _: None,
     task: Task = run_summary,
 ) -> Tally:

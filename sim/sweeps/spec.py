@@ -13,7 +13,7 @@ from sim.config_types import ConfigTable, Positive, shortened
 from sim.errors import ConfigError
 from sim.files import read_yaml
 from sim.plug import did_you_mean
-from sim.sweeps.ranges import Range, distinct, parse_range, parse_values
+from sim.sweeps.ranges import distinct, parse_range, parse_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ class SweepSpec(ConfigTable):
 
     @model_validator(mode="after")
     def _keys_once(self) -> SweepSpec:
-        """Refuse keys that two blocks, or two keys of which one holds the other, set."""
+        """Refuse keys that are set twice, and a key inside another."""
         keys = [key for block in self._blocks() for key in block]
         if not keys and self.repeats == 1:
             raise ValueError(

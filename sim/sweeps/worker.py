@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sim.sweeps.forks import STOP_SIGNALS
 from sim.trace_shelf import PackedShelf, keep_at_hand
 
-# What nearly every run needs: imported once, by the process that workers are forked from.
+# What nearly every run needs: imported once, where workers are forked from.
 from sim.sweeps import task as _task  # noqa: F401  # isort: skip
 
 if TYPE_CHECKING:

@@ -50,7 +50,9 @@ def test_a_sweep_is_a_dataset_that_opens_as_it_is(
     assert "runs     12 of 12: 12 done" in printed
     assert f"dataset  {tmp_path / 'out' / 'runs'}" in printed
     out = tmp_path / "out"
-    assert sorted(files(out)) == ["run.json", "runs/runs.parquet"] + [
+    assert sorted(files(out)) == [
+        "run.json",
+        "runs/runs.parquet",
         "sweep.json",
         "sweep.yaml",
     ]

@@ -16,7 +16,7 @@ from sim.sweeps.local import LocalExecutor
 from sim.sweeps.serial import SerialExecutor
 from sim.sweeps.session import Tally, run_sweep
 from sim.sweeps.task import run_summary
-from tests.sim.sweep_files import CRASHER, by_index, seeded_jobs, sweep_of, tiny
+from tests.sim.sweep_files import CRASHER, by_index, seeded_jobs, sweep_of
 from tests.sim.sweep_tasks import (
     add_one,
     die_when_watched,
@@ -183,7 +183,7 @@ def _folder(path: Path) -> Path:
 def test_five_hundred_runs_with_a_kill_a_crash_and_a_misfit(
     five_hundred: Sweep, tmp_path: Path
 ) -> None:
-    """Issue 7: 498 results, two rows with reasons; interrupted and resumed, the same."""
+    """498 results and two rows with reasons; interrupted and resumed, the same."""
     jobs = list(five_hundred.jobs())
     assert len(jobs) == 500
 
@@ -195,7 +195,9 @@ def test_five_hundred_runs_with_a_kill_a_crash_and_a_misfit(
 
     once = _folder(tmp_path / "once")
     with LocalExecutor(2) as local:
-        tally = run_sweep(five_hundred, jobs, once, local, kill_in_the_middle)
+        tally = run_sweep(
+            five_hundred, jobs, once, local, on_outcome=kill_in_the_middle
+        )
     assert tally.is_complete
     assert tally.counts == {"done": 498, "crashed": 1, "refused": 1}
     table = pd.read_parquet(once)
@@ -217,7 +219,7 @@ def test_five_hundred_runs_with_a_kill_a_crash_and_a_misfit(
                 if tally.num_ended == until < 500:
                     local.stop()
 
-            tally = run_sweep(five_hundred, jobs, pieces, local, stop)
+            tally = run_sweep(five_hundred, jobs, pieces, local, on_outcome=stop)
         assert tally.is_complete == (until == 500)
     assert (pieces / "runs.parquet").read_bytes() == (
         once / "runs.parquet"
