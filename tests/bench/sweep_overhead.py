@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NUM_WORKERS = 2
+NAMES = ("500 of 12 requests", "60 of ten minutes", "20 of an hour")
 
 
 def sweep_file(directory: Path, name: str) -> Path:
@@ -82,7 +83,7 @@ def main(num_rounds: int) -> None:
     """Print a row of a table for each sweep."""
     warm_up()
     print("| runs | bare pool s | sweep s | sweep / bare |\n|---|---|---|---|")
-    for name in ("500 of 12 requests", "60 of ten minutes", "20 of an hour"):
+    for name in NAMES:
         pairs = []
         for i in range(num_rounds + 1):
             with tempfile.TemporaryDirectory() as folder:
