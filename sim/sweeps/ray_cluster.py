@@ -213,10 +213,13 @@ def _runner(ref: Any) -> Callable[[Job, Task], Outcome]:
 
     supplies: Supplies = ray.get(ref)
     shelf = supplies.shelf()
-    directory = Path(tempfile.mkdtemp(prefix="kvsim-"))
-    relocation = Relocation.into(directory, supplies.files)
+    directory = tempfile.TemporaryDirectory(prefix="kvsim-")
+    relocation = Relocation.into(Path(directory.name), supplies.files)
+    if not relocation.places:
+        directory.cleanup()
 
-    def run(job: Job, task: Task) -> Outcome:
+    def run(job: Job, task: Task, kept: object = directory) -> Outcome:
+        del kept  # until this process ends
         with shelf.at_hand():
             return relocation.restored(perform(relocation.moved(job), task))
 

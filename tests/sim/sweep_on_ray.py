@@ -25,6 +25,8 @@ from sim.sweeps.task import run_summary
 from tests.sim.commands import TRACE, files
 from tests.sim.sweep_files import CRASHER, by_index, tiny, write_sweep
 
+HEAD = {"num_cpus": 1, "include_dashboard": False}
+
 SLOW = """
 import time
 from sim.costs.constant import ConstantCost
@@ -93,7 +95,7 @@ def main(directory: Path) -> None:
     path = sweep_with_every_ending(directory)
     local, ray = directory / "local", directory / "ray"
     assert kvsim(["sweep", str(path), "--out", str(local), "--quiet"]) == 0
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     try:
         num_known = run_and_kill(cluster, path, ray)
         facts = {

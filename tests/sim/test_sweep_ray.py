@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sim.errors import UserError
+from sim.summary import versions
+from sim.sweeps.ray_cluster import run_on_node
 from tests.shared import ROOT
 from tests.sim.commands import refused
-from tests.sim.sweep_files import write_sweep
+from tests.sim.sweep_files import seeded_jobs, write_sweep
+from tests.sim.sweep_tasks import add_one
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +69,13 @@ def test_no_cluster_at_the_address_is_a_line(
     arguments = ["sweep", str(path), "--out", str(tmp_path / "out")]
     line = refused([*arguments, "--address", "127.0.0.1:1"], capsys, tmp_path)
     assert "there is no Ray cluster at '127.0.0.1:1'" in line
+
+
+def test_a_node_with_other_packages_is_named() -> None:
+    (job,) = seeded_jobs(1)
+    expected = versions() | {"numpy": "1.0"}
+    with pytest.raises(UserError, match=r"a node has numpy .*, where .* it is 1\.0"):
+        run_on_node([], job, add_one, expected)
 
 
 def test_ray_is_an_extra(
