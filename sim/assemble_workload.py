@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sim.workload_config import WorkloadConfig
     from workloads.spec import RequestSpec
 
-_TRACE_KEYS = ("rate_scale", "window", "limit", "scale_by", "copies_share_text")
+TRACE_KEYS = ("rate_scale", "window", "limit", "scale_by", "copies_share_text")
+"""Keys of a trace's table that are no arguments of its reader."""
 _SYNTHETIC_TABLES: Mapping[str, Mapping[str, type]] = {
     "arrivals": ARRIVALS,
     "prompt_tokens": LENGTHS,
@@ -64,9 +65,9 @@ def make_workload(config: WorkloadConfig, seed: int) -> Workload:
 def _source(config: WorkloadConfig, seed: int) -> Workload:
     """Construct what arrives, without what is drawn on top."""
     if config.trace is not None:
-        common = {key: config.trace[key] for key in _TRACE_KEYS if key in config.trace}
-        own = {key: v for key, v in config.trace.items() if key not in _TRACE_KEYS}
-        reader = build(TRACE_READERS, own, "workload.trace", more_keys=_TRACE_KEYS)
+        common = {key: config.trace[key] for key in TRACE_KEYS if key in config.trace}
+        own = {key: v for key, v in config.trace.items() if key not in TRACE_KEYS}
+        reader = build(TRACE_READERS, own, "workload.trace", more_keys=TRACE_KEYS)
         return _refusing(
             "workload.trace", TraceWorkload, reader=reader, seed=seed, **common
         )

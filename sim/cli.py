@@ -31,6 +31,10 @@ COMMANDS = {
         "sim.commands.run:run",
         "Run one simulation: summary, results and figures.",
     ),
+    "sweep": (
+        "sim.commands.sweep:sweep",
+        "Run a configuration many times, on this machine or on a Ray cluster.",
+    ),
     "capacity": (
         "sim.commands.capacity:capacity",
         "Predict the number of KV blocks, explained GiB by GiB.",
@@ -51,7 +55,6 @@ COMMANDS = {
 
 NOT_BUILT = (
     "conform",
-    "sweep",
     "plan",
     "plot",
     "report",
