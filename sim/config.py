@@ -61,6 +61,8 @@ class EngineConfig(ConfigTable):
     max_num_scheduled_tokens: Count | None = None
     max_num_active_seqs: Count | None = None
     max_paddings: Whole | None = None
+    max_blocks_per_request: Whole | None = None
+    safety_margin: Annotated[float, Field(ge=0, le=1)] | None = None
     long_prefill_token_threshold: Whole | None = None
     long_prefill_token_threshold_adaptive: bool | None = None
     max_num_partial_prefills: Count | None = None

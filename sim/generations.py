@@ -115,6 +115,15 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             has_cpu_tier=False,
             schedules_groups=False,
         ),
+        "hf_fifo": Generation(
+            engine_version="5.17",
+            versions=r"5\.17(\.\d{1,3})?",
+            versions_in_words="transformers 5.17",
+            keys=frozenset({"max_blocks_per_request", "safety_margin"}),
+            enable_prefix_caching=True,
+            has_cpu_tier=True,
+            schedules_groups=False,
+        ),
     }
 )
 """Generations by the name that ``engine.scheduler`` takes."""

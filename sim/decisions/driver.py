@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import NoFreeBlocksError
 from sim.decisions.engines import make_request, make_scheduler
+from sim.decisions.hf_logs import HfFifoLog
 from sim.decisions.logs import GroupLog, Line, StepLog, V1Log, preemptions
 from sim.decisions.workload import MAX_LEN
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.generation import sample
 from sim.generation_groups import sampler_for
+from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
@@ -88,6 +90,9 @@ class DecisionDriver:
         self._sample: Sampler
         if isinstance(self.scheduler, V1Scheduler):
             self._log = V1Log(self.scheduler, self.names)
+            self._sample = sample
+        elif isinstance(self.scheduler, FIFOScheduler):
+            self._log = HfFifoLog(self.scheduler, self.names)
             self._sample = sample
         else:
             self._log = GroupLog(self.scheduler, self.names, workload.generation)

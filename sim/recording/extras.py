@@ -14,6 +14,7 @@ from sim.fast.v1 import FastV1Scheduler
 from sim.recording.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
 from sim.recording.schedule import SCHEDULE_FILE, ScheduleFile
 from sim.results import write_json
+from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
@@ -123,6 +124,12 @@ def _tiers(scheduler: Any) -> list[_Tier]:
     if isinstance(scheduler, V1Scheduler):
         pool = scheduler.kv_cache_manager.block_pool
         return [_Tier("gpu", pool, pool.num_usable_blocks, pool.num_gpu_blocks)]
+    if isinstance(scheduler, FIFOScheduler):
+        manager, cpu_pool = scheduler.cache.block_manager, scheduler.cache.cpu_pool
+        return [
+            _Tier("gpu", manager, manager.num_blocks, manager.num_blocks),
+            _Tier("cpu", cpu_pool, cpu_pool.num_blocks, cpu_pool.num_blocks),
+        ]
     manager = getattr(scheduler, "block_manager", None)
     if isinstance(manager, BlockSpaceManager):
         sizes = manager.num_total_gpu_blocks, manager.num_total_cpu_blocks
@@ -140,7 +147,7 @@ def _tiers(scheduler: Any) -> list[_Tier]:
             tiers.append(_Tier(device.value, allocator, num_blocks, num_ids))
         return tiers
     raise ConfigError(
-        f"--record blocks is built for the schedulers cacheflow, v0_2, v0 and v1 and "
-        f"those derived of them; {type(scheduler).__name__} keeps blocks elsewhere, "
+        f"--record blocks is built for the schedulers cacheflow, v0_2, v0, v1 and hf_fifo "
+        f"and those derived of them; {type(scheduler).__name__} keeps blocks elsewhere, "
         f"leave it out"
     )

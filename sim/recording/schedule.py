@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sim.decisions.hf_logs import HfFifoLog
 from sim.decisions.log_files import SCHEDULE_FORMAT
 from sim.decisions.logs import (
     GroupLog,
@@ -27,6 +28,7 @@ from sim.fast.v1 import FastV1Scheduler
 from sim.request import Request, RequestStatus
 from sim.scheduler import SCHEDULERS
 from sim.scheduler.groups import GroupScheduler
+from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
@@ -119,6 +121,8 @@ def log_of(scheduler: Any, names: Names) -> StepLog:
         return FastV1Log(scheduler, names)
     if isinstance(scheduler, V1Scheduler):
         return V1Log(scheduler, names)
+    if isinstance(scheduler, FIFOScheduler):
+        return HfFifoLog(scheduler, names)
     for generation, kind in SCHEDULERS.items():
         if isinstance(scheduler, kind) and isinstance(scheduler, GroupScheduler):
             return GroupLog(scheduler, names, generation)
@@ -233,7 +237,10 @@ class ScheduleFile:
 def _queued(scheduler: Any) -> list[Request]:
     """Return all requests that a scheduler knows."""
     swapped = getattr(scheduler, "swapped", ())
-    known = chain(scheduler.waiting, scheduler.running, swapped)
+    running = scheduler.running
+    if isinstance(running, dict):
+        running = running.values()
+    known = chain(scheduler.waiting, running, swapped)
     if isinstance(scheduler, GroupScheduler):
         return [group.request for group in known if group.request is not None]
     return list(known)
