@@ -7,9 +7,9 @@ from what is left.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,8 @@ class Generation:
     schedules_groups
         Whether the samples of a prompt are one scheduled unit; if not, each is a
         request of its own.
+    defaults
+        Of engine keys whose default is another one than elsewhere.
     """
 
     engine_version: str
@@ -45,6 +47,7 @@ class Generation:
     enable_prefix_caching: bool | None
     has_cpu_tier: bool
     schedules_groups: bool
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def takes(self, engine_version: str) -> bool:
         """Whether the generation covers a release."""
@@ -123,6 +126,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=True,
             has_cpu_tier=True,
             schedules_groups=False,
+            defaults=MappingProxyType({"block_size": 256, "swap_space": 0.0}),
         ),
     }
 )

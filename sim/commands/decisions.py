@@ -108,6 +108,7 @@ def _write(
 _ENDINGS = {
     "done": "all requests done",
     "stalled": "stalled: nothing can move any more, as in the reference",
+    "no_room": "ended, as the reference does: nobody finds a block or can be evicted",
     "swap_oom": "ended for lack of CPU swap space, as the reference does",
 }
 

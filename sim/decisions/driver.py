@@ -50,7 +50,7 @@ class DecisionDriver:
     num_steps, num_preemptions
         So far.
     ending
-        ``"done"``, ``"stalled"`` or ``"swap_oom"``, once the log has ended.
+        ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has ended.
     """
 
     def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:
@@ -148,6 +148,9 @@ class DecisionDriver:
             ) from error
         self._prove()
         self.num_preemptions += len(output.preemptions)
+        if getattr(output, "gives_up", False):
+            self.ending = "no_room"
+            return {"error": "no_room", "preempt": preemptions(output, self.names)}
         line = self._log.batch(output) | self._log.queues()
         num_tokens = _num_tokens(output.scheduled)
         finished = self._sample(output, step, float(step))

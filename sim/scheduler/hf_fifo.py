@@ -117,7 +117,7 @@ class FIFOScheduler(HfFifoState):
         walk = self._walk()
         while not walk.scheduled and walk.allocation_failed:
             if not self._evict_starved(walk, output):
-                output.stuck = True
+                output.stuck = output.gives_up = True
                 return output
             walk = self._walk()
         if walk.scheduled and walk.starved:

@@ -23,11 +23,14 @@ class HfFifoOutput(SchedulerOutput):
         Requests that came back from the CPU in this call; `admitted` has them, too.
     blocks_to_swap_out, blocks_to_swap_in
         Pairs ``(from, to)`` that are copied before the step, out before in.
+    gives_up
+        Whether nobody finds a block and nobody can be evicted, where the release ends.
     """
 
     restored: list[Request] = field(default_factory=list)
     blocks_to_swap_out: BlockPairs = field(default_factory=list)
     blocks_to_swap_in: BlockPairs = field(default_factory=list)
+    gives_up: bool = False
 
 
 @dataclass(slots=True)

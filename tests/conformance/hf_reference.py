@@ -124,6 +124,7 @@ class Reference:
         self.scheduler = self.processor.scheduler
         self._block_table = self.processor.cache.group_cache_managers[0].block_table
         self._hook()
+        self._pretend_block_table()
 
     def _make_manager(self) -> Any:
         import torch  # noqa: PLC0415
@@ -153,6 +154,25 @@ class Reference:
             GenerationConfig(do_sample=False, eos_token_id=END, max_new_tokens=1 << 20),
             settings,
         )
+
+    def _pretend_block_table(self) -> None:
+        """Let the scheduler decide as with a block table, which needs a GPU.
+
+        The batch is then computed in the way that does without.
+        """
+        engine: Any = self.workload.engine
+        scheduler, most = self.scheduler, engine.max_blocks_per_request
+        if not most:
+            return
+        self.processor.cache.max_blocks_per_request = most
+        scheduler.max_decode_fast_path_length = most * engine.block_size
+        schedule_batch = scheduler.schedule_batch
+
+        def schedule_plain(*budgets: int) -> tuple[Any, bool, int, int]:
+            batch, _, num_q_tokens, max_kv_read = schedule_batch(*budgets)
+            return batch, False, num_q_tokens, max_kv_read
+
+        scheduler.schedule_batch = schedule_plain
 
     # -- what is looked at ----------------------------------------------------
 
@@ -320,7 +340,9 @@ class Reference:
                 raise
             return self._line | {"error": NO_ROOM}
         if not has_batch:
-            return self._line | {"sched": [], "nbt": 0, "stalled": True}
+            line = {"sched": [], "nbt": 0, **self._line, **self._queues()}
+            line["free_end"] = self._free()
+            return line | ({"stalled": True} if self._is_left_alone() else {})
         self._open -= {name for name, _ in self._line.get("preempt", ())}
         line = self._line | self._queues()
         before = dict(self.scheduler.active_requests)
@@ -335,6 +357,13 @@ class Reference:
             line["fin"] = finished
         line["free_end"] = self._free()
         return line
+
+
+    def _is_left_alone(self) -> bool:
+        """Whether no arrival and no abort of an unfinished request is to come."""
+        queued = {*self.scheduler.active_requests, *self.scheduler.waiting_requests}
+        due = {name for *_, name in self._aborts}
+        return not (self._arrivals or due & queued)
 
 
 def write(workload: Path, log: Path) -> None:
