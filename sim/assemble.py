@@ -230,7 +230,8 @@ def _construct(
 ) -> Scheduler:
     kind = config.scheduler
     optional = {
-        key: getattr(config, key) for key in (*sorted(GENERATION_KEYS), "preemption_mode")
+        key: getattr(config, key)
+        for key in (*sorted(GENERATION_KEYS), "preemption_mode")
     }
     context = {
         "num_gpu_blocks": capacity.num_gpu_blocks,

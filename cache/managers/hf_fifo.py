@@ -249,7 +249,7 @@ class PagedAttentionCache:
         return moved
 
     def restore(self, request: PagedRequest) -> BlockPairs:
-        """Take a request's blocks from the CPU pool into its new, larger or equal table.
+        """Take a request's blocks from the CPU pool into its new table.
 
         Returns
         -------

@@ -201,7 +201,9 @@ class BlockManager:
                 count == held,
                 f"block {block_id} counts {count} references, {held} tables hold it",
             )
-            places = (held > 0) + (block_id in waiting) + (block_id in self._initialized)
+            places = (
+                (held > 0) + (block_id in waiting) + (block_id in self._initialized)
+            )
             require(
                 places == 1,
                 f"block {block_id} must be in use or in one free queue, it is in "

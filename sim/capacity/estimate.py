@@ -270,9 +270,7 @@ def _estimate_transformers(
     arguments: EngineArguments, engine_version: str
 ) -> CapacityEstimate:
     memory = transformers_memory(arguments)
-    estimate = _assembled(
-        memory.arguments, memory.parts, memory.layout, engine_version
-    )
+    estimate = _assembled(memory.arguments, memory.parts, memory.layout, engine_version)
     estimate = replace(estimate, constants_source=CONSTANTS_SOURCE)
     if estimate.pool_source != "profile":
         return estimate

@@ -157,10 +157,7 @@ def _default_batch_tokens(peaks: tuple[_Peak, ...], available: int) -> int:
     share = CACHE_FILL_PER_BATCH
     most = min(
         int(
-            int(
-                available
-                / (peak.cached_token_bytes + peak.batch_token_bytes * share)
-            )
+            int(available / (peak.cached_token_bytes + peak.batch_token_bytes * share))
             * share
         )
         for peak in peaks

@@ -50,7 +50,8 @@ class DecisionDriver:
     num_steps, num_preemptions
         So far.
     ending
-        ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has ended.
+        ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has
+        ended.
     """
 
     def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:

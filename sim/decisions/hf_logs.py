@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class HfFifoLog:
     """Lines of the `hf_fifo` generation.
 
-    An entry of the batch is ``[request, tokens, kind, computed tokens]``; kinds are ``n``
-    (new), ``c`` (computed again), ``s`` (back from the CPU) and ``r`` (running).
+    An entry of the batch is ``[request, tokens, kind, computed tokens]``; the kind is
+    ``n`` (new), ``c`` (computed again), ``s`` (back from the CPU) or ``r`` (running).
 
     Parameters
     ----------
@@ -50,12 +50,9 @@ class HfFifoLog:
             line["bt"] = tables
         return line
 
-    def _entries(
-        self, output: HfFifoOutput, cached: dict[str, int]
-    ) -> list[list[Any]]:
+    def _entries(self, output: HfFifoOutput, cached: dict[str, int]) -> list[list[Any]]:
         """Return the batch; `cached` takes the hits of those that looked up."""
-        admitted = {request.request_id for request in output.admitted}
-        restored = {request.request_id for request in output.restored}
+        admitted, restored = set(output.admitted), set(output.restored)
         entries = []
         for request, num_tokens in zip(
             output.scheduled, output.num_scheduled_tokens, strict=True
@@ -63,9 +60,9 @@ class HfFifoLog:
             name = self.names[request.request_id]
             computed = request.num_computed_tokens - num_tokens
             kind = "r"
-            if request.request_id in restored:
+            if request in restored:
                 kind = "s"
-            elif request.request_id in admitted:
+            elif request in admitted:
                 kind = "c" if request.num_recompute_tokens else "n"
                 cached[name] = computed
             entries.append([name, num_tokens, kind, computed])
@@ -85,7 +82,7 @@ class HfFifoLog:
         scheduler = self.scheduler
         line: Line = {
             "waiting": names_of(scheduler.waiting, self.names),
-            "running": names_of(scheduler.running.values(), self.names),
+            "running": names_of(scheduler.running, self.names),
             "swapped": names_of(scheduler.swapped, self.names),
             "free": self.free(),
         }

@@ -271,13 +271,13 @@ class DecisionWorkload(_Model):
         for request in self.requests:
             if request.n > 1:
                 raise ValueError(
-                    f"the {self.generation} scheduler knows no n and no beams, {request.id!r} has "
-                    f"n = {request.n}; write one request a sample"
+                    f"the {self.generation} scheduler knows no n and no beams, "
+                    f"{request.id!r} has n = {request.n}; write one request a sample"
                 )
             if request.branch_output_lens not in (None, [request.output_len]):
                 raise ValueError(
-                    f"the {self.generation} scheduler knows no branches, {request.id!r} has "
-                    f"branch_output_lens; give output_len"
+                    f"the {self.generation} scheduler knows no branches, "
+                    f"{request.id!r} has branch_output_lens; give output_len"
                 )
 
 

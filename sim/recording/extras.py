@@ -125,10 +125,11 @@ def _tiers(scheduler: Any) -> list[_Tier]:
         pool = scheduler.kv_cache_manager.block_pool
         return [_Tier("gpu", pool, pool.num_usable_blocks, pool.num_gpu_blocks)]
     if isinstance(scheduler, FIFOScheduler):
-        manager, cpu_pool = scheduler.cache.block_manager, scheduler.cache.cpu_pool
+        cache = scheduler.cache
+        num_cpu_blocks = cache.cpu_pool.num_blocks
         return [
-            _Tier("gpu", manager, manager.num_blocks, manager.num_blocks),
-            _Tier("cpu", cpu_pool, cpu_pool.num_blocks, cpu_pool.num_blocks),
+            _Tier("gpu", cache.block_manager, cache.num_blocks, cache.num_blocks),
+            _Tier("cpu", cache.cpu_pool, num_cpu_blocks, num_cpu_blocks),
         ]
     manager = getattr(scheduler, "block_manager", None)
     if isinstance(manager, BlockSpaceManager):
@@ -147,7 +148,7 @@ def _tiers(scheduler: Any) -> list[_Tier]:
             tiers.append(_Tier(device.value, allocator, num_blocks, num_ids))
         return tiers
     raise ConfigError(
-        f"--record blocks is built for the schedulers cacheflow, v0_2, v0, v1 and hf_fifo "
-        f"and those derived of them; {type(scheduler).__name__} keeps blocks elsewhere, "
-        f"leave it out"
+        f"--record blocks is built for the schedulers cacheflow, v0_2, v0, v1 and "
+        f"hf_fifo and those derived of them; {type(scheduler).__name__} keeps blocks "
+        f"elsewhere, leave it out"
     )

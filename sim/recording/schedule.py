@@ -237,10 +237,7 @@ class ScheduleFile:
 def _queued(scheduler: Any) -> list[Request]:
     """Return all requests that a scheduler knows."""
     swapped = getattr(scheduler, "swapped", ())
-    running = scheduler.running
-    if isinstance(running, dict):
-        running = running.values()
-    known = chain(scheduler.waiting, running, swapped)
+    known = chain(scheduler.waiting, scheduler.running, swapped)
     if isinstance(scheduler, GroupScheduler):
         return [group.request for group in known if group.request is not None]
     return list(known)

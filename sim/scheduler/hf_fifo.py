@@ -131,9 +131,9 @@ class FIFOScheduler(HfFifoState):
         for request, num_new_tokens in walk.scheduled:
             self._advance(request, num_new_tokens, output, walk.batch)
         if len(walk.scheduled) < len(self.running):
-            in_batch = {request.request_id for request in output.scheduled}
-            for request_id, request in self.running.items():
-                if request_id not in in_batch:
+            in_batch = set(output.scheduled)
+            for request in self.running:
+                if request not in in_batch:
                     request.end_streak()
         output.num_recomputed_tokens = walk.batch.num_recomputed_tokens
         output.shape = walk.batch.shape()._replace(
@@ -187,8 +187,7 @@ class FIFOScheduler(HfFifoState):
     def _can_match(self, request: Request) -> bool:
         """Whether `request` waits without blocks in either tier."""
         return (
-            request.request_id not in self.running
-            and request.status is not RequestStatus.SWAPPED
+            request not in self.running and request.status is not RequestStatus.SWAPPED
         )
 
     def _match_prefix(self, request: Request, walk: Pass) -> None:
@@ -202,40 +201,38 @@ class FIFOScheduler(HfFifoState):
             # One token at least is computed, for the next one to be sampled.
             request.num_computed_tokens = min(num_hits, request.num_tokens - 1)
             self._activate(request, walk)
-            self._prefilling[request.request_id] = request
-            self._never_scheduled.add(request.request_id)
+            self._prefilling[request] = None
+            self._never_scheduled.add(request)
 
     def _activate(self, request: Request, walk: Pass) -> None:
         """Move `request` from its queue to the active ones."""
         if request.status is RequestStatus.SWAPPED:
             walk.restored.append(request)
         request.move_to(RequestStatus.RUNNING)
-        self.running[request.request_id] = request
+        self.running[request] = None
         self._num_logical_tokens += request.num_computed_tokens
-        walk.taken.add(request.request_id)
+        walk.taken.add(request)
 
     def _is_scheduled_before(self, request: Request) -> bool:
         """Whether `request` is active and was in a batch since it waited."""
-        request_id = request.request_id
-        return request_id in self.running and request_id not in self._never_scheduled
+        return request in self.running and request not in self._never_scheduled
 
     def _note_shortage(self, request: Request, num_blocks: int, walk: Pass) -> None:
         walk.allocation_failed = True
-        if request.request_id in self.running:
+        if request in self.running:
             walk.starved.append((request, num_blocks))
 
     def _take(self, request: Request, num_new_tokens: int, walk: Pass) -> None:
         """Put `request`, whose blocks are there, into the batch."""
-        request_id = request.request_id
         if not self._is_scheduled_before(request):
             walk.admitted.append(request)
-        if request_id not in self.running:
+        if request not in self.running:
             self._activate(request, walk)
-        self._never_scheduled.discard(request_id)
+        self._never_scheduled.discard(request)
         if request.num_computed_tokens + num_new_tokens < request.num_tokens:
-            self._prefilling[request_id] = request
+            self._prefilling[request] = None
         else:
-            self._prefilling.pop(request_id, None)
+            self._prefilling.pop(request, None)
         walk.token_budget -= num_new_tokens
         walk.request_budget -= 1
         walk.scheduled.append((request, num_new_tokens))
@@ -289,7 +286,7 @@ class FIFOScheduler(HfFifoState):
         return Preemption(
             request=victim,
             for_request=for_request,
-            reason="no free block for a running request; the newest that lacks one goes",
+            reason="no free block for a running request; the newest such goes",
             mode=PreemptionMode.RECOMPUTE if pairs is None else PreemptionMode.SWAP,
             num_tokens_lost=num_tokens_lost,
             num_blocks_freed=num_blocks_freed,
@@ -304,10 +301,10 @@ class FIFOScheduler(HfFifoState):
         """Restore who was on the CPU, and count what the others found in the cache."""
         for request in walk.restored:
             output.blocks_to_swap_in += self.cache.restore(request)
-        restored = {request.request_id for request in walk.restored}
+        restored = set(walk.restored)
         for request in walk.admitted:
             is_first = isnan(request.first_scheduled_s)
-            if request.request_id not in restored:
+            if request not in restored:
                 self._count_hits(request, is_first=is_first)
             if is_first:
                 request.first_scheduled_s = now_s

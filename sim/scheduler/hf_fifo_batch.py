@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.scheduler.base import SchedulerOutput
-from sim.scheduler.batch import Batch
 
 if TYPE_CHECKING:
     from cache.managers.hf_fifo import BlockPairs
     from sim.request import Request
+    from sim.scheduler.batch import Batch
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Pass:
     scheduled
         Requests with the tokens that each gets.
     taken
-        Ids of who has left the queues, scheduled or not.
+        Who has left the queues, scheduled or not.
     admitted
         Who was scheduled for the first time since it waited.
     restored
@@ -68,7 +68,7 @@ class Pass:
     is_decode_only: bool
     batch: Batch
     scheduled: list[tuple[Request, int]] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
+    taken: set[Request] = field(default_factory=set)
     admitted: list[Request] = field(default_factory=list)
     restored: list[Request] = field(default_factory=list)
     starved: list[tuple[Request, int]] = field(default_factory=list)

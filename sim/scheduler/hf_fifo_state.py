@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import require
 from cache.managers.hf_fifo import PagedAttentionCache, num_blocks_held
 from cache.stats import PrefixCacheStats
-from sim.errors import SchedulerError
 from sim.request import Request, RequestStatus
 from sim.scheduler.base import CacheUsage
 from sim.scheduler.v1_state import prefix_cache_summary
@@ -32,7 +31,7 @@ class HfFifoState:
     Attributes
     ----------
     running
-        Active requests by id, in the order in which they became active. Most hold
+        Active requests, in the order in which they became active. Most hold
         blocks and compute; those that found no block wait here as well.
     waiting
         Requests without blocks: new ones, and those to be computed again.
@@ -63,13 +62,13 @@ class HfFifoState:
             num_cpu_blocks=num_cpu_blocks,
             enable_caching=enable_prefix_caching,
         )
-        self.running: dict[int, Request] = {}
+        self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
         self.swapped: deque[Request] = deque()
         self.block_new_requests = False
         self.prefix_cache_stats = PrefixCacheStats()
-        self._prefilling: dict[int, Request] = {}
-        self._never_scheduled: set[int] = set()
+        self._prefilling: dict[Request, None] = {}
+        self._never_scheduled: set[Request] = set()
         self._batch: list[Request] = []
         self._num_logical_tokens = 0
 
@@ -133,7 +132,7 @@ class HfFifoState:
         """
         was_swapped = request.status is RequestStatus.SWAPPED
         request.move_to(RequestStatus.FINISHED_ABORTED)
-        if request.request_id in self.running:
+        if request in self.running:
             self._release(request)
         elif was_swapped:
             self.swapped.remove(request)
@@ -147,9 +146,9 @@ class HfFifoState:
         The last blocks of a request that ends are never shared: the release forgets
         to mark them.
         """
-        ended = {request.request_id for request in finished}
+        ended = set(finished)
         for request in self._batch:
-            if request.request_id in ended:
+            if request in ended:
                 self._release(request)
                 self.block_new_requests = False
             else:
@@ -158,35 +157,32 @@ class HfFifoState:
 
     def _release(self, request: Request) -> int:
         """Take `request` out of the active ones; return how many blocks came free."""
-        request_id = request.request_id
-        del self.running[request_id]
-        self._prefilling.pop(request_id, None)
-        self._never_scheduled.discard(request_id)
+        del self.running[request]
+        self._prefilling.pop(request, None)
+        self._never_scheduled.discard(request)
         self._num_logical_tokens -= request.num_computed_tokens
         return self.cache.free_blocks(request)
 
     def _is_decoding(self, request: Request) -> bool:
         """Whether `request` is active and its prompt has been scheduled to the end."""
-        request_id = request.request_id
-        return request_id in self.running and request_id not in self._prefilling
+        return request in self.running and request not in self._prefilling
 
     def _candidates(self) -> Iterator[Request]:
         """Walk decodes, then prompts in mid-way, then who waits, as far as asked.
 
         Swapped requests, which are cheaper to go on with, take turns with the others.
         """
-        prefilling = self._prefilling
-        active = list(self.running.values())
-        in_midway = list(prefilling.values())
-        if prefilling:
-            yield from (each for each in active if each.request_id not in prefilling)
+        active, in_midway = list(self.running), list(self._prefilling)
+        if in_midway:
+            behind = set(in_midway)
+            yield from (request for request in active if request not in behind)
             yield from in_midway
         else:
             yield from active
         if not self.block_new_requests:
             yield from _in_turns(self.swapped, self.waiting)
 
-    def _leave_queues(self, taken: set[int]) -> None:
+    def _leave_queues(self, taken: set[Request]) -> None:
         """Drop from the queues who has become active."""
         if taken:
             self.waiting = _without(self.waiting, taken)
@@ -226,10 +222,9 @@ class HfFifoState:
         InvariantError
             With the rule and who breaks it.
         """
-        running = list(self.running.values())
-        self.cache.check(running)
+        self.cache.check(self.running)
         for name, queue, statuses in (
-            ("running", running, (RequestStatus.RUNNING,)),
+            ("running", self.running, (RequestStatus.RUNNING,)),
             ("waiting", self.waiting, (RequestStatus.WAITING, RequestStatus.PREEMPTED)),
             ("swapped", self.swapped, (RequestStatus.SWAPPED,)),
         ):
@@ -244,11 +239,13 @@ class HfFifoState:
                     f"request {request.request_id}, {name}, has blocks in the wrong "
                     f"tier",
                 )
-        ids = [each.request_id for each in (*running, *self.waiting, *self.swapped)]
+        ids = [
+            each.request_id for each in (*self.running, *self.waiting, *self.swapped)
+        ]
         require(len(set(ids)) == len(ids), "a request stands twice in the queues")
         for names in (self._prefilling, self._never_scheduled):
             require(set(names) <= self.running.keys(), "a note of nobody active")
-        num_tokens = sum(request.num_computed_tokens for request in running)
+        num_tokens = sum(request.num_computed_tokens for request in self.running)
         require(
             num_tokens == self._num_logical_tokens,
             f"{num_tokens} computed tokens held, {self._num_logical_tokens} counted",
@@ -267,12 +264,12 @@ def _in_turns(first: deque[Request], second: deque[Request]) -> Iterator[Request
                 yield request
 
 
-def _without(queue: deque[Request], taken: set[int]) -> deque[Request]:
+def _without(queue: deque[Request], taken: set[Request]) -> deque[Request]:
     """Return a queue without some requests, which mostly stand at its head."""
     num_left = len(taken)
-    while queue and num_left and queue[0].request_id in taken:
+    while queue and num_left and queue[0] in taken:
         queue.popleft()
         num_left -= 1
     if not num_left:
         return queue
-    return deque(each for each in queue if each.request_id not in taken)
+    return deque(request for request in queue if request not in taken)

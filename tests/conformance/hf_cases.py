@@ -110,19 +110,18 @@ def shrunk(case: Case, differs: Callable[[Case], bool]) -> Case:
 
 def _smaller(workload: DecisionWorkload) -> list[list[Any]]:
     requests = workload.requests
-    fewer = [requests[:i] + requests[i + 1 :] for i in range(len(requests))]
-    shorter = [
-        [*requests[:i], each.model_copy(update=change), *requests[i + 1 :]]
-        for i, each in enumerate(requests)
-        for change in (
-            {"output_len": each.output_len // 2},
-            {"output_len": each.output_len - 1},
-            {"arrival_step": 0},
-            {"abort_step": None},
-        )
-        if change.get("output_len", 1) and getattr(each, *change) != next(iter(change.values()))
-    ]
-    return [each for each in fewer + shorter if each]
+    smaller = [requests[:i] + requests[i + 1 :] for i in range(len(requests))]
+    for i, each in enumerate(requests):
+        for key, value in (
+            ("output_len", each.output_len // 2),
+            ("output_len", each.output_len - 1),
+            ("arrival_step", 0),
+            ("abort_step", None),
+        ):
+            if value != getattr(each, key) and (key, value) != ("output_len", 0):
+                less = each.model_copy(update={key: value})
+                smaller.append([*requests[:i], less, *requests[i + 1 :]])
+    return [each for each in smaller if each]
 
 
 def text_of(case: Case) -> str:

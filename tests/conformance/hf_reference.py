@@ -178,7 +178,10 @@ class Reference:
 
     def _hook(self) -> None:
         """See evictions and restorations as they are made, and say the tokens."""
-        manager, ios = self.processor.offloading_manager, self.processor.inputs_and_outputs
+        manager, ios = (
+            self.processor.offloading_manager,
+            self.processor.inputs_and_outputs,
+        )
         copy_out, add = manager._offload_to_cpu, self.scheduler.add_waiting_request
         evict, restore = manager.offload_requests, manager.restore_scheduled_requests
         output = ios.prepare_batch_update
@@ -267,7 +270,9 @@ class Reference:
 
     def _queues(self) -> Line:
         scheduler = self.scheduler
-        waiting = [scheduler.waiting_requests[i] for i in scheduler.waiting_requests_order]
+        waiting = [
+            scheduler.waiting_requests[i] for i in scheduler.waiting_requests_order
+        ]
         line: Line = {
             "waiting": [w.request_id for w in waiting if not w.is_cpu_offloaded],
             "running": list(scheduler.active_requests),
@@ -297,7 +302,7 @@ class Reference:
             self._line = {"t": step}
             self._cancel_due(step)
             self._restored: set[str] = set()
-            self.processor._update_tp_group_state()  # takes what was added and cancelled
+            self.processor._update_tp_group_state()  # takes arrivals and aborts
             if self._is_busy_after_aborts():
                 line = self._step()
                 yield line
@@ -357,7 +362,6 @@ class Reference:
             line["fin"] = finished
         line["free_end"] = self._free()
         return line
-
 
     def _is_left_alone(self) -> bool:
         """Whether no arrival and no abort of an unfinished request is to come."""
