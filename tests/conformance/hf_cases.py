@@ -12,6 +12,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REFERENCE = "transformers 5.17.0"
+GOLDEN = {
+    "recompute_shared_a": 3030,
+    "recompute_shared_b": 3388,
+    "recompute_shared_c": 3534,
+    "recompute_plain": 3265,
+    "swap_shared_a": 3303,
+    "swap_shared_table": 3735,
+    "swap_plain_table": 3906,
+    "both_shared_a": 4272,
+    "both_shared_table": 3209,
+    "both_plain_no_room": 3121,
+    "both_shared_no_room": 3836,
+    "swap_aborts": 3816,
+    "swap_aborts_stalled": 3212,
+}
+"""Seeds of the workloads in ``hf_fifo/``, as they were drawn."""
 
 
 class Case(NamedTuple):
@@ -124,9 +140,8 @@ def _smaller(workload: DecisionWorkload) -> list[list[Any]]:
     return [each for each in smaller if each]
 
 
-def text_of(case: Case) -> str:
-    """Return a case as the workload file that shows it."""
-    workload = case.workload
+def workload_text(workload: DecisionWorkload) -> str:
+    """Return a workload as its file has it."""
     raw = {
         "schema": 1,
         "name": workload.name,
@@ -136,4 +151,10 @@ def text_of(case: Case) -> str:
             request.model_dump(exclude_defaults=True) for request in workload.requests
         ],
     }
-    return json.dumps(raw) + f"\nended early by the model: {sorted(case.early_ends)}"
+    return json.dumps(raw)
+
+
+def text_of(case: Case) -> str:
+    """Return a case as the file that shows it, and what the file cannot say."""
+    ended = f"ended early by the model: {sorted(case.early_ends)}"
+    return f"{workload_text(case.workload)}\n{ended}"

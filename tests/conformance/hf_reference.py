@@ -5,7 +5,7 @@ It runs on the CPU with a tiny model of random weights, synchronously, one call 
 the tokens of the workload are put in place of the sampled ones: a workload means the
 same tokens here and in `kvsim decisions`.
 
-``python -m tests.conformance.hf_reference WORKLOAD.json LOG.jsonl.gz`` writes a log.
+``python -m tests.conformance.hf_reference FOLDER`` writes the log of each workload in it.
 """
 
 from __future__ import annotations
@@ -370,10 +370,13 @@ class Reference:
         return not (self._arrivals or due & queued)
 
 
-def write(workload: Path, log: Path) -> None:
-    """Write the log of a workload file."""
-    write_log(Reference(load_workload(workload)).lines(), log)
+def write_logs(folder: Path) -> None:
+    """Write ``NAME.golden.jsonl.gz`` beside each ``NAME.workload.json``."""
+    for path in sorted(folder.glob("*.workload.json")):
+        log = path.with_name(path.name.replace(".workload.json", ".golden.jsonl.gz"))
+        log.unlink(missing_ok=True)
+        write_log(Reference(load_workload(path)).lines(), log)
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), Path(sys.argv[2]))
+    write_logs(Path(sys.argv[1]))
