@@ -218,7 +218,7 @@ def test_the_pool_takes_whoever_fits_in_order() -> None:
     requests = [paged(i, [10 * i + j for j in range(12)]) for i in range(3)]
     for request, num_tokens in zip(requests, (8, 8, 1), strict=True):
         computed(cache, request, num_tokens)
-    first, second, third = requests
+    first = requests[0]
     moved = cache.offload(requests)
     # The second one does not fit, a smaller one behind it does.
     assert moved == {0: [(0, 0), (1, 1), (2, 2)], 2: [(6, 3)]}

@@ -5,7 +5,7 @@ It runs on the CPU with a tiny model of random weights, synchronously, one call 
 the tokens of the workload are put in place of the sampled ones: a workload means the
 same tokens here and in `kvsim decisions`.
 
-``python -m tests.conformance.hf_reference FOLDER`` writes the log of each workload in it.
+``python -m tests.conformance.hf_reference FOLDER`` writes the logs of its workloads.
 """
 
 from __future__ import annotations
