@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.cli import run as kvsim
-from sim.config import parse_config
+from sim.config import load_config, parse_config
 from sim.errors import ConfigError, SchedulerError
 from sim.generation import sample
 from sim.request import RequestStatus
 from sim.scheduler.hf_fifo import FIFOScheduler
-from sim.simulate import simulate
+from sim.simulate import Simulation, simulate
+from tests.shared import ROOT, shared
 from tests.sim.build import request_from_spec, spec
 from tests.sim.test_config import minimal, write
 
@@ -432,3 +433,50 @@ def test_a_class_of_ones_own_gets_the_arguments(tmp_path: Path) -> None:
     data["engine"]["preemption_mode"] = "swap"
     with pytest.raises(ConfigError, match="preemption_mode must be recompute"):
         simulate(parse_config(data))
+
+
+# -- real traffic -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("swap_space", [0, 4])
+def test_the_azure_trace_under_pressure_loses_nobody(swap_space: int) -> None:
+    trace = shared("traces/azure_llm_2023_conv.csv")
+    config = load_config(
+        ROOT / "examples/azure_conv_transformers.yaml",
+        [
+            f"workload.trace.path={trace}",
+            "workload.trace.limit=1500",
+            f"engine.swap_space={swap_space}",
+        ],
+    )
+    results = Simulation(config).run(check_every=500)
+    summary, steps = results.summary, results.steps
+    assert summary["completed"] == 1500
+    assert summary["num_preemptions"] > 50
+    assert (summary["num_preemptions_recompute"] == 0) == (swap_space > 0)
+    assert summary["swapped_out_blocks"] == summary["swapped_in_blocks"]
+    # Every token is computed once, but for those that evictions threw away; the last
+    # token of an answer is never computed.
+    once = summary["total_input_tokens"] + summary["total_output_tokens"] - 1500
+    assert steps["num_batched_tokens"].sum() == once + summary["recomputed_tokens"]
+    assert (steps["num_physical_tokens"] <= steps["num_physical_blocks"] * 256).all()
+    requests = results.requests
+    sojourn_s = (requests["finish_s"] - requests["arrival_s"]).mean()
+    rate = len(requests) / summary["duration"]
+    assert summary["num_in_system_mean"] == pytest.approx(rate * sojourn_s, rel=1e-9)
+
+
+def test_prompts_of_a_real_trace_share_blocks() -> None:
+    trace = {"kind": "mooncake", "limit": 400}
+    trace["path"] = str(shared("traces/mooncake_fast25_conversation.jsonl"))
+    data = minimal(scheduler="hf_fifo", block_size=256, num_gpu_blocks_override=3000)
+    data["workload"] = {"trace": trace}
+    summaries = []
+    for caching in (True, False):
+        data["engine"] |= {"enable_prefix_caching": caching, "max_model_len": 131072}
+        summaries.append(Simulation(parse_config(data)).run(check_every=500).summary)
+    shared_summary, plain = summaries
+    assert shared_summary["completed"] == plain["completed"] == 400
+    assert shared_summary["prefix_cache_hits"] > 0
+    assert plain["prefix_cache_hits"] == 0
+    assert shared_summary["num_evictions"] > 0
