@@ -217,6 +217,19 @@ def test_nobody_is_admitted_from_an_eviction_to_the_next_end() -> None:
     assert engine.step() == [(1, 1), (2, 1)]
 
 
+def test_the_last_active_request_is_never_evicted() -> None:
+    """The release gives up all requests instead, and a log ends there."""
+    engine = Engine(num_gpu_blocks=4, max_num_batched_tokens=8, num_cpu_blocks=9)
+    too_long = engine.add(30, 1)
+    assert engine.scheduler.admission_error(too_long) is not None
+    assert engine.step() == [(0, 8)]
+    output = engine.call()
+    assert output.gives_up
+    assert output.stuck
+    assert not output.preemptions
+    assert too_long.status is RequestStatus.RUNNING
+
+
 def test_who_is_on_the_cpu_takes_turns_with_the_others() -> None:
     engine = Engine()
     requests = [engine.add(4, 2) for _ in range(5)]
