@@ -137,6 +137,20 @@ def test_the_block_table_lifts_the_budget_of_cached_tokens() -> None:
     assert batches[9] == [5, 5, 5]
 
 
+@pytest.mark.parametrize(("most", "num_requests"), [(0, 5), (9, 6)])
+def test_a_batch_that_has_read_all_it_may_takes_nobody_else(
+    most: int, num_requests: int
+) -> None:
+    engine = Engine(
+        num_gpu_blocks=20, enable_prefix_caching=True, max_blocks_per_request=most
+    )
+    for i in range(5):
+        engine.add(14, 20, prompt=((500, 12), (600 + i, 2)))
+        engine.step()
+    engine.add(3, 3)  # reads nothing, and comes too late: 80 cached tokens are read
+    assert len(engine.step()) == num_requests
+
+
 # -- evictions ----------------------------------------------------------------------
 
 
