@@ -25,8 +25,8 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
-# make test-all: what is too heavy for every day, too.
-test-all: $(VENV)/.installed-dev
+# make test-all: what is too heavy for every day, too; and the real transformers beside ours.
+test-all: $(VENV)/.installed-reference
 	$(PYTEST)
 
 # make fuzz N=2000: random configurations, both paths.
@@ -71,4 +71,8 @@ $(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(UV_PIP) --editable ".[traces]" --group test --group sweeps --group quality
 	$(UV_PIP) $(if $(UV_FIND_LINKS),,--torch-backend cpu) --group kernels
+	@touch $@
+
+$(VENV)/.installed-reference: $(VENV)/.installed-dev
+	$(UV_PIP) --group reference
 	@touch $@

@@ -89,15 +89,19 @@ def make_capacity(
     # V1 never hands out its null block, and an override is not checked: what no
     # table can hold is no length to promise.
     most = (capacity.num_gpu_blocks - 1) * engine.block_size
+    if engine.generation is GENERATIONS["hf_fifo"]:
+        most = capacity.num_gpu_blocks * engine.block_size - 1
     if engine.admission_check and capacity.max_model_len > most:
         return replace(capacity, max_model_len=most)
     return capacity
 
 
 def _chunks_prefill(engine: EngineConfig, model: ModelArchitecture) -> bool:
-    """Whether a `v0` engine cuts prompts into chunks."""
+    """Whether an engine cuts prompts into chunks; of `v0`, by what it was given."""
     if engine.enable_chunked_prefill is not None:
         return engine.enable_chunked_prefill
+    if engine.generation is GENERATIONS["hf_fifo"]:
+        return True
     longest = engine.max_model_len or model.max_position_embeddings
     minor = parse_engine_version(engine.version)
     return engine.sliding_window is None and v0_chunks_by_itself(longest, minor)
@@ -247,9 +251,13 @@ def _construct(
     schedulers: Mapping[str, type],
 ) -> Scheduler:
     kind = config.scheduler
-    optional = {key: getattr(config, key) for key in sorted(GENERATION_KEYS)}
+    optional = {
+        key: getattr(config, key)
+        for key in (*sorted(GENERATION_KEYS), "preemption_mode")
+    }
     context = {
         "num_gpu_blocks": capacity.num_gpu_blocks,
+        "num_cpu_blocks": capacity.num_cpu_blocks,
         "block_size": config.block_size,
         "max_num_batched_tokens": capacity.max_num_batched_tokens,
         "max_num_seqs": capacity.max_num_seqs,

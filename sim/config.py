@@ -61,6 +61,8 @@ class EngineConfig(ConfigTable):
     max_num_scheduled_tokens: Count | None = None
     max_num_active_seqs: Count | None = None
     max_paddings: Whole | None = None
+    max_blocks_per_request: Whole | None = None
+    safety_margin: Annotated[float, Field(ge=0, le=1)] | None = None
     long_prefill_token_threshold: Whole | None = None
     long_prefill_token_threshold_adaptive: bool | None = None
     max_num_partial_prefills: Count | None = None
@@ -106,6 +108,15 @@ class EngineConfig(ConfigTable):
         if self.enable_prefix_caching is None:
             return bool(self.generation.enable_prefix_caching)
         return self.enable_prefix_caching
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_generation(cls, data: object) -> object:
+        """Fill in the defaults that only the chosen generation has."""
+        if not isinstance(data, dict):
+            return data
+        generation = _generation_in(data)
+        return dict(generation.defaults) | data if generation else data
 
     @field_validator("pipeline_parallel_size", mode="before")
     @classmethod
@@ -157,6 +168,18 @@ class EngineConfig(ConfigTable):
                 f"only, got 'swap'; set it to recompute or null"
             )
         return self
+
+
+def _generation_in(engine: dict[str, Any]) -> Generation | None:
+    """Return the generation that an unchecked table names, if it does."""
+    kind, release = engine.get("scheduler"), engine.get("engine_version")
+    if isinstance(kind, dict):
+        kind = kind.get("kind")
+    if not isinstance(kind, str):
+        return None
+    if kind in GENERATIONS:
+        return GENERATIONS[kind]
+    return generation_of(release if isinstance(release, str) else None)
 
 
 class TrafficConfig(ConfigTable):

@@ -7,9 +7,9 @@ from what is left.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,6 +87,8 @@ class Generation:
         0.7.3 ``worker/model_runner.py`` (decodes of up to 256 sequences), V1's
         ``max_cudagraph_capture_size`` (512 tokens; a step with prompts is cut at its
         attention, which is launched).
+    defaults
+        Of engine keys whose default is another one than elsewhere.
     """
 
     engine_version: str
@@ -98,6 +100,7 @@ class Generation:
     schedules_groups: bool
     swap: SwapRule = SwapRule()
     graphs: GraphRule = GraphRule()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def takes(self, engine_version: str) -> bool:
         """Whether the generation covers a release."""
@@ -171,6 +174,16 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             schedules_groups=False,
             swap=SwapRule("batch", "joined", overlap=True),
             graphs=GraphRule(512, only_decodes=False),
+        ),
+        "hf_fifo": Generation(
+            engine_version="5.17",
+            versions=r"5\.17(\.\d{1,3})?",
+            versions_in_words="transformers 5.17",
+            keys=frozenset({"max_blocks_per_request", "safety_margin"}),
+            enable_prefix_caching=True,
+            has_cpu_tier=True,
+            schedules_groups=False,
+            defaults=MappingProxyType({"block_size": 256, "swap_space": 0.0}),
         ),
     }
 )

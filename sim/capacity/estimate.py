@@ -12,7 +12,7 @@ What the formula needs beside the model is measured, and stands in
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sim.capacity import constants
@@ -26,6 +26,13 @@ from sim.capacity.arguments import (
 )
 from sim.capacity.interval import uncertainty
 from sim.capacity.parts import MemoryParts, kv_layout, memory_parts
+from sim.capacity.transformers import (
+    CONSTANTS_SOURCE,
+    STAND_IN_MINOR,
+    batch_limits,
+    is_transformers,
+    transformers_memory,
+)
 from sim.errors import CapacityError
 from sim.hardware import GIB, GpuSpec, load_gpu
 from sim.model import load_model
@@ -150,6 +157,7 @@ def estimate_capacity(
         Limits of a step; None for the release's defaults on this GPU.
     engine_version
         ``0.NN`` or ``0.NN.N``; releases before 0.8 are V0, and widen the interval.
+        ``5.17`` is transformers' continuous batching, whose rule is its own.
     enforce_eager
         Whether CUDA graphs are off.
     num_gpu_blocks_override, kv_cache_memory_bytes
@@ -196,8 +204,12 @@ def estimate_capacity(
         pipeline_parallel_size=pipeline_parallel_size,
     )
     check_parallelism(model, tensor_parallel_size)
-    minor = parse_engine_version(engine_version)
-    tokens, seqs = resolve_batch(model, gpu, minor, **given)
+    if is_transformers(engine_version):
+        minor = STAND_IN_MINOR
+        tokens, seqs = batch_limits(max_num_batched_tokens, max_num_seqs)
+    else:
+        minor = parse_engine_version(engine_version)
+        tokens, seqs = resolve_batch(model, gpu, minor, **given)
     standing = {
         "gpu_memory_utilization": gpu_memory_utilization == DEFAULT_UTILIZATION,
         "block_size": block_size == DEFAULT_BLOCK_SIZE,
@@ -230,6 +242,8 @@ def estimate_capacity(
             *(name for name, stands in standing.items() if stands),
         ),
     )
+    if is_transformers(engine_version):
+        return _estimate_transformers(arguments, str(engine_version))
     return _estimate(arguments, str(engine_version))
 
 
@@ -237,14 +251,44 @@ def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstima
     _refuse_images_on_v0(arguments)
     parts = memory_parts(arguments)
     layout = kv_layout(arguments)
-    available, blocks, source = _pool(arguments, parts, layout)
+    estimate = _assembled(arguments, parts, layout, engine_version)
+    if estimate.pool_source != "profile":
+        return estimate
     margin, reasons = uncertainty(arguments, parts)
-    low = high = blocks
-    if source == "profile":
-        low = max(0, available - margin) // layout.block_bytes
-        # Nothing but the weights is certain to be held.
-        most = min(available + margin, parts.requested_bytes - parts.weights_bytes)
-        high = most // layout.block_bytes
+    available = estimate.available_kv_bytes
+    # Nothing but the weights is certain to be held.
+    most = min(available + margin, parts.requested_bytes - parts.weights_bytes)
+    return replace(
+        estimate,
+        num_gpu_blocks_low=max(0, available - margin) // layout.block_bytes,
+        num_gpu_blocks_high=most // layout.block_bytes,
+        extrapolated=reasons,
+    )
+
+
+def _estimate_transformers(
+    arguments: EngineArguments, engine_version: str
+) -> CapacityEstimate:
+    memory = transformers_memory(arguments)
+    estimate = _assembled(memory.arguments, memory.parts, memory.layout, engine_version)
+    estimate = replace(estimate, constants_source=CONSTANTS_SOURCE)
+    if estimate.pool_source != "profile":
+        return estimate
+    return replace(
+        estimate,
+        num_gpu_blocks_low=memory.num_blocks_low,
+        num_gpu_blocks_high=memory.num_blocks_high,
+    )
+
+
+def _assembled(
+    arguments: EngineArguments,
+    parts: MemoryParts,
+    layout: KvLayout,
+    engine_version: str,
+) -> CapacityEstimate:
+    """Return the estimate without an interval around the number of blocks."""
+    available, blocks, source = _pool(arguments, parts, layout)
     max_model_len = _max_model_len(arguments, layout, blocks, source)
     cpu_blocks = int(arguments.swap_space * GIB) // layout.block_bytes
     return CapacityEstimate(
@@ -270,13 +314,13 @@ def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstima
         available_kv_bytes=available,
         block_bytes=layout.block_bytes,
         num_gpu_blocks=blocks,
-        num_gpu_blocks_low=low,
-        num_gpu_blocks_high=high,
+        num_gpu_blocks_low=blocks,
+        num_gpu_blocks_high=blocks,
         num_cpu_blocks=0 if arguments.is_v1 else cpu_blocks,
         kv_cache_tokens=blocks // layout.num_groups * arguments.block_size,
         max_concurrency=blocks / layout.blocks_for(max_model_len),
         pool_source=source,
-        extrapolated=reasons if source == "profile" else (),
+        extrapolated=(),
         defaults=arguments.defaults,
         warnings=_warnings(arguments, parts, available),
         constants_source=constants.era_of(arguments.engine_minor).source,

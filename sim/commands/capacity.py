@@ -57,7 +57,7 @@ def capacity(
     max_num_batched_tokens
         Token budget of a step; default: the release's for this GPU.
     engine_version
-        vLLM release, such as 0.11 or 0.19.
+        vLLM release, such as 0.11 or 0.19; or 5.17 for transformers.
     enforce_eager
         Without CUDA graphs.
     num_gpu_blocks_override

@@ -30,7 +30,7 @@ def decisions(
     ----------
     workload
         Workload file (JSON): requests by step, and the engine. Its "reference", such
-        as "vllm 0.33.0", picks the generation.
+        as "vllm 0.33.0" or "transformers 5.17.0", picks the generation.
     out
         Where to write the log, a JSON object a step; compressed if it ends in .gz.
         Default: standard output.
@@ -108,6 +108,7 @@ def _write(
 _ENDINGS = {
     "done": "all requests done",
     "stalled": "stalled: nothing can move any more, as in the reference",
+    "no_room": "ended, as the reference does: nobody finds a block or can be evicted",
     "swap_oom": "ended for lack of CPU swap space, as the reference does",
 }
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import NoFreeBlocksError
 from sim.decisions.engines import make_request, make_scheduler
+from sim.decisions.hf_logs import HfFifoLog
 from sim.decisions.logs import GroupLog, Line, StepLog, V1Log, preemptions
 from sim.decisions.workload import MAX_LEN
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.generation import sample
 from sim.generation_groups import sampler_for
+from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class DecisionDriver:
     num_steps, num_preemptions
         So far.
     ending
-        ``"done"``, ``"stalled"`` or ``"swap_oom"``, once the log has ended.
+        ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has
+        ended.
     """
 
     def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:
@@ -88,6 +91,9 @@ class DecisionDriver:
         self._sample: Sampler
         if isinstance(self.scheduler, V1Scheduler):
             self._log = V1Log(self.scheduler, self.names)
+            self._sample = sample
+        elif isinstance(self.scheduler, FIFOScheduler):
+            self._log = HfFifoLog(self.scheduler, self.names)
             self._sample = sample
         else:
             self._log = GroupLog(self.scheduler, self.names, workload.generation)
@@ -143,6 +149,9 @@ class DecisionDriver:
             ) from error
         self._prove()
         self.num_preemptions += len(output.preemptions)
+        if getattr(output, "gives_up", False):
+            self.ending = "no_room"
+            return {"error": "no_room", "preempt": preemptions(output, self.names)}
         line = self._log.batch(output) | self._log.queues()
         num_tokens = _num_tokens(output.scheduled)
         finished = self._sample(output, step, float(step))

@@ -9,6 +9,7 @@ from sim.decisions.tokens import StreamTokens
 from sim.decisions.workload import (
     MAX_LEN,
     CacheflowEngine,
+    HfFifoEngine,
     V0Engine,
     V02Engine,
     V1Engine,
@@ -20,10 +21,13 @@ from sim.scheduler.settings import CacheConfig, SchedulerConfig
 if TYPE_CHECKING:
     from sim.decisions.workload import DecisionRequest, DecisionWorkload
     from sim.scheduler.groups import GroupScheduler
+    from sim.scheduler.hf_fifo import FIFOScheduler
     from sim.scheduler.v1 import V1Scheduler
 
+    AnyScheduler = GroupScheduler | V1Scheduler | FIFOScheduler
 
-def make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
+
+def make_scheduler(workload: DecisionWorkload) -> AnyScheduler:
     """Construct the scheduler that a workload names.
 
     Raises
@@ -37,10 +41,12 @@ def make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
         raise SchedulerError(str(error)) from error
 
 
-def _make_scheduler(workload: DecisionWorkload) -> GroupScheduler | V1Scheduler:
+def _make_scheduler(workload: DecisionWorkload) -> AnyScheduler:
     engine = workload.engine
     if isinstance(engine, V1Engine):
         return _v1(engine, workload.engine_version)
+    if isinstance(engine, HfFifoEngine):
+        return _hf_fifo(engine)
     if isinstance(engine, V0Engine):
         return _v0(engine)
     cache_config = CacheConfig(
@@ -127,6 +133,22 @@ def _v1(engine: V1Engine, engine_version: str) -> V1Scheduler:
         max_num_active_seqs=engine.max_num_active_seqs,
         prefill_schedule_interval=engine.prefill_schedule_interval,
         max_num_scheduled_tokens=engine.max_num_scheduled_tokens,
+    )
+
+
+def _hf_fifo(engine: HfFifoEngine) -> FIFOScheduler:
+    from sim.scheduler.hf_fifo import FIFOScheduler  # noqa: PLC0415
+
+    return FIFOScheduler(
+        engine.num_gpu_blocks,
+        engine.block_size,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=engine.max_model_len,
+        num_cpu_blocks=engine.num_cpu_blocks,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        safety_margin=engine.safety_margin,
+        max_blocks_per_request=engine.max_blocks_per_request,
     )
 
 

@@ -50,7 +50,7 @@ class StepLog(Protocol):
         ...
 
 
-class _Tables:
+class TableChanges:
     """Block tables as last logged, to log changes only."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class V1Lines(ABC):
     def __init__(self, names: Names, *, enable_caching: bool) -> None:
         self.names = names
         self.enable_caching = enable_caching
-        self._tables = _Tables()
+        self._tables = TableChanges()
 
     def batch(self, output: Any) -> Line:
         """See `StepLog.batch`."""
@@ -210,7 +210,7 @@ class GroupLog:
         self.scheduler = scheduler
         self.names = names
         self.generation = generation
-        self._tables = _Tables()
+        self._tables = TableChanges()
         self._keys: dict[int, set[str]] = {}  # of tables logged, by request id
 
     def batch(self, output: GroupSchedulerOutput) -> Line:

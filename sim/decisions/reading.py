@@ -12,7 +12,7 @@ COMMENTS = frozenset({"comment", "comments", "description", "note", "notes"})
 """Keys for people; they decide nothing."""
 
 _REFERENCE = re.compile(
-    r"(?:vllm)?[\s=_-]*v?([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})(?:\.post[0-9]+)?(?:\+[\w.]+)?",
+    r"(?:vllm|transformers)?[\s=_-]*v?([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})(?:\.post[0-9]+)?(?:\+[\w.]+)?",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -45,6 +45,8 @@ def without_comments(data: Any, nulls: Container[str]) -> Any:
 
 def release_of(reference: str) -> str:
     """Return the release in ``"vllm 0.33.0"``, ``"vLLM v0.33.0"`` or ``"0.33"``.
+
+    So of ``"transformers 5.17.0"``.
 
     What is no release comes back as it is.
     """

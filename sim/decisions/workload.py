@@ -159,13 +159,24 @@ class V1Engine(_Engine):
     max_num_scheduled_tokens: Positive | None = None
 
 
-Engine = CacheflowEngine | V02Engine | V0Engine | V1Engine
+class HfFifoEngine(_Engine):
+    """transformers 5.17, continuous batching."""
+
+    num_cpu_blocks: Annotated[Count, Field(le=MAX_BLOCKS)] = 0
+    max_model_len: Positive = MAX_LEN
+    enable_prefix_caching: bool = True
+    safety_margin: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.15
+    max_blocks_per_request: Count = 0  # no block table, as on the CPU
+
+
+Engine = CacheflowEngine | V02Engine | V0Engine | V1Engine | HfFifoEngine
 
 _ENGINES: dict[str, type[_Engine]] = {
     "cacheflow": CacheflowEngine,
     "v0_2": V02Engine,
     "v0": V0Engine,
     "v1": V1Engine,
+    "hf_fifo": HfFifoEngine,
 }
 
 
@@ -252,7 +263,7 @@ class DecisionWorkload(_Model):
         steps = [request.arrival_step for request in self.requests]
         if steps != sorted(steps):
             raise ValueError("requests must be in order of arrival_step; sort them")
-        if self.generation == "v1":
+        if not GENERATIONS[self.generation].schedules_groups:
             self._refuse_groups()
         return self
 
@@ -260,18 +271,18 @@ class DecisionWorkload(_Model):
         for request in self.requests:
             if request.n > 1:
                 raise ValueError(
-                    f"the v1 scheduler knows no n and no beams, {request.id!r} has "
-                    f"n = {request.n}; write one request a sample"
+                    f"the {self.generation} scheduler knows no n and no beams, "
+                    f"{request.id!r} has n = {request.n}; write one request a sample"
                 )
             if request.branch_output_lens not in (None, [request.output_len]):
                 raise ValueError(
-                    f"the v1 scheduler knows no branches, {request.id!r} has "
-                    f"branch_output_lens; give output_len"
+                    f"the {self.generation} scheduler knows no branches, "
+                    f"{request.id!r} has branch_output_lens; give output_len"
                 )
 
 
 def generation_of(engine_version: str) -> str:
-    """Return the generation that follows a vLLM release.
+    """Return the generation that follows a release of vLLM or transformers.
 
     Raises
     ------

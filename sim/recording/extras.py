@@ -14,6 +14,7 @@ from sim.fast.v1 import FastV1Scheduler
 from sim.recording.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
 from sim.recording.schedule import SCHEDULE_FILE, ScheduleFile
 from sim.results import write_json
+from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
@@ -123,6 +124,13 @@ def _tiers(scheduler: Any) -> list[_Tier]:
     if isinstance(scheduler, V1Scheduler):
         pool = scheduler.kv_cache_manager.block_pool
         return [_Tier("gpu", pool, pool.num_usable_blocks, pool.num_gpu_blocks)]
+    if isinstance(scheduler, FIFOScheduler):
+        cache = scheduler.cache
+        num_cpu_blocks = cache.cpu_pool.num_blocks
+        return [
+            _Tier("gpu", cache.block_manager, cache.num_blocks, cache.num_blocks),
+            _Tier("cpu", cache.cpu_pool, num_cpu_blocks, num_cpu_blocks),
+        ]
     manager = getattr(scheduler, "block_manager", None)
     if isinstance(manager, BlockSpaceManager):
         sizes = manager.num_total_gpu_blocks, manager.num_total_cpu_blocks
@@ -140,7 +148,7 @@ def _tiers(scheduler: Any) -> list[_Tier]:
             tiers.append(_Tier(device.value, allocator, num_blocks, num_ids))
         return tiers
     raise ConfigError(
-        f"--record blocks is built for the schedulers cacheflow, v0_2, v0 and v1 and "
-        f"those derived of them; {type(scheduler).__name__} keeps blocks elsewhere, "
-        f"leave it out"
+        f"--record blocks is built for the schedulers cacheflow, v0_2, v0, v1 and "
+        f"hf_fifo and those derived of them; {type(scheduler).__name__} keeps blocks "
+        f"elsewhere, leave it out"
     )

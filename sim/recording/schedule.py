@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sim.decisions.hf_logs import HfFifoLog
 from sim.decisions.log_files import SCHEDULE_FORMAT
 from sim.decisions.logs import (
     GroupLog,
@@ -28,6 +29,7 @@ from sim.request import Request, RequestStatus
 from sim.scheduler import SCHEDULERS
 from sim.scheduler.group_output import GroupSchedulerOutput
 from sim.scheduler.groups import GroupScheduler
+from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
 
 if TYPE_CHECKING:
@@ -120,6 +122,8 @@ def log_of(scheduler: Any, names: Names) -> StepLog:
         return FastV1Log(scheduler, names)
     if isinstance(scheduler, V1Scheduler):
         return V1Log(scheduler, names)
+    if isinstance(scheduler, FIFOScheduler):
+        return HfFifoLog(scheduler, names)
     for generation, kind in SCHEDULERS.items():
         if isinstance(scheduler, kind) and isinstance(scheduler, GroupScheduler):
             return GroupLog(scheduler, names, generation)

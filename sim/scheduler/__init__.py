@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sim.scheduler.cacheflow import Scheduler as CacheflowScheduler
+from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v0 import Scheduler as V0Scheduler
 from sim.scheduler.v0_2 import Scheduler as V02Scheduler
 from sim.scheduler.v1 import V1Scheduler
@@ -19,6 +20,7 @@ SCHEDULERS: Mapping[str, type] = MappingProxyType(
         "v0_2": V02Scheduler,
         "v0": V0Scheduler,
         "v1": V1Scheduler,
+        "hf_fifo": FIFOScheduler,
     }
 )
 """Built-in schedulers by the name that ``engine.scheduler`` takes."""

@@ -26,7 +26,7 @@ def turn(
 
 def chat_config(generation: str = "v1", **changes: Any) -> dict[str, Any]:
     """Chats under pressure: preemptions in every generation."""
-    engine = {
+    engine: dict[str, Any] = {
         "model": "meta-llama/Llama-3.1-8B",
         "gpu": "h200_sxm",
         "scheduler": generation,
@@ -34,6 +34,8 @@ def chat_config(generation: str = "v1", **changes: Any) -> dict[str, Any]:
         "max_model_len": 400,
         "max_num_seqs": 16,
     }
+    if generation == "hf_fifo":  # its own blocks and margin keep the pressure off
+        engine |= {"block_size": 16, "safety_margin": 0.0}
     workload: dict[str, Any] = {
         "sessions": {
             "kind": "chat",

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["interrupting"]
 
-RELEASES = {"cacheflow": "0.1.0", "v0_2": "0.2.7", "v0": "0.7.3", "v1": "0.33.0"}
+RELEASES = {
+    "cacheflow": "vllm 0.1.0",
+    "v0_2": "vllm 0.2.7",
+    "v0": "vllm 0.7.3",
+    "v1": "vllm 0.33.0",
+    "hf_fifo": "transformers 5.17.0",
+}
 
 
 def test_a_schedule_of_two_requests_in_every_detail() -> None:
@@ -119,6 +125,9 @@ def test_a_run_takes_the_decisions_that_kvsim_decisions_writes(
         pytest.skip("a generation without prefix caching")
     engine: dict[str, Any] = {"enable_prefix_caching": caching} if caching else {}
     groups = GENERATIONS[generation].schedules_groups
+    margin: dict[str, Any] = {"watermark": 0.0}
+    if generation == "hf_fifo":
+        margin = {"safety_margin": 0.0, "max_blocks_per_request": 3}
     requests = [
         {"at": float(at), "prompt": prompt, "out": out, "seg": 100 + index}
         | {"max_tokens": out}
@@ -137,9 +146,8 @@ def test_a_run_takes_the_decisions_that_kvsim_decisions_writes(
         requests,
         scheduler=generation,
         num_gpu_blocks_override=16 if groups else 9,
-        watermark=0.0,
         admission_check=False,
-        **engine | ({} if groups else {"enable_prefix_caching": caching}),
+        **engine | margin | ({} if groups else {"enable_prefix_caching": caching}),
     )
     recorded = record(config, stepwise=True)
     assert recorded.results is not None
@@ -149,15 +157,15 @@ def test_a_run_takes_the_decisions_that_kvsim_decisions_writes(
     data = {
         "schema": 1,
         "name": "same",
-        "reference": f"vllm {RELEASES[generation]}",
+        "reference": RELEASES[generation],
         "seed": 0,
         "config": {
             "block_size": 4,
             "num_gpu_blocks": capacity.num_gpu_blocks,
             "max_num_batched_tokens": 64,
             "max_num_seqs": 8,
-            "watermark": 0.0,
         }
+        | margin
         | ({"num_cpu_blocks": capacity.num_cpu_blocks} if groups else {})
         | ({} if generation == "cacheflow" else {"max_model_len": 64})
         | engine

@@ -87,9 +87,12 @@ def test_every_generation_keeps_its_invariants_and_runs_again(
     tmp_path: Path, generation: str
 ) -> None:
     shares = {"beam_width": {1: 0.5, 3: 0.5}, "best_of": {1: 0.5, 2: 0.5}}
-    # Beams of v1 are requests for one token, which need little.
-    num_blocks = 20 if generation == "v1" else 45
-    data = pressed(shares, scheduler=generation, num_gpu_blocks_override=num_blocks)
+    # Without groups beams are requests for one token, which need little.
+    groups = GENERATIONS[generation].schedules_groups
+    own: dict[str, Any] = {"num_gpu_blocks_override": 45 if groups else 20}
+    if generation == "hf_fifo":
+        own |= {"block_size": 16, "safety_margin": 0.0, "swap_space": 1.0}
+    data = pressed(shares, scheduler=generation, **own)
     path = write(tmp_path, data)
     options = ["--no-figures", "--quiet"]
     out = tmp_path / "out"
