@@ -183,6 +183,8 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             enable_prefix_caching=True,
             has_cpu_tier=True,
             schedules_groups=False,
+            # gathers blocks on the GPU, then copies contiguous pieces, before the step
+            swap=SwapRule("batch"),
             defaults=MappingProxyType({"block_size": 256, "swap_space": 0.0}),
         ),
     }
