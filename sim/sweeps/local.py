@@ -91,14 +91,18 @@ class LocalExecutor:
             If workers cannot be started.
         """
         attempts = Attempts(jobs)
-        while not self._stopping:
-            self._hand_out(attempts, task)
-            futures = [future for slot in self._slots for future in slot.going]
-            if not futures:
-                return
-            wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+        try:
+            while not self._stopping:
+                self._hand_out(attempts, task)
+                futures = [future for slot in self._slots for future in slot.going]
+                if not futures:
+                    return
+                wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                yield from self._collected(attempts)
             yield from self._collected(attempts)
-        yield from self._collected(attempts)
+        finally:  # nobody will ask for what is still going on
+            for slot in self._slots:
+                slot.give_up()
 
     def _hand_out(self, attempts: Attempts, task: Task) -> None:
         """Give every worker one run before any has two."""
@@ -155,17 +159,20 @@ class _Slot:
 
     def submit(self, attempt: Attempt, task: Task) -> None:
         """Put a run before the worker, which is started if there is none."""
-        if self._pool is None:
-            self._start()
-        assert self._pool is not None
         try:
-            future = self._pool.submit(perform, attempt.job, task)
-        except BrokenProcessPool as error:  # it has died this moment
+            future = self._running_pool().submit(perform, attempt.job, task)
+        except BrokenProcessPool as error:
+            if not self.going:  # it died of nothing that is known
+                self.join()
+                self.submit(attempt, task)
+                return
             future = Future()
             future.set_exception(error)
         self.going[future] = (attempt, perf_counter())
 
-    def _start(self) -> None:
+    def _running_pool(self) -> ProcessPoolExecutor:
+        if self._pool is not None:
+            return self._pool
         with signals_held_back(), self._context.watched() as processes:
             self._pool = ProcessPoolExecutor(
                 1,
@@ -175,6 +182,14 @@ class _Slot:
             )
             self._ready = self._pool.submit(worker.ready)
         self._processes = processes
+        return self._pool
+
+    def give_up(self) -> None:
+        """End the worker if it is at work, and forget its runs."""
+        if self.going:
+            self.going.clear()
+            self.kill()
+            self.join()
 
     def bury(self) -> bool:
         """Give up a worker that died.

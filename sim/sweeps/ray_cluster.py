@@ -92,9 +92,7 @@ class RayExecutor:
 
     def __exit__(self, *error: object) -> None:
         """End what is running, and leave the cluster."""
-        for ref in self._going:
-            self._ray.cancel(ref, force=True)
-        self._going.clear()
+        self._give_up()
         self._outfit = []
         if self._is_ours:
             self._ray.shutdown()
@@ -123,13 +121,21 @@ class RayExecutor:
             If a node has other packages than this one.
         """
         attempts = Attempts(jobs)
-        while not self._stopping:
-            self._hand_out(attempts, task)
-            if not self._going:
-                return
-            self._ray.wait(list(self._going), num_returns=1, timeout=_POLL_S)
+        try:
+            while not self._stopping:
+                self._hand_out(attempts, task)
+                if not self._going:
+                    return
+                self._ray.wait(list(self._going), num_returns=1, timeout=_POLL_S)
+                yield from self._collected(attempts)
             yield from self._collected(attempts)
-        yield from self._collected(attempts)
+        finally:  # nobody will ask for what is still going on
+            self._give_up()
+
+    def _give_up(self) -> None:
+        for ref in self._going:
+            self._ray.cancel(ref, force=True)
+        self._going.clear()
 
     def _hand_out(self, attempts: Attempts, task: Task) -> None:
         while len(self._going) < max(1, _AHEAD * self.num_workers):

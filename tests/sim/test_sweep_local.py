@@ -91,6 +91,25 @@ def test_a_killed_worker_costs_the_run_that_was_on_it_a_second_try() -> None:
     assert len(pids) == 4
 
 
+def test_a_worker_that_is_killed_while_idle_is_nobodys_fault() -> None:
+    with LocalExecutor(1) as local:
+        (outcome,) = local.run(seeded_jobs(1), tell_pid)
+        assert outcome.summary is not None
+        os.kill(outcome.summary["pid"], signal.SIGKILL)
+        (again,) = local.run(seeded_jobs(1), tell_pid)
+    assert again.summary is not None
+    assert again.summary["pid"] != outcome.summary["pid"]
+
+
+def test_outcomes_that_nobody_asks_for_do_not_come_later() -> None:
+    jobs = seeded_jobs(20)
+    with LocalExecutor(2) as local:
+        for _ in local.run(jobs[:10], tell_pid):
+            break
+        later = sorted(o.index for o in local.run(jobs[10:], tell_pid))
+    assert later == list(range(10, 20))
+
+
 def test_a_run_that_needs_the_machine_for_itself_gets_it(tmp_path: Path) -> None:
     jobs = seeded_jobs(20)
     for job in jobs:
