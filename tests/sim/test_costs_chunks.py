@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from sim.cost import BatchShape
 from sim.costs import MeasuredCost
-from sim.costs.measured_chunks import (
+from sim.costs.measured.factors import (
     BesideFactor,
     PastFactor,
     mean_chunk,
     mean_chunks,
-    pairs_of,
 )
+from sim.costs.measured.reading_factors import pairs_of
 from sim.errors import ConfigError
 from tests.sim.test_costs import H200, LLAMA_8B, chunk, decodes, shapes
 from tests.sim.test_costs_measured import decode_s, entry, prefill_s, write

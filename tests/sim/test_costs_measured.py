@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sim.cost import BatchShape, StepCost, pricer_of
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
-from sim.costs.measured_tables import Curve, Surface, geometry_of, linear_elements
+from sim.costs.measured.geometry import geometry_of, linear_elements
+from sim.costs.measured.tables import Curve, Surface
 from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
 from sim.plug import build

@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.costs.measured_chunks import pairs_of, read_beside, read_past
-from sim.costs.measured_tables import (
-    BOOST,
-    Curve,
-    Surface,
-    geometry_of,
-    linear_elements,
-    read_surface,
-    weight_bits_of,
-)
+from sim.costs.measured.geometry import geometry_of, linear_elements, weight_bits_of
+from sim.costs.measured.reading_factors import pairs_of, read_beside, read_past
+from sim.costs.measured.tables import Curve, Surface
 from sim.errors import ConfigError
 from sim.profile import DRY_RUN
 
@@ -24,11 +17,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.costs.measured_chunks import BesideFactor, PastFactor
+    from sim.costs.measured.factors import BesideFactor, PastFactor
     from sim.costs.roofline import RooflineCost
     from sim.profile import Profile
 
     Seconds = NDArray[np.float64]
+
+
+BOOST: Final = 1.1
+"""Over the datasheet's peak by so much is still believed: clocks boost."""
 
 
 def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
@@ -125,7 +122,7 @@ def _over_layers(
         where = f"profile: table of window {window}"
         if str(window) not in tables:
             raise ConfigError(f"{where} is missing; import it with --model again")
-        counts, amounts, seconds, beyond = read_surface(tables[str(window)], where)
+        counts, amounts, seconds, beyond = _read_surface(tables[str(window)], where)
         grid = np.outer(np.array(counts, float), np.ones(len(amounts)))
         least = floor(grid, window)
         total = total + count * np.maximum(seconds, least)
@@ -228,3 +225,30 @@ def token_curves(
     reduce_s = table.get("allreduce_s")
     collectives = Curve(tokens, reduce_s, beyond) if reduce_s else None
     return Curve(tokens, seconds, beyond), collectives
+
+
+def _read_surface(table: Mapping[str, Any], where: str) -> tuple[Any, Any, Any, Any]:
+    """Return counts, amounts, seconds and flags of a tabulated surface.
+
+    Raises
+    ------
+    ConfigError
+        When it is not rectangular, its nodes do not ascend, or a time is not positive.
+    """
+    try:
+        counts = [int(value) for value in table["counts"]]
+        amounts = [int(value) for value in table["amounts"]]
+        seconds = np.array(table["time_s"], dtype=np.float64)
+        beyond = np.array(table["beyond"], dtype=np.bool_)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where} is no table ({error}); fit the profile again"
+        ) from (error)
+    shape = len(counts), len(amounts)
+    if min(shape) < 2 or seconds.shape != shape or beyond.shape != shape:
+        raise ConfigError(f"{where} must be at least 2 x 2; got {seconds.shape}")
+    if min(*np.diff(counts), *np.diff(amounts), counts[0], amounts[0]) < 1:
+        raise ConfigError(f"{where}: nodes must be above zero and ascend")
+    if not (np.isfinite(seconds).all() and (seconds > 0.0).all()):
+        raise ConfigError(f"{where} must hold finite seconds > 0")
+    return counts, amounts, seconds, beyond
