@@ -15,7 +15,7 @@ from sim.costs.measured.reading import (
     past_factor,
     prefill_surface,
 )
-from sim.costs.widths import ESTIMATE, Widths, read_widths, wider
+from sim.costs.widths import ESTIMATE, Widths, read_widths, squares_of, wider
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,8 +90,7 @@ class Attention:
 
         A step without tokens computes nothing, whatever requests it has.
         """
-        prefill_s = decode_s = 0.0
-        prefill_region = decode_region = 0
+        decode_s, decode_region = 0.0, 0
         if num_decodes:
             row = self._decode_rows.get(num_decodes) or self.decode.row(num_decodes)
             value, slope, start, beyond = row[
@@ -99,33 +98,55 @@ class Attention:
             ]
             decode_s = value + slope * (decode_context - start)
             decode_region = 1 if beyond else 0
-        if num_chunks and (num_tokens or num_decodes):
-            row = self._prefill_rows.get(num_chunks) or self._prefill.row(num_chunks)
-            value, slope, start, beyond = row[
-                bisect_right(self._pairs, pairs // num_chunks)
-            ]
-            prefill_s = value + slope * (pairs - start)
-            if context != num_tokens:
-                if self._past is None:
-                    prefill_region = GUESSED
-                else:
-                    chunk = mean_chunk(num_chunks, context, pairs, num_chunks)
-                    factor, beyond = self._past.at(*chunk)
-                    prefill_s *= factor
-            if beyond and not prefill_region:
-                prefill_region = 1
-            read_s = self._key_s * context
-            if read_s > prefill_s:  # noqa: PLR1730 - a call of `max` is slower
-                prefill_s = read_s
-            if num_decodes and self._beside is not None:
-                chunk = mean_chunk(num_chunks, context, pairs, 1)
-                factor, beyond = self._beside.at(*chunk, num_decodes, decode_context)
+        if not num_chunks or not (num_tokens or num_decodes):
+            return 0.0, decode_s, 0, decode_region
+        row = self._prefill_rows.get(num_chunks) or self._prefill.row(num_chunks)
+        value, slope, start, beyond = row[
+            bisect_right(self._pairs, pairs // num_chunks)
+        ]
+        prefill_s = value + slope * (pairs - start)
+        region = 1 if beyond else 0
+        query = None
+        if context != num_tokens:
+            region = GUESSED
+            if self._past is not None:
+                query, past = mean_chunk(num_chunks, context, pairs, num_chunks)
+                factor, beyond = self._past.at(query, past)
                 prefill_s *= factor
-                decode_s *= factor
-                if beyond:
-                    prefill_region = prefill_region or 1
-                    decode_region = 1
-        return prefill_s, decode_s, prefill_region, decode_region
+                region = 1 if beyond else 0
+        read_s = self._key_s * context
+        if read_s > prefill_s:  # noqa: PLR1730 - a call of `max` takes longer
+            prefill_s = read_s
+        if num_decodes and self._beside is not None:
+            if query is None or num_chunks != 1:
+                query, past = mean_chunk(num_chunks, context, pairs, 1)
+            factor, beyond = self._beside.at(query, past, num_decodes, decode_context)
+            prefill_s *= factor
+            decode_s *= factor
+            if beyond:
+                region, decode_region = region or 1, 1
+        return prefill_s, decode_s, region, decode_region
+
+    def squares(
+        self, prefill_s: float, decode_s: float, prefill_region: int, decode_region: int
+    ) -> tuple[float, float]:
+        """Return the squares of the width of both, down and up, in s²."""
+        down = up = 0.0
+        if prefill_s:
+            share_down, share_up = self.prefill_widths[prefill_region]
+            down = (prefill_s * share_down) * (prefill_s * share_down)
+            up = (prefill_s * share_up) * (prefill_s * share_up)
+        if decode_s:
+            share_down, share_up = self.decode_widths[decode_region]
+            down += (decode_s * share_down) * (decode_s * share_down)
+            up += (decode_s * share_up) * (decode_s * share_up)
+        return down, up
+
+    def square_columns(self, found: AttentionColumns) -> Seconds:
+        """Return `squares` of each row, (2, n)."""
+        prefill = squares_of(self.prefill_widths, found.prefill_s, found.prefill_region)
+        decode = squares_of(self.decode_widths, found.decode_s, found.decode_region)
+        return prefill + decode
 
     def columns(self, shapes: Counts) -> AttentionColumns:
         """Return `at` of each row."""

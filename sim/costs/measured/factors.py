@@ -85,6 +85,10 @@ class _Axis:
         self.to = self.last + _HALF_A_TOKEN
         """What lies outside these was extrapolated."""
 
+    def search(self) -> tuple[float, float, tuple[float, ...]]:
+        """Return `from_`, `to` and `inner`: unpacking is faster than attributes."""
+        return self.from_, self.to, self.inner
+
     def clipped(self, value: float) -> float:
         """Return the value, or the node that is nearest to it outside."""
         return min(max(value, self.first), self.last)
@@ -135,7 +139,7 @@ class PastFactor:
         (queries, pasts), whether a node was extrapolated.
     """
 
-    __slots__ = ("_cells", "_pasts", "_queries", "_stride", "_table")
+    __slots__ = ("_cells", "_pasts", "_queries", "_search", "_stride", "_table")
 
     def __init__(
         self,
@@ -145,6 +149,7 @@ class PastFactor:
         beyond: Flags,
     ) -> None:
         self._queries, self._pasts = axes = _Axis(queries), _Axis(pasts)
+        self._search = *self._queries.search(), *self._pasts.search()
         self._stride = len(pasts) - 1
         found = _coefficients(np.clip(factors, *_FACTORS), axes)
         flags = _touched(beyond)[..., None]
@@ -157,15 +162,13 @@ class PastFactor:
 
     def at(self, query: float, past: float) -> tuple[float, bool]:
         """Return the factor, level outside the nodes, and whether it is beyond them."""
-        queries, pasts = self._queries, self._pasts
-        outside = not (
-            queries.from_ <= query <= queries.to and pasts.from_ <= past <= pasts.to
-        )
+        from_query, to_query, queries, from_past, to_past, pasts = self._search
+        outside = not (from_query <= query <= to_query and from_past <= past <= to_past)
         if outside:
-            query, past = queries.clipped(query), pasts.clipped(past)
-        i = bisect_right(queries.inner, query)
+            query = self._queries.clipped(query)
+            past = self._pasts.clipped(past)
         start, before, a, b, c, d, beyond = self._cells[
-            i * self._stride + bisect_right(pasts.inner, past)
+            bisect_right(queries, query) * self._stride + bisect_right(pasts, past)
         ]
         past -= before
         return a + b * past + (c + d * past) * (query - start), outside or beyond
@@ -201,7 +204,7 @@ class BesideFactor:
     """
 
     __slots__ = ("_cells", "_contexts", "_counts", "_num_cells", "_pasts", "_queries",
-                 "_strides", "_table")  # fmt: skip
+                 "_search", "_strides", "_table")  # fmt: skip
 
     def __init__(
         self,
@@ -219,6 +222,13 @@ class BesideFactor:
         _, num_queries, num_pasts, num_contexts = found.shape[:4]
         self._strides = num_pasts * num_contexts, num_contexts
         self._num_cells = num_queries * num_pasts * num_contexts
+        self._search = (
+            *self._queries.search(),
+            *self._pasts.search(),
+            *self._contexts.search(),
+            *self._strides,
+            self._num_cells,
+        )
         self._cells: Memo[_Cell] = Memo()
 
     def _cut(self, count: int, i: int, j: int, k: int) -> _Cell:
@@ -241,21 +251,33 @@ class BesideFactor:
         self, query: float, past: float, num_decodes: int, context: int
     ) -> tuple[float, bool]:
         """Return the factor of a chunk beside decodes of so many keys in all."""
-        queries, pasts, contexts = self._queries, self._pasts, self._contexts
+        (
+            from_query,
+            to_query,
+            queries,
+            from_past,
+            to_past,
+            pasts,
+            from_mean,
+            to_mean,
+            contexts,
+            far,
+            near,
+            num_cells,
+        ) = self._search
         mean = context / num_decodes
         outside = not (
-            queries.from_ <= query <= queries.to
-            and pasts.from_ <= past <= pasts.to
-            and contexts.from_ <= mean <= contexts.to
+            from_query <= query <= to_query
+            and from_past <= past <= to_past
+            and from_mean <= mean <= to_mean
         )
         if outside:
-            query, past = queries.clipped(query), pasts.clipped(past)
-            mean = contexts.clipped(mean)
-        i = bisect_right(queries.inner, query)
-        j = bisect_right(pasts.inner, past)
-        k = bisect_right(contexts.inner, mean)
-        far, near = self._strides
-        key = num_decodes * self._num_cells + i * far + j * near + k
+            query, past = self._queries.clipped(query), self._pasts.clipped(past)
+            mean = self._contexts.clipped(mean)
+        i = bisect_right(queries, query)
+        j = bisect_right(pasts, past)
+        k = bisect_right(contexts, mean)
+        key = num_decodes * num_cells + i * far + j * near + k
         start, before, length, a, b, c, d, e, f, g, h, beyond = self._cells.get(
             key
         ) or self._cells.keep(key, self._cut(num_decodes, i, j, k))

@@ -19,7 +19,6 @@ from sim.costs.measured.reading import corrected, entry_of, read_correction
 from sim.costs.measured.rest import MeasuredRest
 from sim.costs.parts import FLAG, Memo, cost_columns, step_cost
 from sim.costs.roofline import RooflineCost
-from sim.costs.widths import squares_of
 from sim.generations import GraphRule, KvLayout, SwapRule, SwapVariant
 from sim.hardware import GpuSpec  # noqa: TC001 - as above
 from sim.profile import read_profile
@@ -132,6 +131,7 @@ class MeasuredCost:
         correction = read_correction(self.profile.fit)
         entry = corrected(entry_of(self.profile, self._rest), correction)
         self.attention = Attention(self.profile.fit, entry, self._rest)
+        self._attend = self.attention.at
         self._other = MeasuredRest(
             self.profile.fit, entry, self._rest, graph_rule, correction
         )
@@ -145,17 +145,7 @@ class MeasuredCost:
 
     def step(self, shape: BatchShape) -> StepCost:
         """Return the cost of a step of this shape, in seconds."""
-        (
-            num_decodes,
-            decode_context,
-            num_prefills,
-            num_prefill_tokens,
-            context,
-            pairs,
-            num_loaded,
-            num_stored,
-            num_copied,
-        ) = shape
+        num_decodes, context, num_prefills, num_prefill_tokens, past, pairs = shape[:6]
         num_tokens = num_decodes + num_prefill_tokens
         num_rows = num_decodes + num_prefills
         gemm_s, allreduce_s, kernels_s, alone_s, launching_s, outside, down, up = (
@@ -169,22 +159,15 @@ class MeasuredCost:
             up += head_up
         else:
             head_s = 0.0
-        prefill_s, decode_s, prefill_region, decode_region = self.attention.at(
-            num_decodes,
-            decode_context,
-            num_prefills,
-            num_prefill_tokens,
-            context,
-            pairs,
+        prefill_s, decode_s, chunks, decodes = self._attend(
+            num_decodes, context, num_prefills, num_prefill_tokens, past, pairs
         )
-        if prefill_s:
-            share_down, share_up = self.attention.prefill_widths[prefill_region]
-            down += (prefill_s * share_down) * (prefill_s * share_down)
-            up += (prefill_s * share_up) * (prefill_s * share_up)
-        if decode_s:
-            share_down, share_up = self.attention.decode_widths[decode_region]
-            down += (decode_s * share_down) * (decode_s * share_down)
-            up += (decode_s * share_up) * (decode_s * share_up)
+        more_down, more_up = self.attention.squares(
+            prefill_s, decode_s, chunks, decodes
+        )
+        down += more_down
+        up += more_up
+        flag = bool(outside or chunks or decodes)
         host_s += kernels_s
         gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
         if not num_prefills:
@@ -194,26 +177,16 @@ class MeasuredCost:
             if launching_s > gpu_s:
                 host_s += launching_s - gpu_s
         swap_s = copy_s = 0.0
-        flag = bool(outside or prefill_region or decode_region)
-        if num_loaded or num_stored or num_copied:
+        blocks = shape[6:]
+        if any(blocks):
             swap_s, copy_s, beyond, more_down, more_up = self._other.moves(
-                num_loaded, num_stored, num_copied, gpu_s
+                blocks, gpu_s
             )
             down += more_down
             up += more_up
             flag = flag or beyond
-        return step_cost(
-            gemm_s,
-            prefill_s,
-            decode_s,
-            head_s,
-            allreduce_s,
-            swap_s,
-            copy_s,
-            host_s,
-            flag,
-            (down, up),
-        )
+        gpu_parts = gemm_s, prefill_s, decode_s, head_s, allreduce_s
+        return step_cost(*gpu_parts, swap_s, copy_s, host_s, flag, (down, up))
 
     # -- many steps -------------------------------------------------------------
 
@@ -237,7 +210,7 @@ class MeasuredCost:
         ) or self._counted.price_rows(num_rows)
         if not num_tokens:
             head_s = 0.0
-        prefill_s, decode_s, _, _ = self.attention.at(
+        prefill_s, decode_s, _, _ = self._attend(
             num_decodes,
             decode_context,
             num_prefills,
@@ -331,13 +304,14 @@ class MeasuredCost:
         squares = np.array(squared) + np.where(computes, head_squares, 0.0)
         found = self.attention.columns(shapes)
         prefill_s, decode_s, prefill_region, decode_region = found
-        squares += squares_of(self.attention.prefill_widths, prefill_s, prefill_region)
-        squares += squares_of(self.attention.decode_widths, decode_s, decode_region)
+        squares += self.attention.square_columns(found)
         gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
         launching_s = np.where(prefills != 0, launching_s, alone_s)
         for row in np.flatnonzero(launching_s).tolist():
             rest_s = gpu_s[row] - launching_s[row]
-            squares[:, row] = _launched(*squares[:, row].tolist(), float(rest_s))
+            squares[:, row] = _launched(
+                float(squares[0, row]), float(squares[1, row]), float(rest_s)
+            )
         late_s = np.where(launching_s > gpu_s, launching_s - gpu_s, 0.0)
         swap_s, copy_s, moves_beyond, more = self._other.move_columns(shapes, gpu_s)
         costs = cost_columns(

@@ -103,11 +103,19 @@ def _scaled(seconds: Any, factor: float) -> Any:
 
 
 def kv_key_s(rest: RooflineCost) -> float:
-    """Return the least seconds to read a token's KV in all layers."""
+    """Return the least seconds to read a token's KV in the layers that see all of it.
+
+    Layers with a window read no more than that, however long the context.
+    """
+    return _layer_key_s(rest) * _layers_of(rest)[0]
+
+
+def _layer_key_s(rest: RooflineCost) -> float:
     token_bytes = rest.model.kv_bytes_per_token(
         rest.tensor_parallel_size, rest.kv_itemsize_bytes()
     )
-    return token_bytes / rest.gpu.memory_bandwidth_bytes_per_s / BOOST
+    layer_bytes = token_bytes / rest.model.num_hidden_layers
+    return layer_bytes / rest.gpu.memory_bandwidth_bytes_per_s / BOOST
 
 
 def _over_layers(
@@ -143,7 +151,7 @@ def _layers_of(rest: RooflineCost) -> dict[int, int]:
 def decode_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     """Return seconds of all layers over decodes and their mean context."""
     amounts = np.array(next(iter(tables.values()))["amounts"], float)
-    key_s = kv_key_s(rest) / rest.model.num_hidden_layers
+    key_s = _layer_key_s(rest)
 
     def floor(counts: Seconds, window: int) -> Seconds:
         seen = np.minimum(amounts, window) if window else amounts
@@ -158,7 +166,10 @@ def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     model = rest.model
     query = np.array(next(iter(tables.values()))["amounts"], np.int64)
     heads = model.num_attention_heads / rest.tensor_parallel_size
-    pair_s = 4.0 * heads * model.head_dim / rest.gpu.bf16_flops_per_s / BOOST
+    peak = rest.gpu.bf16_flops_per_s
+    if rest.kv_itemsize_bytes() == 1:  # kernels may multiply in this precision, too
+        peak = rest.gpu.fp8_flops_per_s or peak
+    pair_s = 4.0 * heads * model.head_dim / peak / BOOST
 
     def floor(counts: Seconds, window: int) -> Seconds:
         ramp = np.minimum(query, window) if window else query

@@ -25,7 +25,7 @@ from sim.costs.transfers import ByPageSize, Swapping
 from sim.costs.widths import ESTIMATE, HEAD, KERNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -176,10 +176,17 @@ class MeasuredRest:
             **factors,
         )
 
-    def moves(
-        self, num_loaded: int, num_stored: int, num_copied: int, gpu_s: float
-    ) -> MoveParts:
-        """Return what moving blocks adds to a step of `gpu_s` on the GPU."""
+    def moves(self, num_blocks: Sequence[int], gpu_s: float) -> MoveParts:
+        """Return what moving blocks adds to a step.
+
+        Parameters
+        ----------
+        num_blocks
+            Loaded from the host, stored to it, and copied on the GPU.
+        gpu_s
+            Seconds of the step's operations on the GPU.
+        """
+        num_loaded, num_stored, num_copied = num_blocks
         swap_s = copy_s = down = up = 0.0
         outside = False
         if num_loaded or num_stored:
@@ -201,7 +208,7 @@ class MeasuredRest:
         """Return `moves` of each row, the squares as (2, n); few rows move blocks."""
         found = np.zeros((5, len(shapes)))
         for row in np.flatnonzero(shapes[:, 6:].any(axis=1)).tolist():
-            found[:, row] = self.moves(*shapes[row, 6:].tolist(), float(gpu_s[row]))
+            found[:, row] = self.moves(shapes[row, 6:].tolist(), float(gpu_s[row]))
         swap_s, copy_s, outside, *_ = found
         return swap_s, copy_s, outside != 0.0, found[3:]
 
