@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.cost import BatchShape
@@ -156,10 +156,14 @@ def test_factors_below_the_first_nodes_are_beyond():
     assert beside.at(16.0, 10.0, 3, 30) == (1.0, True)
 
 
+@example([(15.8, 1024.0, 1, 1)])  # beside a node, and beyond another axis
 @given(
     rows=st.lists(
         st.tuples(
-            st.floats(0, 2000), st.floats(0, 20_000), st.integers(1, 99), st.integers(1)
+            st.floats(0, 2000) | st.floats(15.4, 16.1) | st.floats(899.9, 900.6),
+            st.floats(0, 20_000) | st.floats(16383.9, 16384.6),
+            st.integers(1, 99),
+            st.integers(1),
         ),
         min_size=1,
     )

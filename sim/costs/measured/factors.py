@@ -91,6 +91,8 @@ class _Axis:
 
     def clipped(self, value: float) -> float:
         """Return the value, or the node that is nearest to it outside."""
+        if self.from_ <= value <= self.to:
+            return value
         return min(max(value, self.first), self.last)
 
     def columns(self, values: Seconds) -> tuple[Counts, Seconds, Flags]:
@@ -235,7 +237,7 @@ class BesideFactor:
         """Return a cell at a number of decodes."""
         counts = self._counts
         outside = not counts.first <= count <= counts.last
-        within = counts.clipped(count)
+        within = min(max(float(count), counts.first), counts.last)
         place = bisect_right(counts.inner, within)
         along = within - counts.nodes[place]
         far, near = self._strides
