@@ -56,8 +56,8 @@ class MeasuredCost:
 
     Bounds: the errors of an operation are the same in every layer, those of different
     operations independent, so that half-widths add as squares. Each operation has the
-    width of its own region, inside or beyond what was measured; host time has none. See
-    `sim.costs.widths`.
+    width of its own region, inside or beyond what was measured; host time has none, and
+    a step that waits for its launches gets no shorter. See `sim.costs.widths`.
 
     The sum of contexts decides what decodes cost, never the longest one. A chunk with
     a past costs what a fresh one with as many query-key pairs costs, times a factor
