@@ -20,7 +20,7 @@ from calibrate.tables.tokens import TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
 from sim.costs.measured import MeasuredCost
-from sim.costs.measured_tables import geometry_of
+from sim.costs.measured.geometry import geometry_of
 from sim.errors import ConfigError, UserError
 from sim.hardware import datasheet_of, load_gpu
 

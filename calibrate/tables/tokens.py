@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.estimators import Layer
 from calibrate.tables.nodes import TOKENS, nodes, rounded
-from sim.costs.measured_tables import weight_bits_of
+from sim.costs.measured.geometry import weight_bits_of
 from sim.errors import UserError
 from sim.weights import TensorRole, weight_tensors
 

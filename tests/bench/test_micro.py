@@ -16,12 +16,13 @@ from cache.managers.v1_ids import IdTables
 from cache.managers.v1_runs import RunTables
 from cache.tokens import SegmentTokens, TokenRuns
 from sim.cost import BatchShape
-from sim.costs.roofline import RooflineCost
+from sim.costs import MeasuredCost, RooflineCost
 from sim.hardware import load_gpu
 from sim.model import load_model
 from sim.recorder import QuietSteps, Recorder
 from sim.scheduler.base import SchedulerOutput
 from sim.sequence import Sequence, SequenceGroup
+from tests.identity.measured_profile import measured_profile
 from tests.sim.build import request_from_spec, scheduler, spec
 
 if TYPE_CHECKING:
@@ -171,6 +172,45 @@ def test_roofline_step(
     benchmark: BenchmarkFixture, roofline: RooflineCost, shape: BatchShape
 ) -> None:
     assert benchmark(roofline.step, shape).total_s > 0
+
+
+PAST = BatchShape(0, 0, 1, 512, 4608, 2_228_480)
+BOTH = PAST._replace(num_decodes=48, num_decode_context_tokens=98_304)
+MEASURED_SHAPES = {
+    "decodes": DECODES,
+    "decodes and prefills": MIXED,
+    "a chunk with a past": PAST,
+    "that beside decodes": BOTH,
+    "swaps": DECODES._replace(num_swapped_in_blocks=7, num_swapped_out_blocks=5),
+    "copies": DECODES._replace(num_copied_blocks=3),
+}
+by_measured_shape = pytest.mark.parametrize("name", MEASURED_SHAPES)
+
+
+@pytest.fixture(scope="module")
+def measured() -> MeasuredCost:
+    """One with every optional table."""
+    name = "meta-llama/Llama-3.1-8B"
+    return MeasuredCost(
+        measured_profile(name), model=load_model(name), gpu=load_gpu("h200_sxm")
+    )
+
+
+@by_measured_shape
+@pytest.mark.benchmark(group="micro: measured price of a step")
+def test_measured_step(
+    benchmark: BenchmarkFixture, measured: MeasuredCost, name: str
+) -> None:
+    assert benchmark(measured.step, MEASURED_SHAPES[name]).total_s > 0
+
+
+@by_measured_shape
+@pytest.mark.benchmark(group="micro: measured price on the fast path")
+def test_measured_batch_total(
+    benchmark: BenchmarkFixture, measured: MeasuredCost, name: str
+) -> None:
+    shape = BatchShape(*MEASURED_SHAPES[name][:6])
+    assert benchmark(measured.batch_total, *shape[:6]) == measured.step(shape).total_s
 
 
 @pytest.mark.benchmark(group="micro: price of a step")

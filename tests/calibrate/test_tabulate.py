@@ -12,7 +12,7 @@ from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli import run
 from sim.cost import BatchShape
 from sim.costs import MeasuredCost, RooflineCost
-from sim.costs.measured_tables import linear_elements
+from sim.costs.measured.geometry import linear_elements
 from sim.errors import UserError
 from sim.hardware import load_gpu
 from sim.model import load_model

@@ -2,18 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.cost import BatchShape
 from sim.costs import MeasuredCost
-from sim.costs.measured_chunks import (
+from sim.costs.measured.factors import (
     BesideFactor,
     PastFactor,
     mean_chunk,
     mean_chunks,
-    pairs_of,
 )
+from sim.costs.measured.reading_factors import pairs_of
 from sim.errors import ConfigError
 from tests.sim.test_costs import H200, LLAMA_8B, chunk, decodes, shapes
 from tests.sim.test_costs_measured import decode_s, entry, prefill_s, write
@@ -142,6 +142,49 @@ def test_between_nodes_factors_lie_between(cost):
     assert beside.at(1.0, 0.0, 3, 30) == (2.0, False)
     assert beside.at(2.0, 2.0, 3, 45) == pytest.approx((8.5, 0.0))
     assert beside.at(1.0, 0.0, 6, 60) == (3.0, True)
+
+
+def test_factors_below_the_first_nodes_are_beyond():
+    table = np.array([[1.0, 2.0], [3.0, 6.0]])
+    factor = PastFactor([16, 32], [1024, 2048], table, _no(2, 2))
+    assert factor.at(16.0, 1024.0) == (1.0, False)
+    assert factor.at(8.0, 1024.0) == (1.0, True)
+    assert factor.at(16.0, 10.0) == (1.0, True)
+    axes = [16, 32], [1024, 2048], [1, 5], [10, 20]
+    beside = BesideFactor(axes, np.ones((2, 2, 2, 2)), _no(2, 2, 2, 2))
+    assert beside.at(16.0, 1024.0, 3, 30) == (1.0, False)
+    assert beside.at(16.0, 10.0, 3, 30) == (1.0, True)
+
+
+@example([(15.8, 1024.0, 1, 1)])  # beside a node, and beyond another axis
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.floats(0, 2000) | st.floats(15.4, 16.1) | st.floats(899.9, 900.6),
+            st.floats(0, 20_000) | st.floats(16383.9, 16384.6),
+            st.integers(1, 99),
+            st.integers(1),
+        ),
+        min_size=1,
+    )
+)
+def test_factors_have_the_same_bits_one_by_one_and_together(rows):
+    rng = np.random.default_rng(0)
+    beyond = rng.random((3, 3, 3, 2)) < 0.2
+    values = rng.uniform(0.1, 9.0, beyond.shape)
+    beside = BesideFactor((QUERIES, PASTS, COUNTS, CONTEXTS), values, beyond)
+    past = PastFactor(QUERIES, PASTS, values[:, :, 0, 0], beyond[:, :, 0, 0])
+    rows = [(q, p, n, n * (k % 9000)) for q, p, n, k in rows]
+    query, before = np.array(rows)[:, :2].T
+    count, context = (np.array([row[place] for row in rows]) for place in (2, 3))
+    for one, many in (
+        (past, past.column(query, before)),
+        (beside, beside.column(query, before, count, context)),
+    ):
+        for i, row in enumerate(rows):
+            seconds, flag = one.at(*row[: 2 if one is past else 4])
+            assert (seconds, flag) == (many[0][i], many[1][i])
+            assert 0.1 - 1e-9 <= seconds <= 9.0 + 0.5
 
 
 def _no(*shape):

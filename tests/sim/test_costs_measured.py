@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sim.cost import BatchShape, StepCost, pricer_of
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
-from sim.costs.measured_tables import Curve, Surface, geometry_of, linear_elements
+from sim.costs.measured.geometry import geometry_of, linear_elements
+from sim.costs.measured.tables import Curve, Surface
 from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
 from sim.plug import build
@@ -389,3 +390,48 @@ def test_a_curve_is_level_below_and_straight_above():
         True,
     ]
     assert Curve([1, 2], [1.0, 3.0], [0, 0]).at(5) == (9.0, True)
+
+
+def test_fewer_sequences_than_measured_are_level_and_say_so():
+    rising = np.array([[1.0, 2.0], [3.0, 6.0]])
+    surface = Surface([64, 128], [1, 4], rising, np.zeros((2, 2), dtype=bool))
+    # the line of the first two rows would go below zero here
+    assert surface.at(1, 1) == (1.0, True)
+    assert surface.at(64, 64) == (1.0, False)
+    assert surface.at(64, 63) == (1.0, True)  # below the first amount
+    seconds, flags = surface.column(np.array([1, 64, 0]), np.array([1, 64, 5]))
+    assert seconds.tolist() == [1.0, 1.0, 0.0]
+    assert flags.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_curve_is_extrapolated_beside_either_node():
+    curve = Curve([2, 4, 8], [1.0, 2.0, 3.0], [1, 0, 0])
+    assert [curve.at(amount)[1] for amount in (1, 2, 3, 4, 6)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_layers_with_a_window_do_not_read_all_keys(tmp_path):
+    # of two layers, one sees 128 tokens: no more than one reads the whole past
+    full, half = TINY, SLIDING
+    file = write(tmp_path / "p.json", entry(full), entry(half))
+    shape = BatchShape(0, 0, 1, 2, 10**9, 3)
+    one, two = (
+        MeasuredCost(file, model=model, gpu=H200).step(shape).prefill_attention_s
+        for model in (half, full)
+    )
+    assert two == pytest.approx(2 * one)
+
+
+def test_an_8_bit_cache_may_be_faster_than_16_bit_products(tmp_path):
+    fast = {"0": table([1, 8], QUERIES, lambda *_: 1e-9)}
+    file = write(tmp_path / "p.json", entry(LLAMA_8B, 1, 1, prefill=fast))
+    cost = MeasuredCost(file, model=LLAMA_8B, gpu=H200, kv_cache_dtype="fp8")
+    flops = 4 * 4096 * 32 * 2048 * 2049 // 2
+    step = cost.step(chunk(2048))
+    peak = H200.fp8_flops_per_s
+    assert step.prefill_attention_s == pytest.approx(flops / peak / 1.1)

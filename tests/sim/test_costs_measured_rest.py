@@ -224,6 +224,21 @@ def test_all_ways_to_price_agree(tmp_path, eager_s, overlap):
                 assert cost.batch_total(*shape[:6]) == step.total_s
 
 
+def test_kernels_behind_the_launches_widen_nothing(tmp_path):
+    """A step that waits for its launches gets no shorter when kernels do."""
+    bounds = {}
+    for eager_s in (0.0, 2e-5, 1e-4):
+        fit = FIT | {"launch": {"eager_s": eager_s}}
+        file = write(tmp_path / f"{eager_s}.json", entry(LLAMA_8B, **PARTS), **fit)
+        bounds[eager_s] = measured(file, graph_rule=GraphRule()).step(decodes(8, 512))
+    free, near, far = bounds.values()
+    assert far.lo_s == far.total_s == far.hi_s
+    launches_s = (10 * 32 + 4) * 2e-5
+    host_s = 1.5e-3 + 8 * 5e-6
+    assert near.lo_s == pytest.approx(launches_s + host_s)
+    assert near.hi_s == pytest.approx(max(free.hi_s, launches_s + host_s))
+
+
 def test_a_correction_multiplies_what_the_gpu_does(tmp_path):
     plain = write(tmp_path / "a.json", entry(LLAMA_8B))
     more = write(tmp_path / "b.json", entry(LLAMA_8B), step_correction={"factor": 1.25})

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.cost import BatchShape
-from sim.costs.measured_rest_tables import (
+from sim.costs.measured.rest_tables import (
     MeasuredTransfer,
     Part,
     read_copies,
@@ -21,11 +20,12 @@ from sim.costs.measured_rest_tables import (
     read_seconds,
     read_transfer,
 )
+from sim.costs.parts import Memo
 from sim.costs.transfers import ByPageSize, Swapping
 from sim.costs.widths import ESTIMATE, HEAD, KERNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -82,6 +82,7 @@ class MeasuredRest:
         self._head = read_curve(entry, "head", "rows")
         self._sampler = read_curve(entry, "sampler", "rows")
         self._copy = read_copies(fit.get("copy"), rest.block_pages().block_bytes)
+        self._copies: Memo[Part] = Memo()
         self.swaps = self._swapping(fit.get("interference") or {})
         launch_s = read_seconds(fit.get("launch") or {}, "eager_s", "launch")
         per_layer = _LAYER_LAUNCHES + 2 * (rest.tensor_parallel_size > 1)
@@ -125,24 +126,15 @@ class MeasuredRest:
             return 0.0
         return self.launches_s
 
-    def late_s(self, num_tokens: int, num_prefills: int, gpu_s: float) -> float:
-        """Return by how much launching kernels takes longer than running them."""
-        launching_s = self.launching_s(num_tokens, num_prefills)
-        return launching_s - gpu_s if launching_s > gpu_s else 0.0
-
-    def late_column(
-        self, num_tokens: Counts, prefills: Counts, gpu_s: Seconds
-    ) -> Seconds | float:
-        """Return `late_s` of each row."""
-        if not self.launches_s:
-            return 0.0
-        rows = zip(num_tokens.tolist(), prefills.tolist(), gpu_s.tolist(), strict=True)
-        return np.array([self.late_s(*row) for row in rows])
-
     # -- blocks -----------------------------------------------------------------
 
     def copies(self, num_blocks: int) -> Part:
         """Return seconds of copies on the GPU, for at least one block."""
+        return self._copies.get(num_blocks) or self._copies.keep(
+            num_blocks, self._price_copies(num_blocks)
+        )
+
+    def _price_copies(self, num_blocks: int) -> Part:
         if self._copy is None:
             return Part(self._rest.copy_part_s(num_blocks), True, ESTIMATE)
         return self._copy.at(num_blocks)
@@ -184,9 +176,17 @@ class MeasuredRest:
             **factors,
         )
 
-    def moves(self, shape: BatchShape, gpu_s: float) -> MoveParts:
-        """Return what moving blocks adds to a step of `gpu_s` on the GPU."""
-        num_loaded, num_stored, num_copied = shape[6:]
+    def moves(self, num_blocks: Sequence[int], gpu_s: float) -> MoveParts:
+        """Return what moving blocks adds to a step.
+
+        Parameters
+        ----------
+        num_blocks
+            Loaded from the host, stored to it, and copied on the GPU.
+        gpu_s
+            Seconds of the step's operations on the GPU.
+        """
+        num_loaded, num_stored, num_copied = num_blocks
         swap_s = copy_s = down = up = 0.0
         outside = False
         if num_loaded or num_stored:
@@ -208,8 +208,7 @@ class MeasuredRest:
         """Return `moves` of each row, the squares as (2, n); few rows move blocks."""
         found = np.zeros((5, len(shapes)))
         for row in np.flatnonzero(shapes[:, 6:].any(axis=1)).tolist():
-            shape = BatchShape(*shapes[row].tolist())
-            found[:, row] = self.moves(shape, float(gpu_s[row]))
+            found[:, row] = self.moves(shapes[row, 6:].tolist(), float(gpu_s[row]))
         swap_s, copy_s, outside, *_ = found
         return swap_s, copy_s, outside != 0.0, found[3:]
 

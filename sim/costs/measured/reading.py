@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.costs.measured_chunks import pairs_of, read_beside, read_past
-from sim.costs.measured_tables import (
-    BOOST,
-    Curve,
-    Surface,
-    geometry_of,
-    linear_elements,
-    read_surface,
-    weight_bits_of,
-)
+from sim.costs.measured.geometry import geometry_of, linear_elements, weight_bits_of
+from sim.costs.measured.reading_factors import pairs_of, read_beside, read_past
+from sim.costs.measured.tables import Curve, Surface
 from sim.errors import ConfigError
 from sim.profile import DRY_RUN
 
@@ -24,11 +17,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.costs.measured_chunks import BesideFactor, PastFactor
+    from sim.costs.measured.factors import BesideFactor, PastFactor
     from sim.costs.roofline import RooflineCost
     from sim.profile import Profile
 
     Seconds = NDArray[np.float64]
+
+
+BOOST: Final = 1.1
+"""Over the datasheet's peak by so much is still believed: clocks boost."""
 
 
 def entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
@@ -106,11 +103,19 @@ def _scaled(seconds: Any, factor: float) -> Any:
 
 
 def kv_key_s(rest: RooflineCost) -> float:
-    """Return the least seconds to read a token's KV in all layers."""
+    """Return the least seconds to read a token's KV in the layers that see all of it.
+
+    Layers with a window read no more than that, however long the context.
+    """
+    return _layer_key_s(rest) * _layers_of(rest)[0]
+
+
+def _layer_key_s(rest: RooflineCost) -> float:
     token_bytes = rest.model.kv_bytes_per_token(
         rest.tensor_parallel_size, rest.kv_itemsize_bytes()
     )
-    return token_bytes / rest.gpu.memory_bandwidth_bytes_per_s / BOOST
+    layer_bytes = token_bytes / rest.model.num_hidden_layers
+    return layer_bytes / rest.gpu.memory_bandwidth_bytes_per_s / BOOST
 
 
 def _over_layers(
@@ -125,7 +130,7 @@ def _over_layers(
         where = f"profile: table of window {window}"
         if str(window) not in tables:
             raise ConfigError(f"{where} is missing; import it with --model again")
-        counts, amounts, seconds, beyond = read_surface(tables[str(window)], where)
+        counts, amounts, seconds, beyond = _read_surface(tables[str(window)], where)
         grid = np.outer(np.array(counts, float), np.ones(len(amounts)))
         least = floor(grid, window)
         total = total + count * np.maximum(seconds, least)
@@ -146,7 +151,7 @@ def _layers_of(rest: RooflineCost) -> dict[int, int]:
 def decode_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     """Return seconds of all layers over decodes and their mean context."""
     amounts = np.array(next(iter(tables.values()))["amounts"], float)
-    key_s = kv_key_s(rest) / rest.model.num_hidden_layers
+    key_s = _layer_key_s(rest)
 
     def floor(counts: Seconds, window: int) -> Seconds:
         seen = np.minimum(amounts, window) if window else amounts
@@ -161,7 +166,10 @@ def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     model = rest.model
     query = np.array(next(iter(tables.values()))["amounts"], np.int64)
     heads = model.num_attention_heads / rest.tensor_parallel_size
-    pair_s = 4.0 * heads * model.head_dim / rest.gpu.bf16_flops_per_s / BOOST
+    peak = rest.gpu.bf16_flops_per_s
+    if rest.kv_itemsize_bytes() == 1:  # kernels may multiply in this precision, too
+        peak = rest.gpu.fp8_flops_per_s or peak
+    pair_s = 4.0 * heads * model.head_dim / peak / BOOST
 
     def floor(counts: Seconds, window: int) -> Seconds:
         ramp = np.minimum(query, window) if window else query
@@ -228,3 +236,30 @@ def token_curves(
     reduce_s = table.get("allreduce_s")
     collectives = Curve(tokens, reduce_s, beyond) if reduce_s else None
     return Curve(tokens, seconds, beyond), collectives
+
+
+def _read_surface(table: Mapping[str, Any], where: str) -> tuple[Any, Any, Any, Any]:
+    """Return counts, amounts, seconds and flags of a tabulated surface.
+
+    Raises
+    ------
+    ConfigError
+        When it is not rectangular, its nodes do not ascend, or a time is not positive.
+    """
+    try:
+        counts = [int(value) for value in table["counts"]]
+        amounts = [int(value) for value in table["amounts"]]
+        seconds = np.array(table["time_s"], dtype=np.float64)
+        beyond = np.array(table["beyond"], dtype=np.bool_)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where} is no table ({error}); fit the profile again"
+        ) from (error)
+    shape = len(counts), len(amounts)
+    if min(shape) < 2 or seconds.shape != shape or beyond.shape != shape:
+        raise ConfigError(f"{where} must be at least 2 x 2; got {seconds.shape}")
+    if min(*np.diff(counts), *np.diff(amounts), counts[0], amounts[0]) < 1:
+        raise ConfigError(f"{where}: nodes must be above zero and ascend")
+    if not (np.isfinite(seconds).all() and (seconds > 0.0).all()):
+        raise ConfigError(f"{where} must hold finite seconds > 0")
+    return counts, amounts, seconds, beyond

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.costs.measured_tables import Curve
+from sim.costs.measured.tables import Curve
 from sim.costs.transfers import Moved
 from sim.costs.widths import Width, Widths, read_widths
 from sim.errors import ConfigError
