@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from calibrate.importers.geometry import RANKS
 from calibrate.tables.attention import AttentionTables
 from calibrate.tables.fits import ESTIMATED, fit_operations
-from calibrate.tables.steps import fit_steps
+from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
 from calibrate.tables.tokens import TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured_tables import geometry_of
 from sim.errors import ConfigError, UserError
+from sim.generations import GraphRule
 from sim.hardware import datasheet_of, load_gpu
 
 if TYPE_CHECKING:
@@ -145,13 +146,16 @@ def _step_fit(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         write_profile(found, path)
+        steps = steps_of(whole.steps, model.num_hidden_layers)
+        has_graphs = any(step.get("graphs") for step in steps)
         cost = MeasuredCost(
             str(path),
             model=model,
             gpu=gpu,
             tensor_parallel_size=measured_ranks(whole)[0],
+            graph_rule=GraphRule(GRAPH_TOKENS if has_graphs else 0),
         )
-        fitted = fit_steps(whole.steps, cost.step)
+        fitted = fit_steps(steps, cost.step)
     return fitted.to_json() if fitted else {}
 
 
