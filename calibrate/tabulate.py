@@ -7,6 +7,7 @@ scikit-learn nor a fit.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sim.hardware import GpuSpec
     from sim.profile import Profile
 
+_NO_TIME_S: Final = 1e-9
 _KV: Final = {"bfloat16": 2, "fp8": 1}
 
 
@@ -147,15 +149,23 @@ def _step_fit(
         path = Path(folder) / "profile.json"
         write_profile(found, path)
         steps = steps_of(whole.steps, model.num_hidden_layers)
-        has_graphs = any(step.get("graphs") for step in steps)
-        cost = MeasuredCost(
+        has_graphs = any(step.get("graphs") for step in steps if isinstance(step, dict))
+        build = functools.partial(
+            MeasuredCost,
             str(path),
             model=model,
             gpu=gpu,
             tensor_parallel_size=measured_ranks(whole)[0],
             graph_rule=GraphRule(GRAPH_TOKENS if has_graphs else 0),
         )
-        fitted = fit_steps(steps, cost.step)
+        default = build()
+        # a host that takes no time, or as little as a cost model lets it
+        kernels = build(step_overhead_s=_NO_TIME_S, request_overhead_s=0.0)
+        fitted = fit_steps(
+            steps,
+            lambda shape: kernels.step(shape).total_s - _NO_TIME_S,
+            lambda shape: default.step(shape).total_s,
+        )
     return fitted.to_json() if fitted else {}
 
 
@@ -180,11 +190,15 @@ def _entry(fits: Fits, profile: Profile, attention: AttentionTables) -> dict[str
             f"{model.name}'s; import the tables of {model.name}"
         )
     estimated = attention.estimated()
+    rest = None
+    if model.num_experts:
+        rest = attention.rest()
+        estimated.append("gemm")
     return {
         "model": model.name,
         "geometry": geometry_of(model, tp, itemsize),
         **attention.tables(),
-        **TokenTables(fits, name, model, tp, is_own).tables(),
+        **TokenTables(fits, name, model, tp, rest, is_own=is_own).tables(),
         **({"estimated": estimated} if estimated else {}),
     }
 

@@ -32,7 +32,11 @@ class Gemm(KernelEstimator):
 
     operation = "gemm"
     columns = ("m", "n", "k", "weight_bits", "dtype")
-    losses = ("squared_error", "absolute_error")
+    forests = (
+        ("squared_error", 1.0),
+        ("absolute_error", 1.0),
+        ("absolute_error", 0.5),
+    )
     trees = 500
 
     def work(self, columns: Columns) -> Work:

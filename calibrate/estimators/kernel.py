@@ -55,8 +55,9 @@ class KernelEstimator(ABC):
     batch: ClassVar[str] = ""
     long: ClassVar[str] = ""
     """The axis that is followed beyond its longest points; empty for none."""
-    losses: ClassVar[tuple[str, ...]] = ("squared_error",)
-    """What the forests of the residual minimise, one forest each."""
+    forests: ClassVar[tuple[tuple[str, float], ...]] = (("squared_error", 1.0),)
+    """Of each forest of the residual: what it minimises, and the share of features that
+    it sees at a split."""
     fewest: ClassVar[int] = 5
     """Different shapes that a fit needs."""
     trees: ClassVar[int] = 300
@@ -150,7 +151,7 @@ class KernelEstimator(ABC):
             self.residual_ = TreeResidual(
                 num_iterations=self.num_iterations,
                 seed=self.seed,
-                losses=self.losses,
+                forests=self.forests,
             )
         self.residual_.fit(self._features(columns), log_ratio)
         self.box_ = {

@@ -25,9 +25,10 @@ _NOISES: Final = (1e-4, 1e-2, 1e-1)
 class TreeResidual:
     """Gradient-boosted trees over the features; constant outside the points' range.
 
-    With several losses the mean of a forest for each is taken: one for squared errors
-    follows every point, one for absolute errors keeps to the middle where times of
-    neighbouring shapes jump, and their mistakes are different ones.
+    Of several forests the mean is taken. One for squared errors follows every point,
+    those for absolute errors keep to the middle where times of neighbouring shapes
+    jump, and one that sees half of the features at each split makes other mistakes
+    than one that sees all.
 
     scikit-learn is imported by the constructor of the trees, so that this module can
     be loaded without it.
@@ -38,11 +39,11 @@ class TreeResidual:
         *,
         num_iterations: int = 300,
         seed: int = 0,
-        losses: tuple[str, ...] = ("squared_error",),
+        forests: tuple[tuple[str, float], ...] = (("squared_error", 1.0),),
     ) -> None:
         self.num_iterations = num_iterations
         self.seed = seed
-        self.losses = losses
+        self.forests = forests
 
     def fit(self, features: Floats, log_ratio: Floats) -> TreeResidual:
         """Learn `log_ratio` (n,) from `features` (n, f)."""
@@ -51,6 +52,7 @@ class TreeResidual:
                 features,
                 log_ratio,
                 loss=loss,
+                max_features=max_features,
                 max_iter=self.num_iterations,
                 learning_rate=0.15,
                 max_leaf_nodes=63,
@@ -58,7 +60,7 @@ class TreeResidual:
                 early_stopping=False,
                 random_state=self.seed,
             )
-            for loss in self.losses
+            for loss, max_features in self.forests
         ]
         self.bounds_ = float(log_ratio.min()), float(log_ratio.max())
         return self

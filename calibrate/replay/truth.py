@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from calibrate.replay.stack import Stack
     from calibrate.replay.tokens import Texts
 
+_CHUNK = 256
+"""Queries whose scores are held at once."""
 TOLERANCE = 1e-9
 """Of the relative error; both ways compute in double precision."""
 
@@ -36,7 +38,6 @@ def dense_logits(stack: Stack, tokens: NDArray[np.int64]) -> NDArray[np.float64]
     count = len(tokens)
     at = torch.arange(count)
     inputs = Inputs(torch.from_numpy(tokens), at, at, at)
-    past = torch.ones(count, count, dtype=torch.bool).tril()
     keys: list[tuple[torch.Tensor, torch.Tensor]] = []
     geometry = stack.geometry
     group = geometry.num_heads // geometry.num_kv_heads
@@ -45,9 +46,8 @@ def dense_logits(stack: Stack, tokens: NDArray[np.int64]) -> NDArray[np.float64]
         key, value = (
             part.repeat_interleave(group, dim=1) for part in keys[layer]
         )
-        scores = torch.einsum("qhd,khd->hqk", query, key) * geometry.head_dim**-0.5
-        weights = scores.masked_fill(~past, float("-inf")).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, value)
+        rows = zip(query.split(_CHUNK), at.split(_CHUNK), strict=True)
+        return torch.cat([_attended(part, key, value, mine) for part, mine in rows])
 
     def write(layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         del layer
@@ -55,6 +55,17 @@ def dense_logits(stack: Stack, tokens: NDArray[np.int64]) -> NDArray[np.float64]
 
     logits = stack.forward(inputs, write, attend)
     return np.asarray(logits.numpy(), dtype=np.float64)
+
+
+def _attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    """Return attention of the queries at some positions over all keys before them."""
+    last = int(at[-1]) + 1
+    scores = torch.einsum("qhd,khd->hqk", query, key[:last]) * query.shape[-1] ** -0.5
+    hidden = torch.arange(last) > at[:, None]
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value[:last])
 
 
 @dataclass(slots=True)

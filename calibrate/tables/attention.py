@@ -80,6 +80,15 @@ class AttentionTables:
             found["mixed"] = {str(_FULL): self._mixed()}
         return found
 
+    def rest(self) -> RooflineCost:
+        """Return the datasheet's times."""
+        return RooflineCost(
+            model=self.model,
+            gpu=self.gpu or load_gpu(self.fits.device.name),
+            tensor_parallel_size=self.ranks,
+            kv_cache_dtype=_ITEMSIZES[self.itemsize],
+        )
+
     def estimated(self) -> list[str]:
         """Return the operations whose tables come from the datasheet."""
         wanted = ("decode_attention", "prefill_attention")
@@ -155,12 +164,7 @@ class AttentionTables:
         shape: tuple[int, int],
     ) -> Table:
         """Return a part of the roofline, every node of it extrapolated."""
-        cost = RooflineCost(
-            model=self.model,
-            gpu=self.gpu or load_gpu(self.fits.device.name),
-            tensor_parallel_size=self.ranks,
-            kv_cache_dtype=_ITEMSIZES[self.itemsize],
-        )
+        cost = self.rest()
         rows = zip(*(values.tolist() for values in axes.values()), strict=True)
         layers = self.model.num_hidden_layers
         seconds = [getattr(cost.step(one(*row)), part) / layers for row in rows]

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.cost import StepCost
-
     Floats = NDArray[np.float64]
 
 GRAPH_TOKENS: Final = 512
@@ -74,7 +72,9 @@ def steps_of(steps: Sequence[Any], num_layers: int) -> list[Any]:
 
 
 def fit_steps(
-    steps: Sequence[Any], price: Callable[[BatchShape], StepCost]
+    steps: Sequence[Any],
+    kernels_s: Callable[[BatchShape], float],
+    default_s: Callable[[BatchShape], float],
 ) -> StepFit | None:
     """Fit host time and the correction of kernels to whole measured steps.
 
@@ -83,8 +83,10 @@ def fit_steps(
     steps
         Entries of a profile's ``steps``: ``shape``, the fields of `BatchShape` by name
         (those left out are 0), and ``p50_s``.
-    price
-        A cost model that was not corrected, with its default host time.
+    kernels_s
+        Seconds that the GPU is busy with a step, not corrected.
+    default_s
+        Seconds of the step with the default host time, to say what the fit gained.
 
     Returns
     -------
@@ -99,16 +101,14 @@ def fit_steps(
     if len(steps) < FEWEST:
         return None
     shapes, time_s = zip(*map(_step, steps), strict=True)
-    costs = [price(shape) for shape in shapes]
-    rows = [shape.num_decodes + shape.num_prefills for shape in shapes]
     table = np.array(
         [
-            [cost.total_s - cost.host_s, 1.0, count]
-            for cost, count in zip(costs, rows, strict=True)
+            [kernels_s(shape), 1.0, shape.num_decodes + shape.num_prefills]
+            for shape in shapes
         ]
     )
     measured = np.array(time_s)
-    before = [cost.total_s for cost in costs] / measured - 1.0
+    before = np.array([default_s(shape) for shape in shapes]) / measured - 1.0
     errors = []
     for place in range(len(measured)):
         others = np.arange(len(measured)) != place

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from calibrate.points import Points
     from calibrate.tables.fits import Fits
     from sim.architecture import ModelArchitecture
+    from sim.costs import RooflineCost
 
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
@@ -84,6 +85,8 @@ class TokenTables:
         A key of `SOURCES`.
     model, ranks
         Whose layers.
+    rest
+        The datasheet's times, for models with routed experts.
     is_own
         Whether the layer tables are this model's: they hold no shapes.
     """
@@ -94,8 +97,11 @@ class TokenTables:
         source: str,
         model: ModelArchitecture,
         ranks: int,
+        rest: RooflineCost | None = None,
+        *,
         is_own: bool = True,
     ) -> None:
+        self.rest = rest
         self.fits = fits
         self.is_own = is_own
         self.layers = SOURCES.get(source, SOURCES["calibrate"])
@@ -130,6 +136,12 @@ class TokenTables:
             tokens = np.array(nodes(curve.tokens, TOKENS))
             each = curve.sums(tokens, dict.fromkeys(self.layers.products, 1))
             seconds, beyond = self.model.num_hidden_layers * each, curve.beyond(tokens)
+        elif self.rest is not None and self.model.num_experts:
+            # the cost model takes products of such models from the datasheet, too
+            tokens = TOKENS
+            parts = [self.rest.token_parts(count) for count in tokens.tolist()]
+            seconds = np.array([part[0] for part in parts])
+            beyond = np.ones(len(tokens), dtype=np.bool_)
         else:
             raise UserError(
                 f"the profile has no products of {self.model.name} on {self.ranks} "
@@ -218,6 +230,8 @@ class TokenTables:
             return None
         # vLLM keeps the head in the model's precision
         seconds, beyond = self._product(ROWS, head.rows, head.columns, bits=16)
+        if beyond.all():  # wider than any product that was measured
+            return None
         return {
             "rows": ROWS.tolist(),
             "time_s": rounded(seconds),

@@ -496,9 +496,9 @@ class MeasuredCost:
             "profile": self.profile.id,
             "source": self.profile.provenance.get("source"),
             "bounds": True,
+            "step_correction": self.profile.fit.get("step_correction"),
             "intervals_percent": self.profile.fit.get("intervals", {}),
             "empty_step_s": empty.total_s,
             "parameters": {key: rest["parameters"][key] for key in keys},
-            "step_correction": self.profile.fit.get("step_correction"),
             "rest": self._other.describe(),
         }

@@ -266,7 +266,7 @@ class RooflineParameters:
             parameter.name: {"value": getattr(self, parameter.name)}
             | dict(parameter.metadata)
             for parameter in fields(self)
-            if parameter.metadata
+            if parameter.metadata.get("unit", "choice") != "choice"
         }
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
         return {

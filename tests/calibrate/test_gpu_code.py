@@ -30,6 +30,7 @@ from calibrate.harness.grid import Choice
 from calibrate.kernels import torch_ops
 from calibrate.measurement import OPERATIONS, Point, curve
 from sim.cli import run
+from sim.hardware import datasheet_of
 from tests.calibrate.bench_device import HEADS, TINY, cpu_device, small_points
 from tests.calibrate.paged import Shape, random_batch
 
@@ -317,7 +318,7 @@ def test_a_backend_that_is_not_here_is_refused() -> None:
 def test_datasheets_are_found_by_the_drivers_names(
     name: str, gib: float, sheet: str | None
 ) -> None:
-    found = facts.datasheet(name, int(gib * 2**30))
+    found = datasheet_of(name, int(gib * 2**30))
     assert (found.name if found else None) == sheet
 
 

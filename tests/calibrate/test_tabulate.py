@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from calibrate.tables.fits import ESTIMATED
 from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli import run
 from sim.cost import BatchShape
-from sim.costs import MeasuredCost
+from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.measured_tables import linear_elements
 from sim.errors import UserError
 from sim.hardware import load_gpu
@@ -89,8 +90,7 @@ def test_a_step_costs_what_its_kernels_cost(file):
     assert not step.extrapolated
     step = cost.step(BatchShape(0, 0, 1, 2048, 2048, 2048 * 2049 // 2))
     assert step.prefill_attention_s == pytest.approx(32 * prefill_s(1, 2048), rel=0.1)
-    low_s, high_s = cost.bounds(BatchShape(64, 64 * 8192, 0, 0, 0, 0))
-    assert low_s < high_s
+    assert 0.0 < step.lo_s < step.total_s < step.hi_s
 
 
 def test_tables_are_never_faster_than_the_device(file):
@@ -121,11 +121,40 @@ def test_every_way_to_divide_the_model_is_tabulated(file):
 
 
 def test_what_cannot_be_tabulated_is_said():
-    whole = synthetic(decode_table(), gemm_table())
-    with pytest.raises(UserError, match="no table of prefill_attention"):
+    whole = synthetic(decode_table(), prefill_table())
+    with pytest.raises(UserError, match=r"no products of meta-llama/Llama-3\.1-8B"):
         tabulated(whole, LLAMA_8B)
     with pytest.raises(UserError, match="attends to a latent"):
         tabulated(whole, load_model("deepseek-ai/DeepSeek-V2-Lite"))
+
+
+def test_what_was_not_measured_comes_from_the_datasheet(tmp_path):
+    whole = synthetic(decode_table(), gemm_table())
+    found = with_tables(whole, whole, LLAMA_8B)
+    entry = found.fit["models"][0]
+    assert entry["estimated"] == ["prefill_attention"]
+    assert found.fit["intervals"]["prefill_attention"] == list(ESTIMATED)
+    write_profile(found, tmp_path / "p.json")
+    cost = MeasuredCost(str(tmp_path / "p.json"), model=LLAMA_8B, gpu=H200)
+    shape = BatchShape(0, 0, 1, 2048, 2048, 2048 * 2049 // 2)
+    step, rest = cost.step(shape), RooflineCost(model=LLAMA_8B, gpu=H200).step(shape)
+    assert step.prefill_attention_s == pytest.approx(rest.prefill_attention_s, rel=1e-3)
+    assert step.extrapolated
+    assert not cost.step(BatchShape(64, 64 * 8192, 0, 0, 0, 0)).extrapolated
+
+
+def test_layers_of_vidur_price_a_step(tmp_path):
+    out = tmp_path / "p.json"
+    folder = str(shared("profiles/vidur"))
+    name = ["--system", "a100", "--model", "Llama-2-7b-hf"]
+    command = ["profile", "import", "vidur", "--path", folder, *name]
+    assert run([*command, "--out", str(out), "--quiet"]) == 0
+    model = load_model("meta-llama/Llama-2-7b-hf")
+    cost = MeasuredCost(str(out), model=model, gpu=load_gpu("a100_sxm"))
+    step = cost.step(BatchShape(64, 64 * 1024, 0, 0, 0, 0))
+    # 13 GB of weights at 2 TB/s are 6.5 ms
+    assert 6.5e-3 < step.gemm_s < 13e-3
+    assert step.extrapolated
 
 
 def test_a_run_is_priced_by_a_profile(file, tmp_path, capsys):
@@ -177,3 +206,27 @@ def test_an_8b_model_on_an_h200(tmp_path):
     # the floor of a decode of one short sequence: 10 to 12 us a layer
     step = cost.step(BatchShape(1, 1000, 0, 0, 0, 0))
     assert 9e-6 < step.decode_attention_s / 32 < 14e-6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_mixed_steps_inside_vllm_are_met(tmp_path):
+    pytest.importorskip("sklearn")
+    out = tmp_path / "p.json"
+    folder = shared("profiles/llmservingsim/RTXPRO6000/Llama-3.1-8B")
+    command = ["profile", "import", "llmservingsim", "--path", str(folder)]
+    assert run([*command, "--out", str(out), "--quiet"]) == 0
+    gpu = load_gpu("rtx_pro_6000_server")
+    cost = MeasuredCost(str(out), model=LLAMA_8B, gpu=gpu)
+    table = pd.read_csv(folder / "tp1" / "attention.csv")
+    query, past, count, context, time_us = table.to_numpy().T
+    chunk = query > 0
+    pairs = query * past + query * (query + 1) // 2
+    ends = np.where(chunk, query + past, 0)
+    rows = np.zeros((len(table), 9), dtype=np.int64)
+    rows[:, :6] = np.stack([count, count * context, chunk, query, ends, pairs]).T
+    priced = cost.columns(rows)
+    attention_s = (priced[:, 2] + priced[:, 3]) / LLAMA_8B.num_hidden_layers
+    errors = np.abs(attention_s / time_us * 1e6 - 1.0)
+    assert errors.mean() < 0.02
+    assert np.quantile(errors, 0.9) < 0.05

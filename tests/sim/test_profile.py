@@ -14,6 +14,9 @@ from sim.profile import (
     read_profile,
 )
 from sim.profile_checks import validate_profile
+from tests.sim.golden.make_profile import FILE, golden
+
+GOLDEN_ID = "sha256:ead368bd655e7f68523b0379b951152c8ed8a394a42bff67774ca3b2c2e31c5c"
 
 DEVICE = {
     "name": "h200_sxm",
@@ -217,3 +220,68 @@ def test_provenance_is_required():
     measured = [p.message for p in problems(text(kind="measured"))]
     for key in ("preset", "seed", "backends", "stability", "device.driver"):
         assert any(f"provenance.{key} is missing" in line for line in measured), key
+
+
+# -- formats of the past ------------------------------------------------------------
+
+
+def test_the_golden_profile_is_read_as_it_was_written():
+    profile = read_profile(FILE)
+    assert profile.id == GOLDEN_ID
+    assert validate_profile(profile) == []
+    (table,) = profile.tables("decode_attention")
+    assert table.axes["context"] == (1024, 2048, 4096, 8192)
+    assert table.constants["num_kv_heads"] == 8
+    assert table.quantiles["p50_s"][0] == pytest.approx(7.7108864e-05)
+    assert profile.steps[0]["p50_s"] == 0.009
+    assert profile.fit["host"]["request_overhead_s"] == 5e-6
+    # written again, it is the same to the byte, what is not known here included
+    assert canonical_json(profile.body) == FILE.read_text()
+    assert canonical_json(golden()) == FILE.read_text()
+
+
+def older():
+    """The golden profile as an invented format 0 has it: times in us, one a list."""
+    content = copy.deepcopy(golden())
+    content["format"] = "kvprofile/0"
+    content["units"] = {"size": "byte", "time": "us"}
+    (table,) = content["ops"]
+    table["times_us"] = [1e6 * value for value in table.pop("quantiles")["p50_s"]]
+    return content | {"id": profile_id(content)}
+
+
+def lifted(body):
+    """From the invented format 0 to 1; a new object, the old one as it was."""
+    tables = []
+    for table in body["ops"]:
+        rest = {key: value for key, value in table.items() if key != "times_us"}
+        seconds = [float(f"{value / 1e6:.9g}") for value in table["times_us"]]
+        tables.append(rest | {"quantiles": {"p50_s": seconds}})
+    units = {"size": "byte", "time": "s"}
+    return body | {"format": "kvprofile/1", "units": units, "ops": tables}
+
+
+def test_an_older_format_is_lifted_by_a_pure_function(monkeypatch):
+    before = older()
+    kept = copy.deepcopy(before)
+    monkeypatch.setattr("sim.profile.MIGRATIONS", {0: lifted})
+    profile = parse_profile(canonical_json(before))
+    assert profile.body["format"] == "kvprofile/1"
+    assert profile.tables("decode_attention") == read_profile(FILE).tables(
+        "decode_attention"
+    )
+    assert before == kept
+    # it goes by the name that it was written under, which its old content hashes to
+    assert profile.id == before["id"]
+
+
+def test_without_a_migration_an_older_format_is_refused():
+    with pytest.raises(ProfileError, match="nothing reads kvprofile/0 any more"):
+        parse_profile(canonical_json(older()))
+
+
+def test_a_migration_of_a_changed_file_is_refused(monkeypatch):
+    monkeypatch.setattr("sim.profile.MIGRATIONS", {0: lifted})
+    changed_text = canonical_json(older()).replace("2048", "2049")
+    with pytest.raises(ProfileError, match="was changed after it was written"):
+        parse_profile(changed_text)

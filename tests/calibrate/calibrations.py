@@ -1,0 +1,30 @@
+"""Profiles as a calibration on a GPU leaves them, with the times of the dry run."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+from calibrate.harness.dry_run import DryRunDevice
+from sim.profile import canonical_json, parse_profile
+from tests.calibrate.runs import calibrated, settings
+
+
+class SeemingH200(DryRunDevice):
+    """Says that it measured, on an H200 as its driver names it."""
+
+    def facts(self):
+        facts = super().facts()
+        device = facts["device"] | {
+            "name": "NVIDIA H200",
+            "memory_bytes": 150_000_000_000,
+        }
+        return facts | {"kind": "measured", "device": device}
+
+
+@functools.cache
+def calibration(preset="default"):
+    """The profile of a calibration before it is fitted."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "checkpoint"
+        body = calibrated(checkpoint, settings(preset), SeemingH200())
+    return parse_profile(canonical_json(body))
