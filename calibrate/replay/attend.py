@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ from calibrate.kernels import torch_ops
 from calibrate.kernels.paged import PagedBatch, paged_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from calibrate.replay.packing import Packed

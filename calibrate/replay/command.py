@@ -140,6 +140,7 @@ def _check(request: Request, schedule: Schedule) -> int:
 
     place = request.steps
     assert place is not None
+    _one_thread()
     check = TruthCheck(schedule.facts, texts_beside(place), request.seed)
     truth = check.run(islice(schedule.steps(), request.plan.max_steps))
     if request.json:
@@ -152,6 +153,13 @@ def _check(request: Request, schedule: Schedule) -> int:
             f"relative error {truth.worst_error:.1e} (at most {TOLERANCE:.0e})"
         )
     return 0
+
+
+def _one_thread() -> None:
+    """Keep a tiny stack on one thread: handing its pieces around takes longer."""
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
 
 
 class _Session:
@@ -178,6 +186,7 @@ class _Session:
         request = self._request
         geometry = setup.replay_geometry(self._model, self.facts, request.num_layers)
         if request.dry_run:
+            _one_thread()
             executor = setup.tiny_executor(self.facts, request.seed)
             return executor, geometry.num_layers
         gpu = find_gpu(request.seed)
@@ -230,7 +239,7 @@ class _Session:
         request = self._request
         prediction = Prediction(self._target(), self._profile_path)
         tell = _teller(request.quiet)
-        replayed = Replay(schedule, self._executor, prediction, plan, tell).run()
+        replayed = Replay(schedule, self._executor, prediction, plan, tell=tell).run()
         facts = self._facts(prediction.name)
         title = self._title(prediction.name)
         if request.out is not None:
@@ -295,10 +304,12 @@ def _correction(profile: Profile) -> str:
     if not found:
         return "too few to fit"
     host = profile.fit["host"]
+    step_ms = 1e3 * host["step_overhead_s"]
+    request_us = 1e6 * host["request_overhead_s"]
     return (
-        f"kernels x {found['factor']:.3f}, host {1e3 * host['step_overhead_s']:.2f} ms a "
-        f"step and {1e6 * host['request_overhead_s']:.1f} us a request; median error "
-        f"{found['before_percent']:.1f} % before, {found['after_percent']:.1f} % held out"
+        f"kernels x {found['factor']:.3f}, host {step_ms:.2f} ms a step and "
+        f"{request_us:.1f} us a request; median error {found['before_percent']:.1f} % "
+        f"before, {found['after_percent']:.1f} % held out"
     )
 
 

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from calibrate.replay.timing import Timing
     from sim.cost import BatchShape, StepCost
 
-GATES: Final = {"decode": 5.0, "mixed": 10.0, "prefill": 10.0, "swap": 10.0, "copy": 10.0}
+GATES: Final = {
+    "decode": 5.0,
+    "mixed": 10.0,
+    "prefill": 10.0,
+    "swap": 10.0,
+    "copy": 10.0,
+}
 """Median absolute errors that a kind of step may have, in percent."""
 MAKESPAN_GATE: Final = 5.0
 NUM_WORST: Final = 10

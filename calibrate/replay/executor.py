@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from calibrate.gpu.attention import Engines
 from calibrate.kernels import torch_ops
 from calibrate.replay.attend import paged_attend, step_batch
 from calibrate.replay.graphs import (
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from calibrate.gpu.attention import Engines
     from calibrate.replay.log import Step
     from calibrate.replay.moves import Moves
     from calibrate.replay.packing import Packed
@@ -115,7 +115,9 @@ class TorchExecutor:
         """
         with self._current():
             rows = [self._once(step) for _ in range(repeats + 1)][1:]
-        return Timing(*(statistics.median(column) for column in zip(*rows, strict=True)))
+        return Timing(
+            *(statistics.median(column) for column in zip(*rows, strict=True))
+        )
 
     def _current(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
@@ -162,9 +164,7 @@ class TorchExecutor:
     def _attend(self, packed: Packed) -> Attend:
         batch = step_batch(packed, self.pool, self.stack.geometry.num_heads)
         operation = "decode_attention" if packed.is_decode else "mixed_attention"
-        return paged_attend(
-            self._variants[operation], batch, self.pool, self._engines
-        )
+        return paged_attend(self._variants[operation], batch, self.pool, self._engines)
 
     def _inputs(self, packed: Packed) -> Inputs:
         columns = (packed.tokens, packed.positions, packed.slots, packed.last_rows)
@@ -184,7 +184,12 @@ class TorchExecutor:
             if len(self._graphs) >= MOST_GRAPHS:
                 self._graphs.popitem(last=False)
             graph = DecodeGraph(
-                self.stack, self.pool, shape, plan, self._width, self._memory
+                self.stack,
+                self.pool,
+                shape,
+                plan,
+                width=self._width,
+                memory=self._memory,
             )
             self._graphs[shape] = graph
         self._graphs.move_to_end(shape)

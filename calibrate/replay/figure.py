@@ -17,8 +17,8 @@ from sim.plots.style import (
     legend_above,
     set_log_axis,
     set_time_axis,
-    titled_figure,
     time_unit,
+    titled_figure,
     to_png,
 )
 
@@ -50,7 +50,7 @@ def draw(comparison: Comparison, title: str) -> bytes:
     of each kind.
     """
     headline = (
-        f"{len(comparison.rows):,} simulated steps on a GPU: makespan "
+        f"{len(comparison.rows):,} simulated steps executed: makespan off by "
         f"{comparison.makespan_error:+.1f} %"
     )
     figure = titled_figure(headline, title)
@@ -93,10 +93,10 @@ def _draw_cloud(axes: Axes, comparison: Comparison) -> None:
             color=colour,
             label=f"{of.kind}: {comparison.judged(of).median:.1f} %",
         )
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.axes.set_xscale("log")
-        axis.axes.set_yscale("log")
-        set_log_axis(axis, low, high)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    set_log_axis(axes.xaxis, low, high)
+    set_log_axis(axes.yaxis, low, high)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_xlabel("predicted (ms)")
@@ -105,7 +105,7 @@ def _draw_cloud(axes: Axes, comparison: Comparison) -> None:
 
 
 def _draw_errors(axes: Axes, comparison: Comparison) -> None:
-    stop_s = max(max(row.start_s for row in comparison.rows), 1e-3)
+    stop_s = max(1e-3, *(row.start_s for row in comparison.rows))
     seconds, _ = time_unit(stop_s)
     for of in comparison.kinds:
         rows = [row for row in comparison.rows if row.kind == of.kind]
@@ -126,9 +126,9 @@ def _draw_errors(axes: Axes, comparison: Comparison) -> None:
         if len(rows) >= 2 * _WINDOW:
             axes.plot(at, _running_median(errors), color=colour, lw=1.5)
     axes.axhline(0.0, color=GREY, lw=0.8)
-    axes.set_ylim(-_MOST_ERROR, _MOST_ERROR)
+    axes.set_ylim(-1.03 * _MOST_ERROR, 1.03 * _MOST_ERROR)
     set_time_axis(axes, stop_s)
-    axes.set_ylabel("predicted - measured (%)")
+    axes.set_ylabel("error: predicted beside measured (%)")
 
 
 def _running_median(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ behind every context, so that they find nothing to do.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -115,8 +115,8 @@ class DecodeGraph:
     width
         Blocks of the longest table.
     memory
-        What `torch.cuda.graph_pool_handle` gave, shared by all graphs: they never run at
-        once. None, as on a CPU, to capture nothing and call the same kernels.
+        What `torch.cuda.graph_pool_handle` gave, shared by all graphs, which never run
+        at once. None, as on a CPU, to capture nothing and call the same kernels.
     """
 
     def __init__(
@@ -125,8 +125,9 @@ class DecodeGraph:
         pool: Tensor,
         shape: Shape,
         plan: DecodePlan,
+        *,
         width: int,
-        memory: tuple[int, int] | None,
+        memory: Any,
     ) -> None:
         self._stack, self._pool = stack, pool
         self._plan = plan

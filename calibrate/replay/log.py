@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.cost import BatchShape
 from sim.decisions.log_files import SCHEDULE_FORMAT, read_header, read_log
 from sim.errors import UserError
 from sim.scheduler.batch import Batch
@@ -13,6 +12,8 @@ from sim.scheduler.batch import Batch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from sim.cost import BatchShape
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -213,7 +214,9 @@ class _Tables:
         """Forget tables; return whose they were."""
         left: list[str] = []
         for request in requests:
-            left += sorted(self._members.pop(request, ())) if self._groups else [request]
+            left += (
+                sorted(self._members.pop(request, ())) if self._groups else [request]
+            )
         for name in left:
             self._tables.pop(name, None)
         return tuple(left)

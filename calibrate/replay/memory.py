@@ -60,15 +60,13 @@ def check_memory(
     pinned = int(HOST_SHARE * free_host_bytes)
     if wanted.device <= spare and wanted.host_pool <= pinned:
         return
-    share = min(
-        spare / max(1, wanted.device), pinned / max(1, wanted.host_pool), 1.0
-    )
+    share = min(spare / max(1, wanted.device), pinned / max(1, wanted.host_pool), 1.0)
     fitting = int(num_layers * share)
     remedy = f"take --num-layers {fitting}" if fitting else "take another machine"
     raise UserError(
-        f"{num_layers} layers need {wanted.device / GIB:.1f} GiB of weights and KV pool "
-        f"on the GPU ({spare / GIB:.1f} are free) and {wanted.host_pool / GIB:.1f} GiB "
-        f"of pinned memory ({pinned / GIB:.1f} may be taken); {remedy}"
+        f"{num_layers} layers need {wanted.device / GIB:.1f} GiB of weights and KV "
+        f"pool on the GPU ({spare / GIB:.1f} are free) and "
+        f"{wanted.host_pool / GIB:.1f} GiB of pinned memory ({pinned / GIB:.1f} may be taken); {remedy}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,8 @@ from calibrate.kernels import torch_ops
 from calibrate.kernels.cuda_library import copy_batch, swap_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from calibrate.kernels.cuda_library import CudaKernels

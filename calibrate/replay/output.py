@@ -27,6 +27,12 @@ PNG_FILE: Final = "replay.png"
 FILES: Final = ResultFiles(
     "a replay", JSON_FILE, frozenset({JSON_FILE, CSV_FILE, PNG_FILE})
 )
+_COLUMNS: Final = (
+    *("steps", "run", "of", "error", "p90", "bias", "gate", ""),
+    *("whole", "device", "host ms"),
+)
+"""Of the table: errors are medians, of what is judged, of whole steps, of the device's
+part; the last is the host's time before the device begins."""
 WIDTH: Final = 100
 """Columns of the table where no terminal says how many there are."""
 
@@ -72,10 +78,9 @@ def show(replayed: Replayed, title: str) -> None:
     comparison = replayed.comparison
     console.print(Text(title, style="bold"), soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("steps", "executed", "of", "error p50", "p90", "bias", "gate"):
-        table.add_column(name, justify="left" if name == "steps" else "right")
-    for name in ("whole p50", "device p50", "host ms"):
-        table.add_column(name, justify="right")
+    for name in _COLUMNS:
+        left = name in {"steps", ""}
+        table.add_column(name, justify="left" if left else "right")
     for of in comparison.kinds:
         table.add_row(*_cells(comparison, of))
     console.print(table)
@@ -93,7 +98,8 @@ def _cells(comparison: Comparison, of: OfKind) -> tuple[str, ...]:
         f"{judged.median:.1f} %",
         f"{judged.p90:.1f} %",
         f"{judged.bias:+.1f} %",
-        f"{GATES[of.kind]:.0f} % {verdict}",
+        f"{GATES[of.kind]:.0f} %",
+        verdict,
         f"{of.whole.median:.1f} %",
         f"{of.device.median:.1f} %",
         f"{1e3 * of.host_p50_s:.2f}",

@@ -26,7 +26,7 @@ class Packed:
     positions: Ids
     """(num_tokens,), places in their sequences."""
     slots: Ids
-    """(num_tokens,), ``block * block_size + offset`` of each token's keys and values."""
+    """(num_tokens,), ``block * block_size + offset`` of each token's keys."""
     tables: NDArray[np.int32]
     """(num_queries, most blocks of one)."""
     last_rows: Ids

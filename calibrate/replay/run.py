@@ -72,6 +72,7 @@ class Replay:
         executor: Executor,
         prediction: Prediction,
         plan: Plan,
+        *,
         tell: Callable[[Progress], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from calibrate.gpu.gpu_device import GpuDevice
-    from calibrate.kernels.cuda_library import CudaKernels
     from calibrate.replay.log import Facts
     from sim.architecture import ModelArchitecture
 
@@ -60,7 +59,7 @@ def replay_geometry(
         if wrong:
             raise UserError(
                 f"a replay has {what}: {model.name} on {facts.tensor_parallel_size} "
-                f"GPU(s) with kv_cache_dtype {facts.kv_cache_dtype} cannot be replayed; "
+                f"GPU(s), kv_cache_dtype {facts.kv_cache_dtype}, cannot be replayed; "
                 "record a run of a dense model on one GPU"
             )
     if num_layers is not None and not 1 <= num_layers <= geometry.num_layers:
@@ -174,5 +173,3 @@ def _pools(
         pin_memory=device.type == "cuda" and facts.num_cpu_blocks > 0,
     )
     return pool, host_pool
-
-

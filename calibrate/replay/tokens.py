@@ -174,6 +174,6 @@ class TokenPool:
             block = query.table[at // self._gpu.shape[1]]
             raise ReplayError(
                 f"step {number}: block {block} holds another token than {query.name}'s "
-                f"own at position {at}; the schedule moves or shares blocks wrongly, or "
-                "is of a beam search, which cannot be followed"
+                f"own at position {at}; the schedule moves or shares blocks wrongly, "
+                "or is of a beam search, which cannot be followed"
             )

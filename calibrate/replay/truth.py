@@ -43,9 +43,7 @@ def dense_logits(stack: Stack, tokens: NDArray[np.int64]) -> NDArray[np.float64]
     group = geometry.num_heads // geometry.num_kv_heads
 
     def attend(layer: int, query: torch.Tensor) -> torch.Tensor:
-        key, value = (
-            part.repeat_interleave(group, dim=1) for part in keys[layer]
-        )
+        key, value = (part.repeat_interleave(group, dim=1) for part in keys[layer])
         rows = zip(query.split(_CHUNK), at.split(_CHUNK), strict=True)
         return torch.cat([_attended(part, key, value, mine) for part, mine in rows])
 
@@ -92,9 +90,7 @@ class TruthCheck:
         Of the weights.
     """
 
-    def __init__(
-        self, facts: Facts, texts: Texts | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, facts: Facts, texts: Texts | None = None, seed: int = 0) -> None:
         self.executor = tiny_executor(facts, seed, torch.float64)
         self._vocab_size = self.executor.stack.geometry.vocab_size
         self.tokens = TokenPool(facts, texts or MadeUpTexts())
@@ -137,7 +133,9 @@ class TruthCheck:
         seen = self._seen.pop(name, None)
         if not seen:
             return
-        expected = dense_logits(self.executor.stack, self.tokens.text(name) % self._vocab_size)
+        expected = dense_logits(
+            self.executor.stack, self.tokens.text(name) % self._vocab_size
+        )
         for position, (number, row) in seen.items():
             self._hold(name, number, row, expected[position])
 
@@ -152,7 +150,8 @@ class TruthCheck:
         self.truth.num_logits += 1
         if not error <= TOLERANCE:
             raise ReplayError(
-                f"step {number}: the logits of {name} are off by {error:.1e} from dense "
-                f"attention (at most {TOLERANCE:.0e}); its blocks do not hold its keys"
+                f"step {number}: the logits of {name} are off by {error:.1e} from "
+                f"dense attention's (at most {TOLERANCE:.0e}); its blocks do not hold "
+                "its keys"
             )
         self.truth.worst_error = max(self.truth.worst_error, error)

@@ -70,7 +70,7 @@ def whole_steps(facts: Facts, seed: int) -> Iterator[Step]:
             continue
         rng = np.random.default_rng((seed, number))
         blocks = iter(rng.permutation(facts.num_gpu_blocks).tolist())
-        queries = []
+        queries: list[Query] = []
         for count, num_tokens, context in batch:
             for _ in range(count):
                 table = tuple(next(blocks) for _ in range(-(-context // size)))

@@ -67,7 +67,8 @@ def steps_of(steps: Sequence[Any], num_layers: int) -> list[Any]:
     return [
         step
         for step in steps
-        if not isinstance(step, dict) or step.get("num_layers", num_layers) == num_layers
+        if not isinstance(step, dict)
+        or step.get("num_layers", num_layers) == num_layers
     ]
 
 

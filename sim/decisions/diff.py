@@ -152,7 +152,7 @@ def first_difference(
 
 
 def _fields(first: Line, second: Line) -> list[str]:
-    """The decisions of two lines, in the order of the format."""
+    """Return the decisions of two lines, in the order of the format."""
     known = [field for field in _MEANING if field in first or field in second]
     return known + sorted((first.keys() | second.keys()) - {*known, *NO_DECISIONS})
 
