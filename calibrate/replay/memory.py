@@ -66,7 +66,8 @@ def check_memory(
     raise UserError(
         f"{num_layers} layers need {wanted.device / GIB:.1f} GiB of weights and KV "
         f"pool on the GPU ({spare / GIB:.1f} are free) and "
-        f"{wanted.host_pool / GIB:.1f} GiB of pinned memory ({pinned / GIB:.1f} may be taken); {remedy}"
+        f"{wanted.host_pool / GIB:.1f} GiB of pinned memory "
+        f"({pinned / GIB:.1f} may be taken); {remedy}"
     )
 
 

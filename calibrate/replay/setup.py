@@ -127,13 +127,8 @@ def gpu_executor(
     check_memory(wanted, geometry.num_layers, free_bytes, free_host_bytes())
     generator = _seeded(device, 0)
     stack = Stack(geometry, facts.max_model_len, generator, dtype, device)
-    pool, host_pool = _pools(geometry, facts, dtype, device)
-    for layer in pool:
-        layer.normal_(generator=generator)
+    moves = moves_on_gpu(gpu, geometry, facts, generator)
     backends = _backends(gpu)
-    moves = Moves(
-        pool, host_pool, gpu.library, swap_variant(facts), backends["copy_blocks"][1]
-    )
     taken = {
         "decode_attention": variants.get(
             "decode_attention", backends["decode_attention"][0]
@@ -144,6 +139,18 @@ def gpu_executor(
         ),
     }
     return TorchExecutor(stack, moves, gpu.engines, taken, use_graphs)
+
+
+def moves_on_gpu(
+    gpu: GpuDevice, geometry: Geometry, facts: Facts, generator: torch.Generator
+) -> Moves:
+    """Return pools on a GPU and in pinned memory, full of random numbers."""
+    dtype = DTYPES[geometry.dtype]
+    pool, host_pool = _pools(geometry, facts, dtype, gpu.timers.device)
+    for layer in pool:
+        layer.normal_(generator=generator)
+    backend = _backends(gpu)["copy_blocks"][1]
+    return Moves(pool, host_pool, gpu.library, swap_variant(facts), backend)
 
 
 def _backends(gpu: GpuDevice) -> dict[str, tuple[str, str]]:

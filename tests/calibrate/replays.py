@@ -99,9 +99,8 @@ def facts(**changes: Any) -> Facts:
 class SeemingExecutor:
     """Takes as long as a function of the step says."""
 
-    variants = {"graphs": "decodes", "decode_attention": "split_kv"}
-
     def __init__(self, device_s: Callable[[Step], float], host_s: float = 0.0) -> None:
+        self.variants = {"graphs": "decodes", "decode_attention": "split_kv"}
         self.device_s = device_s
         self.host_s = host_s
         self.executed: list[int] = []

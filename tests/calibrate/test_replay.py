@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,7 +129,7 @@ def test_chosen_steps_are_spread_over_the_schedule() -> None:
     places = chosen(kinds, 105)
     assert Counter(kinds[place] for place in places) == {"decode": 100, "swap": 5}
     decodes = [place for place in places if kinds[place] == "decode"]
-    assert all(9 <= b - a <= 16 for a, b in zip(decodes, decodes[1:], strict=False))
+    assert all(9 <= b - a <= 16 for a, b in pairwise(decodes))
     assert places == sorted(set(places))
     assert chosen(kinds, None) == chosen(kinds, 9999) == list(range(1005))
 

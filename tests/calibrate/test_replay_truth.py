@@ -70,13 +70,8 @@ def crossed(lines: Lines) -> None:
 
 def false_hit(lines: Lines) -> None:
     """A request is said to have found one block more in the cache than it has."""
-    new = [
-        entry
-        for line in lines
-        for entry in line["sched"]
-        if entry[2] == "n" and entry[1] > 4
-    ]
-    entry = new[-1]
+    # the only one whose prompt nobody shares: its blocks cannot hold it by chance
+    entry = next(entry for line in lines for entry in line["sched"] if entry[0] == "3")
     entry[1] -= 4
     entry[3] += 4
 
