@@ -195,7 +195,12 @@ class _Session:
         if request.profile is not None:
             variants = dict(read_profile(request.profile).fit.get("variants") or {})
         executor = setup.gpu_executor(
-            gpu, geometry, self.facts, variants, request.use_graphs
+            gpu,
+            geometry,
+            self.facts,
+            variants,
+            use_graphs=request.use_graphs,
+            seed=request.seed,
         )
         return executor, geometry.num_layers
 

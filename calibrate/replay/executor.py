@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from calibrate.gpu.faults import refusing
 from calibrate.kernels import torch_ops
 from calibrate.replay.attend import paged_attend, step_batch
 from calibrate.replay.graphs import (
@@ -99,21 +100,27 @@ class TorchExecutor:
         NDArray[np.float64]
             (num_queries, vocabulary).
         """
-        for call in self.moves.calls(step):
-            call()
-        if not step.queries:
-            return np.zeros((0, self.stack.geometry.vocab_size))
-        packed = pack(step, tokens, self.pool.shape[3])
-        logits = self._prepared(packed)()[: packed.num_queries]
-        return np.asarray(logits.double().cpu().numpy(), dtype=np.float64)
+        with self._current():
+            for call in self.moves.calls(step):
+                call()
+            if not step.queries:
+                return np.zeros((0, self.stack.geometry.vocab_size))
+            packed = pack(step, tokens, self.pool.shape[3])
+            logits = self._prepared(packed)()[: packed.num_queries]
+            return np.asarray(logits.double().cpu().numpy(), dtype=np.float64)
 
     def time(self, step: Step, repeats: int) -> Timing:
         """Execute a step once unseen, then `repeats` times; return the medians.
 
         A step may be repeated: it writes and moves the same again. Token ids are made
         up.
+
+        Raises
+        ------
+        UnsupportedPointError, DeviceFaultError
+            See `calibrate.gpu.faults`.
         """
-        with self._current():
+        with refusing(self.pool.device), self._current():
             rows = [self._once(step) for _ in range(repeats + 1)][1:]
         return Timing(
             *(statistics.median(column) for column in zip(*rows, strict=True))

@@ -100,7 +100,9 @@ def gpu_executor(
     geometry: Geometry,
     facts: Facts,
     variants: Mapping[str, str],
+    *,
     use_graphs: bool,
+    seed: int,
 ) -> TorchExecutor:
     """Return the stack on a GPU, its pool full of random numbers.
 
@@ -115,28 +117,29 @@ def gpu_executor(
         that is here.
     use_graphs
         Whether steps of decodes are CUDA graphs.
+    seed
+        Of weights and contents.
 
     Raises
     ------
     UserError
-        When it does not fit.
+        When it does not fit, or a variant is not here.
     """
     device, dtype = gpu.timers.device, DTYPES[geometry.dtype]
     free_bytes, _ = torch.cuda.mem_get_info(device)
     wanted = needs(geometry, facts, dtype.itemsize)
     check_memory(wanted, geometry.num_layers, free_bytes, free_host_bytes())
-    generator = _seeded(device, 0)
+    generator = _seeded(device, seed)
     stack = Stack(geometry, facts.max_model_len, generator, dtype, device)
     moves = moves_on_gpu(gpu, geometry, facts, generator)
-    backends = _backends(gpu)
+    prompts = variants.get("mixed_attention") or variants.get("prefill_attention")
+    wanted_here = {
+        "decode_attention": variants.get("decode_attention"),
+        "mixed_attention": prompts,
+    }
     taken = {
-        "decode_attention": variants.get(
-            "decode_attention", backends["decode_attention"][0]
-        ),
-        "mixed_attention": variants.get(
-            "mixed_attention",
-            variants.get("prefill_attention", backends["mixed_attention"][0]),
-        ),
+        operation: _variant(gpu, operation, name)
+        for operation, name in wanted_here.items()
     }
     return TorchExecutor(stack, moves, gpu.engines, taken, use_graphs)
 
@@ -149,17 +152,21 @@ def moves_on_gpu(
     pool, host_pool = _pools(geometry, facts, dtype, gpu.timers.device)
     for layer in pool:
         layer.normal_(generator=generator)
-    backend = _backends(gpu)["copy_blocks"][1]
-    return Moves(pool, host_pool, gpu.library, swap_variant(facts), backend)
+    copies = gpu.choices("auto", ["copy_blocks"])
+    return Moves(pool, host_pool, gpu.library, swap_variant(facts), copies[0].backend)
 
 
-def _backends(gpu: GpuDevice) -> dict[str, tuple[str, str]]:
-    """Return (variant, backend) of each operation: the best that is here."""
-    operations = ("decode_attention", "mixed_attention", "copy_blocks")
-    found: dict[str, tuple[str, str]] = {}
-    for choice in gpu.choices("auto", operations):
-        found.setdefault(choice.operation, (choice.variant, choice.backend))
-    return found
+def _variant(gpu: GpuDevice, operation: str, name: str | None) -> str:
+    """Return the variant that a profile names, or the best that is here."""
+    here = [choice.variant for choice in gpu.choices("auto", [operation])]
+    if name is None:
+        return here[0]
+    if name not in here:
+        raise UserError(
+            f"the profile's {operation} is {name}, but here are {', '.join(here)}: "
+            "replay on the machine that was measured, or fit it with --variant"
+        )
+    return name
 
 
 def _seeded(device: torch.device, seed: int) -> torch.Generator:

@@ -422,3 +422,56 @@ def test_a_stack_that_is_not_the_model_is_refused(changes: dict[str, Any]) -> No
     model = load_model("Qwen/Qwen3-30B-A3B") if moe else LLAMA
     with pytest.raises(UserError, match="cannot be replayed"):
         replay_geometry(model, facts(**changes), None)
+
+
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_the_command_runs_the_model_itself_on_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code for a GPU, all but CUDA, on a device that is a CPU."""
+    torch_only()
+    from tests.calibrate.bench_device import cpu_device  # noqa: PLC0415
+
+    monkeypatch.setattr(
+        "calibrate.gpu.detect.find_gpu", lambda _seed: cpu_device("torch")
+    )
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (64 * GIB, 64 * GIB))
+    model = tmp_path / "tiny" / "config.json"
+    model.parent.mkdir()
+    model.write_text(json.dumps(TINY_LLAMA))
+    config = small_run("v0", {"preemption_mode": "swap", "model": str(model)}, 2)
+    path = str(written(config, tmp_path).path)
+    command = ["calibrate", "replay", path, "--repeats", "1", "--json", "--quiet"]
+    assert kvsim([*command, "--num-layers", "1"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["num_layers"] == 1
+    assert not content["dry_run"]
+    assert content["variants"]["decode_attention"] == "sdpa"
+    assert {kind["kind"] for kind in content["kinds"]} >= {"decode", "swap", "copy"}
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (4 * GIB, 4 * GIB))
+    line = refused(command, capsys, tmp_path)
+    assert "GiB of weights and KV pool on the GPU (0.0 are free)" in line
+
+
+def test_a_variant_that_is_not_here_is_refused() -> None:
+    torch_only()
+    from calibrate.replay.setup import _variant  # noqa: PLC0415
+    from tests.calibrate.bench_device import cpu_device  # noqa: PLC0415
+
+    device = cpu_device("torch")
+    assert _variant(device, "decode_attention", None) == "sdpa"
+    with pytest.raises(UserError, match="is flash_attn, but here are sdpa"):
+        _variant(device, "decode_attention", "flash_attn")
