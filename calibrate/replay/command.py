@@ -170,7 +170,7 @@ class _Session:
         self._profile_path = request.profile
         if schedule is None:
             assert request.profile is not None
-            facts = _facts_without_schedule(read_profile(request.profile))
+            facts = facts_without_schedule(read_profile(request.profile))
         else:
             facts = schedule.facts
         self.facts = facts
@@ -279,7 +279,7 @@ class _Session:
         return ", ".join(part for part in parts if part)
 
 
-def _facts_without_schedule(profile: Profile) -> Facts:
+def facts_without_schedule(profile: Profile) -> Facts:
     """Return facts for whole steps: a pool that holds the largest of them."""
     from calibrate.replay.whole import most_tokens  # noqa: PLC0415 - numpy, scipy
 

@@ -12,6 +12,7 @@ import pytest
 
 from calibrate.harness.device import DeviceFaultError, UnsupportedPointError
 from calibrate.replay.choose import chosen, shares
+from calibrate.replay.command import facts_without_schedule
 from calibrate.replay.log import Schedule, kind_of
 from calibrate.replay.memory import GIB, Needs, check_memory
 from calibrate.replay.predict import Prediction, Target
@@ -25,6 +26,7 @@ from sim.errors import UserError
 from sim.generations import SwapRule
 from sim.hardware import load_gpu
 from sim.model import load_model
+from sim.profile import read_profile
 from tests.calibrate.calibrations import calibration
 from tests.calibrate.missing import torch_only
 from tests.calibrate.replays import (
@@ -475,3 +477,10 @@ def test_a_variant_that_is_not_here_is_refused() -> None:
     assert _variant(device, "decode_attention", None) == "sdpa"
     with pytest.raises(UserError, match="is flash_attn, but here are sdpa"):
         _variant(device, "decode_attention", "flash_attn")
+
+
+def test_whole_steps_need_no_schedule(fitted: Path) -> None:
+    """A profile says of which model and GPU it is; all steps fit the pool."""
+    found = facts_without_schedule(read_profile(fitted))
+    assert (found.model, found.gpu) == ("meta-llama/Llama-3.1-8B", "h200_sxm")
+    assert len(list(whole_steps(found, 0))) == len(BATCHES)
