@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 Flag = Annotated[bool, Parameter(negative="")]
 
+calibrate = App(
+    name="calibrate", help="Time the real kernels on a GPU and write a profile."
+)
 
-def calibrate(
+
+@calibrate.default
+def measure(
     *,
     model: str,
     out: Path,
@@ -113,3 +118,85 @@ def calibrate(
     if json:
         print(dumps(profile["provenance"], indent=2, allow_nan=False))
     return 0
+
+
+@calibrate.command
+def replay(
+    steps: Path | None = None,
+    /,
+    *,
+    profile: Path | None = None,
+    into: Path | None = None,
+    out: Path | None = None,
+    max_steps: int | None = None,
+    sample: int | None = None,
+    repeats: int = 3,
+    num_layers: int | None = None,
+    time_limit: float | None = None,
+    no_graphs: Flag = False,
+    check: Flag = False,
+    dry_run: Flag = False,
+    seed: int = 0,
+    overwrite: Flag = False,
+    quiet: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Execute a simulated schedule on a GPU: predicted against measured, by step.
+
+    Parameters
+    ----------
+    steps
+        Results of kvsim run --record schedule, or its schedule.jsonl.zst. May be left
+        out with --into.
+    profile
+        That prices the steps; default: the datasheet of the GPU that was simulated.
+    into
+        Time 17 whole steps of its own first, write them with what was fitted to them
+        into this profile, and price by it.
+    out
+        Folder for replay.json, replay.csv and replay.png.
+    max_steps
+        Steps from the beginning, at most; default: all.
+    sample
+        Steps to execute of these, evenly over kinds and time; default: all.
+    repeats
+        Executions of a step, after one that does not count; medians are taken.
+    num_layers
+        Layers of the stack, where the model does not fit; default: the model's.
+    time_limit
+        Seconds after which no further step is begun.
+    no_graphs
+        Launch the kernels of decodes one by one, not as CUDA graphs.
+    check
+        Instead, prove on the CPU that the schedule is executed truthfully: all logits
+        of a tiny stack against dense attention.
+    dry_run
+        Everything on the CPU with a tiny stack: errors mean nothing.
+    seed
+        Of weights and block tables.
+    overwrite
+        Replace --out, and --into.
+    quiet
+        Show neither progress nor result.
+    json
+        Print the result as JSON.
+    """
+    from calibrate.replay.command import Request, run_replay
+    from calibrate.replay.run import Plan
+
+    request = Request(
+        steps=steps,
+        profile=profile,
+        into=into,
+        out=out,
+        plan=Plan(max_steps, sample, repeats, time_limit),
+        num_layers=num_layers,
+        use_graphs=not no_graphs,
+        check=check,
+        dry_run=dry_run,
+        seed=seed,
+        overwrite=overwrite,
+        quiet=quiet,
+        json=json,
+    )
+    return run_replay(request)

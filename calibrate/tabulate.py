@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from calibrate.importers.geometry import RANKS
 from calibrate.tables.attention import AttentionTables
 from calibrate.tables.fits import ESTIMATED, fit_operations
-from calibrate.tables.steps import fit_steps
+from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
 from calibrate.tables.tokens import TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured.geometry import geometry_of
 from sim.errors import ConfigError, UserError
+from sim.generations import GraphRule
 from sim.hardware import datasheet_of, load_gpu
 
 if TYPE_CHECKING:
@@ -147,18 +148,21 @@ def _step_fit(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         write_profile(found, path)
+        steps = steps_of(whole.steps, model.num_hidden_layers)
+        has_graphs = any(step.get("graphs") for step in steps if isinstance(step, dict))
         build = functools.partial(
             MeasuredCost,
             str(path),
             model=model,
             gpu=gpu,
             tensor_parallel_size=measured_ranks(whole)[0],
+            graph_rule=GraphRule(GRAPH_TOKENS if has_graphs else 0),
         )
         default = build()
         # a host that takes no time, or as little as a cost model lets it
         kernels = build(step_overhead_s=_NO_TIME_S, request_overhead_s=0.0)
         fitted = fit_steps(
-            whole.steps,
+            steps,
             lambda shape: kernels.step(shape).total_s - _NO_TIME_S,
             lambda shape: default.step(shape).total_s,
         )

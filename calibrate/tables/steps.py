@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+GRAPH_TOKENS: Final = 512
+"""Decodes of the largest graph that whole steps are captured as."""
 FEWEST: Final = 6
 """Whole steps below which nothing is fitted to them."""
 _FACTORS: Final = (0.5, 2.0)
@@ -58,6 +60,16 @@ class StepFit:
                 "interval": [interval, interval],
             },
         }
+
+
+def steps_of(steps: Sequence[Any], num_layers: int) -> list[Any]:
+    """Return the steps of a stack of so many layers; those that do not say count."""
+    return [
+        step
+        for step in steps
+        if not isinstance(step, dict)
+        or step.get("num_layers", num_layers) == num_layers
+    ]
 
 
 def fit_steps(

@@ -90,6 +90,26 @@ def read_log(path: Path) -> Iterator[Line]:
         raise ConfigError(f"{path}, line {number}: not a log line: {error}") from error
 
 
+def read_header(path: Path) -> dict[str, Any] | None:
+    """Return the header of a recorded schedule; None where there is none.
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be read.
+    """
+    try:
+        with _opened(path) as text:
+            header = json.loads(text.readline())
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: {reason}") from error
+    except (ValueError, RecursionError):
+        return None
+    is_header = isinstance(header, dict) and header.get("format") == SCHEDULE_FORMAT
+    return header if is_header else None
+
+
 def _opened(path: Path) -> TextIO:
     with path.open("rb") as raw:
         magic = raw.read(4)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,14 +26,20 @@ from calibrate.kernels.triton_decode import (
 )
 from calibrate.kernels.triton_mixed import MixedShape, paged_mixed, plan_mixed
 from calibrate.kernels.triton_support import interpreted
+from calibrate.replay.graphs import DecodeGraph, padded_plan, padded_size
+from calibrate.replay.log import Query, Step
+from calibrate.replay.packing import pack
+from calibrate.replay.setup import tiny_executor
 from tests.calibrate.bench_device import TINY, cpu_device, small_points
 from tests.calibrate.paged import Shape, poisoned_out, random_batch, tolerance
+from tests.calibrate.replays import facts
 
 if TYPE_CHECKING:
     from calibrate.kernels.paged import PagedBatch
 
 torch.set_num_threads(1)
 
+CPU = torch.device("cpu")
 RAGGED = (0, 1, 7, 33, 300, 16)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -219,3 +227,41 @@ def test_the_device_binds_and_checks_them(operation: str, variant: str) -> None:
     for point in small_points(operation, variant):
         check = device.check(TINY, point.curve, "triton")
         assert check.passed, check
+
+
+@pytest.mark.parametrize("contexts", [(5, 40, 17), (300, 3, 600)])
+def test_a_padded_batch_of_decodes_gives_what_its_sequences_give(
+    contexts: tuple[int, ...],
+) -> None:
+    """A graph of decodes, its splits and rows padded, twice over other inputs."""
+    executor = tiny_executor(facts(num_gpu_blocks=256, max_model_len=2048), 0)
+    pool = executor.pool
+    pool.normal_(generator=torch.Generator().manual_seed(1))
+    padded = padded_size(len(contexts))
+    assert padded is not None
+    graph = None
+    for shift in (0, 1):
+        lens = contexts[shift:] + contexts[:shift]
+        step = decodes_of(lens, seed=shift)
+        tokens = [np.array([7 + place]) for place in range(len(lens))]
+        expected = executor.logits(step, tokens)
+        pool[:, :, -1] = float("nan")  # nobody reads where padded rows write
+        plan, shape = padded_plan([*lens, *[0] * (padded - len(lens))], 2, 3, CPU)
+        graph = graph or DecodeGraph(
+            executor.stack, pool, shape, plan, width=128, memory=None
+        )
+        graph.fill(pack(step, tokens, 16), plan)
+        got = graph.run()[: len(lens)]
+        error = np.linalg.norm(got.numpy() - expected) / np.linalg.norm(expected)
+        assert error < 1e-5
+    assert shape.single == (max(contexts) <= shape.split_len)
+
+
+def decodes_of(contexts: tuple[int, ...], seed: int) -> Step:
+    """A step of decodes over random blocks."""
+    blocks = iter(np.random.default_rng(seed).permutation(256).tolist())
+    queries = tuple(
+        Query(str(n), str(n), 1, context, tuple(islice(blocks, -(-context // 16))))
+        for n, context in enumerate(contexts)
+    )
+    return Step(seed, 0.0, 0.0, queries, (), (), (), ())

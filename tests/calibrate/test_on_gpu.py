@@ -9,6 +9,7 @@ import gc
 import itertools
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from tests.calibrate.missing import torch_and_triton
 torch_and_triton()
 
 # ruff: noqa: E402
+import numpy as np
 import torch
 
 from calibrate.gpu.arena import batches
@@ -40,7 +42,12 @@ from calibrate.kernels.cuda_kernels import by_nvrtc
 from calibrate.kernels.nvrtc import find_nvrtc
 from calibrate.kernels.paged import paged_batch
 from calibrate.measurement import OPERATIONS, Point, curve, median
+from calibrate.replay.executor import TorchExecutor
+from calibrate.replay.setup import moves_on_gpu, tiny_geometry
+from calibrate.replay.stack import Stack
+from calibrate.replay.tokens import TokenPool
 from tests.calibrate.paged import Shape, random_batch, tolerance
+from tests.calibrate.replays import small_run, texts_of, written
 from tests.calibrate.runs import Killed, geometry
 
 if TYPE_CHECKING:
@@ -378,3 +385,35 @@ def test_a_calibration_is_killed_and_resumed(
         f" {outcome.duration_s:.1f} s; skipped {outcome.skipped};"
         f" stability {provenance['stability']}"
     )
+
+
+def test_a_schedule_is_replayed(
+    device: GpuDevice, found: list[str], tmp_path: Path
+) -> None:
+    """Every way to run a step gives the same logits: graphs, kernels, plain torch."""
+    generator = torch.Generator(device=device.timers.device).manual_seed(0)
+    config = small_run("v0", {"preemption_mode": "swap"}, 2)
+    schedule = written(config, tmp_path)
+    here = replace(tiny_geometry(schedule.facts), dtype="bfloat16", head_dim=64)
+    stack = Stack(here, 64, generator, torch.bfloat16, device.timers.device)
+    ways = [("split_kv", "mixed", True), ("split_kv", "mixed", False)]
+    ways.append(("sdpa", "sdpa", False))
+    results = []
+    for decode, mixed, graphs in ways:
+        variants = {"decode_attention": decode, "mixed_attention": mixed}
+        moves = moves_on_gpu(device, here, schedule.facts, generator)
+        executor = TorchExecutor(stack, moves, device.engines, variants, graphs)
+        assert executor.uses_graphs == graphs
+        pool = TokenPool(schedule.facts, texts_of(config))
+        rows = []
+        for step in schedule.steps():
+            pool.move(step)
+            tokens = [ids % here.vocab_size for ids in pool.write(step)]
+            rows.append(executor.logits(step, tokens))
+        results.append(np.concatenate(rows))
+        timing = executor.time(next(iter(schedule.steps())), 3)
+        assert 0.0 < timing.device_s <= timing.wall_s
+        found.append(f"replay {decode} graphs={graphs}: {1e3 * timing.wall_s:.2f} ms")
+    for other in results[:-1]:
+        error = np.linalg.norm(other - results[-1]) / np.linalg.norm(results[-1])
+        assert error < 0.02  # of 16 bits

@@ -1,0 +1,226 @@
+"""``schedule.jsonl.zst`` as a list of works: queries, block tables, moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.decisions.log_files import SCHEDULE_FORMAT, read_header, read_log
+from sim.errors import UserError
+from sim.scheduler.batch import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from sim.cost import BatchShape
+
+Pairs = tuple[tuple[int, int], ...]
+
+SCHEDULE_FILE: Final = "schedule.jsonl.zst"
+KINDS: Final = ("decode", "mixed", "prefill", "swap", "copy")
+"""What steps are told apart by; a step that moves blocks is of the last two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a step computes of one sequence."""
+
+    request: str
+    name: str
+    """Of the request (`v1`), or number of the sequence."""
+    num_tokens: int
+    """Query tokens."""
+    context: int
+    """Keys that the last of them sees, itself included."""
+    table: tuple[int, ...]
+    """Ids of the blocks that hold the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a schedule."""
+
+    number: int
+    start_s: float
+    end_s: float
+    queries: tuple[Query, ...]
+    swap_in: Pairs
+    """``(CPU block, GPU block)``."""
+    swap_out: Pairs
+    """``(GPU block, CPU block)``."""
+    copies: Pairs
+    """``(from, to)`` on the GPU."""
+    left: tuple[str, ...]
+    """Names that end with this step, or ended before it."""
+
+    @property
+    def shape(self) -> BatchShape:
+        """The step as cost models take it."""
+        batch = Batch(0)
+        for query in self.queries:
+            batch.add(query.num_tokens, query.context)
+        return batch.shape()._replace(
+            num_swapped_in_blocks=len(self.swap_in),
+            num_swapped_out_blocks=len(self.swap_out),
+            num_copied_blocks=len(self.copies),
+        )
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        return kind_of(self.shape)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do on the GPU."""
+        return not (self.queries or self.swap_in or self.swap_out or self.copies)
+
+
+def kind_of(shape: BatchShape) -> str:
+    """Return the kind of a step: one of `KINDS`."""
+    if shape.num_swapped_in_blocks or shape.num_swapped_out_blocks:
+        return "swap"
+    if shape.num_copied_blocks:
+        return "copy"
+    if not shape.num_prefills:
+        return "decode"
+    return "mixed" if shape.num_decodes else "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a schedule is to be executed with: its header."""
+
+    scheduler: str
+    engine_version: str
+    model: str
+    gpu: str
+    tensor_parallel_size: int
+    kv_cache_dtype: str
+    block_size: int
+    num_gpu_blocks: int
+    """Ids are below it, the null block 0 of `v1` included."""
+    num_cpu_blocks: int
+    max_model_len: int
+
+
+class Schedule:
+    """A recorded schedule on disk.
+
+    Parameters
+    ----------
+    place
+        The results of ``kvsim run --record schedule``, or the file itself.
+
+    Raises
+    ------
+    UserError
+        When there is none, or it was recorded by a kvsim that left something out.
+    """
+
+    def __init__(self, place: Path) -> None:
+        path = place / SCHEDULE_FILE if place.is_dir() else place
+        if not path.is_file():
+            raise UserError(
+                f"there is no schedule '{path}'; record one with 'kvsim run CONFIG "
+                f"--record schedule'"
+            )
+        self.path = path
+        self.facts = _facts(read_header(path), path)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield all steps that have something to do, in order.
+
+        Raises
+        ------
+        UserError
+            With the file and the step, where a line makes no sense.
+        """
+        tables = _Tables(groups=self.facts.scheduler != "v1")
+        for line in read_log(self.path):
+            try:
+                step = tables.step(line)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise UserError(
+                    f"'{self.path.name}', step {line['t']}: {error!r} is no part of a "
+                    "schedule that can be executed; record it again"
+                ) from error
+            if not step.is_empty:
+                yield step
+
+
+def _facts(header: Mapping[str, Any] | None, path: Path) -> Facts:
+    if header is None or header.get("format") != SCHEDULE_FORMAT:
+        raise UserError(
+            f"'{path}' is no recorded schedule (format {SCHEDULE_FORMAT}); give what "
+            "'kvsim run --record schedule' wrote"
+        )
+    try:
+        facts = {key: header[key] for key in Facts.__dataclass_fields__}
+    except KeyError as error:
+        raise UserError(
+            f"'{path}' has no {error.args[0]} in its header; record it again"
+        ) from error
+    facts["engine_version"] = str(facts["engine_version"])
+    return Facts(**facts)
+
+
+class _Tables:
+    """Block tables after each line, of everybody who is still there.
+
+    Parameters
+    ----------
+    groups
+        Whether tables belong to sequences of groups, not to requests.
+    """
+
+    def __init__(self, *, groups: bool) -> None:
+        self._groups = groups
+        self._tables: dict[str, list[int]] = {}
+        self._members: dict[str, set[str]] = {}  # sequences, by request
+
+    def step(self, line: Mapping[str, Any]) -> Step:
+        """Return the step of the next line."""
+        for name, (keep, ids) in line.get("bt", {}).items():
+            self._tables[name] = self._tables.get(name, [])[:keep] + ids
+        queries = tuple(self._of_groups(line) if self._groups else self._of(line))
+        return Step(
+            number=line["t"],
+            start_s=float(line["start_s"]),
+            end_s=float(line["end_s"]),
+            queries=queries,
+            swap_in=_pairs(line, "swap_in"),
+            swap_out=_pairs(line, "swap_out"),
+            copies=_pairs(line, "copy"),
+            left=self._leave([*line.get("abort", ()), *line.get("fin", ())]),
+        )
+
+    def _of(self, line: Mapping[str, Any]) -> Iterator[Query]:
+        for name, num_tokens, _, before in line["sched"]:
+            yield self._query(name, name, num_tokens, before + num_tokens)
+
+    def _of_groups(self, line: Mapping[str, Any]) -> Iterator[Query]:
+        entries = line.get("seqs", [])
+        for (request, *_), queries in zip(line["sched"], entries, strict=True):
+            for number, num_tokens, context in queries:
+                self._members.setdefault(request, set()).add(str(number))
+                yield self._query(request, str(number), num_tokens, context)
+
+    def _query(self, request: str, name: str, num_tokens: int, context: int) -> Query:
+        return Query(request, name, num_tokens, context, tuple(self._tables[name]))
+
+    def _leave(self, requests: list[str]) -> tuple[str, ...]:
+        """Forget tables; return whose they were."""
+        left: list[str] = []
+        for request in requests:
+            left += (
+                sorted(self._members.pop(request, ())) if self._groups else [request]
+            )
+        for name in left:
+            self._tables.pop(name, None)
+        return tuple(left)
+
+
+def _pairs(line: Mapping[str, Any], key: str) -> Pairs:
+    return tuple((int(first), int(second)) for first, second in line.get(key, ()))

@@ -1,0 +1,187 @@
+"""A Llama-shaped stack of random weights over a paged pool.
+
+::
+
+    ids -> embedding -> [ norm, qkv, rope, cache write, attention, o,
+                          norm, gate and up, activation, down ] x layers
+        -> norm -> head, for the last token of each query -> sampler
+
+The operations are those of `calibrate.kernels.torch_ops` and plain matrix products, the
+same that are calibrated. Weights are drawn so that every operation keeps its input's
+scale, and the branches of all layers together do too: nothing overflows in 16 bits.
+Biases, norms of queries and keys, routed experts and tensor parallelism are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from calibrate.kernels import torch_ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calibrate.harness.geometry import Geometry
+
+Attend = Callable[[int, "Tensor"], "Tensor"]
+"""``(layer, query)`` to attention's output, both (num_tokens, num_heads, head_dim)."""
+Write = Callable[[int, "Tensor", "Tensor"], None]
+"""``(layer, keys, values)``, each (num_tokens, num_kv_heads, head_dim)."""
+ROPE_BASE = 500_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of a layer, each (n, k) as `Geometry.gemms` names it."""
+
+    qkv: Tensor
+    o: Tensor
+    gate_up: Tensor
+    down: Tensor
+    attention_norm: Tensor
+    mlp_norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Tensors of a step, on the device."""
+
+    tokens: Tensor
+    """(num_tokens,), int64."""
+    positions: Tensor
+    """(num_tokens,), int64."""
+    slots: Tensor
+    """(num_tokens,), int64."""
+    last_rows: Tensor
+    """(num_queries,), int64."""
+
+
+def into_pool(pool: Tensor, slots: Tensor) -> Write:
+    """Return what writes keys and values into their slots of a paged pool.
+
+    Parameters
+    ----------
+    pool
+        (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim).
+    slots
+        (num_tokens,), int64; see `torch_ops.write_cache`.
+    """
+
+    def write(layer: int, keys: Tensor, values: Tensor) -> None:
+        caches = (pool[layer, 0], pool[layer, 1])
+        torch_ops.write_cache(keys, values, caches, slots)
+
+    return write
+
+
+def weight_bytes(geometry: Geometry, itemsize: int | None = None) -> int:
+    """Return the bytes that the stack's weights take."""
+    shapes = geometry.gemms
+    layer = sum(n * k for name, (n, k) in shapes.items() if name != "head")
+    head = shapes["head"][0] * shapes["head"][1]
+    return (geometry.num_layers * layer + 2 * head) * (itemsize or geometry.itemsize)
+
+
+class Stack:
+    """The weights, and one forward pass.
+
+    Parameters
+    ----------
+    geometry
+        Shapes, of one rank that is all there is.
+    max_positions
+        Tokens of the longest sequence.
+    generator
+        Of the weights; on `device`.
+    dtype, device
+        Of weights and activations.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        max_positions: int,
+        generator: torch.Generator,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.geometry = geometry
+        self.dtype = dtype
+        self.device = device
+        self._generator = generator
+        branches = (2 * geometry.num_layers) ** -0.5
+        self.layers = [self._layer(branches) for _ in range(geometry.num_layers)]
+        self.norm = self._ones()
+        vocab, hidden = geometry.gemms["head"]
+        self.embedding = self._weight(vocab, hidden, 1.0)
+        self.head = self._weight(vocab, hidden, hidden**-0.5)
+        half = torch.arange(0, geometry.head_dim, 2, device=device)
+        rates = ROPE_BASE ** (-half.double() / geometry.head_dim)
+        angles = torch.arange(max_positions, device=device)[:, None] * rates
+        self.cosine = angles.cos()[:, None].to(dtype)
+        self.sine = angles.sin()[:, None].to(dtype)
+
+    def _weight(self, n: int, k: int, scale: float) -> Tensor:
+        drawn = torch.empty((n, k), dtype=self.dtype, device=self.device)
+        return drawn.normal_(std=scale, generator=self._generator)
+
+    def _ones(self) -> Tensor:
+        width = self.geometry.hidden_size
+        return torch.ones(width, dtype=self.dtype, device=self.device)
+
+    def _layer(self, branches: float) -> Layer:
+        shapes = self.geometry.gemms
+        scales = {"qkv": 1.0, "gate_up": 1.0, "o": branches, "down": branches}
+        weights = {
+            name: self._weight(*shapes[name], scale * shapes[name][1] ** -0.5)
+            for name, scale in scales.items()
+        }
+        return Layer(**weights, attention_norm=self._ones(), mlp_norm=self._ones())
+
+    def forward(self, inputs: Inputs, write: Write, attend: Attend) -> Tensor:
+        """Return the logits of each query's last token, (num_queries, vocabulary).
+
+        Parameters
+        ----------
+        inputs
+            Of the step.
+        write
+            Keeps the new keys and values of a layer; see `into_pool`.
+        attend
+            Attention over what was kept.
+        """
+        cosine, sine = self.cosine[inputs.positions], self.sine[inputs.positions]
+        hidden = functional.embedding(inputs.tokens, self.embedding)
+        residual = torch.zeros_like(hidden)
+        for number, layer in enumerate(self.layers):
+            normed = torch_ops.rms_norm_add(hidden, residual, layer.attention_norm)
+            query, key, value = self._project(layer, normed)
+            torch_ops.rotary(query, key, cosine, sine)
+            write(number, key, value)
+            hidden = self._finish(layer, attend(number, query), residual)
+        last = torch_ops.rms_norm_add(hidden, residual, self.norm)
+        return torch.mm(last[inputs.last_rows], self.head.t())
+
+    def _project(self, layer: Layer, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, (num_tokens, heads, head_dim) each."""
+        geometry = self.geometry
+        heads = (geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads)
+        widths = [count * geometry.head_dim for count in heads]
+        parts = torch.mm(normed, layer.qkv.t()).split(widths, dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (count, geometry.head_dim))
+            for part, count in zip(parts, heads, strict=True)
+        )
+        return query.contiguous(), key, value
+
+    def _finish(self, layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
+        """Return what the second half of a layer adds to the residual."""
+        hidden = torch.mm(attended.flatten(1), layer.o.t())
+        normed = torch_ops.rms_norm_add(hidden, residual, layer.mlp_norm)
+        gated = torch_ops.silu_and_mul(torch.mm(normed, layer.gate_up.t()))
+        return torch.mm(gated, layer.down.t())
