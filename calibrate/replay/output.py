@@ -114,7 +114,7 @@ def _lines(replayed: Replayed) -> list[str]:
     judged = (
         "whole steps are judged, from upload to sampled tokens"
         if comparison.judges_whole
-        else "the device's part is judged: this profile has no host time (see --into)"
+        else "the device's part is judged: host time was not fitted (see --into)"
     )
     lines = [
         f"makespan: predicted {predicted_s:.2f} s, measured {measured_s:.2f} s, "

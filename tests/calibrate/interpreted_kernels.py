@@ -229,7 +229,9 @@ def test_the_device_binds_and_checks_them(operation: str, variant: str) -> None:
         assert check.passed, check
 
 
-@pytest.mark.parametrize("contexts", [(5, 40, 17), (300, 3, 600)])
+@pytest.mark.parametrize(
+    "contexts", [pytest.param((5, 40, 17), marks=pytest.mark.slow), (300, 3, 600)]
+)
 def test_a_padded_batch_of_decodes_gives_what_its_sequences_give(
     contexts: tuple[int, ...],
 ) -> None:
