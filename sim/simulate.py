@@ -74,6 +74,8 @@ class Simulation:
         What to simulate.
     stepwise
         Whether every step is taken in full, also where the fast path is exact.
+    specs
+        The requests of the workload, if somebody has read it already.
 
     Attributes
     ----------
@@ -86,13 +88,19 @@ class Simulation:
         If the parts cannot be built or do not fit together.
     """
 
-    def __init__(self, config: RunConfig, *, stepwise: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        stepwise: bool = False,
+        specs: Sequence[RequestSpec] | None = None,
+    ) -> None:
         self.config = config
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
         self.warnings = summary.pool_warnings(self.capacity, model, config)
         self.warnings += summary.idle_key_warnings(config)
-        self.specs = self._read_workload()
+        self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
         self.cost_model = make_cost_model(config, model, gpu)
