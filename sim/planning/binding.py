@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.hardware import load_gpu
 from sim.model import load_model, resolved_model
+from sim.planning.lean_steps import COLUMNS
 from sim.weights import weight_tensors
 
 if TYPE_CHECKING:
@@ -30,22 +32,6 @@ TIME_RESOURCES = {
 }
 """Resources that a step spends its time on, and their names in a sentence."""
 
-_COLUMNS = (
-    "start_s",
-    "latency_s",
-    "gemm_s",
-    "prefill_attention_s",
-    "decode_attention_s",
-    "head_s",
-    "allreduce_s",
-    "swap_s",
-    "copy_s",
-    "host_s",
-    "num_running",
-    "num_waiting",
-    "num_batched_tokens",
-    "kv_cache_usage",
-)
 _FULL = 0.95
 """A cache that is used so far has little room for the next request."""
 
@@ -111,8 +97,8 @@ def facts_of(
 
 def _columns(results: Results, warmup_s: float) -> dict[str, NDArray[Any]]:
     last_s = float(results.recording.request_table["arrival_s"].max(initial=0.0))
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
-    for batch in results.step_table.batches(_COLUMNS):
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+    for batch in results.step_table.batches(COLUMNS):
         inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
         for name, found in parts.items():
             found.append(batch[name][inside])
@@ -143,7 +129,6 @@ def _seconds(simulation: Simulation, c: Columns) -> dict[str, float]:
 def _ridge_tokens(simulation: Simulation) -> float:
     """Return the tokens of a step whose products take as long as their weights."""
     engine, capacity = simulation.config.engine, simulation.capacity
-    from sim.hardware import load_gpu
 
     gpu = load_gpu(engine.gpu)
     model = resolved_model(

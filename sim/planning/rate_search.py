@@ -10,6 +10,8 @@ Margin = Callable[[float], float]
 """From a rate to how far it misses the objectives: at most 0 where it holds, see
 `sim.planning.objectives.Objective.margin`."""
 
+_NEAR = 1.1
+"""Ends of a bracket so close that a line between their margins can be trusted."""
 _EDGE = 0.1
 """The slope may choose a point within the middle of a bracket, 80 % of it."""
 
@@ -53,14 +55,29 @@ class _Bracket:
             return inf
         return self.misses[0] / self.holds[0]
 
+    def is_closed(self, tolerance: float) -> bool:
+        """Whether the crossing is known to within `tolerance`, as a share."""
+        if self.ratio <= 1 + tolerance:
+            return True
+        if self.ratio > _NEAR or not self.has_slope:
+            return False
+        assert self.holds is not None
+        width, below = log(self.ratio), log(self.crossing() / self.holds[0])
+        return min(below, width - below) <= log(1 + tolerance) / 2
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether both margins are numbers to draw a line through."""
+        assert self.holds is not None
+        assert self.misses is not None
+        return -inf < self.holds[1] and self.misses[1] < inf
+
     def crossing(self) -> float:
         """Return where a line through both margins is 0; the middle without slopes."""
         assert self.holds is not None
         assert self.misses is not None
         (low, below), (high, above) = self.holds, self.misses
-        share = 0.5
-        if -inf < below < above < inf:
-            share = -below / (above - below)
+        share = -below / (above - below) if self.has_slope else 0.5
         return low * exp(share * log(high / low))
 
     def next_inside(self, tolerance: float) -> float:
@@ -96,7 +113,8 @@ def find_threshold(
     step
         First factor of the search for a bracket; above 1.
     tolerance
-        The bracket is narrow enough when its ends are so close, as a share.
+        Share by which the result may be off: the ends of the bracket are so close, or
+        a line between margins of ends within 10 % meets 0 so close to one of them.
     bounds
         Lowest and highest rate to try.
 
@@ -113,7 +131,7 @@ def find_threshold(
         tried.append((rate, found))
         before = bracket.ratio
         bracket.take(rate, found)
-        if bracket.ratio <= 1 + tolerance:
+        if bracket.ratio < inf and bracket.is_closed(tolerance):
             return Threshold(bracket.crossing(), tuple(tried))
         if bracket.ratio < inf:
             assert bracket.holds is not None

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sim.assemble_workload import make_workload
 from sim.config import parse_config
 from sim.planning.binding import facts_of, mean_facts
 from sim.planning.objectives import Objective
+from sim.planning.lean_steps import LeanSteps
 from sim.planning.observation import sample_of, values_of
 from sim.planning.overload import OverloadWatch, is_overloaded
 from sim.simulate import Simulation
@@ -56,6 +59,8 @@ class Trial:
         How it is split.
     step_time
         Factor on the length of every step.
+    most
+        Take so many of the requests only, evenly spaced; None for all.
     """
 
     run: Mapping[str, Any]
@@ -64,6 +69,7 @@ class Trial:
     num_replicas: int = 1
     by: SplitBy = "random"
     step_time: float = 1.0
+    most: int | None = None
 
     def at(self, rate_scale: float) -> Trial:
         """Return the same trial at another rate of the traffic."""
@@ -157,11 +163,21 @@ def perform(trial: Trial, *, with_facts: bool = False) -> Observation:
     run = with_scale(trial.run, scale_of(trial.run) * factor)
     asked = tuple(_shortened(each, 1 / factor) for each in trial.objectives)
     config = parse_config(dict(run))
-    specs = make_workload(config.workload, config.seed).requests()
+    specs = _some(make_workload(config.workload, config.seed).requests(), trial.most)
     warmup_s = warmup_of(specs, trial.warmup_share)
     parts = _parts(config, specs, trial)
     runs = [_run(config, part, asked, warmup_s) for part in parts]
     return _observed(runs, asked, warmup_s, with_facts=with_facts, factor=factor)
+
+
+def _some(specs: Sequence[RequestSpec], most: int | None) -> Sequence[RequestSpec]:
+    """Return at most so many requests; of sessions the first, whose chains are whole."""
+    if most is None or len(specs) <= most:
+        return specs
+    if not isinstance(specs, RequestColumns):
+        return specs[:most]
+    rows = np.linspace(0, len(specs) - 1, most).astype(np.int64)
+    return specs.rearranged(rows, specs.arrival_s[rows])
 
 
 def _shortened(objective: Objective, factor: float) -> Objective:
@@ -227,6 +243,7 @@ def _run(
         workload = config.workload.model_copy(update={"split": part.split})
         config = config.model_copy(update={"workload": workload})
     simulation = Simulation(config, specs=part.specs)
+    simulation.recorder.sink = LeanSteps()
     watch = OverloadWatch(simulation, objectives, warmup_s)
     results = simulation.run()
     with_itl = any(each.of == "itl" for each in objectives)
