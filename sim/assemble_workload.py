@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TRACE_KEYS = ("rate_scale", "window", "limit", "scale_by", "copies_share_text")
+TRACE_KEYS = ("rate_scale", "window", "limit", "scale_by", "copies_share_text")
+"""Keys of a trace's table that are no arguments of its reader."""
+
 _SYNTHETIC_TABLES: Mapping[str, Mapping[str, type]] = {
     "arrivals": ARRIVALS,
     "prompt_tokens": LENGTHS,
@@ -83,6 +85,7 @@ def _split(workload: Workload, config: WorkloadConfig, seed: int) -> Workload:
 def _source(config: WorkloadConfig, seed: int) -> Workload:
     """Construct what arrives, without what is drawn on top."""
     if config.trace is not None:
+<<<<<<< HEAD
         common = {key: config.trace[key] for key in _TRACE_KEYS if key in config.trace}
         own = {key: v for key, v in config.trace.items() if key not in _TRACE_KEYS}
         reader = build(TRACE_READERS, own, "workload.trace", more_keys=_TRACE_KEYS)
@@ -91,6 +94,11 @@ def _source(config: WorkloadConfig, seed: int) -> Workload:
             common["resampling"] = _refusing(
                 "workload.resample", Resampling, **dict(config.resample)
             )
+=======
+        common = {key: config.trace[key] for key in TRACE_KEYS if key in config.trace}
+        own = {key: v for key, v in config.trace.items() if key not in TRACE_KEYS}
+        reader = build(TRACE_READERS, own, "workload.trace", more_keys=TRACE_KEYS)
+>>>>>>> 1182af4448122b969dad572ca3a2ca0909ab69a4
         return _refusing(
             "workload.trace", TraceWorkload, reader=reader, seed=seed, **common
         )

@@ -176,10 +176,14 @@ class RunConfig(ConfigTable):
 
     def to_yaml(self) -> str:
         """Return the complete configuration, runnable again."""
+        return yaml.safe_dump(self.to_data(), sort_keys=False)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the complete configuration as plain data, see `parse_config`."""
         dumped = self.model_dump()  # as JSON, the numbers that shares name were text
         workload = dumped["workload"]
         dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
-        return yaml.safe_dump(dumped, sort_keys=False)
+        return dumped
 
 
 def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConfig:

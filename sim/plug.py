@@ -24,6 +24,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from sim.errors import ConfigError, UserError
 from sim.roles import ROLES
+from sim.trace_shelf import instead_of
 from workloads.errors import WorkloadError
 
 if typing.TYPE_CHECKING:
@@ -86,7 +87,7 @@ def build(
     wanted = _wanted(cls)
     arguments |= {n: v for n, v in context.items() if wanted is None or n in wanted}
     try:
-        return cls(**arguments)
+        return instead_of(config, cls(**arguments))
     except (UserError, WorkloadError) as error:
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:

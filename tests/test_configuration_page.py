@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.assemble_workload import _SESSION_KEYS, _TRACE_KEYS
+from sim.assemble_workload import _SESSION_KEYS, TRACE_KEYS
 from sim.capacity import constants, estimate_capacity
 from sim.cli import run as kvsim
 from sim.config import (
@@ -151,7 +151,7 @@ def built() -> Keys:
         ),
         ("workload", "synthetic", fields(SyntheticConfig)),
         ("workload", "preset", fields(PresetConfig)),
-        ("workload", "trace", {key: trace[key] for key in _TRACE_KEYS}),
+        ("workload", "trace", {key: trace[key] for key in TRACE_KEYS}),
         ("workload", "sessions", {key: sessions[key] for key in _SESSION_KEYS}),
     ]
     for registry in (*ROLES.values(), SESSIONS):

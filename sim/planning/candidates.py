@@ -100,8 +100,7 @@ def _candidate(plan: PlanConfig, chosen: Mapping[str, Any]) -> Candidate:
     name = _name(plan, engine)
     config = parse_config(run)
     # Everything that is left out is filled in, so that the file says what was run.
-    run = config.model_dump()
-    run["workload"] = {k: v for k, v in run["workload"].items() if v is not None}
+    run = config.to_data()
     model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
     try:
         capacity = make_capacity(config.engine, model, gpu)

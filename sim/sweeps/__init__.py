@@ -1,0 +1,1 @@
+"""Many runs: what to run, where to run it, and the dataset that comes of it."""

@@ -1,0 +1,253 @@
+"""Runs in processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self
+
+from sim.errors import UserError
+from sim.sweeps import worker
+from sim.sweeps.attempts import Attempt, Attempts
+from sim.sweeps.perform import perform
+from sim.sweeps.supplies import NOTHING, Supplies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from multiprocessing.context import BaseContext
+    from multiprocessing.process import BaseProcess
+
+    from sim.sweeps.job import Job, Outcome, Task
+
+_AHEAD = 2
+"""Runs at a worker: the one it works on, and the next, so that it never waits."""
+_POLL_S = 0.1
+"""How soon a request to stop is seen."""
+_MOST_FALSE_STARTS = 3
+
+
+def num_cpus() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class LocalExecutor:
+    """See `sim.sweeps.job.Executor`: a pool of one process for each worker.
+
+    A pool each, because a process that dies breaks its pool: the others do not notice.
+    Whoever was running in it is tried again, the last time alone; see `Attempts`.
+
+    Parameters
+    ----------
+    num_workers
+        Processes; as many as there are processors unless given.
+    supplies
+        Traces that are read already.
+    """
+
+    def __init__(
+        self, num_workers: int | None = None, supplies: Supplies = NOTHING
+    ) -> None:
+        self.num_workers = num_workers or num_cpus()
+        context = _context()
+        self._slots = [_Slot(context, supplies) for _ in range(self.num_workers)]
+        self._stopping = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End all workers, at once if they are at work."""
+        for slot in self._slots:
+            slot.kill()
+        for slot in self._slots:
+            slot.join()
+
+    def stop(self) -> None:
+        """See `Executor.stop`."""
+        self._stopping = True
+
+    def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
+        """See `Executor.run`.
+
+        Raises
+        ------
+        UserError
+            If workers cannot be started.
+        """
+        attempts = Attempts(jobs)
+        while not self._stopping:
+            self._hand_out(attempts, task)
+            futures = [future for slot in self._slots for future in slot.going]
+            if not futures:
+                return
+            wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            yield from self._collected(attempts)
+        yield from self._collected(attempts)
+
+    def _hand_out(self, attempts: Attempts, task: Task) -> None:
+        """Give every worker one run before any has two."""
+        for depth in range(1, _AHEAD + 1):
+            for slot in self._slots:
+                if len(slot.going) >= depth:
+                    continue
+                attempt = attempts.next()
+                if attempt is None:
+                    return
+                slot.submit(attempt, task)
+
+    def _collected(self, attempts: Attempts) -> Iterator[Outcome]:
+        for slot in self._slots:
+            for future in [future for future in slot.going if future.done()]:
+                if future not in slot.going:
+                    continue  # went down with the one before it
+                if isinstance(future.exception(), BrokenProcessPool):
+                    outcome = _buried(slot, attempts)
+                    if outcome is not None:
+                        yield outcome
+                    continue
+                del slot.going[future]
+                attempts.ended()
+                yield future.result()
+
+
+def _buried(slot: _Slot, attempts: Attempts) -> Outcome | None:
+    """Clear a slot whose process died: the first in line was at work."""
+    (suspect, started_s), *waiting = slot.going.values()
+    is_false_start = slot.bury()
+    for attempt, _ in waiting:
+        attempts.innocent(attempt)
+    if is_false_start:
+        attempts.innocent(suspect)
+        return None
+    return attempts.died(suspect, perf_counter() - started_s)
+
+
+class _Slot:
+    """Room for one worker process, and the runs that it has before it, in order."""
+
+    def __init__(self, context: _Context, supplies: Supplies) -> None:
+        self._context = context
+        self._supplies = supplies
+        self._pool: ProcessPoolExecutor | None = None
+        self._ready: Future[int] | None = None
+        self._processes: list[BaseProcess] = []
+        self._num_false_starts = 0
+        self.going: dict[Future[Outcome], tuple[Attempt, float]] = {}
+
+    def submit(self, attempt: Attempt, task: Task) -> None:
+        """Put a run before the worker, which is started if there is none."""
+        if self._pool is None:
+            self._start()
+        assert self._pool is not None
+        try:
+            future = self._pool.submit(perform, attempt.job, task)
+        except BrokenProcessPool as error:  # it has died this moment
+            future = Future()
+            future.set_exception(error)
+        self.going[future] = (attempt, perf_counter())
+
+    def _start(self) -> None:
+        with _signals_held_back(), self._context.watched() as processes:
+            self._pool = ProcessPoolExecutor(
+                1,
+                mp_context=self._context.context,
+                initializer=worker.begin,
+                initargs=(dict(self._supplies.traces),),
+            )
+            self._ready = self._pool.submit(worker.ready)
+        self._processes = processes
+
+    def bury(self) -> bool:
+        """Give up a worker that died.
+
+        Returns
+        -------
+        bool
+            Whether it never came to work.
+
+        Raises
+        ------
+        UserError
+            If this has happened several times in a row.
+        """
+        self.going.clear()
+        assert self._ready is not None
+        is_false_start = self._ready.exception() is not None
+        self._num_false_starts = self._num_false_starts + 1 if is_false_start else 0
+        self.kill()
+        self.join()
+        if self._num_false_starts >= _MOST_FALSE_STARTS:
+            raise UserError(
+                "worker processes die as they start; a script that runs a sweep needs "
+                "if __name__ == '__main__', and the machine room for them"
+            )
+        return is_false_start
+
+    def kill(self) -> None:
+        """End the worker, whatever it is doing."""
+        for process in self._processes:
+            process.kill()
+
+    def join(self) -> None:
+        """Wait until the worker is gone."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool, self._ready, self._processes = None, None, []
+
+
+class _Context:
+    """A multiprocessing context that tells which processes were started."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self.context = context
+        self._started: list[BaseProcess] = []
+        make = context.Process  # type: ignore[attr-defined]
+
+        def remembered(*args: Any, **more: Any) -> BaseProcess:
+            process: BaseProcess = make(*args, **more)
+            self._started.append(process)
+            return process
+
+        context.Process = remembered  # type: ignore[attr-defined]
+
+    @contextmanager
+    def watched(self) -> Iterator[list[BaseProcess]]:
+        """Yield a list of the processes that are started in this context."""
+        self._started = started = []
+        yield started
+
+
+def _context() -> _Context:
+    """Return how processes are started: forked from one that has imported us."""
+    methods = multiprocessing.get_all_start_methods()
+    method = "forkserver" if "forkserver" in methods else "spawn"
+    if method == "forkserver":
+        multiprocessing.set_forkserver_preload([worker.__name__])
+    # A context of our own: others in this process keep theirs.
+    return _Context(type(multiprocessing.get_context(method))())
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Start processes that no Ctrl-C can reach before they know what to do with it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,100 @@
+"""One run as a row of the dataset: plain numbers and text, nothing of the machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sim.sweeps.expand import value_at
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from sim.sweeps.job import Job, Outcome
+
+Row = dict[str, Any]
+
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_PLAIN = (bool, int, float, str)
+_MOST_INT = 2**63
+
+
+class RowMaker:
+    """Makes the rows of a sweep.
+
+    Parameters
+    ----------
+    keys
+        Configuration keys that are varied, each a column.
+    text_keys
+        Those whose values have several types: columns of JSON text.
+    repeats
+        Runs of each combination.
+    """
+
+    def __init__(
+        self, keys: Iterable[str], text_keys: Collection[str] = (), repeats: int = 1
+    ) -> None:
+        self._keys = [key for key in keys if key != "seed"]
+        self._text_keys = text_keys
+        self._repeats = repeats
+
+    @property
+    def leaders(self) -> list[str]:
+        """Columns that stand first, in this order."""
+        return ["run", "repeat", *self._keys, "seed", "status", "error"]
+
+    def row(self, job: Job, outcome: Outcome) -> Row:
+        """Return the row of a run: the same one, wherever and whenever it ran."""
+        config = job.config
+        row: Row = {"run": job.index, "repeat": job.index % self._repeats}
+        for key in self._keys:
+            value = value_at(config, key)
+            is_text = key in self._text_keys
+            row[key] = json.dumps(value) if is_text else _cell(value)
+        row |= {
+            "seed": _cell(config.get("seed", 0)),
+            "status": outcome.status,
+            "error": outcome.error,
+        }
+        for key, value in (outcome.summary or {}).items():
+            row.setdefault(key, _cell(value))
+        return row | {"config": yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False)}
+
+
+def _cell(value: Any) -> Any:
+    """Return a plain value as it is, anything else as JSON."""
+    if value is None or isinstance(value, _PLAIN):
+        is_large = type(value) is int and not -_MOST_INT <= value < _MOST_INT
+        return float(value) if is_large else value
+    return json.dumps(value)
+
+
+def text_keys(jobs: Iterable[Job], keys: Iterable[str]) -> frozenset[str]:
+    """Return the keys whose values, over all runs, are not of one kind.
+
+    Whole and other numbers are of one kind, and a missing value is of any.
+    """
+    kinds: dict[str, set[str]] = {key: set() for key in keys}
+    for job in jobs:
+        for key, found in kinds.items():
+            found.add(_kind(value_at(job.config, key)))
+    return frozenset(key for key, found in kinds.items() if len(found - {""}) > 1)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "truth"
+    if isinstance(value, int | float):
+        return "number"
+    return "text" if isinstance(value, str) else "json"
+
+
+def summary_of(row: Mapping[str, Any]) -> str:
+    """Return how a run that is not done ended, in a line."""
+    lines = str(row["error"]).strip().splitlines()
+    return f"run {row['run']} {row['status']}: {lines[-1] if lines else ''}"
