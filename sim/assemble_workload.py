@@ -77,7 +77,11 @@ def _split(workload: Workload, config: WorkloadConfig, seed: int) -> Workload:
     if config.split is None:
         return workload
     split = _refusing(
-        "workload.split", SplitWorkload, workload=workload, seed=seed, **dict(config.split)
+        "workload.split",
+        SplitWorkload,
+        workload=workload,
+        seed=seed,
+        **dict(config.split),
     )
     return _Placed(split, "workload.split")
 
@@ -85,20 +89,14 @@ def _split(workload: Workload, config: WorkloadConfig, seed: int) -> Workload:
 def _source(config: WorkloadConfig, seed: int) -> Workload:
     """Construct what arrives, without what is drawn on top."""
     if config.trace is not None:
-<<<<<<< HEAD
-        common = {key: config.trace[key] for key in _TRACE_KEYS if key in config.trace}
-        own = {key: v for key, v in config.trace.items() if key not in _TRACE_KEYS}
-        reader = build(TRACE_READERS, own, "workload.trace", more_keys=_TRACE_KEYS)
+        common = {key: config.trace[key] for key in TRACE_KEYS if key in config.trace}
+        own = {key: v for key, v in config.trace.items() if key not in TRACE_KEYS}
+        reader = build(TRACE_READERS, own, "workload.trace", more_keys=TRACE_KEYS)
         if config.resample is not None:
             # Resampled where the trace is read: before its rate is scaled.
             common["resampling"] = _refusing(
                 "workload.resample", Resampling, **dict(config.resample)
             )
-=======
-        common = {key: config.trace[key] for key in TRACE_KEYS if key in config.trace}
-        own = {key: v for key, v in config.trace.items() if key not in TRACE_KEYS}
-        reader = build(TRACE_READERS, own, "workload.trace", more_keys=TRACE_KEYS)
->>>>>>> 1182af4448122b969dad572ca3a2ca0909ab69a4
         return _refusing(
             "workload.trace", TraceWorkload, reader=reader, seed=seed, **common
         )

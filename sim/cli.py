@@ -31,6 +31,10 @@ COMMANDS = {
         "sim.commands.run:run",
         "Run one simulation: summary, results and figures.",
     ),
+    "plan": (
+        "sim.commands.plan:plan",
+        "Find the cheapest way to serve traffic, and how much a configuration holds.",
+    ),
     "capacity": (
         "sim.commands.capacity:capacity",
         "Predict the number of KV blocks, explained GiB by GiB.",
@@ -48,7 +52,6 @@ COMMANDS = {
 NOT_BUILT = (
     "conform",
     "sweep",
-    "plan",
     "validate",
     "plot",
     "report",

@@ -37,9 +37,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def read_yaml(
-    path: Path, tables: str = "workload, engine and cost"
-) -> dict[str, Any]:
+def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str, Any]:
     """Read a file that holds a table.
 
     Raises
@@ -59,9 +57,7 @@ def read_yaml(
         ) from error
     data = parse_yaml(text, f"'{path}'")
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"'{path}' must hold the tables {tables}; see examples/"
-        )
+        raise ConfigError(f"'{path}' must hold the tables {tables}; see examples/")
     return data
 
 

@@ -131,9 +131,7 @@ def _ridge_tokens(simulation: Simulation) -> float:
     engine, capacity = simulation.config.engine, simulation.capacity
 
     gpu = load_gpu(engine.gpu)
-    model = resolved_model(
-        load_model(engine.model), engine.dtype, engine.quantization
-    )
+    model = resolved_model(load_model(engine.model), engine.dtype, engine.quantization)
     tensors = weight_tensors(model, engine.tensor_parallel_size)
     num_weights = sum(tensor.num_elements * tensor.count for tensor in tensors)
     weight_bytes = capacity.weights_bytes / num_weights

@@ -42,7 +42,9 @@ def median_interval(values: Sequence[float], confidence: float) -> Interval:
     """
     ranked = sorted(values)
     n = len(ranked)
-    k = max((k for k in range(1, n // 2 + 1) if _coverage(n, k) >= confidence), default=1)
+    k = max(
+        (k for k in range(1, n // 2 + 1) if _coverage(n, k) >= confidence), default=1
+    )
     return Interval(
         float(np.median(ranked)), ranked[k - 1], ranked[n - k], _coverage(n, k)
     )

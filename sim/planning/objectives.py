@@ -21,6 +21,9 @@ _LATENCY = re.compile(
 )
 _USAGE = re.compile(r"(?P<statistic>p\d{1,2}(\.\d+)?)_kv_cache_usage")
 
+_FAR_BELOW = -20.0
+"""Margin of nothing at all, such as no preemption: no slope leads there."""
+
 EXAMPLES = (
     "p95_ttft_ms",
     "p99_ttft_ms",
@@ -78,7 +81,7 @@ class Objective:
             return inf
         if self.is_floor:
             return log(self.limit / value) if value > 0 else inf
-        return log(value / self.limit) if value > 0 else -inf
+        return log(value / self.limit) if value > 0 else _FAR_BELOW
 
     def label(self) -> str:
         """Return the rule, for axes: ``p95_ttft_ms <= 2,000``."""

@@ -33,8 +33,8 @@ class SearchConfig(ConfigTable):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     warmup_share: Annotated[float, Field(ge=0, le=0.5)] | None = None
     rates: tuple[float, float] | None = None
-    curve: tuple[Annotated[float, Field(gt=0, le=2)], ...] = (0.3, 0.6, 0.8, 0.9, 1.1)
-    curve_seeds: Positive = 3
+    curve: tuple[Annotated[float, Field(gt=0, le=2)], ...] = (0.5, 0.75, 0.9, 1.1)
+    curve_seeds: Positive = 2
 
     @field_validator("rates", "curve", mode="before")
     @classmethod
@@ -61,6 +61,7 @@ class ReplicasConfig(ConfigTable):
 
     by: Literal["random", "round_robin"] = "random"
     most: Annotated[int, Field(ge=1, le=4096)] = 64
+    num_seeds: Positive = 5
     share_of_seeds: Annotated[float, Field(gt=0, le=1)] = 0.9
     spare: Annotated[int, Field(ge=0, le=16)] = 1
 

@@ -46,7 +46,7 @@ def _trial(request: Mapping[str, Any]) -> Trial:
     return Trial(
         run=request["run"],
         objectives=parse_objectives(request["objectives"]),
-        warmup_share=request.get("warmup_share", 0.0),
+        warmup_share=request.get("warmup_share") or 0.0,
         num_replicas=request.get("num_replicas", 1),
         by=request.get("by", "random"),
         step_time=request.get("step_time", 1.0),
@@ -141,3 +141,11 @@ def natural_rate(specs: Sequence[RequestSpec]) -> float:
     """Return the mean rate of requests in their order of arrival, in requests/s."""
     last_s = warmup_of(specs, 1.0)
     return len(specs) / last_s if last_s > 0 else inf
+
+
+def change(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Look for the threshold of a changed configuration, and at the old rate.
+
+    Of `request`: what `threshold` and `observe` take.
+    """
+    return threshold(request) | {"at_base": observe(request)}

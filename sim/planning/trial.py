@@ -11,8 +11,8 @@ import numpy as np
 from sim.assemble_workload import make_workload
 from sim.config import parse_config
 from sim.planning.binding import facts_of, mean_facts
-from sim.planning.objectives import Objective
 from sim.planning.lean_steps import LeanSteps
+from sim.planning.objectives import Objective
 from sim.planning.observation import sample_of, values_of
 from sim.planning.overload import OverloadWatch, is_overloaded
 from sim.simulate import Simulation
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sim.config import RunConfig
     from sim.planning.observation import Sample
     from sim.results import Results
-    from workloads.splitting import SplitBy
     from workloads.spec import RequestSpec
+    from workloads.splitting import SplitBy
 
 REPORTED = tuple(
     Objective(f"{statistic}_{of}_ms", inf, of, percent)
@@ -293,5 +293,3 @@ def _observed(
         / max(sum(busy_s), 1e-300),
         facts=facts,
     )
-
-
