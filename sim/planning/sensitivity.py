@@ -75,9 +75,9 @@ def sensitivities(
         for lever in levers_of(base.candidate, settings.settings)
     ]
     requests = [
-        _request(planner, base, lever, place, seed)
+        _request(planner, base, lever, seed)
         for base, lever in cases
-        for place, seed in enumerate(seeds)
+        for seed in seeds
     ]
     answers = planner.crew.try_to("sensitivities", tasks.change, requests)
     effects: dict[str, list[Effect]] = {base.candidate.name: [] for base in bases}
@@ -90,14 +90,11 @@ def sensitivities(
 
 
 def _request(
-    planner: Planner, base: CandidatePlan, lever: Lever, place: int, seed: int
+    planner: Planner, base: CandidatePlan, lever: Lever, seed: int
 ) -> Answer:
     assert base.found is not None
-    request = planner.search_request(base, seed, base.found.thresholds[place])
-    return request | {
-        "run": lever.apply(request["run"]),
-        "rate_scale": base.found.rate.value / planner.base_rate,
-    }
+    request = planner.search_request(base, seed, base.found.rate.value)
+    return request | {"run": lever.apply(request["run"])}
 
 
 def _effect(
@@ -143,7 +140,7 @@ def _latency_gain(
     gains = []
     for point, answer in zip(before, answers, strict=False):
         old, new = point["values"].get(name), answer["at_base"]["values"].get(name)
-        if not old or new is None:
+        if not old or new is None or answer["at_base"]["is_overloaded"]:
             return None
         gains.append(new / old - 1)
     return float(np.mean(gains)) if gains else None

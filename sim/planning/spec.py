@@ -29,7 +29,7 @@ class SearchConfig(ConfigTable):
     """
 
     num_seeds: Annotated[int, Field(ge=3, le=1000)] = 9
-    tolerance: Annotated[float, Field(ge=0.001, le=0.2)] = 0.01
+    tolerance: Annotated[float, Field(ge=0.001, le=0.2)] = 0.02
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     warmup_share: Annotated[float, Field(ge=0, le=0.5)] | None = None
     rates: tuple[float, float] | None = None
@@ -61,7 +61,7 @@ class ReplicasConfig(ConfigTable):
 
     by: Literal["random", "round_robin"] = "random"
     most: Annotated[int, Field(ge=1, le=4096)] = 64
-    num_seeds: Positive = 5
+    num_seeds: Positive = 3
     share_of_seeds: Annotated[float, Field(gt=0, le=1)] = 0.9
     spare: Annotated[int, Field(ge=0, le=16)] = 1
 

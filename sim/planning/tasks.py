@@ -17,7 +17,7 @@ from sim.planning.estimate import guessed_rate
 from sim.planning.objectives import parse_objectives
 from sim.planning.rate_search import find_threshold
 from sim.planning.trial import Trial, perform, warmup_of
-from sim.planning.warmup import numbers_in_system, warmup_share
+from sim.planning.warmup import MAX_SHARE, numbers_in_system, warmup_share
 from sim.simulate import Simulation
 
 if TYPE_CHECKING:
@@ -121,20 +121,29 @@ def pilot(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _warmup(trial: Trial, rate_scale: float, seeds: Sequence[int]) -> float:
-    """Return the share of the requests that a run needs to fill up, by MSER."""
-    runs, shares = [], []
+    """Return the share of the requests that a run needs to fill up.
+
+    By MSER, and at least the mean life of a request: only then can one have left.
+    """
+    runs, shares, lives_s = [], [], []
     for seed in seeds[:_NUM_PILOTS]:
         run = {**trial.at(rate_scale).run, "seed": seed}
         simulation = Simulation(parse_config(run))
-        runs.append(numbers_in_system(simulation.run().recording))
+        results = simulation.run()
+        runs.append(numbers_in_system(results.recording))
         shares.append(simulation.specs)
+        lives_s.append((results.summary["mean_e2el_ms"] or 0.0) / 1e3)
     share_of_time = warmup_share(runs)
     # From a share of the time to one of the requests, of all runs together.
     counts = [
-        sum(spec.arrival_s < share_of_time * specs[-1].arrival_s for spec in specs)
-        for specs in shares
+        _num_before(specs, max(share_of_time * specs[-1].arrival_s, life_s))
+        for specs, life_s in zip(shares, lives_s, strict=True)
     ]
-    return sum(counts) / sum(map(len, shares))
+    return min(MAX_SHARE, sum(counts) / sum(map(len, shares)))
+
+
+def _num_before(specs: Sequence[RequestSpec], time_s: float) -> int:
+    return sum(spec.arrival_s < time_s for spec in specs)
 
 
 def natural_rate(specs: Sequence[RequestSpec]) -> float:
@@ -144,8 +153,10 @@ def natural_rate(specs: Sequence[RequestSpec]) -> float:
 
 
 def change(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Look for the threshold of a changed configuration, and at the old rate.
+    """Look for the threshold of a changed configuration, from the old rate on.
 
-    Of `request`: what `threshold` and `observe` take.
+    Of `request`: what `threshold` takes. The first rate that is tried is ``guess``, so
+    what came of it tells what the change does at the old rate.
     """
-    return threshold(request) | {"at_base": observe(request)}
+    found = threshold(request)
+    return found | {"at_base": found["tried"][0]}
