@@ -107,7 +107,7 @@ def _source(config: WorkloadConfig, seed: int) -> Workload:
         for key, table in _SYNTHETIC_TABLES.items():
             if settings[key] is not None:
                 settings[key] = build(table, settings[key], f"{where}.{key}")
-        workload = _refusing(where, SyntheticWorkload, seed=seed, **settings)
+        workload: Workload = _refusing(where, SyntheticWorkload, seed=seed, **settings)
         return _prefixed(workload, prefixes, f"{where}.prefixes", seed)
     if config.sessions is not None:
         return _sessions(config.sessions, seed)

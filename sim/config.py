@@ -25,7 +25,7 @@ from sim.generations import (
     owners,
 )
 from sim.plug import did_you_mean
-from sim.workload_config import WorkloadConfig
+from sim.workload_config import WorkloadConfig  # noqa: TC001 - pydantic's
 
 NOT_BUILT = {
     "speculative_config": "speculative decoding",

@@ -85,8 +85,8 @@ def plan(
     _report(found, directory, seconds, quiet=quiet, as_json=json)
     if found.stopped_in:
         print(
-            f"kvsim: interrupted during '{found.stopped_in}'; what was found until then "
-            f"is in '{directory}'",
+            f"kvsim: interrupted during '{found.stopped_in}'; what was found until "
+            f"then is in '{directory}'",
             file=sys.stderr,
         )
     return EXIT_INTERRUPTED if found.stopped_in else 0

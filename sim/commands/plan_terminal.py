@@ -162,7 +162,8 @@ def answers(plan: Mapping[str, Any]) -> Iterator[str]:
         each = by_name[name]
         yield (
             f"cheapest for {model}: {each['replicas']:,} x {name} at "
-            f"{each['cost_per_hour']:,.2f} {currency} an hour; {each['binding']['sentence']}"
+            f"{each['cost_per_hour']:,.2f} {currency} an hour; "
+            f"{each['binding']['sentence']}"
         )
         yield f"  {each['serve_command']}"
     for name, found in plan["sensitivity"].items():

@@ -30,7 +30,7 @@ def guessed_rate(
     specs: Sequence[RequestSpec],
     objectives: Sequence[Objective],
 ) -> float:
-    """Return requests/s that a steady stream of mean requests would saturate, less 30 %.
+    """Return what a steady stream of mean requests would saturate, less 30 %.
 
     With B running requests of P prompt and O output tokens, each step computes B
     decodes and B / O prompts. B is what cache, ``max_num_seqs`` and the token budget

@@ -105,7 +105,10 @@ def levers_of(
 
 
 def _engine(key: str, value: Any, change: str = "", resource: str = "") -> Lever:
-    said = change or {True: "on", False: "off"}.get(value, f"{value}")  # type: ignore[call-overload]
+    word = str(value)
+    if isinstance(value, bool):
+        word = "on" if value else "off"
+    said = change or word
     return Lever(key, said, {f"engine.{key}": value}, resource)
 
 

@@ -171,7 +171,7 @@ class Planner:
             cost_high=inf,
             at_bound=answer["at_bound"],
         )
-        points = tuple([answer["idle"] | {"rate_scale": 0.0}])
+        points = (answer["idle"] | {"rate_scale": 0.0},)
         return replace(
             each, found=found, warmup_share=answer["warmup_share"], curve=points
         )
@@ -195,8 +195,9 @@ class Planner:
         missing = [each for each in plans if each.status != "does_not_fit"]
         first = (missing or list(plans))[0]
         raise ConfigError(
-            f"objectives: no candidate meets them even when idle; {first.candidate.name}"
-            f": {first.reason}; loosen that objective, or offer faster candidates"
+            f"objectives: no candidate meets them even when idle; "
+            f"{first.candidate.name}: {first.reason}; loosen that objective, or offer "
+            f"faster candidates"
         )
 
     def _thresholds(self, plans: list[CandidatePlan]) -> list[CandidatePlan]:

@@ -280,8 +280,8 @@ def notes(planner: Planner, plans: Sequence[CandidatePlan]) -> list[str]:
     wide = [p for p in plans if p.found is not None and p.found.spread > 0.1]
     if wide:
         told.append(
-            f"thresholds of {len(wide)} candidates spread by more than 10 % from seed to "
-            f"seed, most of {max(wide, key=_spread).candidate.name}; longer traffic "
+            f"thresholds of {len(wide)} candidates spread by more than 10 % from seed "
+            f"to seed, most of {max(wide, key=_spread).candidate.name}; longer traffic "
             f"narrows that (workload.resample.num_windows)"
         )
     return told

@@ -75,9 +75,7 @@ def sensitivities(
         for lever in levers_of(base.candidate, settings.settings)
     ]
     requests = [
-        _request(planner, base, lever, seed)
-        for base, lever in cases
-        for seed in seeds
+        _request(planner, base, lever, seed) for base, lever in cases for seed in seeds
     ]
     answers = planner.crew.try_to("sensitivities", tasks.change, requests)
     effects: dict[str, list[Effect]] = {base.candidate.name: [] for base in bases}
@@ -89,9 +87,7 @@ def sensitivities(
     return effects
 
 
-def _request(
-    planner: Planner, base: CandidatePlan, lever: Lever, seed: int
-) -> Answer:
+def _request(planner: Planner, base: CandidatePlan, lever: Lever, seed: int) -> Answer:
     assert base.found is not None
     request = planner.search_request(base, seed, base.found.rate.value)
     return request | {"run": lever.apply(request["run"])}

@@ -14,7 +14,7 @@ from sim.files import find_files, found_path, read_yaml
 from sim.planning.objectives import Objective, parse_objectives
 from sim.planning.prices import Prices, parse_prices
 from sim.plug import did_you_mean
-from sim.workload_config import WorkloadConfig
+from sim.workload_config import WorkloadConfig  # noqa: TC001 - pydantic's
 
 WINDOW_S = 60.0
 """Windows in which a trace is resampled, unless a plan says otherwise."""
@@ -57,7 +57,7 @@ class SearchConfig(ConfigTable):
 
 
 class ReplicasConfig(ConfigTable):
-    """How the traffic of the plan is shared out, and how surely it must be served."""
+    """How the plan's traffic is shared out, and how surely it must be served."""
 
     by: Literal["random", "round_robin"] = "random"
     most: Annotated[int, Field(ge=1, le=4096)] = 64
@@ -67,7 +67,7 @@ class ReplicasConfig(ConfigTable):
 
 
 class SensitivityConfig(ConfigTable):
-    """What is asked of the chosen configurations: which of them, with how many seeds."""
+    """Whose sensitivities are asked for, with how many seeds."""
 
     of: str = "cheapest"
     num_seeds: Positive = 2
@@ -139,8 +139,9 @@ def _check_axis(key: str, values: Any, where: str = "candidates") -> None:
     choices = [name for name in EngineConfig.model_fields if name not in _NO_AXES]
     if key not in choices:
         raise ValueError(
-            f"{where}.{key}: unknown key{did_you_mean(key, choices)}; candidates differ "
-            f"in keys of the engine, such as gpu, tensor_parallel_size, max_num_seqs"
+            f"{where}.{key}: unknown key{did_you_mean(key, choices)}; candidates "
+            f"differ in keys of the engine, such as gpu, tensor_parallel_size, "
+            f"max_num_seqs"
         )
     if not isinstance(values, list) or not values:
         raise ValueError(f"{where}.{key}: give a list of values, got {values!r}")

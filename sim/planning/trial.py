@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
     from workloads.splitting import SplitBy
 
-REPORTED = tuple(
-    Objective(f"{statistic}_{of}_ms", inf, of, percent)
-    for of in ("ttft", "tpot", "e2el")
-    for statistic, percent in (("median", 50.0), ("p95", 95.0))
-) + (
+REPORTED = (
+    *(
+        Objective(f"{statistic}_{of}_ms", inf, of, percent)
+        for of in ("ttft", "tpot", "e2el")
+        for statistic, percent in (("median", 50.0), ("p95", 95.0))
+    ),
     Objective("kv_cache_usage_mean", inf, "kv_cache_usage"),
     Objective("preemptions_per_request", inf, "preemptions"),
 )
@@ -171,7 +172,7 @@ def perform(trial: Trial, *, with_facts: bool = False) -> Observation:
 
 
 def _some(specs: Sequence[RequestSpec], most: int | None) -> Sequence[RequestSpec]:
-    """Return at most so many requests; of sessions the first, whose chains are whole."""
+    """Return at most so many requests; of a list the first, so that chains hold."""
     if most is None or len(specs) <= most:
         return specs
     if not isinstance(specs, RequestColumns):

@@ -19,7 +19,7 @@ MAX_SHARE = 0.25
 
 
 def numbers_in_system(recording: Recording) -> NDArray[np.float64]:
-    """Return how many requests were in the system, at even times until the last arrival.
+    """Return how many requests were in the system, at even times to the last arrival.
 
     Returns
     -------
@@ -33,7 +33,8 @@ def numbers_in_system(recording: Recording) -> NDArray[np.float64]:
     times_s = arrival_s[-1] * np.arange(1, NUM_BINS + 1) / NUM_BINS
     arrived = np.searchsorted(arrival_s, times_s, side="right")
     gone = np.searchsorted(finish_s, times_s, side="right")
-    return (arrived - gone).astype(np.float64)
+    numbers: NDArray[np.float64] = (arrived - gone).astype(np.float64)
+    return numbers
 
 
 def warmup_share(runs: Sequence[NDArray[np.float64]]) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
 from sim.plots.style import (
     BLACK,
@@ -17,6 +18,7 @@ from sim.plots.style import (
     SKY,
     VERMILLION,
     house_style,
+    plain_number,
     set_log_axis,
     titled_figure,
 )
@@ -34,7 +36,7 @@ _OUT_OF_SIGHT = 6.0
 """Values beyond so many times the limit tell nothing more."""
 
 
-def looks(plan: Plan) -> dict[str, dict[str, str]]:
+def looks(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return how each candidate is drawn: a colour a GPU, a line a size and model."""
     found = [each for each in plan["candidates"] if "rate" in each]
     gpus = list(dict.fromkeys(each["gpu"] for each in found))
@@ -70,7 +72,7 @@ def capacity_curves(plan: Plan) -> Figure:
     figure = titled_figure(
         f"One engine holds up to {best['rate']['value']:,.3g} requests/s "
         f"({best['name']})",
-        f"{plan['traffic']['title']}; medians of seeds; the band holds the highest rate "
+        f"{plan['traffic']['title']}; medians of seeds; bands: highest rates "
         f"at {plan['search']['confidence']:.0%} confidence",
     )
     objectives = plan["objectives"][:_MAX_PANELS]
@@ -78,18 +80,20 @@ def capacity_curves(plan: Plan) -> Figure:
         ncols=len(objectives),
         squeeze=False,
         gridspec_kw={
-            "left": 0.065,
-            "right": 0.76,
+            "left": 0.08,
+            "right": 0.75,
             "top": 0.865,
             "bottom": 0.085,
-            "wspace": 0.24,
+            "wspace": 0.32,
         },
     )[0]
     styles = looks(plan)
     for axes, objective in zip(panels, objectives, strict=True):
         _draw_candidates(axes, found, objective, styles)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(0.77, 0.5))
+    figure.legend(
+        handles, labels, loc="center left", bbox_to_anchor=(0.76, 0.5), fontsize=8
+    )
     return figure
 
 
@@ -97,30 +101,40 @@ def _draw_candidates(
     axes: Axes,
     found: list[Plan],
     objective: Plan,
-    styles: Mapping[str, Mapping[str, str]],
+    styles: Mapping[str, dict[str, Any]],
 ) -> None:
     name, limit = objective["name"], objective["limit"]
     rates: list[float] = []
+    highs: list[float] = []
     lowest = limit
     for each in found:
         points = load_points(each, name)
         rate = each["rate"]
         x = [load * rate["value"] for load in points]
         y = [float(np.median(values)) for values in points.values()]
-        axes.plot(x, y, marker="o", markersize=3, label=each["name"], **styles[each["name"]])
+        axes.plot(
+            x, y, marker="o", markersize=3, label=each["name"], **styles[each["name"]]
+        )
         axes.axvspan(
-            rate["low"], rate["high"], color=styles[each["name"]]["color"], alpha=0.12, lw=0
+            rate["low"],
+            rate["high"],
+            color=styles[each["name"]]["color"],
+            alpha=0.12,
+            lw=0,
         )
         rates += x
+        highs += y
         lowest = min([lowest, *(value for value in y if value > 0)])
     axes.axhline(limit, color=BLACK, linewidth=1.0, linestyle=(0, (6, 3)))
     axes.annotate(
         objective["rule"],
         (0.02, limit),
         xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
+        xytext=(0, 5),
         textcoords="offset points",
         fontsize=8.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
+        zorder=4,
     )
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(name))
@@ -130,7 +144,7 @@ def _draw_candidates(
         axes.set_xlim(min(rates) * 0.85, max(rates) * 1.15)
     if name != "goodput":
         axes.set_yscale("log")
-        top = limit * _OUT_OF_SIGHT
+        top = min(limit * _OUT_OF_SIGHT, 1.3 * max([limit, *highs]))
         set_log_axis(axes.yaxis, lowest, top)
         axes.set_ylim(lowest * 0.8, top)
 
@@ -149,13 +163,16 @@ def label_of(name: str) -> str:
 @house_style
 def latency_load(plan: Plan) -> Figure:
     """Draw TTFT and TPOT of the cheapest of each model against its load."""
-    names = list(plan["cheapest"].values())[:2] or [
-        each["name"] for each in plan["candidates"] if "rate" in each
-    ][:2]
+    names = (
+        list(plan["cheapest"].values())[:2]
+        or [each["name"] for each in plan["candidates"] if "rate" in each][:2]
+    )
     by_name = {each["name"]: each for each in plan["candidates"]}
     figure = titled_figure(
         "Latency against load: "
-        + ", ".join(f"{name} up to {by_name[name]['rate']['value']:,.3g}/s" for name in names),
+        + ", ".join(
+            f"{name} up to {by_name[name]['rate']['value']:,.3g}/s" for name in names
+        ),
         "lines: medians of seeds; bands: all seeds; grey: the interval of the highest "
         "rate at which the objectives hold",
     )
@@ -202,6 +219,7 @@ def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
             )
             highest = max(highest, limit)
     axes.set_ylim(0.0, highest * 1.08)
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
     axes.set_title(each["name"], fontsize=9, loc="left")
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(f"p95_{of}_ms").removeprefix("p95 "))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.ticker import FuncFormatter
+
 from sim.plots.plan_curves import label_of, looks
 from sim.plots.style import (
     BLACK,
@@ -14,6 +16,7 @@ from sim.plots.style import (
     ORANGE,
     VERMILLION,
     house_style,
+    plain_number,
     say,
     set_log_axis,
     titled_figure,
@@ -27,7 +30,6 @@ Plan = Mapping[str, Any]
 
 _MAX_PANELS = 2
 _MAX_BARS = 16
-_SMALL = 0.001
 
 
 @house_style
@@ -45,8 +47,8 @@ def pareto(plan: Plan) -> Figure:
         f"{plan['traffic']['rate']:,.3g} requests/s, {currency} an hour: {said}"
         if models
         else "No candidate serves the traffic",
-        f"{plan['traffic']['title']}; every fleet that keeps the objectives, and with "
-        f"spare replicas; bars: {plan['search']['confidence']:.0%} intervals",
+        f"{plan['traffic']['title']}; fleets that keep the objectives, some with spare "
+        f"replicas; {plan['search']['confidence']:.0%} intervals",
     )
     panels = figure.subplots(
         ncols=max(1, len(models)),
@@ -108,10 +110,9 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
     highs = [p["latency_high_ms"] for p in points]
     costs = [p["cost_per_hour"] for p in points]
     axes.set_yscale("log")
-    axes.set_xscale("log")
     set_log_axis(axes.yaxis, min(lows) * 0.8, max(highs) * 1.3)
-    set_log_axis(axes.xaxis, min(costs) * 0.9, max(costs) * 1.3)
-    axes.set_xlim(min(costs) * 0.9, max(costs) * 1.5)
+    axes.set_xlim(0.0, max(costs) * 1.15)
+    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
     axes.set_ylim(min(lows) * 0.8, max(highs) * 1.3)
     axes.legend(loc="upper right")
 
@@ -138,18 +139,18 @@ def tornado(plan: Plan) -> Figure:
         "What moves the highest rate: " + "; ".join(filter(None, best))
         if any(best)
         else "Nothing that was changed moves the highest rate",
-        "change of the rate at which the objectives stop to hold, same traffic; orange: "
-        "a resource made a tenth larger",
+        "change of the highest rate, same traffic; orange: a resource a tenth larger; "
+        "blue, red: a setting changed",
     )
     panels = figure.subplots(
         ncols=max(1, len(names)),
         squeeze=False,
         gridspec_kw={
-            "left": 0.2,
-            "right": 0.97,
+            "left": 0.21,
+            "right": 0.98,
             "top": 0.855,
             "bottom": 0.085,
-            "wspace": 0.75,
+            "wspace": 0.72,
         },
     )[0]
     if not names:
@@ -165,7 +166,13 @@ def _most(effects: list[Plan]) -> str:
     if not known:
         return ""
     most = max(known, key=lambda e: abs(e["rate_gain"]))
-    return f"{most['lever']} {most['change']} {most['rate_gain']:+.0%}"
+    return f"{most['lever']} {most['change']} brings {most['rate_gain']:+.0%}"
+
+
+def _colour(effect: Plan) -> str:
+    if effect["resource"]:
+        return ORANGE
+    return BLUE if effect["rate_gain"] >= 0 else VERMILLION
 
 
 def _draw_bars(axes: Axes, effects: list[Plan]) -> None:
@@ -173,13 +180,10 @@ def _draw_bars(axes: Axes, effects: list[Plan]) -> None:
     known.sort(key=lambda e: abs(e["rate_gain"]))
     shown = known[-_MAX_BARS:]
     gains = [100 * e["rate_gain"] for e in shown]
-    colours = [
-        ORANGE if e["resource"] else BLUE if e["rate_gain"] >= 0 else VERMILLION
-        for e in shown
-    ]
+    colours = [_colour(effect) for effect in shown]
     axes.barh(range(len(shown)), gains, color=colours, height=0.7)
     axes.set_yticks(
-        range(len(shown)), [f"{e['lever']} {e['change']}" for e in shown], fontsize=8
+        range(len(shown)), [f"{e['lever']} {e['change']}" for e in shown], fontsize=7.5
     )
     axes.axvline(0.0, color=BLACK, linewidth=0.8)
     reach = max([1.0, *(abs(gain) for gain in gains)])
