@@ -69,6 +69,6 @@ $(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt
 
 # The kernels are tested on the CPU: torch's CPU build, from the wheels at hand or its index.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(UV_PIP) --editable ".[traces]" --group test --group quality
+	$(UV_PIP) --editable ".[traces]" --group test --group sweeps --group quality
 	$(UV_PIP) $(if $(UV_FIND_LINKS),,--torch-backend cpu) --group kernels
 	@touch $@

@@ -31,6 +31,10 @@ COMMANDS = {
         "sim.commands.run:run",
         "Run one simulation: summary, results and figures.",
     ),
+    "sweep": (
+        "sim.commands.sweep:sweep",
+        "Run a configuration many times, on this machine or on a Ray cluster.",
+    ),
     "plan": (
         "sim.commands.plan:plan",
         "Find the cheapest way to serve traffic, and how much a configuration holds.",
@@ -51,7 +55,6 @@ COMMANDS = {
 
 NOT_BUILT = (
     "conform",
-    "sweep",
     "validate",
     "plot",
     "report",

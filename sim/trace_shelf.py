@@ -94,8 +94,9 @@ class ReadTrace:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", WorkloadWarning)
             read = reader.read()
-            is_columns = isinstance(read, SpecIterator)
-            requests = read.columns if is_columns else [*read]
+            requests: RequestColumns | Sequence[RequestSpec] = (
+                read.columns if isinstance(read, SpecIterator) else [*read]
+            )
         if not len(requests):
             raise WorkloadError("a trace needs at least one request; check the file")
         return cls(requests, tuple(str(warning.message) for warning in caught))

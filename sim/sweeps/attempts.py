@@ -17,8 +17,9 @@ MAX_TRIES = 3
 """Twice among others, which may have been the cause; the last time alone."""
 
 CRASHED = (
-    f"the process that ran it died, {MAX_TRIES} times, the last time with nothing beside "
-    "it: a crash in native code, an exit, or too little memory; try it with 'kvsim run'"
+    f"the process that ran it died, {MAX_TRIES} times, the last time with nothing "
+    "beside it: a crash in native code, an exit, or too little memory; try it with "
+    "'kvsim run'"
 )
 
 

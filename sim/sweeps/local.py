@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sim.errors import UserError
 from sim.sweeps import worker
 from sim.sweeps.attempts import Attempt, Attempts
+from sim.sweeps.forks import signals_held_back, start_method, warm_up
 from sim.sweeps.perform import perform
 from sim.sweeps.supplies import NOTHING, Supplies
 
@@ -66,6 +66,7 @@ class LocalExecutor:
         self._stopping = False
 
     def __enter__(self) -> Self:
+        warm_up()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -160,7 +161,7 @@ class _Slot:
         self.going[future] = (attempt, perf_counter())
 
     def _start(self) -> None:
-        with _signals_held_back(), self._context.watched() as processes:
+        with signals_held_back(), self._context.watched() as processes:
             self._pool = ProcessPoolExecutor(
                 1,
                 mp_context=self._context.context,
@@ -226,28 +227,11 @@ class _Context:
     @contextmanager
     def watched(self) -> Iterator[list[BaseProcess]]:
         """Yield a list of the processes that are started in this context."""
-        self._started = started = []
+        started: list[BaseProcess] = []
+        self._started = started
         yield started
 
 
 def _context() -> _Context:
-    """Return how processes are started: forked from one that has imported us."""
-    methods = multiprocessing.get_all_start_methods()
-    method = "forkserver" if "forkserver" in methods else "spawn"
-    if method == "forkserver":
-        multiprocessing.set_forkserver_preload([worker.__name__])
-    # A context of our own: others in this process keep theirs.
-    return _Context(type(multiprocessing.get_context(method))())
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Start processes that no Ctrl-C can reach before they know what to do with it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    """Return how processes are started; a context of our own: others keep theirs."""
+    return _Context(type(multiprocessing.get_context(start_method()))())

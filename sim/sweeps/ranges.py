@@ -86,7 +86,9 @@ def parse_range(value: object) -> Range:
     ((kind, bounds),) = value.items()
     if kind not in KINDS:
         hint = did_you_mean(str(kind), KINDS)
-        raise ValueError(f"unknown range '{kind}'{hint} (there are: {', '.join(KINDS)})")
+        raise ValueError(
+            f"unknown range '{kind}'{hint} (there are: {', '.join(KINDS)})"
+        )
     if kind == "choice":
         return Range(kind, tuple(distinct(bounds)))
     _check_bounds(kind, bounds)

@@ -61,14 +61,17 @@ class RowMaker:
         }
         for key, value in (outcome.summary or {}).items():
             row.setdefault(key, _cell(value))
-        return row | {"config": yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False)}
+        return row | {
+            "config": yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False)
+        }
 
 
 def _cell(value: Any) -> Any:
     """Return a plain value as it is, anything else as JSON."""
     if value is None or isinstance(value, _PLAIN):
-        is_large = type(value) is int and not -_MOST_INT <= value < _MOST_INT
-        return float(value) if is_large else value
+        if isinstance(value, int) and not -_MOST_INT <= value < _MOST_INT:
+            return float(value)
+        return value
     return json.dumps(value)
 
 

@@ -13,7 +13,7 @@ from sim.config_types import ConfigTable, Positive, shortened
 from sim.errors import ConfigError
 from sim.files import read_yaml
 from sim.plug import did_you_mean
-from sim.sweeps.ranges import Range, distinct, parse_range, parse_values
+from sim.sweeps.ranges import distinct, parse_range, parse_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ class SweepSpec(ConfigTable):
 
     @model_validator(mode="after")
     def _keys_once(self) -> SweepSpec:
-        """Refuse keys that two blocks, or two keys of which one holds the other, set."""
+        """Refuse keys that are set twice, and a key inside another."""
         keys = [key for block in self._blocks() for key in block]
         if not keys and self.repeats == 1:
             raise ValueError(
@@ -164,10 +164,14 @@ def _base_file(name: str, directory: Path) -> Path:
     return given if given.is_file() else directory / given
 
 
+_TYPE_NAMES = ("str", "dict[str,any]")
+
+
 def _one_line(error: ValidationError) -> str:
     """Return the first problem in a line."""
-    problem = error.errors()[0]
-    path = ".".join(str(part) for part in problem["loc"] if part != "dict[str,any]")
+    # A key that is misspelt is missing, too: the spelling is what to mend.
+    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
     table, _, key = path.rpartition(".")
     if problem["type"] == "extra_forbidden":
         choices = list((DrawnBlock if table else SweepSpec).model_fields)

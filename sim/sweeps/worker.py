@@ -10,16 +10,14 @@ from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
+from sim.sweeps.forks import STOP_SIGNALS
 from sim.trace_shelf import PackedShelf, keep_at_hand
 
-# What nearly every run needs: imported once, by the process that workers are forked from.
+# What nearly every run needs: imported once, where workers are forked from.
 from sim.sweeps import task as _task  # noqa: F401  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 def begin(traces: Mapping[str, bytes]) -> None:
@@ -33,7 +31,8 @@ def begin(traces: Mapping[str, bytes]) -> None:
     # Ctrl-C reaches all processes of a terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     keep_at_hand(PackedShelf(traces))
     # Many runs at once on one terminal: what matters of them is in their rows.
