@@ -8,12 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from cache.errors import CacheError
 from cache.evictor import EVICTORS, Evictor
 from sim.capacity import CapacityEstimate, estimate_capacity
 from sim.capacity.arguments import parse_engine_version, v0_chunks_by_itself
 from sim.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
-from sim.cost import EMPTY_SHAPE, CostModel
+from sim.cost import EMPTY_SHAPE, CostModel, pricer_of
 from sim.costs import COST_MODELS
 from sim.errors import ConfigError, SchedulerError
 from sim.generations import GENERATION_KEYS, GENERATIONS
@@ -148,12 +150,7 @@ def _check_protocol(cost_model: CostModel, kind: str) -> None:
     """Try a user's cost model on an empty step, before anything is simulated."""
     try:
         json.dumps(cost_model.describe(), allow_nan=False)
-        total_s, *parts, _ = cost_model.step(EMPTY_SHAPE)
-        problem = None
-        if not 0 < total_s < math.inf:
-            problem = f"an empty step must take more than 0 s, got {total_s}"
-        elif any(parts) and not math.isclose(sum(parts), total_s):
-            problem = f"the parts of a step must add up to {total_s}, got {sum(parts)}"
+        problem = _cost_problem(cost_model)
     except Exception as error:
         problem = (
             f"it needs step(shape) -> StepCost and a JSON-ready describe(): "
@@ -161,6 +158,28 @@ def _check_protocol(cost_model: CostModel, kind: str) -> None:
         )
     if problem:
         raise ConfigError(f"cost: '{kind}': {problem}; mend your class")
+
+
+def _cost_problem(cost_model: CostModel) -> str | None:
+    """Return what an empty step breaks, or None."""
+    cost = cost_model.step(EMPTY_SHAPE)
+    total_s, parts = cost.total_s, cost.parts
+    if not 0 < total_s < math.inf:
+        return f"an empty step must take more than 0 s, got {total_s}"
+    if any(parts) and not math.isclose(sum(parts), total_s):
+        return f"the parts of a step must add up to {total_s}, got {sum(parts)}"
+    known = not (math.isnan(cost.lo_s) and math.isnan(cost.hi_s))
+    if known and not 0 < cost.lo_s <= total_s <= cost.hi_s < math.inf:
+        return (
+            f"lo_s and hi_s must lie around {total_s} and above 0, got {cost.lo_s} and "
+            f"{cost.hi_s}; leave both out if they are unknown"
+        )
+    pricer = pricer_of(cost_model)
+    if pricer is not None:
+        shape = pricer.columns(np.array([EMPTY_SHAPE], np.int64)).shape
+        if shape != (1, len(cost)):
+            return f"columns of 1 step must be (1, {len(cost)}), got {shape}"
+    return None
 
 
 def make_scheduler(

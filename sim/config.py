@@ -172,6 +172,7 @@ class RunConfig(ConfigTable):
     workload: WorkloadConfig
     engine: EngineConfig
     cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
+    cost_intervals: bool = True
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def to_yaml(self) -> str:

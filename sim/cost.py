@@ -7,7 +7,8 @@ The engine knows the `CostModel` protocol and nothing else; each model is one fi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from math import nan
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +49,8 @@ EMPTY_SHAPE = BatchShape(0, 0, 0, 0, 0, 0)
 class StepCost(NamedTuple):
     """The length of one engine step in seconds, and its parts.
 
-    The parts add up to `total_s`. A part that a model does not know is 0.
+    The parts add up to `total_s`. A part that a model does not know is 0. Bounds that
+    it does not know are NaN, which is recorded as `total_s`.
     """
 
     total_s: float
@@ -66,6 +68,21 @@ class StepCost(NamedTuple):
     """Scheduler, input preparation, launches and everything not named above."""
     extrapolated: bool = False
     """Whether the shape lies outside what the model was fitted on."""
+    lo_s: float = nan
+    """Nine steps of ten of this shape should take from `lo_s` to `hi_s`; above 0."""
+    hi_s: float = nan
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """What adds up to `total_s`, in the order of `STEP_PARTS`."""
+        return self[1:9]
+
+
+Bound = Literal["lo", "hi"]
+BOUNDS: Final[tuple[Bound, Bound]] = ("lo", "hi")
+
+STEP_PARTS: Final = StepCost._fields[1:9]
+"""The fields of `StepCost` that add up to `total_s`."""
 
 
 class CostModel(Protocol):
@@ -91,7 +108,9 @@ class StepPricer(Protocol):
     whichever of the three it asks. A model without them is asked step by step.
 
     Two more save the fast path time, if a model has them: ``batch_total``, a
-    `BatchTotal`, and ``decode_ends(num_decodes)``, which returns a `DecodeEnds`.
+    `BatchTotal`, and ``decode_ends(num_decodes)``, which returns a `DecodeEnds`. One
+    more saves it in runs at a bound (`sim.costs.bounded`): ``decode_bound(num_decodes,
+    bound)`` is as ``decode_total``, for ``lo_s`` or ``hi_s``.
     """
 
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
@@ -113,7 +132,7 @@ class StepPricer(Protocol):
         Returns
         -------
         NDArray[np.float64]
-            (n, 10), the fields of `StepCost` in order; `extrapolated` is 0 or 1.
+            (n, 12), the fields of `StepCost` in order; `extrapolated` is 0 or 1.
         """
         ...
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from sim.recording.selection import percentiles
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.recorder import Recording
     from sim.recording.tables import ResultTable
     from sim.recording.tokens import InterTokenLatencies
@@ -59,12 +61,20 @@ def _in_ms(
 
 def latencies(requests: ResultTable, itl: InterTokenLatencies) -> dict[str, Any]:
     """Return TTFT, TPOT, ITL and end-to-end latency of requests that were served."""
+    return (
+        of_served(requests, ("ttft", "tpot"))
+        | _itl_ms(itl)
+        | of_served(requests, ("e2el",))
+    )
+
+
+def of_served(requests: ResultTable, names: Sequence[str]) -> dict[str, float | None]:
+    """Return the distributions of columns, without ``_s``, of served requests."""
     is_served = requests.is_one_of("status", SERVED)
-
-    def of_served(name: str) -> dict[str, float | None]:
-        return distribution_ms(name, requests[f"{name}_s"][is_served])
-
-    return of_served("ttft") | of_served("tpot") | _itl_ms(itl) | of_served("e2el")
+    found: dict[str, float | None] = {}
+    for name in names:
+        found |= distribution_ms(name, requests[f"{name}_s"][is_served])
+    return found
 
 
 def throughput(

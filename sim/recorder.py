@@ -13,6 +13,7 @@ from sim.recording.rows import (
     CHUNK_ROWS,
     QuietSteps,
     StepRows,
+    UnkeptRows,
     pack_facts,
     pack_step,
 )
@@ -62,7 +63,7 @@ class Recording:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """All steps in memory, 240 bytes each; `step_table` gives them in batches."""
+        """All steps in memory, 257 bytes each; `step_table` gives them in batches."""
         return frame_of(self.step_table)
 
     @cached_property
@@ -97,6 +98,8 @@ class Recorder:
     ----------
     sink
         Where steps go; into memory unless said otherwise.
+    keeps_steps
+        Whether steps are kept at all; without them there are no totals either.
     """
 
     exact_on_fast_path = True
@@ -107,14 +110,16 @@ class Recorder:
     """The loop of the fast path writes into `rows`, `requests`, `active` and the counts
     itself in place of calling these. A subclass that redefines one is called."""
 
-    def __init__(self, sink: StepSink | None = None) -> None:
+    def __init__(
+        self, sink: StepSink | None = None, *, keeps_steps: bool = True
+    ) -> None:
         self.sink: StepSink = sink or MemorySteps()
         self.num_arrived = 0
         self.num_finished = 0
         self.num_left = 0
         self.active: dict[int, Request] = {}
         self._totals = StepTotals()
-        self.rows = StepRows(self._emit)
+        self.rows = (StepRows if keeps_steps else UnkeptRows)(self._emit)
         self._packed = self.rows.packed
         self.requests = RequestRows()
         self._preemptions = PreemptionRows()

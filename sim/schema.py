@@ -19,6 +19,10 @@ STEPS: dict[str, str] = {
     "swap_s": "float64",
     "copy_s": "float64",
     "host_s": "float64",
+    "extrapolated": "int8",  # 1 where the cost model was outside its data
+    # nine steps of ten like it should take as long; latency_s where no bounds are known
+    "latency_lo_s": "float64",
+    "latency_hi_s": "float64",
     # requests in each queue right after the scheduler call
     "num_running": "int64",
     "num_waiting": "int64",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from sim import summary
+from sim import intervals, summary
 from sim.assemble import make_capacity, make_cost_model, make_scheduler
 from sim.assemble_workload import make_workload
 from sim.clients import (
@@ -21,6 +21,7 @@ from sim.clients import (
     RequestFactory,
     open_loop,
 )
+from sim.costs.bounded import AtBound
 from sim.engine import Engine, Sampler
 from sim.errors import ConfigError, SchedulerError
 from sim.fast.conditions import FAST_SCHEDULERS, why_stepwise
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from sim.capacity import CapacityEstimate
     from sim.clients import Client
     from sim.config import RunConfig
+    from sim.cost import Bound, CostModel
+    from sim.hardware import GpuSpec
+    from sim.recording.tables import ResultTable
     from sim.scheduler.base import Scheduler
     from workloads.spec import RequestSpec
 
@@ -63,6 +67,8 @@ class Progress:
     num_requests: int
     num_arrived: int
     num_done: int
+    bound: Bound | None = None
+    """At which every step is, in the runs of `sim.intervals`."""
 
 
 class Simulation:
@@ -81,6 +87,8 @@ class Simulation:
     ----------
     path_reason
         Why the run is taken step by step; empty on the fast path.
+    stop_requested
+        Whether `stop` was called.
 
     Raises
     ------
@@ -96,6 +104,8 @@ class Simulation:
         specs: Sequence[RequestSpec] | None = None,
     ) -> None:
         self.config = config
+        self.stop_requested = False
+        self._companion: Simulation | None = None
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
         self.warnings = summary.pool_warnings(self.capacity, model, config)
@@ -103,17 +113,23 @@ class Simulation:
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
-        self.cost_model = make_cost_model(config, model, gpu)
+        self.cost_model = self._make_cost_model(model, gpu)
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
         self.scheduler, capacity = self._make_scheduler(model)
         self._limits = summary.scheduler_warnings(self.capacity, capacity, config)
         self.warnings += self._limits
         self.capacity = capacity
-        self.recorder = Recorder()
+        self.recorder = self._make_recorder()
         self.env = simpy.Environment()
         client = self._make_client()
         self.num_requests = client.num_requests(self.specs)
         self.engine = self._make_engine(client)
+
+    def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
+        return make_cost_model(self.config, model, gpu)
+
+    def _make_recorder(self) -> Recorder:
+        return Recorder()
 
     def _make_client(self) -> Client:
         factory = RequestFactory(self.capacity.max_model_len)
@@ -194,7 +210,7 @@ class Simulation:
         progress_every: int = 512,
         check_every: int = 0,
     ) -> Results:
-        """Run to the end, or until `stop`.
+        """Run to the end, or until `stop`; see `sim.intervals` for what is uncertain.
 
         Parameters
         ----------
@@ -218,13 +234,29 @@ class Simulation:
             self.engine.observe(check_every, lambda _: self.check())
         if self.engine.done.triggered:
             raise RuntimeError("a simulation runs once; make another one")
-        with nullcontext() if self.path_reason else _garbage_collector_paused():
-            self._run_clock()
+        self._run_clock()
         if check_every:
             self.check()
         return self._results()
 
+    def at_bound(self, bound: Bound) -> Simulation:
+        """Return the same run with every step at a bound; `stop` ends it, too.
+
+        Only its requests are recorded. Workload and cost model are shared.
+        """
+        self._companion = _RunAtBound(self, bound)
+        return self._companion
+
+    def run_requests(self) -> ResultTable:
+        """Run to the end, or until `stop`, and return the rows of the requests."""
+        self._run_clock()
+        return self.recorder.finish(self.env.now).request_table
+
     def _run_clock(self) -> None:
+        with nullcontext() if self.path_reason else _garbage_collector_paused():
+            self._run_until_done()
+
+    def _run_until_done(self) -> None:
         try:
             self.env.run(until=self.engine.done)
         except RuntimeError:
@@ -236,7 +268,8 @@ class Simulation:
 
     def stop(self) -> None:
         """Ask the run to end after the step in progress."""
-        self.engine.stop_requested = True
+        self.stop_requested = True
+        (self._companion or self).engine.stop_requested = True
 
     def progress(self) -> Progress:
         """Return how far the run has come."""
@@ -289,6 +322,7 @@ class Simulation:
             recording, self.capacity, self.num_requests, self.env.now
         )
         self._warn_of(recording, numbers)
+        cost = self.cost_model.describe()
         return (
             {"title": summary.title(self.config)}
             | numbers
@@ -302,12 +336,13 @@ class Simulation:
                 "scheduling": "synchronous scheduling",
                 "path": self.path,
                 "path_reason": self.path_reason or None,
-                "profile": None,
+                "profile": cost.get("profile"),
                 "extrapolated_share": recording.extrapolated_share,
-                "cost": self.cost_model.describe(),
+                "cost": cost,
                 "capacity": self.capacity.to_dict(),
                 "versions": summary.versions(),
             }
+            | intervals.no_intervals(intervals.NOT_ASKED)
         )
 
     def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:
@@ -323,6 +358,25 @@ class Simulation:
             unsent := summary.unsent_warning(numbers)
         ):
             self.warnings.append(unsent)
+
+
+class _RunAtBound(Simulation):
+    """The same run with every step at a bound, of which only requests are recorded."""
+
+    def __init__(self, central: Simulation, bound: Bound) -> None:
+        self._central = central
+        self._bound = bound
+        super().__init__(central.config, stepwise=central.path_reason == ASKED_FOR)
+
+    def _read_workload(self) -> Sequence[RequestSpec]:
+        return self._central.specs
+
+    def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
+        del model, gpu
+        return AtBound(self._central.cost_model, self._bound)
+
+    def _make_recorder(self) -> Recorder:
+        return Recorder(keeps_steps=False)
 
 
 @contextmanager
@@ -343,11 +397,12 @@ def _sampler(scheduler: Scheduler) -> Sampler:
 
 
 def simulate(config: RunConfig) -> Results:
-    """Run one simulation and return its results.
+    """Run one simulation and return its results, intervals included.
 
     Raises
     ------
     ConfigError, CapacityError, WorkloadError
         See `Simulation`.
     """
-    return Simulation(config).run()
+    simulation = Simulation(config)
+    return intervals.with_intervals(simulation, simulation.run())

@@ -28,7 +28,7 @@ from sim.errors import ConfigError
 from sim.files import parse_yaml
 from sim.hardware import GpuSpec, load_gpu
 from sim.roles import ROLES
-from sim.schema import PREEMPTIONS
+from sim.schema import PREEMPTIONS, STEPS
 from sim.simulate import Simulation, simulate
 from sim.workload_config import (
     SOURCES,
@@ -514,7 +514,8 @@ def test_terms_mean_what_the_page_says(caching: bool) -> None:
     assert summary["extrapolated_share"] == 0
     for part in re.split(r"^- ", PAGE.partition("## Terms")[2], flags=re.MULTILINE)[1:]:
         for name in re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", part.partition("\n\n")[0]):
-            known = {*summary, *summary["capacity"], *PREEMPTIONS, "max_tokens"}
+            known = {*summary, *summary["capacity"], *PREEMPTIONS, *STEPS, "max_tokens"}
+            known |= {*RunConfig.model_fields}
             assert name in known, name
 
 

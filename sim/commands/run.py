@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from types import FrameType
 
@@ -113,13 +113,22 @@ def run(
             loop_started_s = perf_counter()
             results = _run(simulation, check, show=not (quiet or json))
             loop_s = perf_counter() - loop_started_s
+            results = _bounded(simulation, results, show=not (quiet or json))
+            intervals_s = perf_counter() - loop_started_s - loop_s
             results.write(partial, itl=itl == "exact")
-        complete = not simulation.engine.stop_requested
+        complete = not simulation.stop_requested
         if figures:
             complete = _draw(results, partial / "figures") and complete
         write_json(
             partial / "run.json",
-            _run_info(run_config, loop_s, perf_counter() - started_s),
+            _run_info(
+                run_config,
+                {
+                    "loop": loop_s,
+                    "intervals": intervals_s,
+                    "command": perf_counter() - started_s,
+                },
+            ),
         )
     _report(results, directory, loop_s, quiet=quiet, as_json=json)
     if not complete:
@@ -185,13 +194,25 @@ def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
         return simulation.run(on_progress, check_every=check)
 
 
-def _run_info(config: RunConfig, loop_s: float, total_s: float) -> dict[str, Any]:
+def _bounded(simulation: Simulation, results: Results, *, show: bool) -> Results:
+    """Add intervals to the summary, under another progress bar."""
+    from sim.intervals import with_intervals
+
+    if not show or not sys.stderr.isatty():
+        return with_intervals(simulation, results)
+    from sim.commands.terminal import progress_bar
+
+    with progress_bar(2 * simulation.num_requests) as on_progress:
+        return with_intervals(simulation, results, on_progress)
+
+
+def _run_info(config: RunConfig, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return what may differ between two equal runs: wall time and machine."""
     import os
     import platform
 
     return {
-        "wall_seconds": {"loop": loop_s, "command": total_s},
+        "wall_seconds": dict(seconds),
         "host": {
             "system": platform.platform(),
             "machine": platform.machine(),

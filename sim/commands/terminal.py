@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sim.simulate import Progress as RunProgress
 
 
+_BOUNDS = {"lo": "lower", "hi": "upper"}
+
 WIDTH = 100
 """Columns of the summary where no terminal says how many there are."""
 
@@ -36,9 +38,10 @@ def progress_bar(num_requests: int) -> Iterator[Callable[[RunProgress], None]]:
         task = bar.add_task("", total=num_requests, simulated="0:00:00")
 
         def update(progress: RunProgress) -> None:
-            bar.update(
-                task, completed=progress.num_done, simulated=clock(progress.now_s)
-            )
+            simulated = clock(progress.now_s)
+            if progress.bound:
+                simulated += f" at the {_BOUNDS[progress.bound]} bound"
+            bar.update(task, completed=progress.num_done, simulated=simulated)
 
         yield update
 
@@ -124,7 +127,21 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
             )
         )
-    return [*rows, *_groups(s)]
+    return [*rows, *_uncertainty(s), *_groups(s)]
+
+
+def _uncertainty(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how far the cost model may be off, where it says so."""
+    ttft, tpot = summary["mean_ttft_ms_interval"], summary["mean_tpot_ms_interval"]
+    said = [
+        f"{name} mean {found[0]:,.1f} to {found[1]:,.1f} ms"
+        for name, found in (("TTFT", ttft), ("TPOT", tpot))
+        if found
+    ]
+    if share := summary["extrapolated_share"]:
+        said.append(f"{share:.2%} of busy time extrapolated")
+    if said:
+        yield "kernel bounds", ", ".join(said)
 
 
 def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

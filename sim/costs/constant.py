@@ -54,12 +54,13 @@ class ConstantCost:
 
     def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the same cost in each row; as `StepPricer.columns`."""
-        return cost_columns(len(shapes), *self._cost[1:-1])
+        return cost_columns(len(shapes), *self._cost.parts)
 
     def describe(self) -> dict[str, Any]:
         """Return the parameter and its source, JSON-ready."""
         return {
             "kind": "constant",
+            "bounds": False,
             "parameters": {
                 "step_s": {
                     "value": self.step_s,

@@ -165,6 +165,7 @@ class LinearCost:
         """Return the coefficients with units and source, JSON-ready."""
         return {
             "kind": "linear",
+            "bounds": False,
             "parameters": {
                 key: {
                     "value": getattr(self, key),

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable  # noqa: TC003 - `sim.plug` resolves annotations
+from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from sim.architecture import ModelArchitecture  # noqa: TC001 - as above
-from sim.cost import EMPTY_SHAPE, BatchShape, StepCost
-from sim.costs.measured_tables import (
-    BOOST,
-    Curve,
-    Surface,
-    geometry_of,
-    linear_elements,
-    read_surface,
-    weight_bits_of,
+from sim.cost import BOUNDS, EMPTY_SHAPE, BatchShape, Bound, StepCost
+from sim.costs.measured_reading import (
+    decode_surface,
+    entry_of,
+    kv_key_s,
+    prefill_surface,
+    token_curves,
 )
-from sim.costs.parts import Memo, cost_columns, step_cost
+from sim.costs.parts import FLAG, Memo, cost_columns, step_cost
 from sim.costs.roofline import RooflineCost
-from sim.errors import ConfigError
+from sim.costs.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths, wider
 from sim.hardware import GpuSpec  # noqa: TC001 - as above
 from sim.profile import read_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
-
-    from sim.profile import Profile
 
     Counts = NDArray[np.int64]
     Seconds = NDArray[np.float64]
@@ -39,6 +34,11 @@ if TYPE_CHECKING:
 _OTHER_KERNELS_S: Final = 12e-6
 """Seconds that a layer's norms, rotary embedding, activation and cache write spend on
 starting: five of 2.4 us. Those of products and attention are in their measurements."""
+
+_ESTIMATES: Final = Widths(ESTIMATE, ESTIMATE)
+_TokenParts = tuple[float, float, float, bool, float, float]
+"""Seconds of products, of collectives and of other kernels, whether the products were
+extrapolated, and the squares of the width of all, down and up."""
 
 
 class MeasuredCost:
@@ -54,6 +54,11 @@ class MeasuredCost:
         head_s, swap_s,      the datasheet's, as `RooflineCost` has them
         copy_s
         host_s               host a step and a request, and the kernels between
+
+    Bounds: the errors of an operation are the same in every layer, those of different
+    operations independent, so that half-widths add as squares. Each operation has the
+    width of its own region, inside or beyond what was measured; host time has none. See
+    `sim.costs.widths`.
 
     The sum of contexts decides what decodes cost, never the longest one. Tables hold
     no chunk with a past; such a chunk costs what a fresh one with as many query-key
@@ -109,116 +114,153 @@ class MeasuredCost:
             layer_latency_s=_OTHER_KERNELS_S,
             **overheads,
         )
-        entry = _entry_of(self.profile, self._rest)
-        self._decode = _decode_surface(entry["decode"], self._rest)
-        self._prefill = _prefill_surface(entry["prefill"], self._rest)
-        self._key_s = _kv_key_s(self._rest)
-        self._read_tokens(entry["tokens"])
+        entry = entry_of(self.profile, self._rest)
+        self._decode = decode_surface(entry["decode"], self._rest)
+        self._prefill = prefill_surface(entry["prefill"], self._rest)
+        self._key_s = kv_key_s(self._rest)
+        self._gemm, self._allreduce = token_curves(entry["tokens"], self._rest)
+        self._read_widths()
         one = BatchShape(0, 0, 0, 0, 0, 0, 1, 0, 1)
         moved = self._rest.step(one)
         self._swap_block_s, self._copy_block_s = moved.swap_s, moved.copy_s
-        self._token_parts: Memo[tuple[float, float, float, bool]] = Memo()
-        self._row_parts: Memo[tuple[float, float]] = Memo()
+        self._token_parts: Memo[_TokenParts] = Memo()
+        self._row_parts: Memo[tuple[float, float, float, float]] = Memo()
         self._decode_totals: Memo[Callable[[int], float]] = Memo()
 
-    def _read_tokens(self, table: Mapping[str, Any]) -> None:
-        tokens, beyond = table["tokens"], table["beyond"]
-        rest = self._rest
-        elements = linear_elements(rest.model, rest.tensor_parallel_size)
-        bits = weight_bits_of(rest.model)
-        peak = rest.gpu.bf16_flops_per_s
-        if bits < 16:
-            peak = (rest.gpu.fp8_flops_per_s or peak) * (2.0 if bits < 8 else 1.0)
-        weights_s = elements * bits / 8 / rest.gpu.memory_bandwidth_bytes_per_s
-        floors = [max(weights_s, 2.0 * elements * m / peak) / BOOST for m in tokens]
-        seconds = [max(s, f) for s, f in zip(table["gemm_s"], floors, strict=True)]
-        self._gemm = Curve(tokens, seconds, beyond)
-        reduce_s = table.get("allreduce_s")
-        self._allreduce = Curve(tokens, reduce_s, beyond) if reduce_s else None
+    def _read_widths(self) -> None:
+        fit = self.profile.fit
+        self._decode_widths = read_widths(fit, "decode_attention")
+        self._prefill_widths = read_widths(fit, "prefill_attention")
+        past = wider(self._prefill_widths.beyond, ESTIMATE)
+        self._past_widths = Widths(past, past)
+        is_dense = not self._rest.model.num_experts
+        self._gemm_widths = read_widths(fit, "gemm") if is_dense else _ESTIMATES
+        self._allreduce_widths = (
+            _ESTIMATES if self._allreduce is None else read_widths(fit, "allreduce")
+        )
 
     # -- one step ---------------------------------------------------------------
 
     def step(self, shape: BatchShape) -> StepCost:
         """Return the cost of a step of this shape, in seconds."""
-        (
-            num_decodes,
-            decode_context,
-            num_prefills,
-            num_prefill_tokens,
-            prefill_context,
-            pairs,
-            num_swapped_in,
-            num_swapped_out,
-            num_copied,
-        ) = shape
+        num_decodes, decode_context, num_prefills, num_prefill_tokens = shape[:4]
         num_tokens = num_decodes + num_prefill_tokens
         num_rows = num_decodes + num_prefills
-        gemm_s, allreduce_s, kernels_s, outside = self._token_parts.get(
+        gemm_s, allreduce_s, kernels_s, outside, down, up = self._token_parts.get(
             num_tokens
         ) or self._price_tokens(num_tokens)
-        head_s, host_s = self._row_parts.get(num_rows) or self._price_rows(num_rows)
-        prefill_s = decode_s = 0.0
-        if not num_tokens:
+        head_s, host_s, head_down, head_up = self._row_parts.get(
+            num_rows
+        ) or self._price_rows(num_rows)
+        prefill_s = decode_s = swap_s = copy_s = 0.0
+        if num_tokens:
+            down += head_down
+            up += head_up
+        else:
             head_s = 0.0
-        elif num_prefills:
-            prefill_s, beyond = self._prefill.at(num_prefills, pairs)
-            read_s = self._key_s * prefill_context
-            prefill_s = max(prefill_s, read_s)
-            outside = outside or beyond or prefill_context != num_prefill_tokens
+        if num_prefills and num_tokens:
+            prefill_s, beyond, more_down, more_up = self._chunks(*shape[2:6])
+            down += more_down
+            up += more_up
+            outside = outside or beyond
         if num_decodes:
             decode_s, beyond = self._decode.at(num_decodes, decode_context)
+            share_down, share_up = self._decode_widths[beyond]
+            down += (decode_s * share_down) * (decode_s * share_down)
+            up += (decode_s * share_up) * (decode_s * share_up)
             outside = outside or beyond
-        num_swapped = num_swapped_in + num_swapped_out
+        if any(shape[6:]):
+            swap_s, copy_s, more_down, more_up = self._moves(*shape[6:])
+            down += more_down
+            up += more_up
+            outside = True
         return step_cost(
             gemm_s,
             prefill_s,
             decode_s,
             head_s,
             allreduce_s,
-            self._swap_block_s * num_swapped,
-            self._copy_block_s * num_copied,
+            swap_s,
+            copy_s,
             host_s + kernels_s,
-            bool(outside or num_swapped or num_copied),
+            bool(outside),
+            (down, up),
         )
 
-    def _price_tokens(self, num_tokens: int) -> tuple[float, float, float, bool]:
-        """Return seconds of products, collectives and other kernels, and the flag."""
-        parts = 0.0, 0.0, 0.0, False
+    def _chunks(
+        self, num_chunks: int, num_tokens: int, context: int, pairs: int
+    ) -> tuple[float, bool, float, float]:
+        """Return seconds of chunks, whether extrapolated, and squares of the width."""
+        seconds, beyond = self._prefill.at(num_chunks, pairs)
+        seconds = max(seconds, self._key_s * context)
+        has_past = context != num_tokens
+        widths = self._past_widths if has_past else self._prefill_widths
+        return seconds, beyond or has_past, *widths[beyond].squares(seconds)
+
+    def _moves(
+        self, num_swapped_in: int, num_swapped_out: int, num_copied: int
+    ) -> tuple[float, float, float, float]:
+        """Return seconds of swaps and of copies, and squares of their width."""
+        swap_s = self._swap_block_s * (num_swapped_in + num_swapped_out)
+        copy_s = self._copy_block_s * num_copied
+        swap_down, swap_up = ESTIMATE.squares(swap_s)
+        copy_down, copy_up = ESTIMATE.squares(copy_s)
+        return swap_s, copy_s, swap_down + copy_down, swap_up + copy_up
+
+    def _price_tokens(self, num_tokens: int) -> _TokenParts:
+        """Return what the tokens of a step decide."""
+        parts: _TokenParts = 0.0, 0.0, 0.0, False, 0.0, 0.0
         if num_tokens:
             gemm_s, allreduce_s, kernels_s = self._rest.token_parts(num_tokens)
-            if self._rest.model.num_experts:
-                outside = True  # experts are not in the tables
-            else:
+            outside, beyond = True, False  # experts are not in the tables
+            if not self._rest.model.num_experts:
                 gemm_s, outside = self._gemm.at(num_tokens)
             if self._allreduce is not None:
-                allreduce_s, _ = self._allreduce.at(num_tokens)
-            parts = gemm_s, allreduce_s, kernels_s, outside
+                allreduce_s, beyond = self._allreduce.at(num_tokens)
+            down, up = self._gemm_widths[outside].squares(gemm_s)
+            for width, seconds in (
+                (self._allreduce_widths[beyond], allreduce_s),
+                (KERNELS, kernels_s),
+            ):
+                more_down, more_up = width.squares(seconds)
+                down += more_down
+                up += more_up
+            parts = gemm_s, allreduce_s, kernels_s, outside, down, up
         return self._token_parts.keep(num_tokens, parts)
 
-    def _price_rows(self, num_rows: int) -> tuple[float, float]:
-        return self._row_parts.keep(num_rows, self._rest.row_parts(num_rows))
-
-    def bounds(self, shape: BatchShape) -> tuple[float, float]:
-        """Return seconds between which nine steps of ten of this shape should lie.
-
-        The errors of an operation are the same in every layer, those of different
-        operations independent: half-widths add as squares. Host time has none.
-        """
-        cost = self.step(shape)
-        squares = 0.0
-        for operation, seconds in (
-            ("gemm", cost.gemm_s),
-            ("decode_attention", cost.decode_attention_s),
-            ("prefill_attention", cost.prefill_attention_s),
-            ("allreduce", cost.allreduce_s),
-        ):
-            inside, beyond = self.profile.fit["intervals"].get(operation, (0.0, 0.0))
-            share = (max(inside, beyond) if cost.extrapolated else inside) / 100.0
-            squares += (seconds * share) ** 2
-        half = min(squares**0.5, cost.total_s - cost.host_s)
-        return cost.total_s - half, cost.total_s + half
+    def _price_rows(self, num_rows: int) -> tuple[float, float, float, float]:
+        """Return seconds of head and host, and the squares of the head's width."""
+        head_s, host_s = self._rest.row_parts(num_rows)
+        return self._row_parts.keep(num_rows, (head_s, host_s, *HEAD.squares(head_s)))
 
     # -- many steps -------------------------------------------------------------
+
+    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_prefill_tokens: int,
+        prefill_context: int,
+        pairs: int,
+    ) -> float:
+        """Return ``total_s`` of a step that moves no blocks; see `StepPricer`."""
+        num_tokens = num_decodes + num_prefill_tokens
+        num_rows = num_decodes + num_prefills
+        gemm_s, allreduce_s, kernels_s, *_ = self._token_parts.get(
+            num_tokens
+        ) or self._price_tokens(num_tokens)
+        head_s, host_s, *_ = self._row_parts.get(num_rows) or self._price_rows(num_rows)
+        prefill_s = decode_s = 0.0
+        if not num_tokens:
+            head_s = 0.0
+        elif num_prefills:
+            prefill_s, _ = self._prefill.at(num_prefills, pairs)
+            prefill_s = max(prefill_s, self._key_s * prefill_context)
+        if num_decodes:
+            decode_s, _ = self._decode.at(num_decodes, decode_context)
+        host_s += kernels_s
+        return gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
 
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
         """Return ``total_s`` of steps of so many decodes, a function of their context.
@@ -233,12 +275,11 @@ class MeasuredCost:
         return total
 
     def _price_decodes(self, num_decodes: int) -> Callable[[int], float]:
-        gemm_s, allreduce_s, kernels_s, _ = self._price_tokens(num_decodes)
-        head_s, host_s = self._price_rows(num_decodes)
-        if not num_decodes:
-            empty_s = host_s + kernels_s
-            return lambda _: empty_s
+        gemm_s, allreduce_s, kernels_s, *_ = self._price_tokens(num_decodes)
+        head_s, host_s, *_ = self._price_rows(num_decodes)
         host_s += kernels_s
+        if not num_decodes:
+            return lambda _: host_s
         values, slopes, _ = self._decode.row(num_decodes)
         amounts = self._decode.amounts
 
@@ -252,35 +293,91 @@ class MeasuredCost:
 
         return total
 
+    def decode_bound(self, num_decodes: int, bound: Bound) -> Callable[[int], float]:
+        """Return ``lo_s`` or ``hi_s`` of steps of so many decodes; see `StepPricer`."""
+        total = self.decode_total(num_decodes)
+        if not num_decodes:
+            return total
+        place = BOUNDS.index(bound)
+        sign = -1.0 if bound == "lo" else 1.0
+        *_, head_down, head_up = self._price_rows(num_decodes)
+        fixed = self._price_tokens(num_decodes)[4 + place] + (head_down, head_up)[place]
+        shares = [width[place] for width in self._decode_widths]
+        seconds = self._decode.at
+
+        def at_bound(context: int) -> float:
+            decode_s, beyond = seconds(num_decodes, context)
+            half_s = decode_s * shares[beyond]
+            return total(context) + sign * sqrt(fixed + half_s * half_s)
+
+        return at_bound
+
     def columns(self, shapes: Counts) -> Seconds:
         """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
         if not len(shapes):
             return np.empty((0, len(StepCost._fields)))
         decodes, context, prefills, prefill_tokens, past, pairs, *moved = shapes.T
         num_tokens, num_rows = decodes + prefill_tokens, decodes + prefills
-        gemm_s, allreduce_s, kernels_s, outside = self._token_columns(num_tokens)
-        head_s, host_s = self._row_columns(num_rows)
+        gemm_s, allreduce_s, kernels_s, outside, *token_squares = self._token_columns(
+            num_tokens
+        )
+        head_s, host_s, *head_squares = self._row_columns(num_rows)
         computes = num_tokens != 0
-        chunks = np.where(computes, prefills, 0)
-        prefill_s, prefill_beyond = self._prefill.column(chunks, pairs)
-        read_s = np.where(chunks != 0, self._key_s * past, 0.0)
-        decode_s, decode_beyond = self._decode.column(decodes, context)
-        swapped, copied = moved[0] + moved[1], moved[2]
+        squares = np.array(token_squares)
+        squares += np.where(computes, head_squares, 0.0)
+        prefill_s, prefill_beyond, more = self._chunk_columns(
+            np.where(computes, prefills, 0), prefill_tokens, past, pairs
+        )
+        squares += more
+        decode_s, flags = self._decode.column(decodes, context)
+        decode_beyond = flags != 0
+        squares += self._decode_widths.squares(decode_s, decode_beyond)
+        swap_s, copy_s, more = self._move_columns(*moved)
+        squares += more
         found = cost_columns(
             len(shapes),
             gemm_s,
-            np.maximum(prefill_s, read_s),
+            prefill_s,
             decode_s,
             np.where(computes, head_s, 0.0),
             allreduce_s,
-            self._swap_block_s * swapped,
-            self._copy_block_s * copied,
+            swap_s,
+            copy_s,
             host_s + kernels_s,
+            squares=squares,
         )
-        flags = (outside != 0) | (prefill_beyond != 0) | (decode_beyond != 0)
-        flags |= (chunks != 0) & (past != prefill_tokens)
-        found[:, -1] = flags | (swapped != 0) | (copied != 0)
+        found[:, FLAG] = (outside != 0) | prefill_beyond | decode_beyond
+        found[shapes[:, 6:].any(axis=1), FLAG] = 1.0
         return found
+
+    def _chunk_columns(
+        self, chunks: Counts, num_tokens: Counts, context: Counts, pairs: Counts
+    ) -> tuple[Seconds, NDArray[np.bool_], Seconds]:
+        """Return `_chunks` of each row, the squares as (2, n); nothing without any."""
+        seconds, flags = self._prefill.column(chunks, pairs)
+        beyond = flags != 0
+        read_s = np.where(chunks != 0, self._key_s * context, 0.0)
+        seconds = np.maximum(seconds, read_s)
+        has_past = (chunks != 0) & (context != num_tokens)
+        squares = np.where(
+            has_past,
+            self._past_widths.squares(seconds, beyond),
+            self._prefill_widths.squares(seconds, beyond),
+        )
+        return seconds, beyond | has_past, squares
+
+    def _move_columns(
+        self, swapped_in: Counts, swapped_out: Counts, copied: Counts
+    ) -> tuple[Seconds, Seconds, Seconds]:
+        """Return `_moves` of each row, the squares as (2, n)."""
+        swap_s = np.asarray(self._swap_block_s * (swapped_in + swapped_out), np.float64)
+        copy_s = np.asarray(self._copy_block_s * copied, np.float64)
+        if not (swap_s.any() or copy_s.any()):
+            return swap_s, copy_s, np.zeros((2, 1))
+        nowhere = np.zeros(len(swap_s), dtype=np.bool_)
+        squares = _ESTIMATES.squares(swap_s, nowhere)
+        squares += _ESTIMATES.squares(copy_s, nowhere)
+        return swap_s, copy_s, squares
 
     def _token_columns(self, counts: Counts) -> Seconds:
         distinct, places = np.unique(counts, return_inverse=True)
@@ -307,97 +404,8 @@ class MeasuredCost:
             "kind": "measured",
             "profile": self.profile.id,
             "source": self.profile.provenance.get("source"),
+            "bounds": True,
             "intervals_percent": self.profile.fit.get("intervals", {}),
             "empty_step_s": empty.total_s,
             "parameters": {key: rest["parameters"][key] for key in keys},
         }
-
-
-def _entry_of(profile: Profile, rest: RooflineCost) -> Mapping[str, Any]:
-    """Return the tables for the model, ranks and precision of `rest`."""
-    device = profile.device.get("name")
-    if device != rest.gpu.name:
-        raise ConfigError(
-            f"profile is of {device}, but engine.gpu is {rest.gpu.name}: use one of "
-            "that GPU, or set engine.gpu"
-        )
-    wanted = geometry_of(
-        rest.model, rest.tensor_parallel_size, rest.kv_itemsize_bytes()
-    )
-    entries = profile.fit.get("models") or []
-    for entry in entries:
-        if entry.get("geometry") == wanted:
-            found: Mapping[str, Any] = entry
-            return found
-    there = sorted(
-        f"{e.get('model')} on {e.get('geometry', {}).get('tensor_parallel_size')}"
-        for e in entries
-    )
-    raise ConfigError(
-        f"profile has no tables of {rest.model.name} on {rest.tensor_parallel_size} "
-        f"ranks with a {8 * rest.kv_itemsize_bytes()}-bit KV cache; it has "
-        f"{', '.join(sorted(set(there))) or 'none'}: import it with --model "
-        f"{rest.model.name}"
-    )
-
-
-def _kv_key_s(rest: RooflineCost) -> float:
-    """Return the least seconds to read a token's KV in all layers."""
-    token_bytes = rest.model.kv_bytes_per_token(
-        rest.tensor_parallel_size, rest.kv_itemsize_bytes()
-    )
-    return token_bytes / rest.gpu.memory_bandwidth_bytes_per_s / BOOST
-
-
-def _over_layers(
-    tables: Mapping[str, Any],
-    rest: RooflineCost,
-    floor: Callable[[Seconds, int], Seconds],
-) -> tuple[list[int], list[int], Seconds, NDArray[np.bool_]]:
-    """Return nodes, and seconds of all layers, raised to the floor of each kind."""
-    model = rest.model
-    num_sliding = model.num_sliding_layers if model.sliding_window else 0
-    layers = {0: model.num_hidden_layers - num_sliding}
-    if num_sliding:
-        layers[model.sliding_window or 0] = num_sliding
-    total: Any = 0.0
-    outside: Any = False
-    for window, count in layers.items():
-        where = f"profile: table of window {window}"
-        if str(window) not in tables:
-            raise ConfigError(f"{where} is missing; import it with --model again")
-        counts, amounts, seconds, beyond = read_surface(tables[str(window)], where)
-        grid = np.outer(np.array(counts, float), np.ones(len(amounts)))
-        least = floor(grid, window)
-        total = total + count * np.maximum(seconds, least)
-        outside = outside | (beyond if count else np.zeros_like(beyond))
-    return counts, amounts, total, outside
-
-
-def _decode_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
-    amounts = np.array(next(iter(tables.values()))["amounts"], float)
-    key_s = _kv_key_s(rest) / rest.model.num_hidden_layers
-
-    def floor(counts: Seconds, window: int) -> Seconds:
-        seen = np.minimum(amounts, window) if window else amounts
-        least: Seconds = counts * seen * key_s
-        return least
-
-    return Surface(*_over_layers(tables, rest, floor))
-
-
-def _prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
-    """Return seconds over query-key pairs of a chunk without a past."""
-    model = rest.model
-    query = np.array(next(iter(tables.values()))["amounts"], np.int64)
-    heads = model.num_attention_heads / rest.tensor_parallel_size
-    pair_s = 4.0 * heads * model.head_dim / rest.gpu.bf16_flops_per_s / BOOST
-
-    def floor(counts: Seconds, window: int) -> Seconds:
-        ramp = np.minimum(query, window) if window else query
-        pairs = ramp * (ramp + 1) // 2 + (query - ramp) * ramp
-        least: Seconds = counts * pairs * pair_s
-        return least
-
-    counts, queries, seconds, beyond = _over_layers(tables, rest, floor)
-    return Surface(counts, [q * (q + 1) // 2 for q in queries], seconds, beyond)

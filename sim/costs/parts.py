@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -17,6 +18,11 @@ _MAX_KEPT: Final = 65_536
 """Prices that a model keeps; a longer-lived one computes the rest again."""
 
 V = TypeVar("V")
+
+FLAG: Final = StepCost._fields.index("extrapolated")
+LO: Final = StepCost._fields.index("lo_s")
+HI: Final = StepCost._fields.index("hi_s")
+"""Places in a `StepCost`, and columns of many."""
 
 _new = tuple.__new__
 
@@ -46,12 +52,16 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
     copy_s: float = 0.0,
     host_s: float = 0.0,
     extrapolated: bool = False,
+    squares: tuple[float, float] = (0.0, 0.0),
 ) -> StepCost:
     """Return the cost whose `total_s` is the sum of these parts, in seconds.
 
     The parts are added from left to right in the order of the parameters, which is
     the order of the fields of `StepCost`: floating-point addition is not associative,
     and the same sum taken over recorded columns must give the same bits.
+
+    `squares` are those of the distances from `total_s` to `lo_s` and to `hi_s`, as
+    `sim.costs.widths` adds them up; without them both are `total_s`.
     """
     total_s = (
         gemm_s
@@ -63,6 +73,7 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
         + copy_s
         + host_s
     )
+    down, up = squares
     # as StepCost(...), without the function that a NamedTuple puts before it
     return _new(
         StepCost,
@@ -77,16 +88,21 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
             copy_s,
             host_s,
             extrapolated,
+            total_s - sqrt(down) if down else total_s,
+            total_s + sqrt(up) if up else total_s,
         ),
     )
 
 
 def cost_columns(
-    num_rows: int, *parts: NDArray[np.float64] | float
+    num_rows: int,
+    *parts: NDArray[np.float64] | float,
+    squares: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Return `step_cost` of every row of `parts`, (n, 10) with contiguous columns.
+    """Return `step_cost` of every row, (n, 12) with contiguous columns.
 
-    `parts` are in the order of `step_cost`, each a column or a number for all rows.
+    `parts` are in the order of `step_cost`, each a column or a number for all rows;
+    `squares` are two rows, (2, n). The flag is left at 0.
     """
     columns = np.zeros((len(StepCost._fields), num_rows))
     total_s = columns[0]
@@ -95,6 +111,12 @@ def cost_columns(
             continue  # x + 0.0 is x, as no part is negative
         columns[place] = part
         total_s += columns[place]
+    lo_s, hi_s = columns[LO], columns[HI]
+    lo_s[:] = hi_s[:] = total_s
+    if squares is not None:
+        half_s = np.sqrt(squares)
+        lo_s -= half_s[0]
+        hi_s += half_s[1]
     return columns.T
 
 

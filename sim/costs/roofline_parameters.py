@@ -206,6 +206,7 @@ class RooflineParameters:
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
         return {
             "kind": "roofline",
+            "bounds": False,
             "model": self.model.name,
             "gpu": self.gpu.name,
             "tensor_parallel_size": self.tensor_parallel_size,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from sim.cost import StepCost
+from sim.cost import STEP_PARTS
 from sim.plots.binning import Envelope, Medians, StepColumns, StepMeans
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ NUM_PIXEL_COLUMNS = 1400
 NUM_BINS = 200
 """Columns of what is averaged on purpose: medians and shares."""
 
-PARTS = tuple(name for name in StepCost._fields[1:] if name.endswith("_s"))
+PARTS = STEP_PARTS
 """Columns of the parts of a step's latency."""
 
 _Kind: TypeAlias = Literal["state", "pixels", "bins", "medians", "step_means"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ITL_BATCH_ROWS = 4 * BATCH_ROWS
 _TYPES = {
+    "int8": pa.int8(),
     "int64": pa.int64(),
     "int32": pa.int32(),
     "float64": pa.float64(),

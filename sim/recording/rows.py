@@ -27,7 +27,7 @@ Rows = slice | Integers
 Heads = npt.NDArray[Any]
 """Stretches, of `_HEADS`."""
 
-_COST_FIELDS = dict.fromkeys((*list(schema.STEPS)[2:11], "extrapolated"), "float64")
+_COST_FIELDS = dict.fromkeys(list(schema.STEPS)[2:14], "float64")
 # What a scheduler call says; BatchShape and CacheUsage stand in a row as they are.
 _FACTS: dict[str, str] = {
     "step": "int64",
@@ -54,6 +54,7 @@ pack_facts = _packer(_FACTS)
 pack_step = _packer(_FACTS | _COST_FIELDS)
 """The same, with the fields of its `StepCost` behind them."""
 
+# Words of 8 bytes, until they are emitted.
 _COLUMNS = schema.STEPS | {"extrapolated": "float64"}
 _INDEX = {name: index for index, name in enumerate(_COLUMNS)}
 # Words of a packed row, and where they go.
@@ -126,8 +127,8 @@ class StepRows:
     ----------
     emit
         Takes each batch of `BATCH_ROWS` rows, and the shorter last one: the columns
-        of `sim.schema.STEPS` and ``extrapolated`` (0.0 or 1.0). They change once it
-        has returned, unless it says that they are kept.
+        of `sim.schema.STEPS`. They change once it has returned, unless it says that
+        they are kept.
 
     Attributes
     ----------
@@ -192,15 +193,20 @@ class StepRows:
             assert self._cost_model is not None
             costs = _costs(self._cost_model, shapes[:, quiet_rows].T)
             _fill_costs(table, quiet_rows, costs)
+        _fill_bounds(table)
         num_finished = table[_INDEX["num_finished"]]
         for row, num_requests in self.finished_rows:
             num_finished[row] = num_requests
+        self._forget()
+        self._num_rows += num_rows
+        self._emit_full()
+
+    def _forget(self) -> None:
+        """Let go of what was told."""
         self.packed.clear()
         self.heads.clear()
         del self.ends_s[:], self.new_blocks[:]
         self.finished_rows.clear()
-        self._num_rows += num_rows
-        self._emit_full()
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
@@ -274,6 +280,18 @@ class StepRows:
         return columns
 
 
+class UnkeptRows(StepRows):
+    """Steps that nobody will read: told as others are, and let go."""
+
+    def flush(self) -> None:
+        """Let go of what was told."""
+        self._forget()
+
+    def close(self) -> None:
+        """Emit nothing."""
+        self._forget()
+
+
 def _zero_columns(num_rows: int) -> list[Words]:
     """Return a column for each of `_COLUMNS`.
 
@@ -287,10 +305,12 @@ def _zero_columns(num_rows: int) -> list[Words]:
 def _typed(columns: Sequence[Words], rows: slice) -> Batch:
     """Return words as what they are."""
     kinds = _COLUMNS.items()
-    return {
+    batch: Batch = {
         name: column[rows].view(kind)
         for column, (name, kind) in zip(columns, kinds, strict=True)
     }
+    batch["extrapolated"] = batch["extrapolated"].astype(schema.STEPS["extrapolated"])
+    return batch
 
 
 def _put(table: list[Words], name: str, rows: Rows, values: npt.NDArray[Any]) -> None:
@@ -313,6 +333,15 @@ def _fill_costs(table: list[Words], rows: Rows, costs: Floats) -> None:
     """Put costs, a `StepCost` a row, into `rows` of the table."""
     for name, values in zip(_COST_FIELDS, costs.T, strict=True):
         _put(table, name, rows, values)
+
+
+def _fill_bounds(table: list[Words]) -> None:
+    """Let bounds that no cost model knew be the latency itself."""
+    latency = table[_INDEX["latency_s"]]
+    for name in ("latency_lo_s", "latency_hi_s"):
+        column = table[_INDEX[name]]
+        is_unknown = np.isnan(column.view(np.float64))
+        column[is_unknown] = latency[is_unknown]
 
 
 def _expanded(
@@ -358,7 +387,7 @@ def _expanded(
 
 
 def _costs(model: CostModel, shapes: Integers) -> Floats:
-    """Return `CostModel.step` of each row, (n, 10)."""
+    """Return `CostModel.step` of each row, (n, 12)."""
     pricer = pricer_of(model)
     if pricer is not None:
         return pricer.columns(shapes)

@@ -33,10 +33,13 @@ class StepTotals:
         Largest value of the columns that are averaged; 0 without steps.
     total
         Sum of the columns that count what a scheduler call did.
+    has_bounds
+        Whether the cost model knew bounds of any step.
     """
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.has_bounds = False
         self.max: dict[str, float] = dict.fromkeys(_AVERAGED, 0.0)
         self.total: dict[str, int] = dict.fromkeys(_COUNTED, 0)
         self._busy_s: list[float] = []
@@ -44,11 +47,14 @@ class StepTotals:
         self._integrals: dict[str, list[float]] = {name: [] for name in _AVERAGED}
 
     def add(self, batch: Batch) -> None:
-        """Take a batch: columns of `sim.schema.STEPS` and ``extrapolated``."""
+        """Take a batch: columns of `sim.schema.STEPS`."""
         latency_s = batch["latency_s"]
         self.num_steps += len(latency_s)
         self._busy_s.append(float(latency_s.sum()))
         self._extrapolated_s.append(float((batch["extrapolated"] * latency_s).sum()))
+        self.has_bounds = self.has_bounds or bool(
+            (batch["latency_lo_s"] < batch["latency_hi_s"]).any()
+        )
         for name, sums in self._integrals.items():
             column = batch[name].astype(np.float64)
             sums.append(float((column * latency_s).sum()))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sim.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
 from sim.capacity import estimate_capacity
-from sim.cost import BatchShape, StepCost
+from sim.cost import STEP_PARTS, BatchShape, StepCost
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
 from sim.costs.parts import step_cost
 from sim.errors import ConfigError
@@ -162,13 +162,15 @@ def shapes(draw):
 @given(shape=shapes())
 def test_parts_are_finite_and_add_up_exactly(kind, shape):
     cost = MODELS[kind].step(shape)
-    parts = cost[1:-1]
+    parts = cost.parts
     assert all(math.isfinite(part) and part >= 0.0 for part in parts)
     total = 0.0
     for part in parts:
         total += part
     assert cost.total_s == total > 0.0
     assert cost.extrapolated is False
+    assert cost.lo_s == cost.hi_s == cost.total_s  # they know no bounds
+    assert MODELS[kind].describe()["bounds"] is False
 
 
 @every_model
@@ -203,9 +205,21 @@ def test_descriptions_are_json_with_units_and_sources(kind):
 def test_the_sum_is_taken_in_the_order_of_the_fields():
     parts = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
     cost = step_cost(*parts)
-    assert cost[1:-1] == parts
+    assert cost.parts == parts
+    assert STEP_PARTS == (
+        "gemm_s",
+        "prefill_attention_s",
+        "decode_attention_s",
+        "head_s",
+        "allreduce_s",
+        "swap_s",
+        "copy_s",
+        "host_s",
+    )
     assert cost.total_s == ((((((0.1 + 0.2) + 0.3) + 0.4) + 0.5) + 0.6) + 0.7) + 0.8
-    assert step_cost(host_s=1.0) == StepCost(1.0, host_s=1.0)
+    assert step_cost(host_s=1.0) == StepCost(1.0, host_s=1.0, lo_s=1.0, hi_s=1.0)
+    cost = step_cost(host_s=1.0, squares=(0.25, 4.0))
+    assert (cost.lo_s, cost.hi_s) == (0.5, 3.0)
 
 
 # -- constant and linear ----------------------------------------------------------
@@ -213,7 +227,7 @@ def test_the_sum_is_taken_in_the_order_of_the_fields():
 
 def test_constant_ignores_the_shape():
     cost = ConstantCost(0.02)
-    assert cost.step(decodes(8, 100)) == cost.step(EMPTY) == StepCost(0.02, host_s=0.02)
+    assert cost.step(decodes(8, 100)) == cost.step(EMPTY) == step_cost(host_s=0.02)
 
 
 @pytest.mark.parametrize("step_s", [0, -1.0, math.nan, math.inf, "1", True, None])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sim.cost import BatchShape, StepCost, pricer_of
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
 from sim.costs.measured_tables import Curve, Surface, geometry_of, linear_elements
+from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
 from sim.plug import build
 from sim.profile import canonical_json, profile_id
@@ -149,16 +150,86 @@ def test_shapes_outside_the_tables_say_so(cost):
         assert cost.step(outside).extrapolated is True, outside
 
 
-def test_bounds_hold_the_step_and_widen_outside(cost):
-    low_s, high_s = cost.bounds(decodes(64, 4096))
-    step = cost.step(decodes(64, 4096))
-    half_s = math.hypot(0.08 * step.gemm_s, 0.04 * step.decode_attention_s)
-    assert low_s == pytest.approx(step.total_s - half_s)
-    assert high_s == pytest.approx(step.total_s + half_s)
-    low_s, high_s = cost.bounds(decodes(64, 10**6))
-    step = cost.step(decodes(64, 10**6))
-    half_s = math.hypot(0.2 * step.gemm_s, 0.1 * step.decode_attention_s)
-    assert high_s - step.total_s == pytest.approx(half_s)
+def halves(cost, shape, *, prefill=0.0, decode=0.1, gemm=0.08, moved=0.0):
+    """Half-widths down and up by hand, from factors 1 + p of each operation."""
+    step = cost.step(shape)
+    kernels_s = (
+        step.host_s
+        - RooflineCost(model=LLAMA_8B, gpu=H200, layer_latency_s=12e-6).row_parts(
+            shape.num_decodes + shape.num_prefills
+        )[1]
+    )
+    up = [
+        (step.gemm_s, gemm),
+        (step.decode_attention_s, decode),
+        (step.prefill_attention_s, prefill),
+        (step.head_s, 0.3),
+        (step.swap_s, moved),
+        (step.copy_s, moved),
+    ]
+    down_s = [seconds * (1 - 1 / (1 + p)) for seconds, p in up]
+    return (
+        math.hypot(*down_s, kernels_s * (1 - 1 / 3.5)),
+        math.hypot(*(seconds * p for seconds, p in up), kernels_s * 0.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "widths"),
+    [
+        (decodes(64, 4096), {"decode": 0.04}),
+        (decodes(64, 10**6), {"decode": 0.1}),  # the products are inside still
+        (decodes(2000, 1024), {"decode": 0.1, "gemm": 0.2}),
+        (chunk(500), {"prefill": 0.65}),  # of what no interval is known
+        (chunk(512, past=512), {"prefill": 0.65}),
+        (
+            decodes(64, 4096)._replace(num_swapped_out_blocks=9, num_copied_blocks=70),
+            {"decode": 0.04, "moved": 0.65},
+        ),
+    ],
+)
+def test_each_operation_widens_by_its_own_region(cost, shape, widths):
+    step = cost.step(shape)
+    down_s, up_s = halves(cost, shape, **widths)
+    assert step.total_s - step.lo_s == pytest.approx(down_s)
+    assert step.hi_s - step.total_s == pytest.approx(up_s)
+
+
+def test_a_chunk_with_a_past_is_less_certain_than_a_fresh_one(tmp_path):
+    file = write(
+        tmp_path / "p.json",
+        entry(LLAMA_8B),
+        intervals=INTERVALS | {"prefill_attention": [5.0, 6.0]},
+    )
+    cost = MeasuredCost(file, model=LLAMA_8B, gpu=H200)
+    for shape, share in ((chunk(500), 0.05), (chunk(512, past=512), 0.65)):
+        step = cost.step(shape)
+        assert step.hi_s - step.total_s == pytest.approx(
+            halves(cost, shape, prefill=share)[1]
+        )
+
+
+def test_without_intervals_everything_is_an_estimate(tmp_path):
+    file = write(tmp_path / "p.json", entry(LLAMA_8B), intervals={})
+    cost = MeasuredCost(file, model=LLAMA_8B, gpu=H200)
+    shape = decodes(64, 4096)
+    half_s = halves(cost, shape, decode=0.65, gemm=0.65)[1]
+    assert cost.step(shape).hi_s - cost.step(shape).total_s == pytest.approx(half_s)
+
+
+@pytest.mark.parametrize("bad", [[1.0], [1.0, -2.0], [1.0, "x"], 7, {"a": 1}])
+def test_intervals_that_are_none_are_refused(tmp_path, bad):
+    file = write(tmp_path / "p.json", entry(LLAMA_8B), intervals={"gemm": bad})
+    with pytest.raises(ConfigError, match="intervals of gemm must be two finite perc"):
+        MeasuredCost(file, model=LLAMA_8B, gpu=H200)
+
+
+def test_beyond_is_never_narrower_than_inside():
+    widths = read_widths({"intervals": {"allreduce": [16.0, 6.0]}}, "allreduce")
+    assert widths.inside == widths.beyond == by_factor(1.16, 1.16)
+    # 0 says that it was not judged
+    widths = read_widths({"intervals": {"gemm": [7.0, 0.0]}}, "gemm")
+    assert widths.beyond == ESTIMATE
 
 
 def test_times_below_the_floor_are_raised_to_it(tmp_path):
@@ -202,8 +273,23 @@ def test_parts_add_up_and_all_three_ways_agree_on_the_grid(path, name):
     assert cost.columns(as_rows([])).shape == (0, len(StepCost._fields))
     for shape in GRID:
         step = cost.step(shape)
-        assert step.total_s == sum(step[1:-1]) > 0.0
+        assert step.total_s == sum(step.parts) > 0.0
         assert all(math.isfinite(part) and part >= 0.0 for part in step)
+        assert 0.0 < step.lo_s <= step.total_s <= step.hi_s
+
+
+@every_model
+@given(shape=shapes() | awkward_shapes())
+def test_bounds_hold_what_is_between_them(path, name, shape):
+    cost = MeasuredCost(path, gpu=H200, **MODELS[name])
+    step = cost.step(shape)
+    assert 0.0 < step.lo_s <= step.total_s <= step.hi_s < math.inf
+    kernels_s = step.total_s - 1.5e-3 + 1e-15 + 1e-9 * step.total_s
+    # no half-width is wider than that of all kernels in the widest of intervals
+    assert step.total_s - step.lo_s <= kernels_s * (1 - 1 / 3.5)
+    assert step.hi_s - step.total_s <= kernels_s * 0.65
+    if shape.num_decodes + shape.num_prefill_tokens:
+        assert step.lo_s < step.total_s < step.hi_s
 
 
 @every_model
@@ -231,6 +317,7 @@ def test_an_empty_step_costs_host_time(cost):
     empty = cost.step(BatchShape(0, 0, 0, 0, 0, 0))
     assert empty.total_s == empty.host_s == 1.5e-3
     assert not empty.extrapolated
+    assert empty.lo_s == empty.hi_s == empty.total_s  # host time has no bounds
 
 
 def test_host_time_is_the_users_or_the_profiles(tmp_path, path):

@@ -312,7 +312,7 @@ class AllThree(OnlyStepOfOurs):
         return lambda _: self.step_s + 1.0
 
     def columns(self, shapes):
-        return cost_columns(len(shapes), *self.step(EMPTY)[1:-1])
+        return cost_columns(len(shapes), *self.step(EMPTY).parts)
 
 
 class OneOfTwo(OnlyStepOfOurs):
@@ -387,7 +387,7 @@ class Doubled(LinearCost):
     """Redefines `step` alone: what it inherits prices something else."""
 
     def step(self, shape):
-        return step_cost(*(2.0 * part for part in super().step(shape)[1:-1]))
+        return step_cost(*(2.0 * part for part in super().step(shape).parts))
 
 
 class Instant(ConstantCost):

@@ -36,6 +36,8 @@ class Mine:
         ("return StepCost(0.1, gemm_s=0.5)", "{}", "must add up to 0.1, got 0.5"),
         ("return 0.1", "{}", "needs step"),
         ("return StepCost(0.1)", "float('nan')", "JSON-ready"),
+        ("return StepCost(0.1, lo_s=0.2, hi_s=0.3)", "{}", "lie around 0.1 and above"),
+        ("return StepCost(0.1, lo_s=0.05)", "{}", "above 0, got 0.05 and nan"),
         (
             "return StepCost(0.1) if shape.num_decodes == 0 else StepCost(-1.0)",
             "{}",
