@@ -161,7 +161,8 @@ def binding_of(
 
     Room binds before time: requests that wait although the step has tokens to spare,
     or that are preempted, would be served if there were more of what they wait for.
-    Otherwise the step takes as long as its largest part.
+    Otherwise the step takes as long as its largest part; so it does where most of it is
+    swapping, which a full cache only begins.
 
     Parameters
     ----------
@@ -172,8 +173,10 @@ def binding_of(
     objective
         Which objective fails first; None where the queue itself does.
     """
-    waits = facts["num_waiting_mean"] >= 1 or facts["queue_share_of_ttft"] > 0.5
     first = f"; {objective} fails first" if objective else "; the queue grows first"
+    if facts["time_swap_bandwidth"] > 0.5:
+        return _of_time(facts, first)
+    waits = facts["num_waiting_mean"] >= 1 or facts["queue_share_of_ttft"] > 0.5
     if waits and facts["waiting_seqs"] > 0.5:
         return Binding(
             "max_num_seqs",

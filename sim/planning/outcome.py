@@ -93,6 +93,8 @@ class CandidatePlan:
         Generated at that rate.
     extrapolated_share
         Of the time at that rate.
+    has_bounds
+        Whether its cost model knows bounds of a step.
     curve
         Observations at shares of the rate, for the figures.
     fleet, spare
@@ -112,6 +114,7 @@ class CandidatePlan:
     binding: Binding | None = None
     tokens_per_s: float = 0.0
     extrapolated_share: float = 0.0
+    has_bounds: bool = False
     curve: tuple[Point, ...] = ()
     fleet: Fleet | None = None
     spare: Fleet | None = None

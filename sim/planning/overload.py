@@ -58,6 +58,7 @@ class OverloadWatch:
         self, simulation: Simulation, objectives: Sequence[Objective], warmup_s: float
     ) -> None:
         self.was_cut = False
+        self._stop = simulation.stop
         self._active = simulation.recorder.active
         self._warmup_s = warmup_s
         arrivals = (spec.arrival_s for spec in simulation.specs)
@@ -79,7 +80,8 @@ class OverloadWatch:
         if num_waiting <= min(fewest, self._max_queue):
             return
         if self._has_lost(now_s) or self._grows(now_s, num_waiting):
-            self.was_cut = engine.stop_requested = True
+            self.was_cut = True
+            self._stop()
 
     def _has_lost(self, now_s: float) -> bool:
         if not self._bounds:

@@ -173,7 +173,11 @@ class Planner:
         )
         points = (answer["idle"] | {"rate_scale": 0.0},)
         return replace(
-            each, found=found, warmup_share=answer["warmup_share"], curve=points
+            each,
+            found=found,
+            warmup_share=answer["warmup_share"],
+            curve=points,
+            has_bounds=idle["has_bounds"],
         )
 
     def _idle_reason(self, idle: Mapping[str, Any]) -> str:
@@ -293,26 +297,32 @@ class Planner:
                 )
         return found
 
+    def _moves(self, each: CandidatePlan) -> list[tuple[float, dict[str, Any]]]:
+        """Return how steps may move: the factor to expect, and what to ask for."""
+        if each.has_bounds:
+            return [(1.0, {"bound": "hi"}), (1.0, {"bound": "lo"})]
+        band = self.plan.cost_band
+        if not band:
+            return []
+        return [(factor, {"step_time": factor}) for factor in _factors(band)]
+
     def _cost_bounds(
         self, plans: list[CandidatePlan], live: Sequence[int]
     ) -> list[CandidatePlan]:
         """Find the rates if all steps were as long, or as short, as they may be."""
-        band = self.plan.cost_band
-        factors = (1 + band, 1 / (1 + band))
-        if not band:
-            return plans
+        bounded = [i for i in live if self._moves(plans[i])]
         requests = [
             self.search_request(
                 plans[i],
                 self.plan.seed,
-                plans[i].found.thresholds[0] / factor,  # type: ignore[union-attr]
-                step_time=factor,
+                plans[i].found.thresholds[0] / guess,  # type: ignore[union-attr]
+                **move,
             )
-            for i in live
-            for factor in factors
+            for i in bounded
+            for guess, move in self._moves(plans[i])
         ]
         answers = self.crew.ask("cost bounds", tasks.threshold, requests)
-        for place, i in enumerate(live):
+        for place, i in enumerate(bounded):
             found = plans[i].found
             assert found is not None
             pair = answers[2 * place : 2 * place + 2]
@@ -326,6 +336,10 @@ class Planner:
                 plans[i], found=replace(found, cost_low=low, cost_high=high)
             )
         return plans
+
+
+def _factors(band: float) -> tuple[float, float]:
+    return 1 + band, 1 / (1 + band)
 
 
 def median_margins(points: Sequence[Answer]) -> dict[str, float]:

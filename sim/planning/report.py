@@ -109,6 +109,7 @@ def _found(each: CandidatePlan) -> dict[str, Any]:
             "spread": found.spread,
             "cost_low": found.cost_low,
             "cost_high": found.cost_high,
+            "cost_bounds": "of the cost model" if each.has_bounds else "cost_band",
             "at_bound": found.at_bound or None,
         },
         "warmup_share": each.warmup_share,
@@ -263,10 +264,10 @@ def notes(planner: Planner, plans: Sequence[CandidatePlan]) -> list[str]:
     """Return what the reader of all rows should know."""
     told = []
     band = planner.plan.cost_band
-    if band and any(p.candidate.run["cost"]["kind"] == "roofline" for p in plans):
+    if band and any(p.found is not None and not p.has_bounds for p in plans):
         told.append(
-            f"the roofline knows no bounds of its own: 'if steps are off' is a band of "
-            f"{band:.0%} on every step (cost_band)"
+            f"'if steps are off' is a band of {band:.0%} on every step (cost_band) "
+            f"where the cost model knows no bounds of its own"
         )
     trace = planner.plan.workload.trace
     rates = [each.found.rate.value for each in plans if each.found is not None]

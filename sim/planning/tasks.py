@@ -50,6 +50,7 @@ def _trial(request: Mapping[str, Any]) -> Trial:
         num_replicas=request.get("num_replicas", 1),
         by=request.get("by", "random"),
         step_time=request.get("step_time", 1.0),
+        bound=request.get("bound"),
     )
 
 
