@@ -1,4 +1,4 @@
-"""Windows of a trace drawn at random: laws, identity, chains; and shares of replicas."""
+"""Windows of a trace drawn at random: laws, identity, chains; shares of replicas."""
 
 from __future__ import annotations
 
