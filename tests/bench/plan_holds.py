@@ -2,7 +2,7 @@
 
     python -m tests.bench.plan_holds results/plan_chat [CANDIDATE ...]
 
-For each candidate: in how many of 40 seeds that the plan has not seen the objectives hold.
+For each candidate: in how many of 40 seeds that the plan has not seen they hold.
 Right is at least 90 % below and at most 10 % above.
 """
 

@@ -47,7 +47,7 @@ def small(**changes: Any) -> dict[str, Any]:
 def written(plan: dict[str, Any], directory: Path) -> Path:
     """Write a plan and return its path."""
     path = directory / "plan.yaml"
-    path.write_text(yaml.safe_dump(plan), encoding="utf-8")
+    path.write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
     return path
 
 
