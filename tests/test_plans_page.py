@@ -76,3 +76,13 @@ def test_lines_are_short() -> None:
         if len(line) > 100 and not line.startswith("|")
     ]
     assert not long
+
+
+def test_the_example_is_a_plan(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("")
+    found = load_plan(
+        ROOT / "examples/plan_chat.yaml", [f"workload.trace.path={trace}"]
+    )
+    assert set(found.candidates["gpu"]) == set(found.parsed_prices.per_gpu_hour)
+    assert found.parsed_prices.note
