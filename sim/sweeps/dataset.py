@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from sim.sweeps.columns import to_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -71,14 +72,14 @@ class RunDataset:
 
     def finished(self) -> set[int]:
         """Return the indices of the runs that are on disk."""
-        tables = (pq.read_table(path, columns=["run"]) for path in self._files())
+        tables = (_read(path, ["run"]) for path in self._files())
         return {index for table in tables for index in table["run"].to_pylist()}
 
     def counts(self) -> dict[str, int]:
         """Return how many runs on disk ended in which way."""
         found: dict[str, int] = {}
         for path in self._files():
-            for status in pq.read_table(path, columns=["status"])["status"].to_pylist():
+            for status in _read(path, ["status"])["status"].to_pylist():
                 found[status] = found.get(status, 0) + 1
         return found
 
@@ -100,7 +101,7 @@ class RunDataset:
         if not schema.equals(self._schema):
             schema = self._in_order(schema)
             for path in parts:
-                _write(path, _as(pq.read_table(path), schema))
+                _write(path, _as(_read(path), schema))
         number = max((int(path.stem.partition("-")[2]) for path in parts), default=0)
         self._schema = schema
         _write(self._directory / f"part-{number + 1:06}.parquet", _as(table, schema))
@@ -112,7 +113,7 @@ class RunDataset:
         self.flush()
         if self.is_whole:
             return
-        tables = [pq.read_table(path) for path in self._files()]
+        tables = [_read(path) for path in self._files()]
         _write(self._directory / _WHOLE, pa.concat_tables(tables).sort_by("run"))
         self._remove_parts()
 
@@ -137,24 +138,17 @@ class RunDataset:
         return pa.schema(sorted(schema, key=place))
 
 
+def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a file without `pyarrow.dataset`, which imports pandas."""
+    with pq.ParquetFile(path) as file:
+        return file.read(columns)
+
+
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Return rows as a table of the columns that any of them has."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: _array([row.get(name) for row in rows]) for name in names})
-
-
-def _array(values: list[Any]) -> pa.Array:
-    """Return a column; where values are of several kinds, as JSON text."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
-        values = [None if value is None else float(value) for value in values]
-    elif len(kinds) > 1:
-        values = [_text(value) for value in values]
-    return pa.array(values)
-
-
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+    columns = {name: to_column([row.get(name) for row in rows]) for name in names}
+    return pa.table(columns)
 
 
 def _union(*schemas: pa.Schema) -> pa.Schema:

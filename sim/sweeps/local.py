@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from sim.sweeps.job import Job, Outcome, Task
 
-_AHEAD = 2
-"""Runs at a worker: the one it works on, and the next, so that it never waits."""
+_SHORT_S = 0.1
+"""Of runs shorter than this, a worker has the next one with it, so that it never waits.
+Of longer ones it has not: at the end, one worker would have two and another none."""
 _POLL_S = 0.1
 """How soon a request to stop is seen."""
 _MOST_FALSE_STARTS = 3
@@ -64,6 +65,7 @@ class LocalExecutor:
         context = _context()
         self._slots = [_Slot(context, supplies) for _ in range(self.num_workers)]
         self._stopping = False
+        self._latest_s = _SHORT_S
 
     def __enter__(self) -> Self:
         warm_up()
@@ -100,7 +102,8 @@ class LocalExecutor:
 
     def _hand_out(self, attempts: Attempts, task: Task) -> None:
         """Give every worker one run before any has two."""
-        for depth in range(1, _AHEAD + 1):
+        most = 2 if self._latest_s < _SHORT_S else 1
+        for depth in range(1, most + 1):
             for slot in self._slots:
                 if len(slot.going) >= depth:
                     continue
@@ -121,7 +124,9 @@ class LocalExecutor:
                     continue
                 del slot.going[future]
                 attempts.ended()
-                yield future.result()
+                outcome = future.result()
+                self._latest_s = outcome.wall_s
+                yield outcome
 
 
 def _buried(slot: _Slot, attempts: Attempts) -> Outcome | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from sim.sweeps.expand import value_at
 
 if TYPE_CHECKING:
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _PLAIN = (bool, int, float, str)
 _MOST_INT = 2**63
 
@@ -61,9 +58,7 @@ class RowMaker:
         }
         for key, value in (outcome.summary or {}).items():
             row.setdefault(key, _cell(value))
-        return row | {
-            "config": yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False)
-        }
+        return row | {"config": flow(config)}
 
 
 def _cell(value: Any) -> Any:
@@ -73,6 +68,22 @@ def _cell(value: Any) -> Any:
             return float(value)
         return value
     return json.dumps(value)
+
+
+def flow(value: Any) -> str:
+    """Return plain data as YAML that, but for keys that are numbers, is JSON as well.
+
+    A tenth of the time that a YAML library takes, for every run of a sweep.
+    """
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{flow(k)}: {flow(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(flow, value))}]"
+    if isinstance(value, float):
+        # YAML takes 1e-05 for a word.
+        text = repr(value)
+        return text if "." in text else text.replace("e", ".0e")
+    return json.dumps(value, ensure_ascii=False)
 
 
 def text_keys(jobs: Iterable[Job], keys: Iterable[str]) -> frozenset[str]:

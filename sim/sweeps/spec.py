@@ -128,7 +128,7 @@ class SweepFile:
     given: Mapping[str, Any]
 
 
-def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepFile:
+def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepFile:
     """Read a sweep file and its base.
 
     Parameters
@@ -143,6 +143,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepFile:
     ConfigError
         In a line: the path of the key, the rule, the value and the remedy.
     """
+    path = Path(path)
     data = read_yaml(path)
     try:
         spec = SweepSpec.model_validate(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from sim.files import parse_yaml
+from sim.sweeps.columns import to_column
 from sim.sweeps.dataset import RunDataset
 from sim.sweeps.expand import put
 from sim.sweeps.job import Job, Outcome
-from sim.sweeps.rows import RowMaker, summary_of, text_keys
+from sim.sweeps.rows import RowMaker, flow, summary_of, text_keys
+from tests.shared import ROOT
 from tests.sim.commands import files
 from tests.sim.sweep_files import seeded_jobs, tiny
 
@@ -174,6 +178,32 @@ def test_rows_hold_numbers_text_and_a_configuration_that_runs_again() -> None:
         "cost": '{"kind": "x"}',
         "none": None,
     }
+
+
+def test_configurations_are_yaml_and_json() -> None:
+    for path in sorted((ROOT / "examples").glob("*.yaml")):
+        data = yaml.safe_load(path.read_text())
+        assert parse_yaml(flow(data), "row") == data
+    odd = {"a": [1e-05, 1e300, 0.5, -2, None, True, "yes", "1e5", "ü: {", "x\ny", "😀"]}
+    assert parse_yaml(flow(odd), "row") == odd == json.loads(flow(odd))
+    shares = {"best_of": {1: 0.9, 4: 0.1}, "list": [{"a": []}, {}]}
+    assert parse_yaml(flow(shares), "row") == shares
+
+
+def test_columns_are_what_their_values_are() -> None:
+    for values, kind in (
+        ([1, None, -(2**62)], "int64"),
+        ([1, 0.5, None], "double"),
+        ([True, None, False] * 5, "bool"),
+        (["a", None, "", "ü"], "string"),
+        ([None, None], "null"),
+        ([0.5], "double"),
+    ):
+        column = to_column(values)
+        column.validate(full=True)
+        assert str(column.type) == kind
+        assert column.to_pylist() == values
+    assert to_column([1, "a", True, None]).to_pylist() == ["1", "a", "true", None]
 
 
 def test_keys_of_mixed_values_are_json_and_others_are_not() -> None:
