@@ -66,7 +66,7 @@ def test_the_example_on_the_page_is_a_plan(tmp_path: Path) -> None:
     (tmp_path / "traces/azure_llm_2023_conv.csv").write_text("")
     path = tmp_path / "plan.yaml"
     path.write_text(text)
-    assert load_plan(path).candidates["gpu"] == ["h100_sxm", "l40s"]
+    assert load_plan(path).tables[0]["gpu"] == ["h100_sxm", "l40s"]
 
 
 def test_lines_are_short() -> None:
@@ -84,5 +84,6 @@ def test_the_example_is_a_plan(tmp_path: Path) -> None:
     found = load_plan(
         ROOT / "examples/plan_chat.yaml", [f"workload.trace.path={trace}"]
     )
-    assert set(found.candidates["gpu"]) == set(found.parsed_prices.per_gpu_hour)
+    gpus = {gpu for table in found.tables for gpu in table["gpu"]}
+    assert gpus == set(found.parsed_prices.per_gpu_hour)
     assert found.parsed_prices.note

@@ -96,7 +96,7 @@ def _rates(plan: Mapping[str, Any]) -> Table:
         "one engine",
         "requests/s",
         f"{confidence:.0%} interval",
-        "if steps are off",
+        "if steps off",
         "spread",
         "binds",
     )
@@ -109,7 +109,7 @@ def _rates(plan: Mapping[str, Any]) -> Table:
         table.add_row(
             each["name"],
             f"{rate['value']:.4g}",
-            f"{rate['low']:.4g} to {rate['high']:.4g}",
+            f"{rate['low']:.3g} to {rate['high']:.3g}",
             f"{rate['cost_low']:.3g} to {rate['cost_high']:.3g}",
             f"{rate['spread']:.1%}",
             _resource(binding["resource"]) if binding else "-",

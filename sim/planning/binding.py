@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.results import Results
+    from sim.recorder import Recording
     from sim.simulate import Simulation
 
     Columns = Mapping[str, NDArray[Any]]
@@ -32,6 +32,7 @@ TIME_RESOURCES = {
 }
 """Resources that a step spends its time on, and their names in a sentence."""
 
+_PARTS = tuple(name for name in COLUMNS if name.endswith("_s"))
 _FULL = 0.95
 """A cache that is used so far has little room for the next request."""
 
@@ -54,22 +55,23 @@ class Binding:
 
 
 def facts_of(
-    simulation: Simulation, results: Results, warmup_s: float
+    simulation: Simulation, recording: Recording, warmup_s: float
 ) -> dict[str, float]:
     """Return shares of time between the warm-up and the last arrival.
 
-    ``time_*`` are shares of busy time by resource. Products are shared out between
+    ``time_*`` are shares by resource of the time that requests spend in the system, so
+    that a step counts for each of them: what is slow in bursts, when most of them feel
+    it, weighs as much as percentiles of latency let it. Products are shared out between
     compute and bandwidth as a smooth roofline has them: with T tokens and T* where
     both limits meet, by the squares of T and T*. ``waiting_*`` are shares of the time
     that requests spent waiting by what they waited for: a place among the running
     (``seqs``), the step's token budget (``tokens``), blocks (``kv``).
     """
-    c = _columns(results, warmup_s)
+    c = _columns(recording, warmup_s)
     busy_s = max(float(c["latency_s"].sum()), 1e-300)
-    shares = {
-        f"time_{name}": seconds / busy_s
-        for name, seconds in _seconds(simulation, c).items()
-    }
+    seconds = _seconds(simulation, c)
+    spent_s = max(sum(seconds.values()), 1e-300)
+    shares = {f"time_{name}": each / spent_s for name, each in seconds.items()}
     capacity = simulation.capacity
     weight_s = c["latency_s"] * c["num_waiting"]
     waited_s = max(float(weight_s.sum()), 1e-300)
@@ -80,7 +82,7 @@ def facts_of(
     at_kv = ~at_seqs & ~at_tokens
     is_full = c["kv_cache_usage"] >= _FULL
     return shares | {
-        "busy_share": busy_s / max(_span_s(results, warmup_s), busy_s),
+        "busy_share": busy_s / max(_span_s(recording, warmup_s), busy_s),
         "num_waiting_mean": float(weight_s.sum()) / busy_s,
         "waiting_share": float(c["latency_s"][c["num_waiting"] > 0].sum()) / busy_s,
         "waiting_seqs": float(weight_s[at_seqs].sum()) / waited_s,
@@ -88,29 +90,32 @@ def facts_of(
         "waiting_kv": float(weight_s[at_kv].sum()) / waited_s,
         "full_share": float(c["latency_s"][is_full].sum()) / busy_s,
         "num_running_mean": float((c["num_running"] * c["latency_s"]).sum()) / busy_s,
-        "queue_share_of_ttft": _queue_share(results, warmup_s),
+        "queue_share_of_ttft": _queue_share(recording, warmup_s),
         "max_num_seqs": capacity.max_num_seqs,
         "max_num_batched_tokens": capacity.max_num_batched_tokens,
         "num_gpu_blocks": capacity.num_gpu_blocks,
     }
 
 
-def _columns(results: Results, warmup_s: float) -> dict[str, NDArray[Any]]:
-    last_s = float(results.recording.request_table["arrival_s"].max(initial=0.0))
+def _columns(recording: Recording, warmup_s: float) -> dict[str, NDArray[Any]]:
+    last_s = float(recording.request_table["arrival_s"].max(initial=0.0))
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-    for batch in results.step_table.batches(COLUMNS):
+    for batch in recording.step_table.batches(COLUMNS):
         inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
         for name, found in parts.items():
             found.append(batch[name][inside])
     return {name: np.concatenate([np.zeros(0), *p]) for name, p in parts.items()}
 
 
-def _span_s(results: Results, warmup_s: float) -> float:
-    last_s = float(results.recording.request_table["arrival_s"].max(initial=0.0))
+def _span_s(recording: Recording, warmup_s: float) -> float:
+    last_s = float(recording.request_table["arrival_s"].max(initial=0.0))
     return last_s - warmup_s
 
 
 def _seconds(simulation: Simulation, c: Columns) -> dict[str, float]:
+    """Return seconds of each resource, each step weighed by its requests."""
+    weight = np.maximum(c["num_running"] + c["num_waiting"], 1)
+    c = {name: c[name] * weight if name in _PARTS else c[name] for name in c}
     ridge = _ridge_tokens(simulation)
     tokens = c["num_batched_tokens"]
     of_compute = tokens * tokens / (tokens * tokens + ridge * ridge)
@@ -138,9 +143,9 @@ def _ridge_tokens(simulation: Simulation) -> float:
     return gpu.bf16_flops_per_s * weight_bytes / (2 * gpu.memory_bandwidth_bytes_per_s)
 
 
-def _queue_share(results: Results, warmup_s: float) -> float:
+def _queue_share(recording: Recording, warmup_s: float) -> float:
     """Return the share of the mean time to the first token that was spent queueing."""
-    requests = results.recording.request_table
+    requests = recording.request_table
     counts = (requests["arrival_s"] >= warmup_s) & ~np.isnan(requests["ttft_s"])
     queued_s, ttft_s = requests["queue_s"][counts], requests["ttft_s"][counts]
     return float(queued_s.sum() / max(ttft_s.sum(), 1e-300))
@@ -208,7 +213,7 @@ def _of_time(facts: Mapping[str, float], first: str) -> Binding:
         )
     return Binding(
         most,
-        f"{TIME_RESOURCES[most]} binds: {shares[most]:.0%} of the steps' time "
+        f"{TIME_RESOURCES[most]} binds: {shares[most]:.0%} of requests' time in steps "
         f"({shares[second]:.0%} {TIME_RESOURCES[second].removeprefix('the ')})"
         f"{budget}{first}",
     )

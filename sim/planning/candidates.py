@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -74,11 +75,17 @@ def candidates_of(plan: PlanConfig) -> list[Candidate]:
     ConfigError
         If none can run, with the reason of the first; or if a key is wrong.
     """
-    axes = plan.candidates
-    found = [
-        _candidate(plan, dict(zip(axes, values, strict=True)))
+    chosen = [
+        dict(zip(axes, values, strict=True))
+        for axes in plan.tables
         for values in product(*axes.values())
     ]
+    found = [_candidate(plan, each) for each in chosen]
+    for name, number in Counter(each.name for each in found).items():
+        if number > 1:
+            raise ConfigError(
+                f"candidates: {name} stands {number} times; keep it in one table"
+            )
     plan.parsed_prices.check(dict.fromkeys(each.gpu for each in found))
     if all(each.reason for each in found):
         first = found[0]
@@ -123,15 +130,20 @@ def _cost(plan: PlanConfig, gpu: str) -> dict[str, Any]:
     return dict(plan.cost)
 
 
+def _varied(plan: PlanConfig) -> list[str]:
+    """Return keys, besides those of every name, that tell candidates apart."""
+    values: dict[str, list[Any]] = {}
+    for axes in plan.tables:
+        for key, found in axes.items():
+            values.setdefault(key, []).extend(found)
+    return [key for key, all_ in values.items() if key not in _ALWAYS and len(all_) > 1]
+
+
 def _name(plan: PlanConfig, engine: Mapping[str, Any]) -> str:
     """Return a name that is a file's, too."""
     num_gpus = engine.get("tensor_parallel_size", 1)
     parts = [Path(str(engine["model"])).name, Path(str(engine["gpu"])).stem]
     parts.append(f"tp{num_gpus}")
-    parts += [
-        f"{key}={engine[key]}"
-        for key, values in plan.candidates.items()
-        if key not in _ALWAYS and len(values) > 1
-    ]
+    parts += [f"{key}={engine[key]}" for key in _varied(plan) if key in engine]
     text = "_".join(parts)
     return "".join(c if c.isalnum() or c in "._=-" else "-" for c in text)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workloads.columns import RequestColumns
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.engine import Engine
     from sim.planning.objectives import Objective
     from sim.simulate import Simulation
+    from workloads.spec import RequestSpec
 
 EVERY_STEPS = 512
 _MIN_QUEUE, _QUEUE_SHARE, _GROWTH = 100, 0.1, 1.5
 _MIN_LATE, _LATE_SHARE = 10, 0.02
+
+
+def _num_from(specs: Sequence[RequestSpec], time_s: float) -> int:
+    """Return how many requests arrive at a time or later."""
+    if isinstance(specs, RequestColumns):
+        return int((specs.arrival_s >= time_s).sum())
+    return sum(spec.arrival_s >= time_s for spec in specs)
 
 
 def is_overloaded(num_late: int, num_requests: int) -> bool:
@@ -61,8 +71,7 @@ class OverloadWatch:
         self._stop = simulation.stop
         self._active = simulation.recorder.active
         self._warmup_s = warmup_s
-        arrivals = (spec.arrival_s for spec in simulation.specs)
-        num_counted = sum(arrival_s >= warmup_s for arrival_s in arrivals)
+        num_counted = _num_from(simulation.specs, warmup_s)
         self._max_queue = max(_MIN_QUEUE, _QUEUE_SHARE * simulation.num_requests)
         self._bounds = [
             # One more than the share above the percentile moves the percentile itself.

@@ -265,7 +265,7 @@ class Planner:
             seed,
             each.warmup_share,
             rate_scale=load * each.found.rate.value / self.base_rate,
-            with_facts=load == 1.0,
+            details=load == 1.0,
         )
 
     def _with_values(self, each: CandidatePlan, points: list[Answer]) -> CandidatePlan:

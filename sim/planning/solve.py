@@ -93,7 +93,7 @@ def executor_for(
 
 def _example(plan: PlanConfig, table: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration of some candidate: what all of them read is in it."""
-    chosen = {key: values[0] for key, values in plan.candidates.items()}
+    chosen = {key: values[0] for key, values in plan.tables[0].items()}
     workload = {k: v for k, v in table["workload"].items() if v is not None}
     return {
         "workload": workload,

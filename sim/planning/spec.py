@@ -79,7 +79,7 @@ class PlanConfig(ConfigTable):
 
     workload: WorkloadConfig
     engine: Kind = Field(default_factory=dict)
-    candidates: dict[str, Any]
+    candidates: dict[str, Any] | list[dict[str, Any]]
     objectives: dict[str, Any]
     prices: dict[str, Any]
     cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
@@ -106,23 +106,20 @@ class PlanConfig(ConfigTable):
 
     @model_validator(mode="after")
     def _axes(self) -> PlanConfig:
-        for key, values in self.candidates.items():
-            _check_axis(key, values)
-            if key in self.engine:
-                raise ValueError(
-                    f"candidates.{key}: stands in engine too, as {self.engine[key]!r}; "
-                    f"keep one of them"
-                )
-        for key in ("model", "gpu"):
-            if key not in self.candidates and key not in self.engine:
-                raise ValueError(
-                    f"candidates.{key}: this key is needed; give a list, such as "
-                    f"[{'h100_sxm' if key == 'gpu' else 'meta-llama/Llama-3.1-8B'}]"
-                )
+        if not self.tables:
+            raise ValueError("candidates: there is none; give a table of lists")
+        for table in self.tables:
+            _check_table(table, self.engine)
         if self.sensitivity is not None:
             for key, values in self.sensitivity.settings.items():
                 _check_axis(key, values, "sensitivity.settings")
         return self
+
+    @property
+    def tables(self) -> list[dict[str, Any]]:
+        """Axes of candidates: all combinations of each table."""
+        found = self.candidates
+        return [found] if isinstance(found, dict) else found
 
     @property
     def parsed_objectives(self) -> tuple[Objective, ...]:
@@ -133,6 +130,23 @@ class PlanConfig(ConfigTable):
     def parsed_prices(self) -> Prices:
         """The prices."""
         return parse_prices(self.prices)
+
+
+def _check_table(table: dict[str, Any], engine: Kind) -> None:
+    """Check one table of candidates against what all have in common."""
+    for key, values in table.items():
+        _check_axis(key, values)
+        if key in engine:
+            raise ValueError(
+                f"candidates.{key}: stands in engine too, as {engine[key]!r}; keep one "
+                f"of them"
+            )
+    for key in ("model", "gpu"):
+        if key not in table and key not in engine:
+            raise ValueError(
+                f"candidates.{key}: this key is needed; give a list, such as "
+                f"[{'h100_sxm' if key == 'gpu' else 'meta-llama/Llama-3.1-8B'}]"
+            )
 
 
 def _check_axis(key: str, values: Any, where: str = "candidates") -> None:
@@ -181,11 +195,11 @@ def load_plan(path: Path, overrides: list[str] | None = None) -> PlanConfig:
 def _find_files(data: dict[str, Any], directory: Path) -> None:
     find_files(data, directory)
     candidates = data.get("candidates")
-    if isinstance(candidates, dict):
-        for key in ("model", "gpu"):
-            values = candidates.get(key)
+    for table in candidates if isinstance(candidates, list) else [candidates]:
+        for key in ("model", "gpu") if isinstance(table, dict) else ():
+            values = table.get(key)
             if isinstance(values, list):
-                candidates[key] = [found_path(v, directory) or v for v in values]
+                table[key] = [found_path(v, directory) or v for v in values]
     profiles = data.get("profiles")
     if isinstance(profiles, dict):
         for gpu, given in profiles.items():

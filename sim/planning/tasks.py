@@ -58,10 +58,10 @@ def observe(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run traffic at a rate and tell what came of it.
 
     Of `request`: ``rate_scale``, and if need be ``warmup_share``, ``num_replicas``,
-    ``by``, ``step_time``, ``with_facts``.
+    ``by``, ``step_time``, ``details``.
     """
     trial = _trial(request).at(request["rate_scale"])
-    seen = perform(trial, with_facts=request.get("with_facts", False))
+    seen = perform(trial, details=request.get("details", False))
     return seen.to_dict() | {"rate_scale": request["rate_scale"]}
 
 
@@ -105,7 +105,7 @@ def pilot(request: Mapping[str, Any]) -> dict[str, Any]:
     config = parse_config(dict(trial.at(1.0).run))
     specs = make_workload(config.workload, config.seed).requests()
     guess = guessed_rate(config, specs, trial.objectives) / natural_rate(specs)
-    idle = perform(replace(trial.at(guess * _IDLE_SHARE), most=_NUM_IDLE))
+    idle = perform(replace(trial.at(guess * _IDLE_SHARE), most=_NUM_IDLE), details=True)
     answer: dict[str, Any] = {"idle": idle.to_dict(), "tried": [], "warmup_share": 0.0}
     if idle.margin > 0 or idle.num_rejected:
         return answer | {"rate_scale": None, "at_bound": ""}

@@ -11,11 +11,13 @@ import numpy as np
 from sim.assemble_workload import make_workload
 from sim.config import parse_config
 from sim.costs.bounded import AtBound
+from sim.metrics import SERVED
 from sim.planning.binding import facts_of, mean_facts
 from sim.planning.lean_steps import LeanSteps
 from sim.planning.objectives import Objective
 from sim.planning.observation import sample_of, values_of
 from sim.planning.overload import OverloadWatch, is_overloaded
+from sim.recorder import Recorder
 from sim.simulate import Simulation
 from workloads.columns import RequestColumns
 from workloads.splitting import replicas_of, share_of
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from sim.cost import Bound, CostModel
     from sim.hardware import GpuSpec
     from sim.planning.observation import Sample
-    from sim.results import Results
+    from sim.recorder import Recording
     from workloads.spec import RequestSpec
     from workloads.splitting import SplitBy
 
@@ -42,6 +44,9 @@ REPORTED = (
     Objective("preemptions_per_request", inf, "preemptions"),
 )
 """What every plan tells of a candidate, promised or not."""
+
+OF_STEPS = ("itl", "kv_cache_usage")
+"""What objectives are about that requests alone do not know."""
 
 SCALED = ("trace", "synthetic", "preset", "sessions")
 
@@ -159,12 +164,20 @@ def scale_of(run: Mapping[str, Any]) -> float:
     return float(workload[source].get("rate_scale", 1.0))
 
 
-def perform(trial: Trial, *, with_facts: bool = False) -> Observation:
+def perform(trial: Trial, *, details: bool = False) -> Observation:
     """Carry out a trial.
 
     A step that takes longer by a factor, with latencies bounded in seconds, is the
     same as bounds shorter by it and traffic denser by it: time has no scale of its
     own. So `Trial.step_time` changes no cost model.
+
+    Parameters
+    ----------
+    trial
+        What to try.
+    details
+        Whether to tell what only steps know, too: facts, cache usage, bounds and
+        extrapolation. Objectives that need steps have them in any case.
 
     Raises
     ------
@@ -172,14 +185,16 @@ def perform(trial: Trial, *, with_facts: bool = False) -> Observation:
         See `sim.simulate.Simulation`.
     """
     factor = trial.step_time
-    run = with_scale(trial.run, scale_of(trial.run) * factor)
     asked = tuple(_shortened(each, 1 / factor) for each in trial.objectives)
-    config = parse_config(dict(run))
+    trial = replace(trial.at(scale_of(trial.run) * factor), objectives=asked)
+    config = parse_config(dict(trial.run))
     specs = _some(make_workload(config.workload, config.seed).requests(), trial.most)
     warmup_s = warmup_of(specs, trial.warmup_share)
-    parts = _parts(config, specs, trial)
-    runs = [_run(config, part, asked, warmup_s, trial.bound) for part in parts]
-    return _observed(runs, asked, warmup_s, with_facts=with_facts, factor=factor)
+    runs = [
+        _run(config, part, trial, warmup_s, details)
+        for part in _parts(config, specs, trial)
+    ]
+    return _in_time_of(_observed(runs, trial, warmup_s, details=details), factor)
 
 
 def _some(specs: Sequence[RequestSpec], most: int | None) -> Sequence[RequestSpec]:
@@ -240,10 +255,23 @@ class _TrialSimulation(Simulation):
     """A simulation of given requests, with steps at a bound if that is asked for."""
 
     def __init__(
-        self, config: RunConfig, specs: Sequence[RequestSpec], bound: Bound | None
+        self,
+        config: RunConfig,
+        specs: Sequence[RequestSpec],
+        bound: Bound | None,
+        keeps_steps: bool,
     ) -> None:
         self._bound = bound
+        self._keeps_steps = keeps_steps
         super().__init__(config, specs=specs)
+
+    def _make_recorder(self) -> Recorder:
+        return Recorder(LeanSteps(), keeps_steps=self._keeps_steps)
+
+    def record(self) -> Recording:
+        """Run to the end, or until it is stopped; no summary, which takes time."""
+        self._run_clock()
+        return self.recorder.finish(self.env.now)
 
     def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
         cost_model = super()._make_cost_model(model, gpu)
@@ -252,59 +280,53 @@ class _TrialSimulation(Simulation):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    simulation: Simulation
-    results: Results
-    watch: OverloadWatch
+    """One replica's run, at its end or where it was stopped."""
+
+    simulation: _TrialSimulation
+    recording: Recording
+    was_cut: bool
     sample: Sample
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens of served requests over the whole run."""
+        requests, duration_s = self.recording.request_table, self.simulation.env.now
+        is_served = requests.is_one_of("status", SERVED)
+        return float(requests["num_generated_tokens"][is_served].sum()) / duration_s
 
 
 def _run(
-    config: RunConfig,
-    part: _Part,
-    objectives: tuple[Objective, ...],
-    warmup_s: float,
-    bound: Bound | None,
+    config: RunConfig, part: _Part, trial: Trial, warmup_s: float, details: bool
 ) -> _Run:
     """Simulate one replica, until its end or until it has lost."""
     if part.split is not None:
         workload = config.workload.model_copy(update={"split": part.split})
         config = config.model_copy(update={"workload": workload})
-    simulation = _TrialSimulation(config, part.specs, bound)
-    simulation.recorder.sink = LeanSteps()
-    watch = OverloadWatch(simulation, objectives, warmup_s)
-    results = simulation.run()
-    with_itl = any(each.of == "itl" for each in objectives)
-    sample = sample_of(results.recording, warmup_s, with_itl=with_itl)
-    return _Run(simulation, results, watch, sample)
+    with_steps = details or any(each.of in OF_STEPS for each in trial.objectives)
+    simulation = _TrialSimulation(config, part.specs, trial.bound, with_steps)
+    watch = OverloadWatch(simulation, trial.objectives, warmup_s)
+    recording = simulation.record()
+    with_itl = any(each.of == "itl" for each in trial.objectives)
+    sample = sample_of(recording, warmup_s, with_itl=with_itl)
+    return _Run(simulation, recording, watch.was_cut, sample)
 
 
 def _observed(
-    runs: list[_Run],
-    objectives: tuple[Objective, ...],
-    warmup_s: float,
-    *,
-    with_facts: bool,
-    factor: float,
+    runs: list[_Run], trial: Trial, warmup_s: float, *, details: bool
 ) -> Observation:
+    """Return what came of the replicas together, in seconds of their own."""
     samples = [each.sample for each in runs]
     num_requests = sum(each.num_requests for each in samples)
-    num_rejected = sum(each.num_rejected for each in samples)
-    was_cut = any(each.watch.was_cut for each in runs)
     num_late = sum(each.num_late for each in samples)
+    was_cut = any(each.was_cut for each in runs)
     overloaded = was_cut or is_overloaded(num_late, num_requests)
-    values = values_of(samples, objectives)
-    margins = {each.name: each.margin(values[each.name]) for each in objectives}
-    told = {each.name: each for each in (*REPORTED, *objectives)}
+    told = {each.name: each for each in (*REPORTED, *trial.objectives)}
     values = values_of(samples, tuple(told.values()))
-    for name, objective in told.items():
-        value = values[name]
-        if value is not None and objective.unit:
-            values[name] = value * factor
-    facts = {}
-    if with_facts:
-        facts = mean_facts([facts_of(r.simulation, r.results, warmup_s) for r in runs])
-    summaries = [each.results.summary for each in runs]
-    busy_s = [s["num_steps"] * (s["mean_step_ms"] or 0.0) for s in summaries]
+    margins = {each.name: each.margin(values[each.name]) for each in trial.objectives}
+    totals = [each.recording.totals for each in runs]
+    busy_s = sum(each.busy_s for each in totals)
+    extrapolated_s = sum(each.extrapolated_share * each.busy_s for each in totals)
+    facts = [facts_of(r.simulation, r.recording, warmup_s) for r in runs if details]
     return Observation(
         values=values,
         margins=margins,
@@ -312,12 +334,18 @@ def _observed(
         is_overloaded=overloaded,
         was_cut=was_cut,
         num_requests=num_requests,
-        num_rejected=num_rejected,
-        tokens_per_s=sum(s["output_throughput"] for s in summaries) / factor,
-        extrapolated_share=sum(
-            s["extrapolated_share"] * b for s, b in zip(summaries, busy_s, strict=True)
-        )
-        / max(sum(busy_s), 1e-300),
-        has_bounds=any(r.results.recording.totals.has_bounds for r in runs),
-        facts=facts,
+        num_rejected=sum(each.num_rejected for each in samples),
+        tokens_per_s=sum(each.tokens_per_s for each in runs),
+        extrapolated_share=extrapolated_s / busy_s if busy_s else 0.0,
+        has_bounds=any(each.has_bounds for each in totals),
+        facts=mean_facts(facts),
     )
+
+
+def _in_time_of(seen: Observation, factor: float) -> Observation:
+    """Return numbers of a run whose clock went slower by a factor, by our clock."""
+    values = {
+        name: value * factor if value is not None and name.endswith("_ms") else value
+        for name, value in seen.values.items()
+    }
+    return replace(seen, values=values, tokens_per_s=seen.tokens_per_s / factor)

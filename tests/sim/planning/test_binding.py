@@ -26,7 +26,7 @@ def extreme(rate: float, prompt: int, output: int, **engine: Any) -> tuple[str, 
         },
         "engine": {"model": "meta-llama/Llama-3.1-8B", "gpu": "h100_sxm"} | engine,
     }
-    seen = perform(Trial(run, OBJECTIVES), with_facts=True)
+    seen = perform(Trial(run, OBJECTIVES), details=True)
     preempted = seen.values["preemptions_per_request"] or 0.0
     found = binding_of(seen.facts, preempted, worst(seen.margins))
     return found.resource, found.sentence
@@ -78,7 +78,7 @@ def test_swaps_over_a_slow_link_bind_it() -> None:
         },
         "cost": {"kind": "roofline", "swap_call_s": 0.001},
     }
-    seen = perform(Trial(run, OBJECTIVES), with_facts=True)
+    seen = perform(Trial(run, OBJECTIVES), details=True)
     assert seen.facts["time_swap_bandwidth"] > 0.5
     found = binding_of(seen.facts, 0.0, None)
     assert found.resource == "swap_bandwidth"
@@ -89,6 +89,6 @@ def test_shares_of_time_add_up() -> None:
         "workload": {"preset": {"name": "azure_conv_2023", "num_requests": 300}},
         "engine": {"model": "meta-llama/Llama-3.1-8B", "gpu": "a100_sxm"},
     }
-    facts = perform(Trial(run, OBJECTIVES), with_facts=True).facts
+    facts = perform(Trial(run, OBJECTIVES), details=True).facts
     times = [share for name, share in facts.items() if name.startswith("time_")]
     assert sum(times) == pytest.approx(1.0)

@@ -98,9 +98,9 @@ def test_a_fleet_is_its_replicas_run_one_by_one(by: str) -> None:
 
 def test_steps_twice_as_long_are_as_if_the_cost_model_said_so() -> None:
     objectives = parse_objectives({"p95_ttft_ms": 400.0, "p95_tpot_ms": 40.0})
-    scaled = perform(Trial(run_of(4.0), objectives, step_time=2.0))
+    scaled = perform(Trial(run_of(4.0), objectives, step_time=2.0), details=True)
     run = run_of(4.0) | {"cost": {"kind": "constant", "step_s": 0.02}}
-    direct = perform(Trial(run, objectives))
+    direct = perform(Trial(run, objectives), details=True)
     for name in ("p95_ttft_ms", "p95_tpot_ms", "kv_cache_usage_mean"):
         assert scaled.values[name] == pytest.approx(direct.values[name], rel=1e-6)
     assert scaled.margin == pytest.approx(direct.margin, abs=1e-6)
