@@ -223,4 +223,12 @@ def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
     axes.set_title(each["name"], fontsize=9, loc="left")
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(f"p95_{of}_ms").removeprefix("p95 "))
-    axes.legend(loc="upper left")
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=5,
+        borderaxespad=0.1,
+        fontsize=7.5,
+        handlelength=1.4,
+        columnspacing=1.0,
+    )

@@ -114,7 +114,15 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
     axes.set_xlim(0.0, max(costs) * 1.15)
     axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
     axes.set_ylim(min(lows) * 0.8, max(highs) * 1.3)
-    axes.legend(loc="upper right")
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=5,
+        borderaxespad=0.1,
+        fontsize=7.5,
+        handlelength=1.4,
+        columnspacing=1.0,
+    )
 
 
 def _name(axes: Axes, point: Plan) -> None:
@@ -139,8 +147,8 @@ def tornado(plan: Plan) -> Figure:
         "What moves the highest rate: " + "; ".join(filter(None, best))
         if any(best)
         else "Nothing that was changed moves the highest rate",
-        "change of the highest rate, same traffic; orange: a resource a tenth larger; "
-        "blue, red: a setting changed",
+        "change of the highest rate; orange: a resource a tenth larger; "
+        "blue, red: a setting changed; below 1 % is noise of the search",
     )
     panels = figure.subplots(
         ncols=max(1, len(names)),
@@ -187,7 +195,7 @@ def _draw_bars(axes: Axes, effects: list[Plan]) -> None:
     )
     axes.axvline(0.0, color=BLACK, linewidth=0.8)
     reach = max([1.0, *(abs(gain) for gain in gains)])
-    axes.set_xlim(-1.25 * reach, 1.25 * reach)
+    axes.set_xlim(-1.35 * reach, 1.35 * reach)
     for place, gain in enumerate(gains):
         axes.annotate(
             f"{gain:+.1f}",

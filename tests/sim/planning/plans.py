@@ -25,7 +25,7 @@ def small(**changes: Any) -> dict[str, Any]:
     plan: dict[str, Any] = {
         "workload": {
             "synthetic": {
-                "num_requests": 1500,
+                "num_requests": 700,
                 "arrivals": {"kind": "constant", "rate": 10.0},
                 "prompt_tokens": {"kind": "fixed", "tokens": 16},
                 "output_tokens": {"kind": "fixed", "tokens": 20},
@@ -34,7 +34,7 @@ def small(**changes: Any) -> dict[str, Any]:
         },
         "engine": {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 8},
         "candidates": {"gpu": ["h200_sxm"]},
-        "objectives": {"p99_ttft_ms": 200},
+        "objectives": {"p99_ttft_ms": 100},
         "prices": {"per_gpu_hour": {"h200_sxm": 4.0, "h100_sxm": 3.0}},
         "cost": {"kind": "constant", "step_s": STEP_S},
         "cost_band": 0.0,

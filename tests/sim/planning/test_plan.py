@@ -11,10 +11,14 @@ from sim.cli import run as kvsim
 from sim.config import load_config
 from sim.planning.solve import PLAN_FILES
 from sim.simulate import simulate
+from sim.sweeps.serial import SerialExecutor
 from tests.sim.planning.plans import STEP_S, BackToFront, small, solved, written
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from sim.sweeps.job import Job, Outcome, Task
 
 SEQS_RATE = 8 / (20 * STEP_S)
 """Eight places, each taken for the twenty steps that give twenty tokens."""
@@ -70,7 +74,7 @@ def test_replicas_are_the_fewest_that_hold(tmp_path: Path) -> None:
 def test_same_plan_same_bytes_in_any_order(tmp_path: Path) -> None:
     plan = small(cost_band=0.1, sensitivity={"num_seeds": 1})
     plan["workload"]["synthetic"] |= {
-        "num_requests": 200,
+        "num_requests": 80,
         "arrivals": {"kind": "poisson", "rate": 10.0},
     }
     first = solved(plan, tmp_path)
@@ -187,3 +191,35 @@ def test_candidates_that_do_not_fit_are_rows(tmp_path: Path) -> None:
     assert eight["status"] == "ok"
     assert seventy["status"] == "does_not_fit"
     assert "weights" in seventy["reason"]
+
+
+class Stopping(SerialExecutor):
+    """An executor that is stopped after so many answers."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.left = most
+
+    def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
+        for outcome in super().run(jobs, task):
+            if not self.left:
+                self.stop()
+                return
+            self.left -= 1
+            yield outcome
+
+
+def test_what_was_found_before_a_stop_is_kept(tmp_path: Path) -> None:
+    plan = small(sensitivity={"num_seeds": 1})
+    plan["workload"]["synthetic"]["num_requests"] = 100
+    with pytest.raises(KeyboardInterrupt):
+        solved(plan, tmp_path, Stopping(2))
+    found = solved(plan, tmp_path, Stopping(1 + 3 + 4))
+    assert found.stopped_in == "replicas"
+    assert only(found.data)["rate"]["value"] > 0
+    assert only(found.data)["replicas"] is None
+    assert found.data["sensitivity"] == {}
+    target = tmp_path / "folder"
+    target.mkdir()
+    found.write(target, wall_s=1.0, figures=True)
+    assert json.loads((target / "plan.json").read_text())["stopped_in"] == "replicas"
