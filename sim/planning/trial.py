@@ -289,8 +289,15 @@ class _Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens of served requests over the whole run."""
-        requests, duration_s = self.recording.request_table, self.simulation.env.now
+        """Generated tokens of served requests over the time in which they arrived.
+
+        Over the whole run where the engine did not keep up.
+        """
+        requests = self.recording.request_table
+        duration_s = float(requests["arrival_s"].max(initial=0.0))
+        is_late = is_overloaded(self.sample.num_late, self.sample.num_requests)
+        if self.was_cut or is_late or not duration_s:
+            duration_s = self.simulation.env.now
         is_served = requests.is_one_of("status", SERVED)
         return float(requests["num_generated_tokens"][is_served].sum()) / duration_s
 
