@@ -222,7 +222,9 @@ def test_a_resampled_trace_is_other_traffic_with_each_seed(tmp_path: Path) -> No
 def test_only_a_trace_is_resampled() -> None:
     data = minimal()
     data["workload"]["resample"] = {"window_s": 20.0}
-    with pytest.raises(ConfigError, match="workload.resample: draws windows of a trace"):
+    with pytest.raises(
+        ConfigError, match="workload.resample: draws windows of a trace"
+    ):
         parse_config(data)
     del data["workload"]["resample"]
     data["workload"] |= {"split": {"num_replicas": 2}, "max_concurrent_users": 3}

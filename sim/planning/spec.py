@@ -195,8 +195,9 @@ def load_plan(path: Path, overrides: list[str] | None = None) -> PlanConfig:
 def _find_files(data: dict[str, Any], directory: Path) -> None:
     find_files(data, directory)
     candidates = data.get("candidates")
-    for table in candidates if isinstance(candidates, list) else [candidates]:
-        for key in ("model", "gpu") if isinstance(table, dict) else ():
+    tables = candidates if isinstance(candidates, list) else [candidates]
+    for table in (each for each in tables if isinstance(each, dict)):
+        for key in ("model", "gpu"):
             values = table.get(key)
             if isinstance(values, list):
                 table[key] = [found_path(v, directory) or v for v in values]

@@ -223,3 +223,32 @@ def test_what_was_found_before_a_stop_is_kept(tmp_path: Path) -> None:
     target.mkdir()
     found.write(target, wall_s=1.0, figures=True)
     assert json.loads((target / "plan.json").read_text())["stopped_in"] == "replicas"
+
+
+OWN_BOUNDS = """
+from sim.cost import StepCost
+
+class Bounded:
+    def __init__(self, step_s: float):
+        self.step_s = step_s
+
+    def step(self, shape):
+        t = self.step_s
+        return StepCost(t, host_s=t, lo_s=0.8 * t, hi_s=1.25 * t)
+
+    def describe(self):
+        return {"kind": "bounded"}
+"""
+
+
+def test_bounds_of_the_cost_model_go_before_the_band(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_BOUNDS)
+    plan = small(
+        cost={"kind": f"{tmp_path / 'own.py'}:Bounded", "step_s": STEP_S},
+        cost_band=0.5,
+    )
+    plan["workload"]["synthetic"]["num_requests"] = 400
+    rate = only(solved(plan, tmp_path).data)["rate"]
+    assert rate["cost_bounds"] == "of the cost model"
+    assert rate["cost_low"] == pytest.approx(SEQS_RATE * 0.8, rel=0.03)
+    assert rate["cost_high"] == pytest.approx(SEQS_RATE / 0.8, rel=0.03)
