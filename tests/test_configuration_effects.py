@@ -223,10 +223,10 @@ def test_only_a_trace_is_resampled() -> None:
     data = minimal()
     data["workload"]["resample"] = {"window_s": 20.0}
     with pytest.raises(
-        ConfigError, match="workload.resample: draws windows of a trace"
+        ConfigError, match=r"workload\.resample: draws windows of a trace"
     ):
         parse_config(data)
     del data["workload"]["resample"]
     data["workload"] |= {"split": {"num_replicas": 2}, "max_concurrent_users": 3}
-    with pytest.raises(ConfigError, match="workload.split: users in a closed loop"):
+    with pytest.raises(ConfigError, match=r"workload\.split: users in a closed loop"):
         parse_config(data)

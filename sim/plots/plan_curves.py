@@ -126,16 +126,7 @@ def _draw_candidates(
         highs += y
         lowest = min([lowest, *(value for value in y if value > 0)])
     axes.axhline(limit, color=BLACK, linewidth=1.0, linestyle=(0, (6, 3)))
-    axes.annotate(
-        objective["rule"],
-        (0.02, limit),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 5),
-        textcoords="offset points",
-        fontsize=8.5,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
-        zorder=4,
-    )
+    _name_limit(axes, objective)
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(name))
     if rates:
@@ -147,6 +138,20 @@ def _draw_candidates(
         top = min(limit * _OUT_OF_SIGHT, 1.3 * max([limit, *highs]))
         set_log_axis(axes.yaxis, lowest, top)
         axes.set_ylim(lowest * 0.8, top)
+
+
+def _name_limit(axes: Axes, objective: Plan) -> None:
+    """Write the rule on the left of its line."""
+    axes.annotate(
+        objective["rule"],
+        (0.02, objective["limit"]),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 5),
+        textcoords="offset points",
+        fontsize=8.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
+        zorder=4,
+    )
 
 
 def label_of(name: str) -> str:
@@ -211,14 +216,10 @@ def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
     for objective in plan["objectives"]:
         if objective["name"].endswith(f"_{of}_ms"):
             limit = objective["limit"]
-            axes.axhline(
-                limit,
-                color=VERMILLION,
-                linestyle=(0, (6, 3)),
-                label=objective["rule"],
-            )
+            axes.axhline(limit, color=VERMILLION, linestyle=(0, (6, 3)))
+            _name_limit(axes, objective)
             highest = max(highest, limit)
-    axes.set_ylim(0.0, highest * 1.08)
+    axes.set_ylim(0.0, highest * 1.15)
     axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
     axes.set_title(each["name"], fontsize=9, loc="left")
     axes.set_xlabel("requests/s of one engine")

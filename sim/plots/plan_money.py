@@ -65,8 +65,7 @@ def pareto(plan: Plan) -> Figure:
         say(panels[0], "no fleet to show")
     for axes, model in zip(panels, models, strict=False):
         _draw_fleets(axes, plan, [p for p in points if p["model"] == model])
-        axes.set_title(model, fontsize=9, loc="left")
-        axes.set_xlabel(f"{currency} an hour")
+        axes.set_xlabel(f"{currency} an hour, {model}")
         axes.set_ylabel(label_of(plan["pareto"]["latency"]))
     return figure
 

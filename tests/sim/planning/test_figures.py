@@ -34,7 +34,9 @@ def test_axes_say_what_they_show(plan: Mapping[str, Any]) -> None:
     one = "requests/s of one engine"
     assert labels["capacity_curves"] == [(one, "p95 TTFT (ms)"), (one, "goodput")]
     assert labels["latency_load"] == [(one, "TTFT (ms)"), (one, "TPOT (ms)")]
-    assert labels["pareto"] == [("USD an hour", "p95 TTFT (ms)")]
+    assert labels["pareto"] == [
+        ("USD an hour, meta-llama/Llama-3.1-8B", "p95 TTFT (ms)")
+    ]
     assert labels["tornado"] == [("change of the highest rate (%)", "")]
 
 
