@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sim.errors import ConfigError
 from sim.plug import build
@@ -12,8 +12,10 @@ from workloads.errors import TraceFormatError, WorkloadError
 from workloads.lengths import LENGTH_PAIRS, LENGTHS
 from workloads.prefixes import PREFIXES, PrefixedWorkload
 from workloads.preset import PresetWorkload
+from workloads.resampling import Resampling
 from workloads.sampling import SampledWorkload
 from workloads.sessions import SESSIONS, SessionWorkload
+from workloads.splitting import SplitWorkload
 from workloads.traces import TRACE_READERS
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from sim.workload_config import WorkloadConfig
     from workloads.spec import RequestSpec
 
+T = TypeVar("T")
+
 TRACE_KEYS = ("rate_scale", "window", "limit", "scale_by", "copies_share_text")
 """Keys of a trace's table that are no arguments of its reader."""
+
 _SYNTHETIC_TABLES: Mapping[str, Mapping[str, type]] = {
     "arrivals": ARRIVALS,
     "prompt_tokens": LENGTHS,
@@ -42,7 +47,12 @@ def make_workload(config: WorkloadConfig, seed: int) -> Workload:
     ConfigError, WorkloadError
         With the path of the key.
     """
-    workload = _source(config, seed)
+    # Last, so that a replica sees what it would see of the whole.
+    return _split(_sampled(_source(config, seed), config, seed), config, seed)
+
+
+def _sampled(workload: Workload, config: WorkloadConfig, seed: int) -> Workload:
+    """Draw what requests ask for besides, if there is anything."""
     sampling = {
         "best_of": config.best_of,
         "beam_width": config.beam_width,
@@ -62,12 +72,31 @@ def make_workload(config: WorkloadConfig, seed: int) -> Workload:
     )
 
 
+def _split(workload: Workload, config: WorkloadConfig, seed: int) -> Workload:
+    """Keep the share of one replica, if the traffic is split."""
+    if config.split is None:
+        return workload
+    split = _refusing(
+        "workload.split",
+        SplitWorkload,
+        workload=workload,
+        seed=seed,
+        **dict(config.split),
+    )
+    return _Placed(split, "workload.split")
+
+
 def _source(config: WorkloadConfig, seed: int) -> Workload:
     """Construct what arrives, without what is drawn on top."""
     if config.trace is not None:
         common = {key: config.trace[key] for key in TRACE_KEYS if key in config.trace}
         own = {key: v for key, v in config.trace.items() if key not in TRACE_KEYS}
         reader = build(TRACE_READERS, own, "workload.trace", more_keys=TRACE_KEYS)
+        if config.resample is not None:
+            # Resampled where the trace is read: before its rate is scaled.
+            common["resampling"] = _refusing(
+                "workload.resample", Resampling, **dict(config.resample)
+            )
         return _refusing(
             "workload.trace", TraceWorkload, reader=reader, seed=seed, **common
         )
@@ -78,7 +107,7 @@ def _source(config: WorkloadConfig, seed: int) -> Workload:
         for key, table in _SYNTHETIC_TABLES.items():
             if settings[key] is not None:
                 settings[key] = build(table, settings[key], f"{where}.{key}")
-        workload = _refusing(where, SyntheticWorkload, seed=seed, **settings)
+        workload: Workload = _refusing(where, SyntheticWorkload, seed=seed, **settings)
         return _prefixed(workload, prefixes, f"{where}.prefixes", seed)
     if config.sessions is not None:
         return _sessions(config.sessions, seed)
@@ -136,7 +165,7 @@ class _Placed:
             raise ConfigError(f"{self.where}: {error}") from error
 
 
-def _refusing(where: str, make: Callable[..., Workload], **arguments: Any) -> Workload:
+def _refusing(where: str, make: Callable[..., T], **arguments: Any) -> T:
     """Call `make`; name the table in what it refuses."""
     try:
         return make(**arguments)

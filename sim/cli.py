@@ -35,6 +35,10 @@ COMMANDS = {
         "sim.commands.sweep:sweep",
         "Run a configuration many times, on this machine or on a Ray cluster.",
     ),
+    "plan": (
+        "sim.commands.plan:plan",
+        "Find the cheapest way to serve traffic, and how much a configuration holds.",
+    ),
     "capacity": (
         "sim.commands.capacity:capacity",
         "Predict the number of KV blocks, explained GiB by GiB.",
@@ -55,7 +59,6 @@ COMMANDS = {
 
 NOT_BUILT = (
     "conform",
-    "plan",
     "plot",
     "report",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -25,7 +25,7 @@ from sim.generations import (
     owners,
 )
 from sim.plug import did_you_mean
-from sim.workload_config import PresetConfig, SyntheticConfig, WorkloadConfig
+from sim.workload_config import WorkloadConfig  # noqa: TC001 - pydantic's
 
 NOT_BUILT = {
     "speculative_config": "speculative decoding",
@@ -260,7 +260,7 @@ def load_traffic(path: Path | str, overrides: list[str]) -> TrafficConfig:
     try:
         return TrafficConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
 
 
 def parse_config(data: dict[str, Any]) -> RunConfig:
@@ -274,7 +274,7 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
 
 
 def assign(data: dict[str, Any], override: str) -> None:
@@ -299,59 +299,71 @@ def assign(data: dict[str, Any], override: str) -> None:
     table[names[-1]] = value
 
 
-def _one_line(error: ValidationError) -> str:
-    """Return the first problem in a line: key, rule, value, remedy."""
+def one_line(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Return the first problem in a line: key, rule, value, remedy.
+
+    Parameters
+    ----------
+    error
+        Of a configuration.
+    model
+        What was read; a run's configuration if it is None.
+    """
+    root = model or RunConfig
     problems = error.errors()
     problem = problems[0]
     path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
-        return _unknown_key(path) + more
+        return _unknown_key(path, root) + more
     if problem["type"] == "missing":
         return f"{path}: this key is needed; give it{more}"
     rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if problem["type"] in {"model_type", "dict_type"}:
         rule = "should be a table of keys, such as {kind: ...}"
     key, colon, _ = rule.partition(": ")
-    if colon and key in _TABLES.get(path, RunConfig).model_fields:
-        return f"{path}.{rule}{more}"
+    if colon and key.partition(".")[0] in _table_at(path, root).model_fields:
+        return f"{path}.{rule}{more}".removeprefix(".")
     value = problem["input"]
     shown = "" if isinstance(value, dict) else f", got {shortened(value)}"
     if problem["type"].startswith(("greater_than", "less_than", "finite")):
-        shown += _default_of(path)
+        shown += _default_of(path, root)
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
         shown += "; write it without quotes, as 16 or 1.0e-3"
     return f"{path or 'configuration'}: {rule}{shown}{more}"
 
 
-def _default_of(path: str) -> str:
+def _default_of(path: str, root: type[BaseModel]) -> str:
     """Return the remedy for a number out of range: what the key is otherwise."""
     table, _, key = path.rpartition(".")
-    model = _TABLES.get(table.rpartition(".")[2], RunConfig)
-    default = model.model_fields[key].default
-    return f"; its default is {'null' if default is None else default}"
+    field = _table_at(table, root).model_fields.get(key)
+    if field is None or field.is_required():
+        return ""
+    return f"; its default is {'null' if field.default is None else field.default}"
 
 
-def _unknown_key(path: str) -> str:
+def _unknown_key(path: str, root: type[BaseModel]) -> str:
     table, _, key = path.rpartition(".")
     if key in NOT_BUILT:
         return f"{path}: {NOT_BUILT[key]} is not built; remove this key"
-    model: type[BaseModel] = RunConfig
-    for name in table.split(".") if table else []:
-        model = _TABLES.get(name, model)
-    choices = list(model.model_fields)
+    choices = list(_table_at(table, root).model_fields)
     return (
         f"{path}: unknown key{did_you_mean(key, choices)} "
         f"(there are: {', '.join(choices)})"
     )
 
 
+def _table_at(path: str, root: type[BaseModel]) -> type[BaseModel]:
+    """Return the type of the table at a path; the last one on the way that has one."""
+    table = root
+    for name in path.split("."):
+        field = table.model_fields.get(name)
+        annotation = field.annotation if field else None
+        for each in (annotation, *get_args(annotation)):
+            if isinstance(each, type) and issubclass(each, BaseModel):
+                table = each
+    return table
+
+
 # What pydantic puts into a path to tell the branches of a union apart.
 _TYPE_NAMES = ("str", "dict[str,any]", "[key]")
-
-_TABLES: dict[str, type[BaseModel]] = {
-    "workload": WorkloadConfig,
-    "synthetic": SyntheticConfig,
-    "preset": PresetConfig,
-    "engine": EngineConfig,
-}

@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str, Any]:
     """Read a file that holds a table.
 
     Raises
@@ -57,9 +57,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     data = parse_yaml(text, f"'{path}'")
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"'{path}' must hold the tables workload, engine and cost; see examples/"
-        )
+        raise ConfigError(f"'{path}' must hold the tables {tables}; see examples/")
     return data
 
 
@@ -102,7 +100,7 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
     engine = data.get("engine")
     if isinstance(engine, dict):
         for key in ("model", "gpu"):
-            found = _found(engine.get(key), directory)
+            found = found_path(engine.get(key), directory)
             # A folder is a model only if it holds one, and never a GPU.
             if found and Path(found).is_dir():
                 config = Path(found) / "config.json"
@@ -113,11 +111,11 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
     _find_user_classes(data, directory)
     cost = data.get("cost")
     if isinstance(cost, dict) and "profile" in cost:
-        cost["profile"] = _found(cost["profile"], directory) or cost["profile"]
+        cost["profile"] = found_path(cost["profile"], directory) or cost["profile"]
     workload = data.get("workload")
     preset = workload.get("preset") if isinstance(workload, dict) else None
     if isinstance(preset, dict) and str(preset.get("name")).endswith(".json"):
-        preset["name"] = _found(preset["name"], directory) or preset["name"]
+        preset["name"] = found_path(preset["name"], directory) or preset["name"]
     _find_traces(workload, directory, "workload")
 
 
@@ -132,7 +130,7 @@ def _find_traces(value: object, directory: Path, where: str) -> None:
         if key != "path" or not isinstance(each, str):
             _find_traces(each, directory, f"{where}.{key}")
             continue
-        found = _found(each, directory)
+        found = found_path(each, directory)
         if found is None:
             raise ConfigError(
                 f"{where}.path: there is no file '{each}'; point to "
@@ -149,12 +147,12 @@ def _find_user_classes(table: dict[str, Any], directory: Path) -> None:
                 _find_user_classes(each, directory)
         if key in ("kind", "scheduler", "evictor") and isinstance(value, str):
             own = _USER_CLASS.fullmatch(value)
-            found = own and _found(own["file"], directory)
+            found = own and found_path(own["file"], directory)
             if own and found:
                 table[key] = f"{found}:{own['name']}"
 
 
-def _found(given: object, directory: Path) -> str | None:
+def found_path(given: object, directory: Path) -> str | None:
     """Return the absolute path of what `given` names, if there is such a thing."""
     if not isinstance(given, str) or not given:
         return None

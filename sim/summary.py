@@ -252,7 +252,7 @@ def title(config: RunConfig) -> str:
         (
             f"{Path(engine.model).name} on {Path(gpus).name}",
             f"{scheduler_name(config)} {engine.version}",
-            _workload_title(config.workload),
+            workload_title(config.workload),
             *_users(config.workload),
         )
     )
@@ -263,7 +263,8 @@ def _users(workload: WorkloadConfig) -> list[str]:
     return [] if number is None else [f"{number:,} users"]
 
 
-def _workload_title(workload: WorkloadConfig) -> str:
+def workload_title(workload: WorkloadConfig) -> str:
+    """Return what arrives, in a few words."""
     if workload.trace:
         path = Path(str(workload.trace.get("path", "trace")))
         how = " by superposition" * (workload.trace.get("scale_by") == "superposition")

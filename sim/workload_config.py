@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from sim.config_types import (
     Positive,
     Priority,
     Shares,
+    Whole,
 )
 
 
@@ -59,6 +60,21 @@ class PresetConfig(ConfigTable):
     prefixes: Kind | None = None
 
 
+class ResampleConfig(ConfigTable):
+    """Windows of a trace that are drawn at random with the seed."""
+
+    window_s: Annotated[float, Field(gt=0)]
+    num_windows: Positive | None = None
+
+
+class SplitConfig(ConfigTable):
+    """The share of one of several engines in the traffic."""
+
+    num_replicas: Positive
+    replica: Whole = 0
+    by: Literal["random", "round_robin"] = "random"
+
+
 SOURCES = ("trace", "synthetic", "preset", "sessions")
 """Keys of a workload that each say where requests come from."""
 
@@ -70,6 +86,8 @@ class WorkloadConfig(ConfigTable):
     synthetic: SyntheticConfig | None = None
     preset: PresetConfig | None = None
     sessions: Kind | None = None
+    resample: ResampleConfig | None = None
+    split: SplitConfig | None = None
     max_concurrent_users: Positive | None = None
     best_of: Shares = 1
     beam_width: Shares = 1
@@ -86,5 +104,24 @@ class WorkloadConfig(ConfigTable):
             raise ValueError(
                 f"give exactly one of {', '.join(others)} and {last}, got "
                 f"{' and '.join(given) or 'none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_traces_are_resampled(self) -> WorkloadConfig:
+        if self.resample is not None and self.trace is None:
+            raise ValueError(
+                "resample: draws windows of a trace; what is drawn anyway is other "
+                "traffic with another seed; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _users_are_not_split(self) -> WorkloadConfig:
+        if self.split is not None and self.max_concurrent_users is not None:
+            raise ValueError(
+                "split: users in a closed loop wait for their own answers, so a "
+                f"router has none of {self.max_concurrent_users} to share out; give "
+                "each engine its max_concurrent_users instead"
             )
         return self

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sim.config import EngineConfig, parse_config
-from sim.errors import SwapSpaceError
+from sim.errors import ConfigError, SwapSpaceError
 from sim.generations import GENERATION_KEYS, GENERATIONS
 from sim.schema import TRAFFIC
 from sim.simulate import simulate
 from sim.workload_config import SOURCES, WorkloadConfig
 from tests.sim.test_config import minimal
 from tests.test_configuration_page import meanings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PRESSURE: dict[str, Any] = {
     "num_gpu_blocks_override": 40,
@@ -196,6 +199,7 @@ def test_how_requests_sample_shows(generation: str) -> None:
         ("beam_switch_share", 1.0, beams | {"beam_switch_share": 0.0}, {}),
         ("max_tokens", 20, {}, {}),
         ("max_concurrent_users", 5, {}, {}),
+        ("split", {"num_replicas": 2}, {}, {}),
     ]
     if "scheduling_policy" in GENERATIONS[generation].keys:
         cases.append(("priority", 0, {}, by_priority))
@@ -215,4 +219,34 @@ def test_how_requests_sample_shows(generation: str) -> None:
     # A service level is for reports, whatever the engine.
     assert plain == pressed(generation, engine, {"slo_class": {"a": 0.5, "b": 0.5}})
     tried = {key for key, *_ in cases} | {"priority", "slo_class"}
-    assert tried == set(WorkloadConfig.model_fields) - set(SOURCES)
+    of_traces = {"resample"}  # below
+    assert tried == set(WorkloadConfig.model_fields) - set(SOURCES) - of_traces
+
+
+def test_a_resampled_trace_is_other_traffic_with_each_seed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = (f"2023-11-16 18:{i // 60:02}:{i % 60:02}.0,{i + 1},5" for i in range(300))
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    data = minimal()
+    data["workload"] = {"trace": {"kind": "azure", "path": str(trace)}}
+    lengths = []
+    for resample, seed in ((None, 0), ({"window_s": 20.0}, 0), ({"window_s": 20.0}, 1)):
+        data["workload"]["resample"] = resample
+        requests = simulate(parse_config(data | {"seed": seed})).requests
+        lengths.append(tuple(requests["num_prompt_tokens"]))
+    assert lengths[0] == tuple(range(1, 301))
+    assert len(set(lengths)) == 3
+    assert {len(each) for each in lengths} == {300}
+
+
+def test_only_a_trace_is_resampled() -> None:
+    data = minimal()
+    data["workload"]["resample"] = {"window_s": 20.0}
+    with pytest.raises(
+        ConfigError, match=r"workload\.resample: draws windows of a trace"
+    ):
+        parse_config(data)
+    del data["workload"]["resample"]
+    data["workload"] |= {"split": {"num_replicas": 2}, "max_concurrent_users": 3}
+    with pytest.raises(ConfigError, match=r"workload\.split: users in a closed loop"):
+        parse_config(data)

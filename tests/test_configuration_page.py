@@ -33,6 +33,8 @@ from sim.simulate import Simulation, simulate
 from sim.workload_config import (
     SOURCES,
     PresetConfig,
+    ResampleConfig,
+    SplitConfig,
     SyntheticConfig,
     WorkloadConfig,
 )
@@ -151,6 +153,8 @@ def built() -> Keys:
         ),
         ("workload", "synthetic", fields(SyntheticConfig)),
         ("workload", "preset", fields(PresetConfig)),
+        ("workload", "resample", fields(ResampleConfig)),
+        ("workload", "split", fields(SplitConfig)),
         ("workload", "trace", {key: trace[key] for key in TRACE_KEYS}),
         ("workload", "sessions", {key: sessions[key] for key in _SESSION_KEYS}),
     ]

@@ -96,12 +96,12 @@ def _list(
     """Return copies of any requests, chain by chain."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
-    roots = _roots(requests)
+    roots = roots_of(requests)
     root_ids = [
         request.request_id for request in requests if request.previous_id is None
     ]
     begun_s = np.array([requests[root].arrival_s for root in root_ids])
-    apart = _Apart(requests, copies_share_text)
+    apart = CopyNames(requests, copies_share_text)
     copied: list[RequestSpec] = []
     for copy, (times_s, is_kept) in enumerate(_copies(begun_s, num_copies, streams)):
         kept = [root for root, keep in zip(root_ids, is_kept, strict=True) if keep]
@@ -147,7 +147,7 @@ def _copies(
     return copies
 
 
-class _Apart:
+class CopyNames:
     """Keeps the names of copies apart: of requests, sessions and texts.
 
     Parameters
@@ -194,7 +194,7 @@ class _Apart:
         return tuple([(s + more if s % 2 else s, tokens) for s, tokens in prompt])
 
 
-def _roots(requests: Sequence[RequestSpec]) -> list[int]:
+def roots_of(requests: Sequence[RequestSpec]) -> list[int]:
     """Return for each request the id of the one that began its chain."""
     roots: list[int] = []
     for request in requests:

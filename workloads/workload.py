@@ -32,6 +32,8 @@ from workloads.traces.base import TraceReader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from workloads.resampling import Resampling
+
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _SCALE_REMEDY = "give a factor, such as 2.0 for twice the rate"
 
@@ -60,7 +62,7 @@ class Workload(Protocol):
 class TraceWorkload:
     """A recorded trace: a part of it, at another rate.
 
-    The order of the steps is fixed: window, then limit, then scale.
+    The order of the steps is fixed: window, then limit, then resampling, then scale.
 
     Parameters
     ----------
@@ -83,7 +85,9 @@ class TraceWorkload:
     copies_share_text
         Of copies: whether prompts are the same text in all, or text of their own.
     seed
-        Seed of the copies' shifts; nothing else is drawn.
+        Seed of the copies' shifts and of the windows; nothing else is drawn.
+    resampling
+        Replays windows of the trace that are drawn at random, if it is given.
 
     Raises
     ------
@@ -98,6 +102,7 @@ class TraceWorkload:
     scale_by: Literal["compression", "superposition"] = "compression"
     copies_share_text: bool = False
     seed: int = 0
+    resampling: Resampling | None = None
 
     def __post_init__(self) -> None:
         check_role("reader", self.reader, TraceReader, "read(self)")
@@ -141,17 +146,12 @@ class TraceWorkload:
     def _scaled(self, requests: Sequence[RequestSpec]) -> Sequence[RequestSpec]:
         """Return requests of the trace's own times at the rate that is wanted."""
         start_s, _ = self._bounds_s()
+        if self.resampling is not None:
+            begun = _moved_all(requests, start_s, 1.0)
+            requests, start_s = self.resampling.apply(begun, Streams(self.seed)), 0.0
         copies = float(self.rate_scale) if self.scale_by == "superposition" else 1.0
         rate_scale = float(self.rate_scale) / copies
-        if isinstance(requests, RequestColumns):
-            requests = requests.moved(start_s, rate_scale)
-        elif has_chains(requests):
-            requests = in_order(requests, rate_scale, start_s)
-        else:
-            requests = [
-                _moved(request, i, (request.arrival_s - start_s) / rate_scale)
-                for i, request in enumerate(requests)
-            ]
+        requests = _moved_all(requests, start_s, rate_scale)
         if copies == 1.0:
             return requests
         streams, share_text = Streams(self.seed), self.copies_share_text
@@ -346,6 +346,20 @@ class SyntheticWorkload:
         # Where one is missing, the check there says so.
         prompts, outputs = self.prompt_tokens, self.output_tokens
         return CoupledLengths(prompts, outputs, self.rank_correlation)  # type: ignore[arg-type]
+
+
+def _moved_all(
+    requests: Sequence[RequestSpec], start_s: float, rate_scale: float
+) -> Sequence[RequestSpec]:
+    """Return the requests numbered from 0, `start_s` as time 0, times scaled."""
+    if isinstance(requests, RequestColumns):
+        return requests.moved(start_s, rate_scale)
+    if has_chains(requests):
+        return in_order(requests, rate_scale, start_s)
+    return [
+        _moved(request, i, (request.arrival_s - start_s) / rate_scale)
+        for i, request in enumerate(requests)
+    ]
 
 
 def _check_request(

@@ -372,14 +372,14 @@ def test_user_code_that_does_not_import_is_named(tmp_path: Path) -> None:
         Simulation(parse_config(minimal(scheduler=f"{source}:Mine")))
 
 
-# Sweeps have tests of their own.
-EXAMPLES = [
+OF_OTHER_COMMANDS = ("plan_", "prices", "sweep_")
+RUNS = [
     path
     for path in sorted((ROOT / "examples").glob("*.yaml"))
-    if not path.name.startswith("sweep_")
+    if not path.name.startswith(OF_OTHER_COMMANDS)
 ]
 
 
-@pytest.mark.parametrize("path", EXAMPLES)
+@pytest.mark.parametrize("path", RUNS)
 def test_examples_are_configurations(path: Path) -> None:
     parse_config(yaml.safe_load(path.read_text()))

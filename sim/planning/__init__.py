@@ -1,0 +1,1 @@
+"""Capacity plans: how much traffic, at what price, and what to change."""

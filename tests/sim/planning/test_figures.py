@@ -1,0 +1,71 @@
+"""Figures of a plan: what stands on their axes, and the same bytes twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.commands.plan_terminal import answers, plan_lines
+from sim.plots.plan_figures import PLAN_FIGURES
+from sim.plots.style import to_png
+from tests.sim.planning.plans import small, solved
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    asked = small(
+        candidates={"gpu": ["h200_sxm", "h100_sxm"]},
+        objectives={"p95_ttft_ms": 200.0, "goodput": {"share": 0.9, "ttft_ms": 200.0}},
+        sensitivity={"num_seeds": 1},
+    )
+    asked["workload"]["synthetic"]["num_requests"] = 200
+    return solved(asked, tmp_path_factory.mktemp("plan")).data
+
+
+def test_axes_say_what_they_show(plan: Mapping[str, Any]) -> None:
+    labels = {
+        name: [(axes.get_xlabel(), axes.get_ylabel()) for axes in draw(plan).axes]
+        for name, draw in PLAN_FIGURES.items()
+    }
+    one = "requests/s of one engine"
+    assert labels["capacity_curves"] == [(one, "p95 TTFT (ms)"), (one, "goodput")]
+    assert labels["latency_load"] == [(one, "TTFT (ms)"), (one, "TPOT (ms)")]
+    assert labels["pareto"] == [
+        ("USD an hour, meta-llama/Llama-3.1-8B", "p95 TTFT (ms)")
+    ]
+    assert labels["tornado"] == [("change of the highest rate (%)", "")]
+
+
+def test_objectives_are_drawn_in(plan: Mapping[str, Any]) -> None:
+    axes = PLAN_FIGURES["capacity_curves"](plan).axes
+    limits = [{float(line.get_ydata()[0]) for line in each.lines} for each in axes]  # type: ignore[index]
+    assert 200.0 in limits[0]
+    assert 0.9 in limits[1]
+    assert [len(each.lines) for each in axes] == [3, 3]
+
+
+@pytest.mark.parametrize("name", PLAN_FIGURES)
+def test_same_plan_same_picture(name: str, plan: Mapping[str, Any]) -> None:
+    draw = PLAN_FIGURES[name]
+    assert to_png(draw(plan)) == to_png(draw(plan))
+
+
+def test_figures_of_a_plan_without_answers(plan: Mapping[str, Any]) -> None:
+    """Stopped before replicas and sensitivities were known."""
+    early = {**plan, "cheapest": {}, "sensitivity": {}}
+    early["pareto"] = {**plan["pareto"], "points": []}
+    for draw in PLAN_FIGURES.values():
+        assert to_png(draw(early))
+
+
+def test_the_answer_is_said_in_sentences(plan: Mapping[str, Any]) -> None:
+    said = list(answers(plan))
+    # both hold 40/s, so the cheaper GPU wins
+    assert said[0].startswith("cheapest for meta-llama/Llama-3.1-8B: ")
+    assert "Llama-3.1-8B_h100_sxm_tp1 at " in said[0]
+    assert "admission binds: " in said[0]
+    assert len(list(plan_lines(plan))) == 4 + len(said)

@@ -1,0 +1,254 @@
+"""Plans from end to end: right by arithmetic, repeatable, refused in a line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.cli import run as kvsim
+from sim.config import load_config
+from sim.planning.solve import PLAN_FILES
+from sim.simulate import simulate
+from sim.sweeps.serial import SerialExecutor
+from tests.sim.planning.plans import STEP_S, BackToFront, small, solved, written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from sim.sweeps.job import Job, Outcome, Task
+
+SEQS_RATE = 8 / (20 * STEP_S)
+"""Eight places, each taken for the twenty steps that give twenty tokens."""
+
+
+def only(data: Any) -> Any:
+    (candidate,) = data["candidates"]
+    return candidate
+
+
+def test_capacity_of_places_is_found(tmp_path: Path) -> None:
+    found = only(solved(small(), tmp_path).data)
+    assert found["status"] == "ok"
+    assert found["rate"]["value"] == pytest.approx(SEQS_RATE, rel=0.02)
+    assert found["binding"]["resource"] == "max_num_seqs"
+    assert "8 max_num_seqs" in found["binding"]["sentence"]
+
+
+def test_capacity_of_the_token_budget_is_found(tmp_path: Path) -> None:
+    """A request of 100 + 1 computed tokens takes its share of 64 a step."""
+    plan = small(
+        engine={
+            "model": "meta-llama/Llama-3.1-8B",
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 64,
+        }
+    )
+    plan["workload"]["synthetic"] |= {
+        "prompt_tokens": {"kind": "fixed", "tokens": 100},
+        "output_tokens": {"kind": "fixed", "tokens": 2},
+    }
+    found = only(solved(plan, tmp_path).data)
+    assert found["rate"]["value"] == pytest.approx(64 / 101 / STEP_S, rel=0.02)
+
+
+def test_replicas_are_the_fewest_that_hold(tmp_path: Path) -> None:
+    """80 requests/s in turn to engines that hold 40 each: two do, one does not."""
+    plan = small(replicas={"by": "round_robin", "spare": 1})
+    plan["workload"]["synthetic"]["rate_scale"] = 7.8
+    found = only(solved(plan, tmp_path).data)
+    assert found["replicas"] == 2
+    below, own, spare = found["fleets"]
+    assert [f["replicas"] for f in found["fleets"]] == [1, 2, 3]
+    assert below["seeds_that_hold"] == 0
+    assert own["seeds_that_hold"] == spare["seeds_that_hold"] == own["num_seeds"]
+    assert found["cost_per_hour"] == 8.0
+    per_hour = 78.0 * 20 * 3600
+    assert found["cost_per_million_output_tokens"] == pytest.approx(
+        8.0 / per_hour * 1e6, rel=0.02
+    )
+
+
+def test_same_plan_same_bytes_in_any_order(tmp_path: Path) -> None:
+    plan = small(cost_band=0.1, sensitivity={"num_seeds": 1})
+    plan["workload"]["synthetic"] |= {
+        "num_requests": 80,
+        "arrivals": {"kind": "poisson", "rate": 10.0},
+    }
+    first = solved(plan, tmp_path)
+    again = solved(plan, tmp_path, BackToFront())
+    assert json.dumps(first.data) == json.dumps(again.data)
+    assert first.configs == again.configs
+    assert first.data["sensitivity"]
+    other = solved(plan | {"seed": 1}, tmp_path)
+    assert only(other.data)["rate"]["value"] != only(first.data)["rate"]["value"]
+
+
+def test_sensitivity_names_the_lever_that_binds(tmp_path: Path) -> None:
+    found = solved(small(sensitivity={"num_seeds": 1}), tmp_path).data
+    (sensitivity,) = found["sensitivity"].values()
+    gains = {(e["lever"], e["change"]): e["rate_gain"] for e in sensitivity["effects"]}
+    assert gains["max_num_seqs", "x 2 (16)"] == pytest.approx(1.0, abs=0.06)
+    assert gains["max_num_seqs", "x 0.5 (4)"] == pytest.approx(-0.5, abs=0.03)
+    assert gains["KV blocks", "+10 %"] == pytest.approx(0.0, abs=0.03)
+    assert sensitivity["verdict"].startswith("a tenth more of max_num_seqs")
+    assert "more than of anything else" in sensitivity["verdict"]
+
+
+def test_slower_steps_hold_as_much_less(tmp_path: Path) -> None:
+    """Time has no scale of its own but for the bound, which is far away here."""
+    found = only(solved(small(cost_band=0.25), tmp_path).data)
+    rate = found["rate"]
+    assert rate["cost_low"] == pytest.approx(SEQS_RATE / 1.25, rel=0.02)
+    assert rate["cost_high"] == pytest.approx(SEQS_RATE * 1.25, rel=0.02)
+
+
+def test_command_writes_the_plan_and_runnable_configurations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = small(replicas={"by": "round_robin"})
+    plan["workload"]["synthetic"]["num_requests"] = 300
+    path, out = written(plan, tmp_path), tmp_path / "out"
+    command = ["plan", str(path), "--out", str(out), "--workers", "1"]
+    assert kvsim(command) == 0
+    printed = capsys.readouterr().out
+    assert "vllm serve meta-llama/Llama-3.1-8B" in printed
+    assert {each.name for each in out.iterdir()} == PLAN_FILES.names
+    data = json.loads((out / "plan.json").read_text())
+    assert len(list((out / "figures").iterdir())) == 4
+    config = load_config(out / only(data)["config"])
+    summary = simulate(config).summary
+    rate = only(data)["rate"]["value"]
+    assert summary["request_rate"] == pytest.approx(rate, rel=0.01)
+    replica = load_config(next(iter((out / "configs").glob("*replica_of*"))))
+    assert simulate(replica).summary["num_requests"] == 150
+    assert kvsim(command) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"objectives": {"p95_tfft_ms": 1}}, "did you mean 'p95_ttft_ms'"),
+        ({"objectives": {}}, "at least one"),
+        ({"objectives": {"p50_ttft_ms": 300, "p99_ttft_ms": 200}}, "implies it"),
+        ({"objectives": {"p99_ttft_ms": -1}}, "above 0, got -1"),
+        ({"objectives": {"kv_cache_usage_mean": 90}}, "at most 1"),
+        ({"objectives": {"goodput": {"share": 0.9}}}, "says no latency"),
+        ({"prices": {"per_gpu_hour": {"l40s": 2.0}}}, "h200_sxm: there is no price"),
+        ({"prices": {"per_gpu_hour": {"h200_sxm": 0}}}, "above 0"),
+        ({"prices": "nowhere.yaml"}, "there is no file 'nowhere.yaml'"),
+        ({"candidates": {"gpu": []}}, "give a list"),
+        ({"candidates": {"gpus": ["h200_sxm"]}}, "did you mean 'gpu'"),
+        ({"candidates": {"gpu": ["h200_sxm", "h200_sxm"]}}, "stands twice"),
+        ({"engine": {"model": "meta-llama/Llama-3.1-70B"}}, "none of 1 can run"),
+        ({"search": {"rates": [5.0, 2.0]}}, "lowest < highest"),
+        ({"search": {"num_sedes": 5}}, "did you mean 'num_seeds'"),
+        ({"search": {"num_seeds": 1}}, "greater than or equal to 3"),
+        ({"objectives": {"p50_tpot_ms": 8.0}}, "an idle engine has p50_tpot_ms 10 ms, "
+          "25% above 8"),
+        ({"sensitivity": {"of": "nobody"}}, "there is no candidate 'nobody'"),
+    ],
+)  # fmt: skip
+def test_bad_plans_are_refused_in_a_line(
+    changes: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = small(**changes)
+    plan["workload"]["synthetic"]["num_requests"] = 60
+    out = tmp_path / "out"
+    status = kvsim(["plan", str(written(plan, tmp_path)), "--out", str(out), "--quiet"])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert words in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_users_in_a_closed_loop_are_no_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = small()
+    plan["workload"]["max_concurrent_users"] = 5
+    assert kvsim(["plan", str(written(plan, tmp_path)), "--quiet"]) == 2
+    assert "set their own" in capsys.readouterr().err
+
+
+def test_candidates_that_do_not_fit_are_rows(tmp_path: Path) -> None:
+    plan = small(
+        engine={"max_num_seqs": 8},
+        candidates={
+            "model": ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"],
+            "gpu": ["h100_sxm"],
+        },
+    )
+    plan["workload"]["synthetic"]["num_requests"] = 200
+    eight, seventy = solved(plan, tmp_path).data["candidates"]
+    assert eight["status"] == "ok"
+    assert seventy["status"] == "does_not_fit"
+    assert "weights" in seventy["reason"]
+
+
+class Stopping(SerialExecutor):
+    """An executor that is stopped after so many answers."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.left = most
+
+    def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
+        for outcome in super().run(jobs, task):
+            if not self.left:
+                self.stop()
+                return
+            self.left -= 1
+            yield outcome
+
+
+def test_what_was_found_before_a_stop_is_kept(tmp_path: Path) -> None:
+    plan = small(sensitivity={"num_seeds": 1})
+    plan["workload"]["synthetic"]["num_requests"] = 100
+    with pytest.raises(KeyboardInterrupt):
+        solved(plan, tmp_path, Stopping(2))
+    found = solved(plan, tmp_path, Stopping(1 + 3 + 4))
+    assert found.stopped_in == "replicas"
+    assert only(found.data)["rate"]["value"] > 0
+    assert only(found.data)["replicas"] is None
+    assert found.data["sensitivity"] == {}
+    target = tmp_path / "folder"
+    target.mkdir()
+    found.write(target, wall_s=1.0, figures=True)
+    assert json.loads((target / "plan.json").read_text())["stopped_in"] == "replicas"
+
+
+OWN_BOUNDS = """
+from sim.cost import StepCost
+
+class Bounded:
+    def __init__(self, step_s: float):
+        self.step_s = step_s
+
+    def step(self, shape):
+        t = self.step_s
+        return StepCost(t, host_s=t, lo_s=0.8 * t, hi_s=1.25 * t)
+
+    def describe(self):
+        return {"kind": "bounded"}
+"""
+
+
+def test_bounds_of_the_cost_model_go_before_the_band(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_BOUNDS)
+    plan = small(
+        cost={"kind": f"{tmp_path / 'own.py'}:Bounded", "step_s": STEP_S},
+        cost_band=0.5,
+    )
+    plan["workload"]["synthetic"]["num_requests"] = 400
+    rate = only(solved(plan, tmp_path).data)["rate"]
+    assert rate["cost_bounds"] == "of the cost model"
+    assert rate["cost_low"] == pytest.approx(SEQS_RATE * 0.8, rel=0.03)
+    assert rate["cost_high"] == pytest.approx(SEQS_RATE / 0.8, rel=0.03)

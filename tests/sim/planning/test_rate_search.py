@@ -1,0 +1,51 @@
+"""The search for a threshold, on functions whose threshold is known."""
+
+from __future__ import annotations
+
+from math import inf, log
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.planning.rate_search import find_threshold
+
+
+@given(
+    threshold=st.floats(0.01, 1000.0),
+    guess=st.floats(0.01, 1000.0),
+    slope=st.floats(0.2, 30.0),
+)
+def test_smooth_margins_are_found(threshold: float, guess: float, slope: float) -> None:
+    found = find_threshold(lambda r: slope * log(r / threshold), guess, tolerance=0.01)
+    assert found.rate == pytest.approx(threshold, rel=0.01)
+    assert len(found.tried) <= 12
+
+
+@given(threshold=st.floats(0.1, 100.0), guess=st.floats(0.1, 100.0))
+def test_a_cliff_is_found_by_halving(threshold: float, guess: float) -> None:
+    found = find_threshold(
+        lambda r: inf if r > threshold else -1.0, guess, step=1.04, tolerance=0.01
+    )
+    assert found.rate == pytest.approx(threshold, rel=0.01)
+    assert len(found.tried) <= 24
+
+
+def test_a_near_guess_takes_few_trials() -> None:
+    found = find_threshold(lambda r: 5 * log(r / 10.3), 10.0, step=1.04, tolerance=0.02)
+    assert found.rate == pytest.approx(10.3, rel=0.01)
+    assert len(found.tried) <= 3
+
+
+def test_each_rate_is_tried_once() -> None:
+    found = find_threshold(lambda r: (r / 7.0) ** 8 - 1.0, 1.0)
+    rates = [rate for rate, _ in found.tried]
+    assert len(set(rates)) == len(rates)
+
+
+@pytest.mark.parametrize(
+    ("sign", "bound", "rate"), [(-1, "high", 9.0), (1, "low", 2.0)]
+)
+def test_bounds_end_the_search(sign: float, bound: str, rate: float) -> None:
+    found = find_threshold(lambda _: sign, 5.0, bounds=(2.0, 9.0))
+    assert (found.at_bound, found.rate) == (bound, rate)

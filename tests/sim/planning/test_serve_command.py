@@ -1,0 +1,56 @@
+"""The command that starts the engine that was simulated."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from sim.assemble import make_capacity
+from sim.config import parse_config
+from sim.hardware import load_gpu
+from sim.model import load_model
+from sim.planning.serve_command import not_said, serve_command
+from tests.sim.test_config import minimal
+
+
+def said(**engine: Any) -> tuple[str, list[str]]:
+    config = parse_config(minimal(**engine)).engine
+    model, gpu = load_model(config.model), load_gpu(config.gpu)
+    return serve_command(config, make_capacity(config, model, gpu)), not_said(config)
+
+
+def test_limits_are_written_out() -> None:
+    command, missing = said(max_model_len=4096, enable_prefix_caching=False)
+    assert command == (
+        "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 1 "
+        "--max-model-len 4096 --max-num-seqs 1024 --max-num-batched-tokens 8192 "
+        "--no-enable-prefix-caching"
+    )
+    assert not missing
+
+
+def test_what_was_set_is_said_in_the_words_of_the_release() -> None:
+    command, missing = said(
+        scheduler="v0",
+        preemption_mode="swap",
+        swap_space=8.0,
+        enable_chunked_prefill=True,
+        block_size=32,
+        watermark=0.02,
+        enforce_eager=True,
+    )
+    words = shlex.split(command)
+    for pair in ("--preemption-mode swap", "--swap-space 8", "--block-size 32"):
+        assert pair in command
+    assert "--enable-chunked-prefill=True" in words
+    assert "--enforce-eager" in words
+    assert missing == ["watermark=0.02"]
+
+
+@pytest.mark.parametrize("generation", ["cacheflow", "v0_2"])
+def test_before_vllm_serve(generation: str) -> None:
+    command, missing = said(scheduler=generation, preemption_mode="swap")
+    assert command.startswith("python -m vllm.entrypoints.openai.api_server --model ")
+    assert missing == ["preemption_mode=swap"]

@@ -1,0 +1,144 @@
+"""A trial's numbers are those of the run's tables; what is cut had lost already."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.config import parse_config
+from sim.planning.objectives import parse_objectives
+from sim.planning.overload import is_overloaded
+from sim.planning.trial import Trial, perform, split_table, with_scale
+from sim.planning.warmup import MAX_SHARE, warmup_share
+from sim.simulate import simulate
+from workloads.streams import Streams
+
+
+def run_of(rate: float, num_requests: int = 600, **engine: Any) -> dict[str, Any]:
+    return {
+        "workload": {
+            "synthetic": {
+                "num_requests": num_requests,
+                "arrivals": {"kind": "poisson", "rate": rate},
+                "prompt_tokens": {"kind": "uniform", "low": 10, "high": 120},
+                "output_tokens": {"kind": "uniform", "low": 1, "high": 60},
+            }
+        },
+        "engine": {
+            "model": "meta-llama/Llama-3.1-8B",
+            "gpu": "h200_sxm",
+            "num_gpu_blocks_override": 60,
+            "max_model_len": 400,
+        }
+        | engine,
+        "cost": {"kind": "constant", "step_s": 0.01},
+        "seed": 3,
+    }
+
+
+ASKED = {
+    "p95_ttft_ms": 5000.0,
+    "mean_tpot_ms": 50.0,
+    "p99_itl_ms": 5000.0,
+    "median_e2el_ms": 5000.0,
+    "goodput": {"share": 0.5, "ttft_ms": 300.0, "tpot_ms": 20.0},
+    "preemptions_per_request": 3.0,
+    "kv_cache_usage_mean": 1.0,
+    "kv_cache_usage_max": 1.0,
+}
+
+
+def test_values_are_those_of_the_tables() -> None:
+    trial = Trial(run_of(30.0), parse_objectives(ASKED), warmup_share=0.1)
+    seen = perform(trial)
+    results = simulate(parse_config(trial.run))
+    rows = results.requests.iloc[60:]
+    values = seen.values
+    assert seen.num_requests == 540
+    assert values["p95_ttft_ms"] == pytest.approx(
+        1e3 * np.percentile(rows["ttft_s"], 95)
+    )
+    assert values["mean_tpot_ms"] == pytest.approx(1e3 * rows["tpot_s"].mean())
+    assert values["median_e2el_ms"] == pytest.approx(1e3 * rows["e2el_s"].median())
+    good = (rows["ttft_s"] <= 0.3) & ~(rows["tpot_s"] > 0.02)
+    assert values["goodput"] == pytest.approx(good.mean())
+    assert values["preemptions_per_request"] == rows["num_preemptions"].mean() > 0
+    assert values["kv_cache_usage_max"] == results.summary["kv_cache_usage_max"]
+    assert 10.0 <= (values["p99_itl_ms"] or 0.0) < 1000.0
+    assert seen.margin <= 0
+
+
+def test_all_tokens_count_for_itl_without_a_warm_up() -> None:
+    trial = Trial(run_of(30.0), parse_objectives({"p99_itl_ms": 1.0, "mean_itl_ms": 1}))
+    summary = simulate(parse_config(trial.run)).summary
+    values = perform(trial).values
+    assert values["p99_itl_ms"] == pytest.approx(summary["p99_itl_ms"])
+    assert values["mean_itl_ms"] == pytest.approx(summary["mean_itl_ms"])
+
+
+@pytest.mark.parametrize("by", ["random", "round_robin"])
+def test_a_fleet_is_its_replicas_run_one_by_one(by: str) -> None:
+    objectives = parse_objectives({"p90_ttft_ms": 5000.0})
+    trial = Trial(run_of(20.0), objectives, num_replicas=3, by=by)  # type: ignore[arg-type]
+    ttft_s: list[float] = []
+    for replica in range(3):
+        workload = trial.run["workload"] | {"split": split_table(3, replica, by)}
+        ttft_s += (
+            simulate(parse_config({**trial.run, "workload": workload}))
+            .requests["ttft_s"]
+            .tolist()
+        )
+    assert len(ttft_s) == 600
+    seen = perform(trial)
+    assert seen.values["p90_ttft_ms"] == pytest.approx(1e3 * np.percentile(ttft_s, 90))
+
+
+def test_steps_twice_as_long_are_as_if_the_cost_model_said_so() -> None:
+    objectives = parse_objectives({"p95_ttft_ms": 400.0, "p95_tpot_ms": 40.0})
+    scaled = perform(Trial(run_of(4.0), objectives, step_time=2.0), details=True)
+    run = run_of(4.0) | {"cost": {"kind": "constant", "step_s": 0.02}}
+    direct = perform(Trial(run, objectives), details=True)
+    for name in ("p95_ttft_ms", "p95_tpot_ms", "kv_cache_usage_mean"):
+        assert scaled.values[name] == pytest.approx(direct.values[name], rel=1e-6)
+    assert scaled.margin == pytest.approx(direct.margin, abs=1e-6)
+
+
+def test_what_is_cut_had_lost() -> None:
+    objectives = parse_objectives({"p95_ttft_ms": 200.0})
+    run = run_of(100.0, 3000)
+    seen = perform(Trial(run, objectives))
+    assert seen.was_cut
+    assert seen.margin == inf
+    assert seen.num_requests < 3000
+    whole = simulate(parse_config(run)).requests["ttft_s"]
+    assert 1e3 * np.percentile(whole, 95) > 200.0
+
+
+def test_a_queue_that_grows_is_overload_whatever_is_promised() -> None:
+    run = run_of(100.0, 3000)
+    seen = perform(Trial(run, parse_objectives({"p95_tpot_ms": 1e6})))
+    assert seen.was_cut
+    assert seen.is_overloaded
+    calm = perform(Trial(with_slower(run), parse_objectives({"p95_tpot_ms": 1e6})))
+    assert not calm.is_overloaded
+    assert calm.margin < 0
+    assert is_overloaded(11, 100)
+    assert not is_overloaded(10, 100)
+    assert not is_overloaded(20, 1000)
+
+
+def with_slower(run: dict[str, Any]) -> dict[str, Any]:
+    return with_scale(run, 0.1)
+
+
+def test_an_empty_start_is_found() -> None:
+    """Twenty bins of filling up, then noise around ten."""
+    rng = Streams(1).generator("runs")
+    ramp = np.minimum(np.arange(100) / 20, 1) * 10
+    runs = [ramp + rng.normal(0, 0.5, 100) for _ in range(3)]
+    assert 0.15 <= warmup_share(runs) <= MAX_SHARE
+    level = [10 + rng.normal(0, 0.5, 100) for _ in range(3)]
+    assert warmup_share(level) <= 0.1

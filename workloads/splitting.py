@@ -1,0 +1,122 @@
+"""Traffic split over replicas of an engine: what each of them gets to see.
+
+A router that knows nothing of its engines sends requests at random, or in turn. Split
+at random, bursts stay bursts and a Poisson process stays one; in turn, arrivals at each
+replica are more even. Turns of a session go to one replica, where their prefix lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from workloads._checks import one_of, whole
+from workloads.chains import in_order
+from workloads.columns import RequestColumns
+from workloads.errors import WorkloadError
+from workloads.streams import Streams
+from workloads.superposition import roots_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from workloads.spec import RequestSpec
+    from workloads.workload import Workload
+
+MAX_NUM_REPLICAS = 65_536
+
+SplitBy = Literal["random", "round_robin"]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWorkload:
+    """The share of one replica in a workload.
+
+    Parameters
+    ----------
+    workload
+        What reaches the router.
+    num_replicas
+        Engines behind it.
+    replica
+        Which of them this is, from 0.
+    by
+        ``"random"``: each request, or session, to any of them with equal probability;
+        ``"round_robin"``: to one after another.
+    seed
+        Seed of the choice.
+
+    Raises
+    ------
+    WorkloadError
+        If a number is out of range.
+    """
+
+    workload: Workload
+    num_replicas: int
+    replica: int = 0
+    by: SplitBy = "random"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        remedy = "give a number of engines"
+        whole("num_replicas", self.num_replicas, 1, MAX_NUM_REPLICAS, remedy)
+        remedy = "they are numbered from 0"
+        whole("replica", self.replica, 0, self.num_replicas - 1, remedy)
+        one_of("by", self.by, ("random", "round_robin"))
+
+    def requests(self) -> Sequence[RequestSpec]:
+        """Return the requests of this replica; see `Workload.requests`.
+
+        Raises
+        ------
+        WorkloadError
+            If it gets none.
+        """
+        requests = self.workload.requests()
+        chosen = replicas_of(requests, self.num_replicas, self.by, self.seed)
+        part = share_of(requests, chosen, self.replica)
+        if not len(part):
+            raise WorkloadError(
+                f"a workload needs at least one request; replica {self.replica} of "
+                f"{self.num_replicas} gets none; lower num_replicas"
+            )
+        return part
+
+
+def replicas_of(
+    requests: Sequence[RequestSpec], num_replicas: int, by: SplitBy, seed: int
+) -> NDArray[np.int64]:
+    """Return the replica that each request goes to, from 0, shape ``(n,)``.
+
+    Those at random come from the stream ``"split"``.
+    """
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    if isinstance(requests, RequestColumns):
+        num_roots, root = len(requests), np.arange(len(requests))
+    else:
+        roots = np.array(roots_of(requests), dtype=np.int64)
+        kinds, root = np.unique(roots, return_inverse=True)
+        num_roots = len(kinds)
+    if by == "round_robin":
+        return root % num_replicas
+    rng = Streams(seed).generator("split")
+    # From floats: more replicas redraw nothing, they only cut finer.
+    chosen = (rng.random(num_roots) * num_replicas).astype(np.int64)
+    return chosen[root]
+
+
+def share_of(
+    requests: Sequence[RequestSpec], chosen: NDArray[np.int64], replica: int
+) -> Sequence[RequestSpec]:
+    """Return the requests whose entry of `chosen` is `replica`, numbered from 0."""
+    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+    rows = np.flatnonzero(chosen == replica)
+    if isinstance(requests, RequestColumns):
+        return requests.rearranged(rows, requests.arrival_s[rows])
+    return in_order(requests[row] for row in rows.tolist())
