@@ -29,6 +29,8 @@ _STATUS = {
     "rejects": "cannot serve all",
     "too_many": "too many replicas",
 }
+_BOUNDS = {"high": ">= ", "low": "< "}
+"""Before a rate at which the search ended because the plan bounds it."""
 _TOP = 3
 
 
@@ -108,7 +110,7 @@ def _rates(plan: Mapping[str, Any]) -> Table:
         rate, binding = each["rate"], each["binding"]
         table.add_row(
             each["name"],
-            f"{rate['value']:.4g}",
+            f"{_BOUNDS.get(rate['at_bound'], '')}{rate['value']:.4g}",
             f"{rate['low']:.3g} to {rate['high']:.3g}",
             f"{rate['cost_low']:.3g} to {rate['cost_high']:.3g}",
             f"{rate['spread']:.1%}",
