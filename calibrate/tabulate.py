@@ -65,11 +65,7 @@ def tabulated(
         When the model's attention is not what was measured (MLA), the layers are
         another model's, or there are no products.
     """
-    if model.kv_lora_rank:
-        raise UserError(
-            f"{model.name} attends to a latent (MLA), which these tables do not "
-            "measure; use cost: {kind: roofline}"
-        )
+    check_model(model)
     gpu = gpu or _gpu_of(profile)
     fits = fit_operations(profile, variants)
     entries = [
@@ -94,6 +90,21 @@ def tabulated(
         **({"gpu": gpu.name} if gpu else {}),
         **transfer_tables(fits, profile),
     }
+
+
+def check_model(model: ModelArchitecture) -> None:
+    """Check that the attention of a model is one that tables measure.
+
+    Raises
+    ------
+    UserError
+        When it is not (MLA).
+    """
+    if model.kv_lora_rank:
+        raise UserError(
+            f"{model.name} attends to a latent (MLA), which these tables do not "
+            "measure; use cost: {kind: roofline}"
+        )
 
 
 def measured_ranks(profile: Profile) -> tuple[int, ...]:

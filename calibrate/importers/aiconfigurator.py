@@ -41,7 +41,10 @@ _ROOTS: Final = (
     f"{_PACKAGE}/systems/data",
     f"aic-core/src/{_PACKAGE}/systems/data",
     f"src/{_PACKAGE}/systems/data",
+    "aiconfigurator",
+    "aiconfigurator/systems/data",
 )
+"""Where the folders of systems may lie below the one that is given."""
 _ITEMSIZE: Final = {"bfloat16": 2, "float16": 2, "half": 2}
 """Bytes an element; every other precision of these tables has 1."""
 _ELEMENT_BYTES: Final = 2
@@ -152,7 +155,10 @@ def find_tables(system: str, folder: Path | None) -> Tables:
             raise UserError(f"{system} has no {sheets[0].name} nor {sheets[1].name}")
         known |= {path.parent.name for path in (folder / root).glob("*/attention")}
     there = ", ".join(sorted(known)) or "no system"
-    raise UserError(f"no tables of '{system}' in '{folder.name}'; there are: {there}")
+    raise UserError(
+        f"no tables of '{system}' in '{folder.name}'; there are: {there}; --path is the "
+        "folder that holds the systems' folders"
+    )
 
 
 def _version(name: str) -> tuple[int, ...]:
