@@ -12,7 +12,7 @@ from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated
 from calibrate.estimators.trend import longest_share
 from calibrate.points import estimator_of, points_of
-from calibrate.repeats import SKEWED, floor_percent, skewed_points
+from calibrate.repeats import SKEWED, floor_percent, uneven_decodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
     from calibrate.points import Points
+    from calibrate.repeats import Uneven
     from sim.profile import Profile
 
     Floats = NDArray[np.float64]
@@ -113,25 +114,29 @@ def fit_report(
             found[points.name] = replace(report, floor=floor_percent(points))
     if not only or SKEWED in only:
         decodes = with_parts(every).get("decode_attention")
-        skewed = skewed_points(profile, decodes)
-        if decodes is not None and skewed is not None:
-            found[SKEWED] = _skewed_report(decodes, skewed, device)
+        uneven = uneven_decodes(profile, decodes)
+        if decodes is not None and uneven is not None:
+            found[SKEWED] = _uneven_report(decodes, uneven, device)
     return FitReport(found)
 
 
-def _skewed_report(
-    decodes: Points, skewed: Points, device: DeviceFacts
+def _uneven_report(
+    decodes: Points, uneven: Uneven, device: DeviceFacts
 ) -> OperationReport:
-    """Return how far even decodes of the same sum of contexts are from uneven ones."""
-    estimator = estimator_of(decodes, device)
-    estimator.fit(*aggregated(decodes.columns, decodes.time_s))
-    columns, time_s = aggregated(skewed.columns, skewed.time_s)
-    errors = np.log(estimator.predict(columns) / time_s)
-    beyond = estimator.extrapolated(columns)
-    return replace(
-        _judged(len(time_s), [errors[~beyond]], [errors[beyond]]),
-        floor=floor_percent(skewed),
-    )
+    """Return how far even decodes of the same sum of contexts are from uneven ones.
+
+    Even ones are those timed beside them, or what the fit says.
+    """
+    points = uneven.points
+    if uneven.even_s is not None:
+        errors = np.log(uneven.even_s / points.time_s)
+        beyond = np.zeros(len(errors), dtype=np.bool_)
+    else:
+        estimator = estimator_of(decodes, device)
+        estimator.fit(*aggregated(decodes.columns, decodes.time_s))
+        errors = np.log(estimator.predict(points.columns) / points.time_s)
+        beyond = estimator.extrapolated(points.columns)
+    return _judged(len(errors), [errors[~beyond]], [errors[beyond]])
 
 
 def operation_report(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from calibrate.points import Points
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from sim.profile import OpTable, Profile
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 SKEWED: Final = "decode_attention_skewed"
 """Decodes whose contexts differ: ``batch`` of them, ``total`` keys, ``longest``."""
+EVEN: Final = f"{SKEWED}.even"
+"""Those with the mean context in place of their own, timed beside them."""
 _SPREAD: Final = 0.3113
 """Mean distance from the median, over p90 - p10, of a normal distribution."""
 _HEADS: Final = ("num_heads", "num_kv_heads", "head_dim")
@@ -30,7 +34,7 @@ def floor_percent(points: Points) -> float | None:
     that of one call from the median of its calls: less than what a second calibration
     of the same point would show. None where a table has neither.
     """
-    table = np.stack([values for values in points.columns.values()], axis=1)
+    table = np.stack(list(points.columns.values()), axis=1)
     _, places, counts = np.unique(
         table, axis=0, return_inverse=True, return_counts=True
     )
@@ -54,7 +58,16 @@ def _of_repeats(
     return float(100.0 * np.mean(distances))
 
 
-def skewed_points(profile: Profile, decodes: Points | None) -> Points | None:
+class Uneven(NamedTuple):
+    """Decodes of uneven contexts."""
+
+    points: Points
+    """With the mean of each batch for its context."""
+    even_s: Floats | None
+    """(n,) seconds of the even batches, where they were timed beside them."""
+
+
+def uneven_decodes(profile: Profile, decodes: Points | None) -> Uneven | None:
     """Return uneven decodes as even ones of their mean context; None without any.
 
     Parameters
@@ -64,19 +77,34 @@ def skewed_points(profile: Profile, decodes: Points | None) -> Points | None:
     decodes
         The even decodes that are fitted: their variant's uneven ones are taken.
     """
-    tables = [table for table in profile.tables(SKEWED) if table.num_points]
-    if decodes is None or not tables:
+    if decodes is None:
         return None
-    own = [table for table in tables if table.variant in decodes.variants] or tables
+    own = _of_variant(profile, SKEWED, decodes)
+    if not own:
+        return None
     parts = [_columns(table) for table in own]
-    return Points(
+    points = Points(
         name=SKEWED,
         operation=decodes.operation,
-        columns={key: np.concatenate([part[key] for part in parts]) for key in parts[0]},
-        time_s=np.concatenate([np.array(table.quantiles["p50_s"]) for table in own]),
+        columns={
+            key: np.concatenate([part[key] for part in parts]) for key in parts[0]
+        },
+        time_s=_medians(own),
         codes={},
         variants=tuple(sorted({table.variant for table in own})),
     )
+    even = _of_variant(profile, EVEN, decodes)
+    same = [t.axes for t in even] == [t.axes for t in own]
+    return Uneven(points, _medians(even) if same else None)
+
+
+def _of_variant(profile: Profile, name: str, decodes: Points) -> list[OpTable]:
+    tables = [table for table in profile.tables(name) if table.num_points]
+    return [table for table in tables if table.variant in decodes.variants] or tables
+
+
+def _medians(tables: Sequence[OpTable]) -> Floats:
+    return np.concatenate([np.array(table.quantiles["p50_s"]) for table in tables])
 
 
 def _columns(table: OpTable) -> dict[str, NDArray[np.int64]]:

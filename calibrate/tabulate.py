@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +17,11 @@ from calibrate.importers.geometry import RANKS
 from calibrate.tables.attention import AttentionTables
 from calibrate.tables.fits import ESTIMATED, fit_operations
 from calibrate.tables.steps import fit_steps
-from calibrate.tables.tokens import TokenTables
+from calibrate.tables.tokens import DTYPES_OF_BITS, TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
 from sim.costs.measured import MeasuredCost
-from sim.costs.measured_tables import geometry_of
+from sim.costs.measured_tables import geometry_of, weight_bits_of
 from sim.errors import ConfigError, UserError
 from sim.hardware import datasheet_of, load_gpu
 
@@ -67,7 +68,7 @@ def tabulated(
     """
     check_model(model)
     gpu = gpu or _gpu_of(profile)
-    fits = fit_operations(profile, variants)
+    fits = fit_operations(_of_precisions(profile, model), variants)
     entries = [
         _entry(fits, profile, AttentionTables(fits, model, tp, itemsize, gpu))
         for tp in ranks or measured_ranks(profile)
@@ -105,6 +106,20 @@ def check_model(model: ModelArchitecture) -> None:
             f"{model.name} attends to a latent (MLA), which these tables do not "
             "measure; use cost: {kind: roofline}"
         )
+
+
+def _of_precisions(profile: Profile, model: ModelArchitecture) -> Profile:
+    """Return a profile without products of precisions that the model has none in.
+
+    Other precisions are other kernels: they teach little, and take two thirds of the
+    time of a fit.
+    """
+    own = DTYPES_OF_BITS[weight_bits_of(model)]
+    kept = {t.dtype for t in profile.tables("gemm")} & {*own, *DTYPES_OF_BITS[16]}
+    if kept.isdisjoint(own):
+        return profile
+    ops = tuple(t for t in profile.ops if t.operation != "gemm" or t.dtype in kept)
+    return replace(profile, ops=ops)
 
 
 def measured_ranks(profile: Profile) -> tuple[int, ...]:

@@ -44,14 +44,17 @@ class Neighbours:
         return self
 
     def features(self, columns: Columns) -> Floats:
-        """Return (n, 5 axes): for each the values before and after, how many octaves
-        off they are, and the straight line between; NaN where there is no neighbour."""
+        """Return (n, 5) an axis, side by side; NaN where there is no neighbour.
+
+        The value before and its distance in octaves, those after, and the straight line
+        between.
+        """
         return np.hstack([self._along(columns, axis) for axis in self.axes])
 
     @staticmethod
     def between(features: Floats) -> NDArray[np.bool_]:
         """Return which shapes have neighbours on both sides along the first axis."""
-        both: NDArray[np.bool_] = ~np.isnan(features[:, [0, 2]]).any(axis=1)
+        both: NDArray[np.bool_] = ~np.isnan(features[:, 0] + features[:, 2])
         return both
 
     def _along(self, columns: Columns, axis: str) -> Floats:
@@ -91,9 +94,7 @@ class Neighbours:
         for name in self.names:
             if name != axis:
                 levels = self.levels_[name]
-                at = np.minimum(
-                    np.searchsorted(levels, columns[name]), len(levels) - 1
-                )
+                at = np.minimum(np.searchsorted(levels, columns[name]), len(levels) - 1)
                 known &= levels[at] == columns[name]
                 group = group * len(levels) + at
         levels = self.levels_[axis]

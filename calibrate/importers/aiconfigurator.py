@@ -156,8 +156,8 @@ def find_tables(system: str, folder: Path | None) -> Tables:
         known |= {path.parent.name for path in (folder / root).glob("*/attention")}
     there = ", ".join(sorted(known)) or "no system"
     raise UserError(
-        f"no tables of '{system}' in '{folder.name}'; there are: {there}; --path is the "
-        "folder that holds the systems' folders"
+        f"no tables of '{system}' in '{folder.name}'; there are: {there}; give --path "
+        "of the folder that holds those of the systems"
     )
 
 

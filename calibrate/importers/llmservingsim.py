@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from calibrate.device import DeviceFacts
+from calibrate.repeats import EVEN, SKEWED
 from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
 from sim.hardware import load_gpu
@@ -165,7 +166,7 @@ def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:
             constants=constants,
         )
         if (path := folder / "skew.csv").is_file():
-            yield _skewed(path, model.dtype, f"tp{tp}", constants)
+            yield from _skewed(path, model.dtype, f"tp{tp}", constants)
     for name, amount in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
         if (path := folder / name).is_file():
             frame = _read(path, ["layer", amount])
@@ -187,9 +188,13 @@ def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:
 
 def _skewed(
     path: Path, dtype: str, variant: str, constants: dict[str, Any]
-) -> dict[str, Any]:
-    """Return decodes of two lengths, those without a chunk beside them."""
-    columns = ["regime", "n", "nb", "kvs", "kv_big"]
+) -> Iterator[dict[str, Any]]:
+    """Yield decodes of two lengths without a chunk, and even ones of the same sum.
+
+    Upstream timed these in another way than ``attention.csv``, some three times longer,
+    so that they compare with each other only.
+    """
+    columns = ["regime", "n", "nb", "kvs", "kv_big", "t_mean_us"]
     frame = _read(path, columns, "t_skew_us")
     frame = frame[frame["regime"] == "pure"]
     short = frame["n"] - frame["nb"]
@@ -198,15 +203,15 @@ def _skewed(
         "context_tokens": frame["nb"] * frame["kv_big"] + short * frame["kvs"],
         "longest_context_tokens": frame["kv_big"],
     }
-    seconds = frame["t_skew_us"] * _US
-    return op_table(
-        "decode_attention_skewed",
-        dtype,
-        axes,
-        seconds,
-        variant=variant,
-        constants=constants,
-    )
+    for name, column in ((SKEWED, "t_skew_us"), (EVEN, "t_mean_us")):
+        yield op_table(
+            name,
+            dtype,
+            axes,
+            frame[column] * _US,
+            variant=variant,
+            constants=constants,
+        )
 
 
 def _read(path: Path, columns: list[str], time: str = "time_us") -> pd.DataFrame:

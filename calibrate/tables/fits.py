@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from calibrate.alone import with_parts
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated
 from calibrate.fit_report import operation_report
-from calibrate.alone import with_parts
 from calibrate.points import Points, estimator_of, points_of
 
 if TYPE_CHECKING:
