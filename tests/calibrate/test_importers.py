@@ -230,3 +230,42 @@ def test_layers_of_vidur():
 def test_an_import_reads_back(tables):
     profile = import_aiconfigurator("my_gpu", tables)
     assert parse_profile(canonical_json(profile.body)).ops == profile.ops
+
+
+def test_folders_above_a_model_are_taken_with_its_name():
+    profiles = shared("profiles")
+    gpu = profiles / "llmservingsim" / "RTXPRO6000"
+    own = import_llmservingsim(gpu / "Llama-3.1-8B").ops
+    name = "meta-llama/Llama-3.1-8B"
+    for folder in (gpu, gpu.parent, profiles):
+        assert import_llmservingsim(folder, LLAMA_8B, None, name).ops == own
+    found = import_llmservingsim(gpu, None, None, "Qwen/Qwen3-30B-A3B-Instruct-2507")
+    assert found.provenance["model"] == "Qwen/Qwen3-30B-A3B-Instruct"
+    message = "must choose one of Llama-3.1-8B, Qwen3-30B-A3B-Instruct-2507, Qwen3-32B"
+    with pytest.raises(UserError, match=message):
+        import_llmservingsim(gpu)
+    with pytest.raises(UserError, match="no tables of 'gpt2'"):
+        import_llmservingsim(gpu, None, None, "gpt2")
+
+
+def test_folders_above_and_inside_are_taken():
+    profiles = shared("profiles")
+    vidur = profiles / "vidur"
+    own = import_vidur(vidur, "a100", "Llama-2-7b-hf").ops
+    place = vidur / "compute"
+    for folder, gpu, model in (
+        (profiles, "a100", "meta-llama/Llama-2-7b-hf"),
+        (place, "a100", "Llama-2-7b-hf"),
+        (place / "a100", None, "Llama-2-7b-hf"),
+        (place / "a100" / "Llama-2-7b-hf", None, None),
+    ):
+        assert import_vidur(folder, gpu, model).ops == own
+    tables = [
+        find_tables("h200_sxm", folder).folder
+        for folder in (
+            profiles,
+            profiles / "aiconfigurator",
+            profiles / "aiconfigurator" / "h200_sxm",
+        )
+    ]
+    assert len(set(tables)) == 1
