@@ -43,7 +43,9 @@ def fit_calibration(out: Path, model: ModelArchitecture, quiet: bool) -> bool:
     try:
         fitted = with_tables(measured, measured, model)
     except UserError as error:
-        command = f"kvsim profile fit {out} --model {model.name} --out {out}"
+        command = (
+            f"kvsim profile fit {out} --model {model.name} --out {out} --overwrite"
+        )
         return _told(f"not fitted: {error}; then {command}")
     write_profile(fitted, out)
     if fitted.kind == DRY_RUN:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from calibrate.alone import with_parts
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated
 from calibrate.estimators.trend import longest_share
 from calibrate.points import estimator_of, points_of
+from calibrate.repeats import SKEWED, floor_percent, uneven_decodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,12 +21,16 @@ if TYPE_CHECKING:
 
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
+    from calibrate.points import Points
+    from calibrate.repeats import Uneven
     from sim.profile import Profile
 
     Floats = NDArray[np.float64]
 
 NUM_SEEDS: Final = 5
 _HELD_OUT: Final = 0.2
+_FEWEST: Final = 10
+"""Different shapes below which none are held out."""
 _COVERED: Final = 0.9
 """Share of new points that the intervals are to hold."""
 _LONGEST: Final = {
@@ -56,6 +62,9 @@ class OperationReport:
     interval_inside: float | None
     """Half-width that holds nine of ten new points (split conformal)."""
     interval_beyond: float | None
+    floor: float | None = None
+    """How far one measurement lies from another of its shape: what no method can do
+    better than on single measurements. See `calibrate.repeats.floor_percent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +102,41 @@ def fit_report(
     """
     device = DeviceFacts.from_json(profile.device)
     found = {}
-    for points in points_of(profile, variants):
+    every = {points.name: points for points in points_of(profile, variants)}
+    for points in every.values():
         if only and points.operation not in only:
             continue
         columns, time_s = aggregated(points.columns, points.time_s)
-        if len(time_s) >= 10:
-            found[points.name] = operation_report(
+        if len(time_s) >= _FEWEST:
+            report = operation_report(
                 estimator_of(points, device), columns, time_s, num_seeds
             )
+            found[points.name] = replace(report, floor=floor_percent(points))
+    if not only or SKEWED in only:
+        decodes = with_parts(every).get("decode_attention")
+        uneven = uneven_decodes(profile, decodes)
+        if decodes is not None and uneven is not None:
+            found[SKEWED] = _uneven_report(decodes, uneven, device)
     return FitReport(found)
+
+
+def _uneven_report(
+    decodes: Points, uneven: Uneven, device: DeviceFacts
+) -> OperationReport:
+    """Return how far even decodes of the same sum of contexts are from uneven ones.
+
+    Even ones are those timed beside them, or what the fit says.
+    """
+    points = uneven.points
+    if uneven.even_s is not None:
+        errors = np.log(uneven.even_s / points.time_s)
+        beyond = np.zeros(len(errors), dtype=np.bool_)
+    else:
+        estimator = estimator_of(decodes, device)
+        estimator.fit(*aggregated(decodes.columns, decodes.time_s))
+        errors = np.log(estimator.predict(points.columns) / points.time_s)
+        beyond = estimator.extrapolated(points.columns)
+    return _judged(len(errors), [errors[~beyond]], [errors[beyond]])
 
 
 def operation_report(
@@ -127,8 +162,16 @@ def operation_report(
     if longest.any() and (~longest).sum() >= 5:
         errors, _ = _errors(estimator, columns, time_s, longest, trend=True)
         beyond.append(errors)
+    return _judged(len(time_s), inside, beyond)
+
+
+def _judged(
+    count: int, inside: Sequence[Floats], beyond: Sequence[Floats]
+) -> OperationReport:
+    """Return the medians over splits of what log errors amount to."""
+    inside, beyond = ([e for e in each if len(e)] for each in (inside, beyond))
     return OperationReport(
-        n=len(time_s),
+        n=count,
         mape_inside=_median([_percent(abs(ratio(e))).mean() for e in inside]),
         p90_inside=_median([_quantile(_percent(abs(ratio(e))), 0.9) for e in inside]),
         mape_beyond=_median([_percent(abs(ratio(e))).mean() for e in beyond]),

@@ -158,6 +158,7 @@ def fit(
     model: str | None = None,
     variant: tuple[str, ...] = (),
     out: Path | None = None,
+    overwrite: Flag = False,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
@@ -179,6 +180,8 @@ def fit(
         timed in several ways; default: the fastest at the shape of a busy engine.
     out
         Profile to write, the points of FILE with tables for --model.
+    overwrite
+        Replace --out where it exists.
     json
         Print as JSON.
     quiet
@@ -194,10 +197,11 @@ def fit(
     if (model is None) != (out is None):
         raise UserError("--model and --out go together: tables for a model are written")
     if model is not None and out is not None:
-        from calibrate.profile_output import write_and_tell
+        from calibrate.profile_output import check_out, write_and_tell
         from calibrate.tabulate import with_tables
         from sim.model import load_model
 
+        check_out(out, overwrite)
         whole = read_profile(file)
         fitted = with_tables(whole, whole, load_model(model), variants)
         return write_and_tell(fitted, out, quiet)
@@ -218,6 +222,7 @@ def aiconfigurator(
     out: Path,
     path: Path | None = None,
     model: str | None = None,
+    overwrite: Flag = False,
     quiet: Flag = False,
 ) -> int:
     """Import attention, GEMM and all-reduce tables of aiconfigurator-core.
@@ -235,21 +240,30 @@ def aiconfigurator(
         Folder of tables; default: the installed package.
     model
         Keep the shapes of this model only: bundled name, or path to a config.json.
+    overwrite
+        Replace --out where it exists.
     quiet
         Print nothing.
     """
     from calibrate.importers.aiconfigurator import import_aiconfigurator
-    from calibrate.profile_output import write_and_tell
+    from calibrate.profile_output import check_out, tell, write_and_tell
     from sim.model import load_model
 
-    profile = import_aiconfigurator(system, path)
-    if model:
-        from calibrate.tabulate import with_tables
+    check_out(out, overwrite)
+    if not model:
+        tell(f"reading the tables of {system}", quiet)
+        profile = import_aiconfigurator(system, path)
+        return write_and_tell(profile, out, quiet)
+    from calibrate.tabulate import check_model, with_tables
 
-        architecture = load_model(model)
-        kept = import_aiconfigurator(system, path, architecture)
-        profile = with_tables(kept, profile, architecture)
-    return write_and_tell(profile, out, quiet)
+    architecture = load_model(model)
+    check_model(architecture)
+    tell(f"reading the tables of {system}", quiet)
+    profile = import_aiconfigurator(system, path)
+    kept = import_aiconfigurator(system, path, architecture)
+    points = sum(table.num_points for table in profile.ops)
+    tell(f"fitting {points:,} points for {model}, about a minute", quiet)
+    return write_and_tell(with_tables(kept, profile, architecture), out, quiet)
 
 
 @importing.command
@@ -260,6 +274,7 @@ def llmservingsim(
     model: str | None = None,
     gpu: str | None = None,
     tables: Tables = True,
+    overwrite: Flag = False,
     quiet: Flag = False,
 ) -> int:
     """Import layer tables that LLMServingSim measured inside vLLM.
@@ -270,30 +285,38 @@ def llmservingsim(
     Parameters
     ----------
     path
-        Folder of a model, with meta.yaml and tp1.
+        Folder of a model, with meta.yaml and tp1, or of its GPU, with --model.
     out
         Profile to write.
     model
-        Architecture; default: the one that meta.yaml names.
+        Which folder, and its architecture; default: the one that meta.yaml names.
     gpu
         Datasheet, bundled or a file; default: the device that meta.yaml names.
     tables
         Fit and tabulate; --no-tables keeps the points only.
+    overwrite
+        Replace --out where it exists.
     quiet
         Print nothing.
     """
-    from calibrate.importers.llmservingsim import import_llmservingsim
-    from calibrate.profile_output import write_and_tell
+    from calibrate.importers.llmservingsim import (
+        architecture_of,
+        import_llmservingsim,
+    )
+    from calibrate.profile_output import check_out, tell, write_and_tell
     from sim.model import load_model
 
-    architecture = load_model(model) if model else None
-    found = import_llmservingsim(path, architecture, gpu)
+    check_out(out, overwrite)
+    architecture = architecture_of(model) if model else None
+    found = import_llmservingsim(path, architecture, gpu, model)
     if tables:
         from calibrate.tabulate import with_tables
         from sim.hardware import load_gpu
 
         architecture = architecture or load_model(found.provenance["model"])
         sheet = load_gpu(gpu or found.device["name"])
+        points = sum(table.num_points for table in found.ops)
+        tell(f"fitting {points:,} points, about half a minute", quiet)
         found = with_tables(found, found, architecture, gpu=sheet)
     return write_and_tell(found, out, quiet)
 
@@ -307,6 +330,7 @@ def vidur(
     model: str | None = None,
     architecture: str | None = None,
     tables: Tables = True,
+    overwrite: Flag = False,
     quiet: Flag = False,
 ) -> int:
     """Import layer and all-reduce tables of Vidur.
@@ -318,7 +342,7 @@ def vidur(
     Parameters
     ----------
     path
-        Folder with compute and network.
+        Folder with compute and network, one above it or one inside.
     out
         Profile to write.
     system
@@ -329,15 +353,21 @@ def vidur(
         Path to its config.json, where the model is not bundled.
     tables
         Tabulate; --no-tables keeps the points only.
+    overwrite
+        Replace --out where it exists.
     quiet
         Print nothing.
     """
     from calibrate.importers.vidur import import_vidur, model_of
-    from calibrate.profile_output import write_and_tell
+    from calibrate.profile_output import check_out, tell, write_and_tell
 
+    check_out(out, overwrite)
     found = import_vidur(path, system, model)
     if tables:
         from calibrate.tabulate import with_tables
 
-        found = with_tables(found, found, model_of(found, architecture))
+        shapes = model_of(found, architecture)
+        points = sum(table.num_points for table in found.ops)
+        tell(f"fitting {points:,} points", quiet)
+        found = with_tables(found, found, shapes)
     return write_and_tell(found, out, quiet)

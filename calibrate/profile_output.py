@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from calibrate.writing import write_profile
+from sim.errors import UserError
 from sim.profile import DRY_RUN
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ _HEADINGS: Final = (
     "mape_beyond",
     "p90_beyond",
     "bias",
+    "floor",
 )
 
 
@@ -212,7 +215,8 @@ def print_fit(report: FitReport, *, headings: bool) -> None:
     if headings:
         print(
             "errors in percent on points held out: a fifth at random (inside), the "
-            "longest eighth of the lengths (beyond)"
+            "longest eighth of the lengths (beyond); floor: what two measurements of "
+            "one shape differ by"
         )
         print("operation".ljust(width), *(f"{key:>11}" for key in _HEADINGS))
     for name, row in rows.items():
@@ -226,6 +230,31 @@ def _cell(value: float | None) -> str:
     return str(value) if isinstance(value, int) else f"{value:.2f}"
 
 
+def check_out(out: Path, overwrite: bool) -> None:
+    """Check that a profile can be written, before the work is done.
+
+    Raises
+    ------
+    UserError
+        When something is there and is not to be replaced, or cannot be written.
+    """
+    if out.is_dir():
+        raise UserError(f"--out '{out}' is a folder; give the path of a file")
+    if out.exists() and not overwrite:
+        raise UserError(
+            f"'{out}' exists: give --overwrite to replace it, or another --out"
+        )
+    place = next((p for p in out.absolute().parents if p.exists()), out)
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise UserError(f"--out '{out}' cannot be written: '{place}' is not writable")
+
+
+def tell(text: str, quiet: bool) -> None:
+    """Say on a terminal what is being done, as it may take minutes."""
+    if not quiet and sys.stderr.isatty():
+        print(f"kvsim: {text} ...", file=sys.stderr, flush=True)
+
+
 def write_and_tell(profile: Profile, out: Path, quiet: bool) -> int:
     """Write a profile and say what is in it."""
     write_profile(profile, out)
@@ -233,4 +262,6 @@ def write_and_tell(profile: Profile, out: Path, quiet: bool) -> int:
         points = sum(table.num_points for table in profile.ops)
         operations = sorted({table.operation for table in profile.ops})
         print(f"{out}: {points} points of {', '.join(operations)}; {profile.id[:19]}")
+        if not profile.fit:
+            print("no model's tables: to price steps, add --model")
     return 0

@@ -25,6 +25,8 @@ class _Attention(KernelEstimator):
     """What decode and prefill share: heads, window and the bytes of a key."""
 
     curve = ("num_heads", "num_kv_heads", "head_dim", "kv_itemsize", "window")
+    keys = curve
+    reach = 1.0
     batch = "batch"
 
     def _window(self, columns: Columns) -> Floats:
@@ -63,6 +65,7 @@ class DecodeAttention(_Attention):
     operation = "decode_attention"
     columns = (*_Attention.curve, "batch", "context")
     long = "context"
+    lines = ("batch", "context")
 
     def growth(self, columns: Columns) -> Floats:
         """Return the keys that a sequence sees."""
@@ -105,6 +108,7 @@ class PrefillAttention(_Attention):
     operation = "prefill_attention"
     columns = (*_Attention.curve, "batch", "query", "past")
     long = "query"
+    lines = ("batch", "query")
 
     def growth(self, columns: Columns) -> Floats:
         """Return the query-key pairs of a sequence, as the window allows."""

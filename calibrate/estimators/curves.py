@@ -38,10 +38,6 @@ class CurveEstimator(KernelEstimator):
         """Learn the curves; as `KernelEstimator.fit`, with two points a curve."""
         del judge  # a curve has no second way to grow
         columns, time_s = aggregated(self._checked(columns), time_s)
-        self.box_ = {
-            key: (int(columns[key].min()), int(columns[key].max()))
-            for key in self.columns
-        }
         keys = self._keys(columns)
         self.keys_, places = np.unique(keys, axis=0, return_inverse=True)
         amount = columns[self.amount].astype(float)

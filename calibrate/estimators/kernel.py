@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
+from calibrate.estimators.between import interpolated
+from calibrate.estimators.hull import Hull
 from calibrate.estimators.residual import FEW_POINTS, KernelResidual, TreeResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
 from calibrate.estimators.trend import Trend
@@ -55,9 +57,17 @@ class KernelEstimator(ABC):
     batch: ClassVar[str] = ""
     long: ClassVar[str] = ""
     """The axis that is followed beyond its longest points; empty for none."""
+    keys: ClassVar[tuple[str, ...]] = ()
+    """Columns that tell kinds of the kernel apart; time grows along the others."""
+    reach: ClassVar[float] = 0.0
+    """Octaves between a key that was measured and one that was not, but still counts
+    as inside; summed over the keys."""
     forests: ClassVar[tuple[tuple[str, float], ...]] = (("squared_error", 1.0),)
     """Of each forest of the residual: what it minimises, and the share of features that
     it sees at a split."""
+    lines: ClassVar[tuple[str, ...]] = ()
+    """Columns along which trees are asked at measured values only, with straight lines
+    in octaves between."""
     fewest: ClassVar[int] = 5
     """Different shapes that a fit needs."""
     trees: ClassVar[int] = 300
@@ -154,10 +164,9 @@ class KernelEstimator(ABC):
                 forests=self.forests,
             )
         self.residual_.fit(self._features(columns), log_ratio)
-        self.box_ = {
-            key: (int(columns[key].min()), int(columns[key].max()))
-            for key in self.columns
-        }
+        self.nodes_ = {key: np.unique(columns[key]) for key in self.lines}
+        amounts = tuple(key for key in self.columns if key not in self.keys)
+        self.hull_ = Hull(self.keys, amounts, self.reach).fit(columns)
 
     def predict(self, columns: Columns) -> Floats:
         """Return seconds of each shape: above zero, finite, not below the floor."""
@@ -171,8 +180,12 @@ class KernelEstimator(ABC):
     def near(self, columns: Columns) -> Floats:
         """Return roofline x residual, without the trend along `long`."""
         base = self.roofline_.predict(self.work(columns))
-        time_s: Floats = base * np.exp(self.residual_.predict(self._features(columns)))
+        nodes = {} if self.few_ else self.nodes_
+        time_s: Floats = base * np.exp(interpolated(columns, nodes, self._residual))
         return time_s
+
+    def _residual(self, columns: Columns) -> Floats:
+        return self.residual_.predict(self._features(columns))
 
     def floor(self, columns: Columns) -> Floats:
         """Return the seconds below which no measurement can be right."""
@@ -181,9 +194,7 @@ class KernelEstimator(ABC):
 
     def extrapolated(self, columns: Columns) -> NDArray[np.bool_]:
         """Return which shapes lie outside the hull of what was fitted."""
-        outside = np.zeros(len(next(iter(columns.values()))), dtype=np.bool_)
-        for key, (low, high) in self.box_.items():
-            outside |= (columns[key] < low) | (columns[key] > high)
+        outside = self.hull_.outside(columns)
         if self.trend_ is not None:
             outside |= self.trend_.beyond(columns)
         return outside

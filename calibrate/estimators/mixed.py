@@ -34,6 +34,7 @@ class MixedAttention(KernelEstimator):
         "num_decodes",
         "decode_context",
     )
+    keys = ("num_heads", "num_kv_heads", "head_dim", "kv_itemsize")
 
     def _parts(self, columns: Columns) -> tuple[Floats, Floats]:
         """Return query-key pairs of the chunk, and keys of the decodes."""

@@ -41,11 +41,16 @@ _ROOTS: Final = (
     f"{_PACKAGE}/systems/data",
     f"aic-core/src/{_PACKAGE}/systems/data",
     f"src/{_PACKAGE}/systems/data",
+    "aiconfigurator",
+    "aiconfigurator/systems/data",
 )
+"""Where the folders of systems may lie below the one that is given."""
 _ITEMSIZE: Final = {"bfloat16": 2, "float16": 2, "half": 2}
 """Bytes an element; every other precision of these tables has 1."""
 _ELEMENT_BYTES: Final = 2
 _MS: Final = 1e-3
+_HARDLY: Final = 0.05
+"""Share of a call's time below which it does not matter where its keys came from."""
 
 _EXTRAPOLATED: Final = ("swap", "copy", "prefill_with_past")
 """Operations that the tables lack; a cost model takes them from the datasheet."""
@@ -152,7 +157,10 @@ def find_tables(system: str, folder: Path | None) -> Tables:
             raise UserError(f"{system} has no {sheets[0].name} nor {sheets[1].name}")
         known |= {path.parent.name for path in (folder / root).glob("*/attention")}
     there = ", ".join(sorted(known)) or "no system"
-    raise UserError(f"no tables of '{system}' in '{folder.name}'; there are: {there}")
+    raise UserError(
+        f"no tables of '{system}' in '{folder.name}'; there are: {there}; give --path "
+        "of the folder that holds those of the systems"
+    )
 
 
 def _version(name: str) -> tuple[int, ...]:
@@ -249,16 +257,18 @@ def _decode_ops(
         key_bytes = 2 * constants["head_dim"] * constants["kv_itemsize"]
         keys = rows["batch_size"] * np.minimum(context, window)
         # timed by repeating one call: what fits the cache was read from there, and
-        # tells only what starting a call costs at least
+        # tells a step's time only where reading it from memory hardly takes any
         constants["launch_s"] = float(f"{rows['latency'].min() * _MS:.6g}")
-        cold = keys * rows["num_key_value_heads"] * key_bytes > device.l2_bytes
-        if cold.any():
-            kept = rows[cold]
+        kv_bytes = keys * rows["num_key_value_heads"] * key_bytes
+        read_s = kv_bytes / device.bandwidth_bytes_per_s
+        own = (kv_bytes > device.l2_bytes) | (read_s < _HARDLY * rows["latency"] * _MS)
+        if own.any():
+            kept = rows[own]
             axes = {
                 "num_heads": kept["num_heads"],
                 "num_kv_heads": kept["num_key_value_heads"],
                 "batch": kept["batch_size"],
-                "context": context[cold],
+                "context": context[own],
             }
             yield op_table(
                 "decode_attention",

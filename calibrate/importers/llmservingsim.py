@@ -1,8 +1,9 @@
 """Layer tables that LLMServingSim measured inside vLLM (``time_us``, one layer).
 
-FOLDER is that of a model, with ``meta.yaml`` and ``tpN/`` below it; ``attention.csv``
-holds the attention of whole mixed steps, ``dense.csv`` layers by tokens,
-``per_sequence.csv`` head and sampler by requests.
+FOLDER is that of a model, with ``meta.yaml`` and ``tpN/`` below it, or of its GPU.
+``attention.csv`` holds the attention of whole mixed steps, ``dense.csv`` layers by
+tokens, ``per_sequence.csv`` head and sampler by requests, ``skew.csv`` decodes of two
+lengths.
 
 Source: github.com/casys-kaist/LLMServingSim, MIT.
 """
@@ -16,6 +17,7 @@ import pandas as pd
 import yaml
 
 from calibrate.device import DeviceFacts
+from calibrate.repeats import EVEN, SKEWED
 from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
 from sim.hardware import load_gpu
@@ -44,15 +46,20 @@ def import_llmservingsim(
     folder: Path,
     model: ModelArchitecture | None = None,
     gpu: str | None = None,
+    name: str | None = None,
 ) -> Profile:
     """Return the tables of a model as a profile, all its ``tpN`` folders.
 
     Parameters
     ----------
     folder
-        Folder with ``meta.yaml``, or one of its ``tpN``.
+        Folder with ``meta.yaml``, one of its ``tpN``, or one above it: of a GPU, or of
+        several.
     model
         Architecture, where ``meta.yaml`` names one that is not bundled.
+    name
+        Model whose folder is taken where there are several; the architecture's name
+        where it is not given.
     gpu
         Datasheet, where ``meta.yaml`` names a device that is not known.
 
@@ -62,15 +69,11 @@ def import_llmservingsim(
         When files or columns are missing.
     """
     single = folder.name.startswith("tp") and (folder.parent / "meta.yaml").is_file()
-    root = folder.parent if single else folder
+    wanted = name or (model.name if model else None)
+    root = folder.parent if single else _folder_of(folder, wanted)
     meta_path = root / "meta.yaml"
-    if not meta_path.is_file():
-        raise UserError(
-            f"'{folder}' has no meta.yaml; give --path of a model's folder, such as "
-            "RTXPRO6000/Llama-3.1-8B"
-        )
     meta = yaml.safe_load(meta_path.read_text(encoding="utf-8"))
-    model = model or _architecture(str(meta.get("model")))
+    model = model or architecture_of(str(meta.get("model")))
     hardware = str(meta.get("hardware"))
     device = DeviceFacts.of_gpu(load_gpu(gpu or _GPUS.get(hardware, hardware)))
     folders = [folder] if single else sorted(root.glob("tp[0-9]*"))
@@ -93,7 +96,39 @@ def import_llmservingsim(
     return build_profile("imported", provenance, ops)
 
 
-def _architecture(name: str) -> ModelArchitecture:
+def _folder_of(folder: Path, name: str | None) -> Path:
+    """Return the folder of a model, which may be `folder` or lie below it.
+
+    Raises
+    ------
+    UserError
+        When none is that model's, or several are and none was named.
+    """
+    if (folder / "meta.yaml").is_file():
+        return folder
+    there = [
+        path.parent
+        for pattern in ("*/meta.yaml", "*/*/meta.yaml", "*/*/*/meta.yaml")
+        for path in sorted(folder.glob(pattern))
+    ]
+    if not there:
+        raise UserError(
+            f"'{folder}' has no meta.yaml; give --path of a model's folder, such as "
+            "RTXPRO6000/Llama-3.1-8B, or of its GPU's with --model"
+        )
+    plain = (name or "").rpartition("/")[2].lower()
+    own = [path for path in there if path.name.lower() == plain] if name else there
+    # a later tuning of a model has its shape
+    own = own or [path for path in there if path.name.lower().startswith(f"{plain}-")]
+    if len(own) == 1:
+        return own[0]
+    names = ", ".join(str(path.relative_to(folder)) for path in own or there)
+    if own:
+        raise UserError(f"--path or --model must choose one of {names}")
+    raise UserError(f"no tables of '{name}' in '{folder.name}'; there are: {names}")
+
+
+def architecture_of(name: str) -> ModelArchitecture:
     """Return a bundled model; a later tuning of one (``-Instruct-2507``) has its shape.
 
     Raises
@@ -108,13 +143,13 @@ def _architecture(name: str) -> ModelArchitecture:
         base, dash, _ = rest.rpartition("-")
         if not dash:
             raise
-        return _architecture(f"{owner}/{base}")
+        return architecture_of(f"{owner}/{base}")
 
 
 def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:
     tp = int(folder.name.removeprefix("tp"))
     if (path := folder / "attention.csv").is_file():
-        frame = _read(path, [*_ATTENTION.values(), "time_us"])
+        frame = _read(path, [*_ATTENTION.values()])
         constants = {
             "num_heads": model.num_attention_heads // tp,
             "num_kv_heads": model.kv_heads_per_rank(tp),
@@ -130,9 +165,11 @@ def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:
             variant=f"tp{tp}",
             constants=constants,
         )
+        if (path := folder / "skew.csv").is_file():
+            yield from _skewed(path, model.dtype, f"tp{tp}", constants)
     for name, amount in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
         if (path := folder / name).is_file():
-            frame = _read(path, ["layer", amount, "time_us"])
+            frame = _read(path, ["layer", amount])
             for layer, rows in frame.groupby("layer", sort=True):
                 yield op_table(
                     "layer",
@@ -143,14 +180,42 @@ def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:
                     constants={"layer": str(layer), "per": amount},
                 )
     if (path := folder / "moe.csv").is_file():
-        frame = _read(path, ["tokens", "activated_experts", "time_us"])
+        frame = _read(path, ["tokens", "activated_experts"])
         axes = {key: frame[key] for key in ("tokens", "activated_experts")}
         seconds = frame["time_us"] * _US
         yield op_table("moe", model.dtype, axes, seconds, variant=f"tp{tp}")
 
 
-def _read(path: Path, columns: list[str]) -> pd.DataFrame:
+def _skewed(
+    path: Path, dtype: str, variant: str, constants: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield decodes of two lengths without a chunk, and even ones of the same sum.
+
+    Upstream timed these in another way than ``attention.csv``, some three times longer,
+    so that they compare with each other only.
+    """
+    columns = ["regime", "n", "nb", "kvs", "kv_big", "t_mean_us"]
+    frame = _read(path, columns, "t_skew_us")
+    frame = frame[frame["regime"] == "pure"]
+    short = frame["n"] - frame["nb"]
+    axes = {
+        "num_seqs": frame["n"],
+        "context_tokens": frame["nb"] * frame["kv_big"] + short * frame["kvs"],
+        "longest_context_tokens": frame["kv_big"],
+    }
+    for name, column in ((SKEWED, "t_skew_us"), (EVEN, "t_mean_us")):
+        yield op_table(
+            name,
+            dtype,
+            axes,
+            frame[column] * _US,
+            variant=variant,
+            constants=constants,
+        )
+
+
+def _read(path: Path, columns: list[str], time: str = "time_us") -> pd.DataFrame:
     frame = pd.read_csv(path)
-    if missing := [name for name in columns if name not in frame]:
+    if missing := [name for name in [*columns, time] if name not in frame]:
         raise UserError(f"{path.name} has no column '{missing[0]}'; is it cut off?")
-    return frame[frame["time_us"] > 0]
+    return frame[frame[time] > 0]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from sim.profile import Profile
 
 _MS: Final = 1e-3
+_ROOTS: Final = ("", "vidur", "profiling", "data/profiling")
+"""Where ``compute`` may lie below the folder that is given."""
 _START, _END = "time_stats.", ".median"
 
 
@@ -38,7 +40,7 @@ def import_vidur(
     Parameters
     ----------
     folder
-        Folder with ``compute`` and ``network``.
+        Folder with ``compute`` and ``network``, one above it or one inside.
     gpu
         Name of a folder below ``compute``; may be left out where there is one.
     model
@@ -49,12 +51,8 @@ def import_vidur(
     UserError
         When there is no such folder, or several and none was named.
     """
-    compute = folder / "compute"
-    if not compute.is_dir():
-        raise UserError(
-            f"'{folder}' has no folder compute; give --path of Vidur's data"
-        )
-    gpu_folder = _choose(compute, gpu, "--system")
+    folder, gpu, model = _root(folder, gpu, model)
+    gpu_folder = _choose(folder / "compute", gpu, "--system")
     name = model.rpartition("/")[2] if model else None
     model_folder = _choose(gpu_folder, name, "--model")
     device = DeviceFacts.of_gpu(load_gpu(gpu_folder.name))
@@ -98,6 +96,30 @@ def model_of(profile: Profile, config: str | None = None) -> ModelArchitecture:
         f"{name} is no bundled model; give --architecture with its config.json, or "
         "--no-tables to keep the points only"
     )
+
+
+def _root(
+    folder: Path, gpu: str | None, model: str | None
+) -> tuple[Path, str | None, str | None]:
+    """Return the folder of `compute`, and what the path itself says to take.
+
+    Raises
+    ------
+    UserError
+        When there is none, neither below nor above.
+    """
+    for root in _ROOTS:
+        if (folder / root / "compute").is_dir():
+            return folder / root, gpu, model
+    whole = folder.resolve()
+    above = [place.name for place in whole.parents]
+    if whole.name == "compute":
+        return whole.parent, gpu, model
+    if above[:1] == ["compute"]:
+        return whole.parents[1], gpu or whole.name, model
+    if above[1:2] == ["compute"]:
+        return whole.parents[2], gpu or above[0], model or whole.name
+    raise UserError(f"'{folder}' has no folder compute; give --path of Vidur's data")
 
 
 def _choose(parent: Path, name: str | None, option: str) -> Path:

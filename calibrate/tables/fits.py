@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from calibrate.alone import with_parts
 from calibrate.device import DeviceFacts
-from calibrate.estimators import DecodeAttention, PrefillAttention
 from calibrate.estimators.kernel import aggregated
 from calibrate.fit_report import operation_report
 from calibrate.points import Points, estimator_of, points_of
@@ -65,47 +65,6 @@ def fit_operations(profile: Profile, variants: Mapping[str, str] | None = None) 
     """
     fits = Fits(DeviceFacts.from_json(profile.device))
     found = {points.name: points for points in points_of(profile, variants)}
-    if (mixed := found.get("mixed_attention")) is not None:
-        for alone in (_decodes_alone(mixed), _chunks_alone(mixed)):
-            if alone.name not in found and len(alone.time_s):
-                found[alone.name] = alone
-    for points in found.values():
+    for points in with_parts(found).values():
         fits.add(points, estimator_of(points, fits.device))
     return fits
-
-
-def _decodes_alone(mixed: Points) -> Points:
-    columns = mixed.columns
-    own = mixed.where((columns["query"] == 0) & (columns["num_decodes"] > 0))
-    axes = {"batch": "num_decodes", "context": "decode_context"}
-    return _renamed(own, DecodeAttention.operation, DecodeAttention.columns, axes)
-
-
-def _chunks_alone(mixed: Points) -> Points:
-    columns = mixed.columns
-    own = mixed.where((columns["query"] > 0) & (columns["num_decodes"] == 0))
-    return _renamed(own, PrefillAttention.operation, PrefillAttention.columns, {})
-
-
-def _renamed(
-    points: Points, operation: str, names: tuple[str, ...], axes: Mapping[str, str]
-) -> Points:
-    """Return points of a mixed table as those of a plainer operation."""
-    missing = {"batch": 1, "window": 0}
-    columns = {}
-    for name in names:
-        source = axes.get(name, name)
-        if source in points.columns:
-            columns[name] = points.columns[source]
-        else:
-            like = points.columns["query"]
-            columns[name] = like * 0 + missing[name]
-    return Points(
-        name=operation,
-        operation=operation,
-        columns=columns,
-        time_s=points.time_s,
-        codes={},
-        launch_s=points.launch_s,
-        variants=points.variants,
-    )

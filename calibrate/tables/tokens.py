@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 ROWS: Final = 2 ** np.arange(13)
+DTYPES_OF_BITS: Final[Mapping[int, tuple[str, ...]]] = {
+    16: ("bfloat16", "float16"),
+    8: ("fp8", "fp8_block", "int8_wo"),
+    4: ("int4_wo", "nvfp4"),
+}
+"""Bits of a weight to the precisions of tables that are taken for it, best first."""
 
 
 class Layers(NamedTuple):
@@ -324,8 +330,7 @@ def weight_code(dtypes: Sequence[str], bits: int) -> int:
     UserError
         When there are no products of such weights.
     """
-    wanted = {16: ("bfloat16", "float16"), 8: ("fp8", "fp8_block", "int8_wo")}
-    for name in wanted.get(bits, ("int4_wo", "nvfp4")):
+    for name in DTYPES_OF_BITS.get(bits, DTYPES_OF_BITS[4]):
         if name in dtypes:
             return dtypes.index(name)
     raise UserError(

@@ -109,6 +109,22 @@ def test_decodes_that_ran_from_the_cache_are_left_out(tables):
     assert len(points) == 8
 
 
+def test_decodes_too_short_for_the_cache_to_matter_are_kept(tables):
+    # 64 KiB and 2 MiB from memory take 0.07 and 2.1 of 10 us
+    rows = pd.DataFrame(
+        [
+            (1, 1, 15, 8, 8, 128, "bfloat16", 0.01),
+            (1, 1, 511, 8, 8, 128, "bfloat16", 0.01),
+        ],
+        columns=generation_rows().columns,
+    )
+    for path in tables.rglob("generation_attention_perf.parquet"):
+        pd.concat([generation_rows(), rows]).to_parquet(path)
+    (decode,) = import_aiconfigurator("my_gpu", tables).tables("decode_attention")
+    assert set(decode.axes["context"]) == {16, 1024, 4096}
+    assert decode.num_points == 9
+
+
 def test_a_model_keeps_its_own_shapes(tables):
     profile = import_aiconfigurator("my_gpu", tables, LLAMA_8B)
     (decode,) = profile.tables("decode_attention")
@@ -230,3 +246,42 @@ def test_layers_of_vidur():
 def test_an_import_reads_back(tables):
     profile = import_aiconfigurator("my_gpu", tables)
     assert parse_profile(canonical_json(profile.body)).ops == profile.ops
+
+
+def test_folders_above_a_model_are_taken_with_its_name():
+    profiles = shared("profiles")
+    gpu = profiles / "llmservingsim" / "RTXPRO6000"
+    own = import_llmservingsim(gpu / "Llama-3.1-8B").ops
+    name = "meta-llama/Llama-3.1-8B"
+    for folder in (gpu, gpu.parent, profiles):
+        assert import_llmservingsim(folder, LLAMA_8B, None, name).ops == own
+    found = import_llmservingsim(gpu, None, None, "Qwen/Qwen3-30B-A3B-Instruct-2507")
+    assert found.provenance["model"] == "Qwen/Qwen3-30B-A3B-Instruct"
+    message = "must choose one of Llama-3.1-8B, Qwen3-30B-A3B-Instruct-2507, Qwen3-32B"
+    with pytest.raises(UserError, match=message):
+        import_llmservingsim(gpu)
+    with pytest.raises(UserError, match="no tables of 'gpt2'"):
+        import_llmservingsim(gpu, None, None, "gpt2")
+
+
+def test_folders_above_and_inside_are_taken():
+    profiles = shared("profiles")
+    vidur = profiles / "vidur"
+    own = import_vidur(vidur, "a100", "Llama-2-7b-hf").ops
+    place = vidur / "compute"
+    for folder, gpu, model in (
+        (profiles, "a100", "meta-llama/Llama-2-7b-hf"),
+        (place, "a100", "Llama-2-7b-hf"),
+        (place / "a100", None, "Llama-2-7b-hf"),
+        (place / "a100" / "Llama-2-7b-hf", None, None),
+    ):
+        assert import_vidur(folder, gpu, model).ops == own
+    tables = [
+        find_tables("h200_sxm", folder).folder
+        for folder in (
+            profiles,
+            profiles / "aiconfigurator",
+            profiles / "aiconfigurator" / "h200_sxm",
+        )
+    ]
+    assert len(set(tables)) == 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from calibrate.profile_diff import diff_profiles
+from calibrate.profile_output import tell
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli import run
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
@@ -148,3 +149,50 @@ def test_times_are_written_to_nine_digits():
     op = op_table("gemm", "bfloat16", {"m": np.array([1])}, [1 / 3e5])
     assert op["quantiles"]["p50_s"] == [3.33333333e-06]
     assert type(op["axes"]["m"][0]) is int
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(file, tmp_path, capsys):
+    out = tmp_path / "there.json"
+    out.write_text("precious")
+    model = ["--model", "meta-llama/Llama-3.1-8B"]
+    nowhere = ["--path", str(tmp_path / "nowhere"), "--out", str(out)]
+    for command in (
+        ["import", "aiconfigurator", "--system", "h200_sxm", *nowhere],
+        ["import", "llmservingsim", *nowhere],
+        ["import", "vidur", *nowhere],
+        ["fit", str(file), *model, "--out", str(out)],
+    ):
+        assert run(["profile", *command]) == 2
+        err = capsys.readouterr().err
+        assert "there.json' exists: give --overwrite" in err
+        # with it the next mistake is told
+        assert run(["profile", *command, "--overwrite"]) == 2
+        assert "exists" not in capsys.readouterr().err
+    assert out.read_text() == "precious"
+
+
+def test_what_cannot_be_written_is_said_before_the_work(tmp_path, capsys):
+    command = ["profile", "import", "vidur", "--path", str(tmp_path), "--out"]
+    assert run([*command, str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert run([*command, str(tmp_path / "file" / "p.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_told_before_the_tables_are_read(tmp_path, capsys):
+    command = ["profile", "import", "aiconfigurator", "--system", "h200_sxm"]
+    command += ["--path", str(tmp_path / "nowhere"), "--out", str(tmp_path / "p.json")]
+    assert run([*command, "--model", "nosuch"]) == 2
+    assert "nosuch" in capsys.readouterr().err
+    assert run([*command, "--model", "deepseek-ai/DeepSeek-V2-Lite"]) == 2
+    assert "attends to a latent" in capsys.readouterr().err
+
+
+def test_a_terminal_is_told_what_is_being_done(monkeypatch, capsys):
+    tell("fitting 7 points", quiet=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    tell("fitting 7 points", quiet=True)
+    tell("fitting 9 points", quiet=False)
+    assert capsys.readouterr().err == "kvsim: fitting 9 points ...\n"
