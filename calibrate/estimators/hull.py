@@ -46,14 +46,23 @@ class Hull:
     reach
         Octaves, summed over the keys, within which a key that was not measured is
         taken for the nearest one that was.
+    open_below
+        Whether what is smaller than every measured point is inside, too: where the
+        least that a call takes was measured, its time lies between that and theirs.
     """
 
     def __init__(
-        self, keys: tuple[str, ...], amounts: tuple[str, ...], reach: float = 0.0
+        self,
+        keys: tuple[str, ...],
+        amounts: tuple[str, ...],
+        reach: float = 0.0,
+        *,
+        open_below: bool = False,
     ) -> None:
         self.keys = keys
         self.amounts = amounts
         self.reach = reach
+        self.open_below = open_below
 
     def fit(self, columns: Columns) -> Hull:
         """Note which points were measured."""
@@ -74,7 +83,9 @@ class Hull:
         for key, own in zip(keys, groups, strict=True):
             place = self._place(key)
             if place is not None:
-                found[own] = _outside(self.points_[place], amounts[own])
+                found[own] = _outside(
+                    self.points_[place], amounts[own], open_below=self.open_below
+                )
         return found
 
     def _groups(self, columns: Columns) -> tuple[Integers, list[NDArray[np.intp]]]:
@@ -108,13 +119,15 @@ def _points(amounts: Integers) -> _Points:
     return _Points(rest, least, most)
 
 
-def _outside(points: _Points, amounts: Integers) -> NDArray[np.bool_]:
+def _outside(
+    points: _Points, amounts: Integers, *, open_below: bool
+) -> NDArray[np.bool_]:
     rows, places = np.unique(amounts[:, :-1], axis=0, return_inverse=True)
     sides = [_sides(points, part) for part in _parts(rows, len(points.rest))]
     least, most = (np.concatenate(side) for side in zip(*sides, strict=True))
     last = amounts[:, -1]
-    outside: NDArray[np.bool_] = (last < least[places]) | (last > most[places])
-    return outside
+    outside: NDArray[np.bool_] = last > most[places]
+    return outside if open_below else outside | (last < least[places])
 
 
 def _parts(rows: Integers, width: int) -> Iterator[Integers]:

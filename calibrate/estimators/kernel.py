@@ -166,7 +166,10 @@ class KernelEstimator(ABC):
         self.residual_.fit(self._features(columns), log_ratio)
         self.nodes_ = {key: np.unique(columns[key]) for key in self.lines}
         amounts = tuple(key for key in self.columns if key not in self.keys)
-        self.hull_ = Hull(self.keys, amounts, self.reach).fit(columns)
+        hull = Hull(
+            self.keys, amounts, self.reach, open_below=self.launch_s is not None
+        )
+        self.hull_ = hull.fit(columns)
 
     def predict(self, columns: Columns) -> Floats:
         """Return seconds of each shape: above zero, finite, not below the floor."""

@@ -19,8 +19,6 @@ _BACK: Final = 4
 """A curve's slope is taken between its longest point and a quarter of that."""
 
 
-_FAR: Final = 8
-"""Multiple of a curve's longest point up to which its slope says anything."""
 _DOUBT: Final = 8
 """Power that takes a share down where a curve's slope is the model's guess: only what
 its geometry shows beyond doubt is left."""
@@ -35,8 +33,7 @@ class _Curves(NamedTuple):
     edge: NDArray[np.int64]
     """Its longest."""
     spans: NDArray[np.bool_]
-    """Whether it was measured over an octave at least, so that it has a slope, and not
-    too far from here."""
+    """Whether it was measured over an octave at least, so that it has a slope."""
 
     def of(self, places: NDArray[np.intp]) -> _Curves:
         """Return those of some of the shapes."""
@@ -176,8 +173,6 @@ class Trend:
             edge[own] = np.rint(np.exp(np.interp(at, where, np.log(ends))))
             octave = (ends >= 2.0 * starts).astype(float)
             spans[own] = np.interp(at, where, octave, left=0.0, right=0.0) == 1.0
-        # a slope says little of what lies several octaves further on
-        spans &= columns[self.estimator.long] <= _FAR * edge
         return _Curves(geometry, start, edge, spans)
 
     def _nearest(self, row: NDArray[np.int64]) -> int:

@@ -49,8 +49,6 @@ _ITEMSIZE: Final = {"bfloat16": 2, "float16": 2, "half": 2}
 """Bytes an element; every other precision of these tables has 1."""
 _ELEMENT_BYTES: Final = 2
 _MS: Final = 1e-3
-_HARDLY: Final = 0.05
-"""Share of a call's time below which it does not matter where its keys came from."""
 
 _EXTRAPOLATED: Final = ("swap", "copy", "prefill_with_past")
 """Operations that the tables lack; a cost model takes them from the datasheet."""
@@ -257,18 +255,16 @@ def _decode_ops(
         key_bytes = 2 * constants["head_dim"] * constants["kv_itemsize"]
         keys = rows["batch_size"] * np.minimum(context, window)
         # timed by repeating one call: what fits the cache was read from there, and
-        # tells a step's time only where reading it from memory hardly takes any
+        # tells only what starting a call costs at least
         constants["launch_s"] = float(f"{rows['latency'].min() * _MS:.6g}")
-        kv_bytes = keys * rows["num_key_value_heads"] * key_bytes
-        read_s = kv_bytes / device.bandwidth_bytes_per_s
-        own = (kv_bytes > device.l2_bytes) | (read_s < _HARDLY * rows["latency"] * _MS)
-        if own.any():
-            kept = rows[own]
+        cold = keys * rows["num_key_value_heads"] * key_bytes > device.l2_bytes
+        if cold.any():
+            kept = rows[cold]
             axes = {
                 "num_heads": kept["num_heads"],
                 "num_kv_heads": kept["num_key_value_heads"],
                 "batch": kept["batch_size"],
-                "context": context[own],
+                "context": context[cold],
             }
             yield op_table(
                 "decode_attention",

@@ -139,3 +139,19 @@ def test_neighbours_are_the_nearest_on_both_sides_and_never_the_point_itself():
     assert new[2, 5:].tolist() == [2.0, 1.0, 7.0, 1.0, 4.5]
     assert new[3, 4] == 4.0
     assert Neighbours.between(new).tolist() == [True, False, False, False]
+
+
+def test_below_all_points_is_inside_where_the_least_was_measured():
+    columns = {
+        "kind": np.zeros(2, dtype=np.int64),
+        "batch": np.array([4, 8]),
+        "context": np.array([1024, 512]),
+    }
+    asked = {
+        "kind": np.zeros(4, dtype=np.int64),
+        "batch": np.array([1, 4, 8, 16]),
+        "context": np.array([16, 512, 1024, 16]),
+    }
+    for open_below, outside in ((False, [1, 1, 1, 1]), (True, [0, 0, 1, 1])):
+        hull = Hull(("kind",), ("batch", "context"), open_below=open_below)
+        assert hull.fit(columns).outside(asked).tolist() == list(map(bool, outside))

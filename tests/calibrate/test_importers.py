@@ -109,22 +109,6 @@ def test_decodes_that_ran_from_the_cache_are_left_out(tables):
     assert len(points) == 8
 
 
-def test_decodes_too_short_for_the_cache_to_matter_are_kept(tables):
-    # 64 KiB and 2 MiB from memory take 0.07 and 2.1 of 10 us
-    rows = pd.DataFrame(
-        [
-            (1, 1, 15, 8, 8, 128, "bfloat16", 0.01),
-            (1, 1, 511, 8, 8, 128, "bfloat16", 0.01),
-        ],
-        columns=generation_rows().columns,
-    )
-    for path in tables.rglob("generation_attention_perf.parquet"):
-        pd.concat([generation_rows(), rows]).to_parquet(path)
-    (decode,) = import_aiconfigurator("my_gpu", tables).tables("decode_attention")
-    assert set(decode.axes["context"]) == {16, 1024, 4096}
-    assert decode.num_points == 9
-
-
 def test_a_model_keeps_its_own_shapes(tables):
     profile = import_aiconfigurator("my_gpu", tables, LLAMA_8B)
     (decode,) = profile.tables("decode_attention")
