@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.block_table import BlockTable
+from cache.errors import NoFreeBlocksError
 from cache.sequences import SequenceStatus
 
 if TYPE_CHECKING:
@@ -101,7 +102,13 @@ class Placement:
     def new_tables(
         self, seqs: Sequence[PagedSequence], num_shared_tokens: int | None
     ) -> list[BlockTable]:
-        """Return tables of the waiting sequences of one group."""
+        """Return tables of the waiting sequences of one group.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If blocks do not suffice; none is taken then.
+        """
         if num_shared_tokens is None:
             first = self.new_table(seqs[0])
             return [first, *(first.fork() for _ in seqs[1:])]
@@ -110,7 +117,12 @@ class Placement:
             return [self.new_table(seq) for seq in seqs]
         first = self.new_table(seqs[0], num_common)
         tables = [first, *(first.fork() for _ in seqs[1:])]
-        for seq, table in zip(seqs, tables, strict=True):
-            if seq.get_len() > num_common:
-                table.append_unseen(seq.get_token_ids(), num_computed_slots=0)
+        try:
+            for seq, table in zip(seqs, tables, strict=True):
+                if seq.get_len() > num_common:
+                    table.append_unseen(seq.get_token_ids(), num_computed_slots=0)
+        except NoFreeBlocksError:
+            for table in tables:
+                table.free()
+            raise
         return tables

@@ -140,6 +140,18 @@ def test_allocate_without_room_changes_nothing():
     manager.check([])
 
 
+def test_a_sequence_computed_anew_without_room_changes_nothing():
+    # Its prompt's two blocks are placed before the two of its answer fail.
+    manager = make(num_gpu=3, sliding_window=8)
+    seq_group = group(0, 8)
+    for index in range(5):
+        seq_group.first_seq.append_token_id(index)
+    with pytest.raises(NoFreeBlocksError, match="ask can_allocate first"):
+        manager.allocate(seq_group, num_shared_tokens=8)
+    assert manager.get_num_free_gpu_blocks() == 3
+    manager.check([])
+
+
 # -- growth ------------------------------------------------------------------------
 
 
