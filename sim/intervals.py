@@ -18,7 +18,9 @@ from sim.metrics import of_served, throughput
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from sim.config import RunConfig
     from sim.engine import Engine
+    from sim.recorder import Recording
     from sim.results import Results
     from sim.simulate import Progress, Simulation
 
@@ -82,11 +84,15 @@ def with_intervals(
 
 
 def _why_none(simulation: Simulation, results: Results) -> str | None:
-    if not simulation.config.cost_intervals:
+    reason = why_never(simulation.config, results.recording)
+    return reason or (INTERRUPTED if simulation.stop_requested else None)
+
+
+def why_never(config: RunConfig, recording: Recording) -> str | None:
+    """Return why a run has no intervals, whoever asks; None if it could."""
+    if not config.cost_intervals:
         return OFF
-    if not results.recording.totals.has_bounds:
-        return NO_BOUNDS
-    return INTERRUPTED if simulation.stop_requested else None
+    return None if recording.totals.has_bounds else NO_BOUNDS
 
 
 def _tell(

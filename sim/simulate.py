@@ -343,7 +343,9 @@ class Simulation:
                 "capacity": self.capacity.to_dict(),
                 "versions": summary.versions(),
             }
-            | intervals.no_intervals(intervals.NOT_ASKED)
+            | intervals.no_intervals(
+                intervals.why_never(self.config, recording) or intervals.NOT_ASKED
+            )
         )
 
     def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import WorkloadError
 from workloads.lengths import CoupledLengths, LengthDistribution, LengthPairs
 from workloads.lengths.base import checked_tokens
+from workloads.resampling import Resampling  # noqa: TC001 - `sim.plug` resolves it
 from workloads.spec import RequestSpec
 from workloads.streams import Streams
 from workloads.superposition import superposed
@@ -32,7 +33,6 @@ from workloads.traces.base import TraceReader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from workloads.resampling import Resampling
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _SCALE_REMEDY = "give a factor, such as 2.0 for twice the rate"
