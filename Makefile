@@ -10,8 +10,13 @@ UV_PIP := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_NO_PROGRESS ?= 1
 
-# Tests side by side, neighbours in a file together as far as that keeps all busy.
-PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+# Tests start hundreds of processes, each of which would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Tests side by side, neighbours in a file together as far as that keeps all busy; one more
+# than there are processors, as some wait for clusters, kills and clocks.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-all fuzz check bench format clean help
 

@@ -440,6 +440,7 @@ TINY_LLAMA = {
 }
 
 
+@pytest.mark.slow
 def test_the_command_runs_the_model_itself_on_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,7 +105,15 @@ MOONCAKE_CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MOONCAKE_CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in {"endless", "full, blocks of 64 tokens"}
+        else name
+        for name in MOONCAKE_CASES
+    ],
+)
 def test_mooncake_conversations(name: str) -> None:
     engine, regimes = MOONCAKE_CASES[name]
     trace = {"rate_scale": 1.0, "limit": 600}

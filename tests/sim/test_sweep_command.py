@@ -288,7 +288,14 @@ def slow(tmp_path: Path) -> Path:
     return write_sweep(tmp_path, base=base, grid=GRID, repeats=4)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_sweep_goes_on_to_the_same_bytes(
     stop: signal.Signals, slow: Path, tmp_path: Path
 ) -> None:

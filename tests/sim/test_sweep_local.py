@@ -199,6 +199,7 @@ def _folder(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_five_hundred_runs_with_a_kill_a_crash_and_a_misfit(
     five_hundred: Sweep, tmp_path: Path
 ) -> None:
