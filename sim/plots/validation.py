@@ -217,7 +217,7 @@ def errors_by_kv_usage(validation: Validation) -> Figure:
         _draw_medians(axes, x, y)
         axes.axhline(0.0, color=GREY, linewidth=0.8)
         axes.set_ylim(-limit, limit)
-        axes.set_xlim(0.0, max(top * 1.03, 1.0))
+        axes.set_xlim(10.0 * (float(x.min()) // 10.0), max(top * 1.01, 1.0))
         axes.set_xlabel("mean KV usage during the request (%)")
         axes.set_ylabel(f"error of {name} (%)")
         axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
@@ -231,7 +231,7 @@ def block_counts(validation: Validation) -> Figure:
     sharpness = validation.sharpness
     figure = titled_figure(
         "How sharp: the same run with more blocks",
-        f"{sharpness.verdict}; {_below(validation)}",
+        sharpness.verdict,
     )
     panels = figure.subplots(ncols=3, gridspec_kw=_MARGINS | {"wspace": 0.18})
     theirs, ours = validation.measured.requests, validation.predicted.requests

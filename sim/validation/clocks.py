@@ -106,6 +106,8 @@ def _shift_warnings(requests: ObservedRequests, series: TimeSeries) -> list[str]
     if np.isnan(requests.e2el_s).any():
         return []  # a failed request was in the system until nobody knows when
     seen = series.num_running + series.num_waiting
+    if series.num_swapped is not None:
+        seen = seen + series.num_swapped
     apart = _apart(requests, series.time_s, seen)
     if not apart > 1.0 + 0.1 * float(np.nanmean(seen)):
         return []

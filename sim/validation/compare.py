@@ -212,6 +212,7 @@ def curves(predicted: TimeSeries, measured: TimeSeries) -> dict[str, Comparison]
     for name, scale in (
         ("num_running", 1.0),
         ("num_waiting", 1.0),
+        ("num_swapped", 1.0),
         ("kv_cache_usage", 100.0),
     ):
         left, right = getattr(predicted, name), getattr(measured, name)

@@ -69,6 +69,8 @@ class TimeSeries:
     time_s: Floats
     num_running: Floats | None = None
     num_waiting: Floats | None = None
+    num_swapped: Floats | None = None
+    """Waiting with their blocks on the CPU; apart from `num_waiting`."""
     kv_cache_usage: Floats | None = None
     """Between 0 and 1."""
 

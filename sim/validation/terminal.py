@@ -123,6 +123,7 @@ def _curve_lines(report: Mapping[str, Any]) -> list[str]:
     names = {
         "num_running": ("running", "requests"),
         "num_waiting": ("waiting", "requests"),
+        "num_swapped": ("swapped", "requests"),
         "kv_cache_usage": ("KV usage", "points"),
     }
     parts = [

@@ -138,7 +138,7 @@ def read_timeseries(path: Path) -> TimeSeries:
     """Read the engine's state over time.
 
     Columns: `t` (seconds on the requests' clock), and any of `running`, `waiting`,
-    `kv_cache_pct` (percent). A KV usage that is 0 or empty throughout was not recorded,
+    `swapped` (not among `waiting`), `kv_cache_pct` (percent). A KV usage that is 0 or empty throughout was not recorded,
     and is left out.
 
     Raises
@@ -157,7 +157,7 @@ def read_timeseries(path: Path) -> TimeSeries:
         raise MeasuredError(f"{path}: t must ascend from row to row; sort the file")
     states = {
         name: column(rows, name, path) if name in rows else None
-        for name in ("running", "waiting", "kv_cache_pct")
+        for name in ("running", "waiting", "swapped", "kv_cache_pct")
     }
     if all(values is None for values in states.values()):
         raise MeasuredError(
@@ -176,6 +176,7 @@ def read_timeseries(path: Path) -> TimeSeries:
         time_s=time_s,
         num_running=states["running"],
         num_waiting=states["waiting"],
+        num_swapped=states["swapped"],
         kv_cache_usage=None if usage is None else usage / 100.0,
     )
 
