@@ -46,7 +46,7 @@ def validate(
         requests.csv (arrival_s, queued_s, first_token_s, last_token_s, prompt_tokens,
         output_tokens), the JSON of 'vllm bench serve', or the text of vLLM's /metrics.
     timeseries
-        States over time: a CSV with t, running, waiting, kv_cache_pct.
+        States over time: a CSV with t, running, waiting, swapped, kv_cache_pct.
     fit
         What to fit on the first part of the run: host (cost.step_overhead_s), or
         cost.KEY=LOW:HIGH; may be given several times.

@@ -54,7 +54,9 @@ def draw_validation(validation: Validation, directory: Path) -> list[Path]:
     if validation.measured.requests is not None:
         figures["latencies"] = latencies(validation)
         figures["per_request"] = per_request(validation)
-        figures["errors_by_kv_usage"] = errors_by_kv_usage(validation)
+        if validation.sharpness.has_pressure:  # else a curve of pressure is of load
+            figures["errors_by_kv_usage"] = errors_by_kv_usage(validation)
+            figures["block_counts"] = block_counts(validation)
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in figures.items():
@@ -118,7 +120,7 @@ def latencies(validation: Validation) -> Figure:
     facts = ", ".join(
         f"{name} {metrics[f'mean_{key}_ms']['error_pct']:+.1f} %"
         for key, name in _NAMES.items()
-        if f"mean_{key}_ms" in metrics
+        if metrics[f"mean_{key}_ms"]["error_pct"] is not None
     )
     figure = titled_figure(f"Error of the means: {facts}", _below(validation))
     panels = figure.subplots(ncols=3, gridspec_kw=_MARGINS | {"wspace": 0.18})
@@ -215,12 +217,54 @@ def errors_by_kv_usage(validation: Validation) -> Figure:
         _draw_medians(axes, x, y)
         axes.axhline(0.0, color=GREY, linewidth=0.8)
         axes.set_ylim(-limit, limit)
-        axes.set_xlim(0.0, max(top * 1.03, 1.0))
+        axes.set_xlim(10.0 * (float(x.min()) // 10.0), max(top * 1.01, 1.0))
         axes.set_xlabel("mean KV usage during the request (%)")
         axes.set_ylabel(f"error of {name} (%)")
         axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
     legend_above(panels[0])
     return figure
+
+
+@house_style
+def block_counts(validation: Validation) -> Figure:
+    """Draw the latencies that other numbers of blocks would have predicted."""
+    sharpness = validation.sharpness
+    figure = titled_figure(
+        "How sharp: the same run with more blocks",
+        sharpness.verdict,
+    )
+    panels = figure.subplots(ncols=3, gridspec_kw=_MARGINS | {"wspace": 0.18})
+    theirs, ours = validation.measured.requests, validation.predicted.requests
+    num_blocks = validation.results.summary["num_gpu_blocks"]
+    sides = [
+        (theirs, MEASURED),
+        (ours, PREDICTED | {"label": f"{num_blocks:,} blocks"}),
+    ]
+    looks = ({"color": BLUE}, {"color": VERMILLION})
+    for each, colour in zip(sharpness.more_blocks, looks, strict=True):
+        label = f"{each.num_gpu_blocks:,} blocks, +{each.more_pct} %"
+        sides.append(
+            (each.predicted.requests, colour | {"linewidth": 1.2, "label": label})
+        )
+    for axes, (key, name) in zip(panels, _NAMES.items(), strict=True):
+        _draw_cdfs(axes, [(getattr(side, f"{key}_s"), look) for side, look in sides])
+        axes.set_xlabel(f"{name} (s)")
+        set_percent_axis(axes, "", 100.0)
+    panels[0].set_ylabel("requests (%)")
+    legend_above(panels[0])
+    return figure
+
+
+def _draw_cdfs(axes: Axes, sides: list[tuple[Floats, dict[str, Any]]]) -> None:
+    highest, lowest = 0.0, np.inf
+    for values, look in sides:
+        known = values[~np.isnan(values)]
+        if not known.size:
+            continue
+        x, share = cdf_points(known, _NUM_CDF_POINTS)
+        axes.step(x, 100.0 * share, where="post", **look)
+        highest, lowest = max(highest, float(x[-1])), min(lowest, float(known.min()))
+    _scale(axes, lowest, highest)
 
 
 def _draw_medians(axes: Axes, x: Floats, y: Floats) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.validation.observed import LATENCIES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 PERCENTILES: Final = (50, 90, 99)
+STATISTICS: Final = ("mean", *(f"p{percent}" for percent in PERCENTILES))
 TOTALS: Final = (
     "duration",
     "completed",
@@ -24,28 +27,43 @@ TOTALS: Final = (
     "num_preemptions",
     "prefix_cache_hits",
 )
+METRICS: Final = (
+    *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in STATISTICS),
+    *TOTALS,
+)
+"""What a report always has, measured or not."""
 USAGE_EDGES: Final = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Edges of the bins of KV usage: fine where the cache is full."""
 
-Comparison = dict[str, float]
-"""``predicted``, ``measured`` and ``error_pct``: signed, in percent of what was
-measured; without the last where nothing was measured to be a percentage of."""
+Comparison = dict[str, float | None]
+"""``predicted``, ``measured``, and the error in percent of what was measured:
+``error_pct`` with its sign, ``abs_error_pct`` without. None where a side does not know
+the value, or where nothing was measured to be a percentage of."""
 
 
-def compared(predicted: float, measured: float) -> Comparison:
-    """Return both values and the signed error in percent."""
-    found = {"predicted": predicted, "measured": measured}
-    if measured:
-        found["error_pct"] = 100.0 * (predicted - measured) / measured
-    elif predicted == measured:
-        found["error_pct"] = 0.0
-    return found
+def compared(predicted: float | None, measured: float | None) -> Comparison:
+    """Return both values and the error in percent."""
+    error: float | None = None
+    if predicted is not None and measured is not None:
+        if measured:
+            error = 100.0 * (predicted - measured) / measured
+        elif predicted == measured:
+            error = 0.0
+    return {
+        "predicted": predicted,
+        "measured": measured,
+        "error_pct": error,
+        "abs_error_pct": None if error is None else abs(error),
+    }
 
 
 def metrics(
     predicted: Observed, measured: Observed, part: Mask | None = None
 ) -> dict[str, Comparison]:
-    """Return every statistic that both sides have, by its name in ``summary.json``.
+    """Return statistics of both sides, by their names in ``summary.json``.
+
+    All of `METRICS`, whether measured or not, and what else both sides have; of a part
+    of the requests only what both sides have.
 
     Parameters
     ----------
@@ -56,12 +74,13 @@ def metrics(
     """
     left, right = (
         numbers_of(predicted, measured, part),
-        numbers_of(measured, None, part),
+        numbers_of(measured, predicted, part),
     )
+    always = METRICS if part is None else ()
     return {
-        name: compared(left[name], value)
-        for name, value in right.items()
-        if name in left
+        name: compared(left.get(name), right.get(name))
+        for name in dict.fromkeys((*always, *right))
+        if name in always or name in left
     }
 
 
@@ -71,12 +90,13 @@ def numbers_of(
     """Return statistics by name: those of the requests first, then what was told.
 
     Requests that `other` did not serve are left out, so that both sides speak of the
-    same ones.
+    same ones; totals are of all that each side served.
     """
     found: dict[str, float] = {}
     requests = observed.requests
     if requests is not None:
-        found |= _of_requests(requests, _served_by(requests, other, part))
+        others = None if other is None else other.requests
+        found |= _of_requests(requests, others, part)
     if part is None:
         if observed.itl_s is not None and len(observed.itl_s):
             found |= statistics("itl", observed.itl_s)
@@ -89,20 +109,17 @@ def numbers_of(
     return found
 
 
-def _served_by(
-    requests: ObservedRequests, other: Observed | None, part: Mask | None
-) -> Mask:
-    served: Mask = ~np.isnan(requests.e2el_s)
-    if other is not None and other.requests is not None:
-        served &= ~np.isnan(other.requests.e2el_s)
-    return served if part is None else served & part
-
-
-def _of_requests(requests: ObservedRequests, rows: Mask) -> dict[str, float]:
+def _of_requests(
+    requests: ObservedRequests, others: ObservedRequests | None, part: Mask | None
+) -> dict[str, float]:
+    """Return statistics of the requests whose value both sides know."""
     found: dict[str, float] = {}
+    rows = _known_by_both(requests, others, "e2el")
+    if part is not None:
+        rows &= part
     for name in ("ttft", "tpot", "e2el"):
-        values = getattr(requests, f"{name}_s")[rows]
-        found |= statistics(name, values[~np.isnan(values)])
+        known = rows & _known_by_both(requests, others, name)
+        found |= statistics(name, getattr(requests, f"{name}_s")[known])
     for key, values in (
         ("prefix_cache_hits", requests.num_cached_tokens),
         ("num_preemptions", requests.num_preemptions),
@@ -110,6 +127,15 @@ def _of_requests(requests: ObservedRequests, rows: Mask) -> dict[str, float]:
         if values is not None:
             found[key] = float(values[rows].sum())
     return found
+
+
+def _known_by_both(
+    requests: ObservedRequests, others: ObservedRequests | None, name: str
+) -> Mask:
+    known: Mask = ~np.isnan(getattr(requests, f"{name}_s"))
+    if others is not None:
+        known &= ~np.isnan(getattr(others, f"{name}_s"))
+    return known
 
 
 def statistics(name: str, values_s: Floats) -> dict[str, float]:
@@ -176,29 +202,30 @@ def relative_errors(
     return errors
 
 
-def curves(predicted: TimeSeries, measured: TimeSeries) -> dict[str, dict[str, float]]:
+def curves(predicted: TimeSeries, measured: TimeSeries) -> dict[str, Comparison]:
     """Return the distance of the curves of states, at the moments of `measured`.
 
     ``mean_abs``, ``max_abs`` and ``mean_signed`` in requests, usage in percentage
-    points; and the mean of what was measured.
+    points; and the means as `compared` gives them.
     """
-    found = {}
+    found: dict[str, Comparison] = {}
     for name, scale in (
         ("num_running", 1.0),
         ("num_waiting", 1.0),
+        ("num_swapped", 1.0),
         ("kv_cache_usage", 100.0),
     ):
         left, right = getattr(predicted, name), getattr(measured, name)
         if left is None or right is None:
             continue
-        apart = scale * (left - right)
-        apart = apart[~np.isnan(apart)]
-        if len(apart):
-            found[name] = {
+        known = ~np.isnan(left - right)
+        if known.any():
+            ours, theirs = scale * left[known], scale * right[known]
+            apart = ours - theirs
+            found[name] = compared(float(ours.mean()), float(theirs.mean())) | {
                 "mean_abs": float(np.abs(apart).mean()),
                 "max_abs": float(np.abs(apart).max()),
                 "mean_signed": float(apart.mean()),
-                "measured_mean": float(np.nanmean(scale * right)),
             }
     return found
 

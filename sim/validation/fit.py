@@ -17,7 +17,7 @@ from sim.errors import ConfigError
 from sim.validation.observed import MeasuredError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,7 +95,7 @@ def parse_term(text: str) -> Term:
 def fit_terms(
     terms: Sequence[Term],
     measured: Observed,
-    predict: Callable[[dict[str, float]], Observed],
+    predict: Callable[[Mapping[str, float]], Observed],
     split_s: float,
 ) -> Fit:
     """Find the values with which the requests that end by `split_s` fit best.

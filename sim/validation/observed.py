@@ -69,6 +69,8 @@ class TimeSeries:
     time_s: Floats
     num_running: Floats | None = None
     num_waiting: Floats | None = None
+    num_swapped: Floats | None = None
+    """Waiting with their blocks on the CPU; apart from `num_waiting`."""
     kv_cache_usage: Floats | None = None
     """Between 0 and 1."""
 
@@ -88,6 +90,8 @@ class Observed:
     series: TimeSeries | None = None
     notes: tuple[str, ...] = ()
     """What the reader of a report should know of the source, a sentence each."""
+    warnings: tuple[str, ...] = ()
+    """What is probably wrong with it, a sentence each."""
 
 
 def column(
@@ -114,9 +118,17 @@ def column(
         if not (np.isnan(values[i]) or least <= values[i] < np.inf):
             raise MeasuredError(
                 f"{where}: {name} of row {i + 1} must be a number >= {least:g}; got "
-                f"{str(value)[:40]!r}: mend or remove the row"
+                f"{str(value)[:40]!r}: {_remedy(name)}"
             )
     return values
+
+
+def _remedy(name: str) -> str:
+    if name in {"t", "arrival_s", "queued_s"}:
+        return "give seconds on any clock"
+    if name in {"first_token_s", "last_token_s"}:
+        return "give seconds, or leave it empty if the request failed"
+    return "mend or remove the row"
 
 
 def counts(rows: Mapping[str, Any], name: str, where: Path) -> Ints:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sim.validation.observed import Floats
 
 _COLUMNS: Final = (
-    *("start_s", "latency_s", "num_running", "num_waiting", "kv_cache_usage"),
+    *("start_s", "latency_s", "num_running", "num_waiting"),
+    *("num_swapped", "kv_cache_usage"),
 )
 
 
@@ -84,6 +85,7 @@ def series_of(results: Results, time_s: Floats) -> TimeSeries:
         time_s=time_s,
         num_running=np.where(busy, steps["num_running"], 0.0),
         num_waiting=waiting.astype(np.float64),
+        num_swapped=np.where(busy, steps["num_swapped"], 0.0),
         kv_cache_usage=np.where(busy, steps["kv_cache_usage"], 0.0),
     )
 

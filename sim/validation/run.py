@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -12,14 +12,17 @@ from sim.config import parse_config
 from sim.errors import ConfigError
 from sim.simulation import Simulation
 from sim.validation import compare
+from sim.validation.clocks import on_one_clock
+from sim.validation.doubts import notes_of
 from sim.validation.fit import ended_by, fit_terms, parse_term
 from sim.validation.inputs import Inputs, inputs_of
 from sim.validation.predicted import observed_of, series_of, usage_over
 from sim.validation.readers import read
 from sim.validation.readers.requests_csv import read_timeseries
+from sim.validation.sharpness import sharpness_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from sim.results import Results
     from sim.validation.fit import Fit, Term
     from sim.validation.observed import Floats, Observed, TimeSeries
+    from sim.validation.sharpness import Sharpness
+
+_BLOCKS_KEY: Final = "engine.num_gpu_blocks_override"
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Validation:
         measurement where it has it, else from the simulation. None without requests.
     fit
         What was fitted, or None.
+    sharpness
+        What more blocks would have predicted.
     notes
         What a reader should know, a sentence each.
     """
@@ -57,6 +65,7 @@ class Validation:
     series: TimeSeries | None
     usage: Floats | None
     fit: Fit | None
+    sharpness: Sharpness
     notes: tuple[str, ...]
 
     @property
@@ -75,6 +84,13 @@ class Validation:
         found = compare.metrics(self.predicted, self.measured)
         return pd.DataFrame.from_dict(found, orient="index")
 
+    @property
+    def usage_of(self) -> str:
+        """Whose KV usage `usage` is: "the measurement" or "the simulation"."""
+        series = self.measured.series
+        known = series is not None and series.kv_cache_usage is not None
+        return "the measurement" if known else "the simulation"
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything that was found, JSON-ready."""
         found: dict[str, Any] = {
@@ -86,7 +102,8 @@ class Validation:
             "profile": self.results.summary.get("profile"),
             "extrapolated_share": self.results.summary.get("extrapolated_share"),
             "num_gpu_blocks": self.results.summary["num_gpu_blocks"],
-            "warnings": list(self.results.summary["warnings"]),
+            "warnings": [*self.measured.warnings, *self.results.summary["warnings"]],
+            "sharpness": self.sharpness.to_dict(self.measured),
         }
         ours, theirs = self.predicted.requests, self.measured.requests
         if ours is not None and theirs is not None:
@@ -99,6 +116,7 @@ class Validation:
                     ours, theirs, self.judged
                 )
             if self.usage is not None:
+                found["kv_usage_of"] = self.usage_of
                 found["by_kv_usage"] = compare.by_pressure(ours, theirs, self.usage)
         if self.series is not None and self.measured.series is not None:
             found["curves"] = compare.curves(self.series, self.measured.series)
@@ -129,18 +147,19 @@ def validate(
     ConfigError, MeasuredError
         When configuration and measurement do not fit together.
     """
+    measured = on_one_clock(measured)
     inputs = _inputs(config, measured)
+    if measured.requests is not None and measured.requests.arrival_s is not None:
+        config = _open_loop(config)
+
+    def predict(changes: Mapping[str, float]) -> Observed:
+        return observed_of(_simulated(config, inputs, changes), inputs.lines)
+
     fit = None
     if terms:
-        fit = fit_terms(
-            terms,
-            measured,
-            lambda values: observed_of(
-                _simulated(config, inputs, values), inputs.lines
-            ),
-            _split_s(measured, fit_on),
-        )
-    results = _simulated(config, inputs, fit.values if fit else {})
+        fit = fit_terms(terms, measured, predict, _split_s(measured, fit_on))
+    fitted = fit.values if fit else {}
+    results = _simulated(config, inputs, fitted)
     predicted = observed_of(results, inputs.lines)
     series = measured.series
     return Validation(
@@ -150,7 +169,13 @@ def validate(
         series=None if series is None else series_of(results, series.time_s),
         usage=_usage(results, measured, predicted),
         fit=fit,
-        notes=(*measured.notes, *inputs.notes),
+        sharpness=sharpness_of(
+            results,
+            predicted,
+            measured,
+            lambda num_blocks: predict({**fitted, _BLOCKS_KEY: num_blocks}),
+        ),
+        notes=(*measured.notes, *inputs.notes, *notes_of(results, predicted, measured)),
     )
 
 
@@ -204,11 +229,24 @@ def _inputs(config: RunConfig, measured: Observed) -> Inputs:
     return inputs_of(specs, measured.requests)
 
 
-def _simulated(config: RunConfig, inputs: Inputs, values: dict[str, float]) -> Results:
-    if values:
+def _open_loop(config: RunConfig) -> RunConfig:
+    """Return the configuration without users: the measured arrivals have them in."""
+    if config.workload.max_concurrent_users is None:
+        return config
+    data = config.model_dump()
+    data["workload"]["max_concurrent_users"] = None
+    return parse_config(data)
+
+
+def _simulated(
+    config: RunConfig, inputs: Inputs, changes: Mapping[str, float]
+) -> Results:
+    """Simulate with some keys changed."""
+    if changes:
         data = config.model_dump()
-        for key, value in values.items():
-            data["cost"][key.removeprefix("cost.")] = value
+        for name, value in changes.items():
+            table, _, key = name.partition(".")
+            data[table][key] = value
         config = parse_config(data)
     return Simulation(config, specs=inputs.specs).run()
 

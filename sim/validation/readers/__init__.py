@@ -35,7 +35,7 @@ def read(path: Path) -> Observed:
         When it is not there, of no known format, or malformed.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text"
         raise MeasuredError(

@@ -67,6 +67,7 @@ def read_prometheus(text: str, path: Path) -> Observed:
         raise MeasuredError(
             f"{path} is no Prometheus text: {str(error)[:120]}; scrape it again"
         ) from error
+    _check_one_engine(families, path)
     numbers = _totals(families)
     widest = 0.0
     for latency, names in _HISTOGRAMS.items():
@@ -89,6 +90,23 @@ def read_prometheus(text: str, path: Path) -> Observed:
     return Observed(
         source=f"metrics of vLLM, {path.name}", numbers=numbers, notes=tuple(notes)
     )
+
+
+def _check_one_engine(families: Mapping[str, Metric], path: Path) -> None:
+    engines = {
+        (sample.labels.get("model_name", ""), sample.labels.get("engine", ""))
+        for name, metric in families.items()
+        if name.startswith("vllm:")
+        for sample in metric.samples
+    }
+    for place, what in enumerate(("models", "engines")):
+        found = sorted({names[place] for names in engines} - {""})
+        if len(found) > 1:
+            raise MeasuredError(
+                f"{path} has counters of {len(found)} {what} ({', '.join(found[:4])}); "
+                "a simulation is of one: keep the lines of one, and give the requests "
+                "that it served"
+            )
 
 
 def _first(families: Mapping[str, Metric], names: Sequence[str]) -> Metric | None:

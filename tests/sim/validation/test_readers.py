@@ -76,6 +76,15 @@ def test_without_a_queue_arrivals_count(tmp_path: Path) -> None:
         (HEADER + "1,1,2,1.5,4,4\n", "last_token_s of row 1 is 1.5 s, before"),
         (HEADER + "1,,2,3,4,4\n", "row 1 has no arrival"),
         (HEADER + "1,inf,2,3,4,4\n", "queued_s of row 1 must be a number >= 0"),
+        (HEADER + "1,1,2,3,4,0\n", "output_tokens of row 1 must be 1 or more"),
+        (HEADER + "1,1,,,4,\n", "no request was served"),
+        (HEADER + "1,1,,0.5,4,3\n", "last_token_s of row 1 is 0.5 s, before"),
+        (HEADER + "1,2026-04-25T18:47:18Z,2,3,4,4\n", "give seconds on any clock"),
+        (HEADER + "1,1,-1,-1,4,4\n", "leave it empty if the request failed"),
+        ("engine," + HEADER + "0,1,1,2,3,4,4\n1,1,1,2,3,4,4\n", "names 2 engines"),
+        ("index," + HEADER + "0,1,1,2,3,4,4\n0,1,1,2,3,4,4\n", "same number twice"),
+        ("queued_s," + HEADER + "1,1,1,2,3,4,4\n", "two columns are called 'queued_s'"),
+        (SCRAPE + 'vllm:num_preemptions_total{engine="1"} 2\n', "of 2 engines (0, 1)"),
         ("hello\n", "is no file of measurements that is known"),
         ('{"ttfts": []}', "it has no 'completed'"),
         ("vllm:nothing 1\n", "has none of vLLM's counters"),
@@ -88,6 +97,33 @@ def test_what_cannot_be_read_is_refused(
     with pytest.raises(MeasuredError, match="measured") as caught:
         read(write(tmp_path, text))
     assert message in str(caught.value)
+
+
+def test_rows_are_put_in_the_order_of_their_index(tmp_path: Path) -> None:
+    rows = "2,9,9,10,11,30,3\n0,1,1,2,3,10,1\n1,5,5,6,7,20,2\n"
+    requests = read(write(tmp_path, f"index,{HEADER}{rows}")).requests
+    assert requests is not None
+    assert requests.num_prompt_tokens.tolist() == [10, 20, 30]
+    assert requests.num_output_tokens.tolist() == [1, 2, 3]
+    assert requests.arrival_s is not None
+    assert requests.arrival_s.tolist() == [1.0, 5.0, 9.0]
+
+
+def test_a_failed_request_needs_no_numbers(tmp_path: Path) -> None:
+    text = HEADER + "1,1,,,10,\n2,2,3,4,20,5\n"
+    requests = read(write(tmp_path, text)).requests
+    assert requests is not None
+    assert requests.num_output_tokens.tolist() == [0, 5]
+    np.testing.assert_array_equal(requests.e2el_s, [np.nan, 2.0])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "measured"
+    text = HEADER.replace("queued_s,", "") + "1,2,6,100,5\n"
+    path.write_text("\ufeff" + text, encoding="utf-8")
+    requests = read(path).requests
+    assert requests is not None
+    assert requests.ttft_s.tolist() == [1.0]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
@@ -159,7 +195,7 @@ def test_a_scrape_gives_means_exactly_and_percentiles_in_their_bucket(
 
 
 def test_a_state_that_nobody_recorded_is_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path, "t,running,kv_cache_pct\n1,4,0\n2,5,0\n")
+    path = write(tmp_path, "t,running,kv_cache_pct\n1,4,0\n2,5,\n")
     series = read_timeseries(path)
     assert series.num_running is not None
     assert series.num_running.tolist() == [4.0, 5.0]
@@ -172,7 +208,9 @@ def test_a_state_that_nobody_recorded_is_left_out(tmp_path: Path) -> None:
     [
         ("t,running\n2,1\n1,1\n", "t must ascend"),
         ("running\n1\n", "column 't' is missing"),
-        ("t,kv_cache_pct\n1,150\n", "percentage up to 100"),
+        ("t,kv_cache_pct\n1,150\n", "percentage up to 100; got 150"),
+        ("t,load\n1,150\n", "no column running, waiting or kv_cache_pct"),
+        ("t,running\n18:47:18,1\n", "give seconds on any clock"),
     ],
 )
 def test_a_broken_series_is_refused(tmp_path: Path, text: str, message: str) -> None:
