@@ -159,7 +159,7 @@ class BlockPool:
                 f"cannot take {num_blocks} blocks: {self.num_free_blocks} of "
                 f"{self.num_usable_blocks} are free"
             )
-        blocks = self.free_block_queue.popleft_n(num_blocks)
+        blocks = self._take(num_blocks)
         for block in blocks:
             block.ref_cnt = 1
         observer = self.observer
@@ -170,6 +170,10 @@ class BlockPool:
         if observer is not None:
             _tell(observer.taken, blocks)
         return blocks
+
+    def _take(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take free blocks out of the queue, with what they hold."""
+        return self.free_block_queue.popleft_n(num_blocks)
 
     def _evict(self, blocks: Iterable[KVCacheBlock]) -> None:
         for block in blocks:
@@ -190,7 +194,10 @@ class BlockPool:
             block.ref_cnt += 1
 
     def cache_full_blocks(
-        self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[int]
+        self,
+        blocks: Sequence[KVCacheBlock],
+        block_hashes: Sequence[int],
+        first_depth: int = 0,
     ) -> None:
         """Make full blocks findable under their hashes.
 
@@ -198,12 +205,15 @@ class BlockPool:
         ----------
         blocks, block_hashes
             Equally long; each block must be in use and not cached yet.
+        first_depth
+            Blocks before the first of them in its table, for eviction policies.
 
         Raises
         ------
         CacheError
             If a block has a hash already; nothing changes for it and those behind.
         """
+        del first_depth
         insert = self.cached_blocks.insert
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if block.block_hash is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from cache.errors import CacheError, require
 
@@ -35,10 +35,6 @@ class Evictor(ABC):
 
     Source: vLLM 0.7.3, ``vllm/core/evictor.py``.
     """
-
-    exact_on_fast_path: ClassVar[bool] = False
-    """Whether `cache.managers.v1_runs` evicts in this order, run by run. No evictor
-    does: they belong to `v0`, and the order of `v1` is its free queue."""
 
     @abstractmethod
     def __contains__(self, block_id: int) -> bool: ...

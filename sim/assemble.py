@@ -6,18 +6,18 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from cache.errors import CacheError
-from cache.evictor import EVICTORS, Evictor
 from sim.capacity import CapacityEstimate, estimate_capacity
 from sim.capacity.arguments import parse_engine_version, v0_chunks_by_itself
 from sim.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.cost import EMPTY_SHAPE, CostModel, pricer_of
 from sim.costs import COST_MODELS
 from sim.errors import ConfigError, SchedulerError
+from sim.evictors import evictor_factory
 from sim.generations import GENERATION_KEYS, GENERATIONS, GraphRule
 from sim.model import resolved_model
 from sim.plug import build
@@ -26,12 +26,14 @@ from sim.scheduler.base import PreemptionMode
 from sim.scheduler.settings import CacheConfig, SchedulerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from cache.evictor import Evictor
     from sim.architecture import ModelArchitecture
     from sim.config import EngineConfig, RunConfig
     from sim.hardware import GpuSpec
     from sim.scheduler.base import Scheduler
+    from workloads.spec import RequestSpec
 
 MAX_NUM_GPU_BLOCKS = 50_000_000
 """About 5 GB of block objects; an endless cache for any trace at hand."""
@@ -194,6 +196,7 @@ def make_scheduler(
     capacity: CapacityEstimate,
     model: ModelArchitecture,
     schedulers: Mapping[str, type] = SCHEDULERS,
+    specs: Sequence[RequestSpec] = (),
 ) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool.
 
@@ -205,6 +208,8 @@ def make_scheduler(
         Its pool.
     schedulers
         Classes by the name that ``engine.scheduler`` takes.
+    specs
+        The workload, for a policy that knows the future.
 
     Returns
     -------
@@ -220,7 +225,9 @@ def make_scheduler(
         If it cannot be made.
     """
     chunks = _chunks_prefill(config, model)
-    scheduler = _construct(config, capacity, chunks, schedulers)
+    make_evictor = evictor_factory(config, capacity, specs)
+    construct = partial(_construct, config, chunks, schedulers, make_evictor)
+    scheduler = construct(capacity)
     most = getattr(scheduler, "max_servable_tokens", capacity.max_model_len)
     if not config.admission_check or most >= capacity.max_model_len:
         return scheduler, capacity
@@ -236,7 +243,7 @@ def make_scheduler(
         # would let prompts be padded without end.
         budget = max(most, V0_CHUNKED_BATCHED_TOKENS)
         capacity = replace(capacity, max_num_batched_tokens=budget)
-    return _construct(config, capacity, chunks, schedulers), capacity
+    return construct(capacity), capacity
 
 
 def _pads(config: EngineConfig) -> bool:
@@ -246,9 +253,10 @@ def _pads(config: EngineConfig) -> bool:
 
 def _construct(
     config: EngineConfig,
-    capacity: CapacityEstimate,
     chunks: bool,
     schedulers: Mapping[str, type],
+    make_evictor: Callable[[], Any] | None,
+    capacity: CapacityEstimate,
 ) -> Scheduler:
     kind = config.scheduler
     optional = {
@@ -265,8 +273,10 @@ def _construct(
         "enable_prefix_caching": config.prefix_caching,
         "engine_version": config.version,
         "scheduler_config": _scheduler_config(config, capacity, chunks),
-        "cache_config": _cache_config(config, capacity),
+        "cache_config": _cache_config(config, capacity, make_evictor),
     } | {key: value for key, value in optional.items() if value is not None}
+    if make_evictor is not None:
+        context["evictor"] = make_evictor
     try:
         scheduler: Scheduler = build(
             schedulers,
@@ -307,13 +317,11 @@ def _scheduler_config(
     )
 
 
-def _cache_config(config: EngineConfig, capacity: CapacityEstimate) -> CacheConfig:
-    evictor: str | Callable[[], Evictor] = "lru"
-    if config.evictor is not None:
-        kind = config.evictor
-        table = {"kind": kind} if isinstance(kind, str) else kind
-        evictor = partial(build, EVICTORS, table, "engine.evictor")
-        _check_evictor(evictor, str(table.get("kind")))
+def _cache_config(
+    config: EngineConfig,
+    capacity: CapacityEstimate,
+    make_evictor: Callable[[], Evictor] | None,
+) -> CacheConfig:
     return CacheConfig(
         block_size=config.block_size,
         num_gpu_blocks=capacity.num_gpu_blocks,
@@ -321,27 +329,8 @@ def _cache_config(config: EngineConfig, capacity: CapacityEstimate) -> CacheConf
         watermark=_or(config.watermark, 0.01),
         sliding_window=config.sliding_window,
         enable_prefix_caching=config.prefix_caching,
-        evictor=evictor,
+        evictor=make_evictor or "lru",
     )
-
-
-def _check_evictor(make: Callable[[], object], kind: str) -> None:
-    """Try an evictor on two blocks, before anything is simulated."""
-    evictor = make()
-    if not isinstance(evictor, Evictor):
-        raise ConfigError(
-            f"engine.evictor: '{kind}' must be a subclass of cache.evictor.Evictor, "
-            f"such as a KeyedEvictor with a key; mend your class"
-        )
-    try:
-        evictor.add(1, 11, 16, 0.0)
-        evictor.add(2, 12, 32, 1.0)
-        evicted = sorted(evictor.evict() for _ in range(2))
-        problem = f"two blocks must be evicted once each, got {evicted}"
-    except Exception as error:
-        evicted, problem = None, f"{type(error).__name__}: {error}"
-    if evicted != [(1, 11), (2, 12)]:
-        raise ConfigError(f"engine.evictor: '{kind}': {problem}; mend your class")
 
 
 def _or(value: T | None, default: T) -> T:

@@ -91,6 +91,13 @@ class EngineConfig(ConfigTable):
         return str(self.scheduler.get("kind"))
 
     @property
+    def evictor_kind(self) -> str | None:
+        """An eviction policy's name, the user's class, or None for the engine's own."""
+        if self.evictor is None or isinstance(self.evictor, str):
+            return self.evictor
+        return str(self.evictor.get("kind"))
+
+    @property
     def generation(self) -> Generation:
         """The chosen generation; that of the release for a user's own scheduler."""
         kind = self.scheduler_kind

@@ -158,6 +158,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             keys=frozenset(
                 {
                     "enable_chunked_prefill",
+                    "evictor",
                     "long_prefill_token_threshold",
                     "long_prefill_token_threshold_adaptive",
                     "max_num_active_seqs",

@@ -114,6 +114,7 @@ class Simulation:
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
+        self.warnings += summary.oracle_warnings(config, self._is_closed_loop)
         self.cost_model = self._make_cost_model(model, gpu)
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
         self.scheduler, capacity = self._make_scheduler(model)
@@ -155,10 +156,12 @@ class Simulation:
         engine = self.config.engine
         if not self.path_reason:
             try:
-                return make_scheduler(engine, self.capacity, model, FAST_SCHEDULERS)
+                return make_scheduler(
+                    engine, self.capacity, model, FAST_SCHEDULERS, self.specs
+                )
             except NotExactError as error:
                 self.path_reason = str(error)
-        return make_scheduler(engine, self.capacity, model)
+        return make_scheduler(engine, self.capacity, model, specs=self.specs)
 
     def _make_engine(self, client: Client) -> Engine:
         """Make the engine of the path, and what hands requests to it."""

@@ -146,6 +146,20 @@ def fan_out_warnings(specs: Sequence[RequestSpec]) -> list[str]:
     return warnings
 
 
+def oracle_warnings(config: RunConfig, is_closed_loop: bool) -> list[str]:
+    """Say so if the run knows what no engine can know."""
+    engine = config.engine
+    if engine.evictor_kind != "clairvoyant" or not engine.prefix_caching:
+        return []
+    line = (
+        "engine.evictor: clairvoyant has read the prompts to come: this is no engine, "
+        "but about the best that any eviction could do"
+    )
+    if is_closed_loop:
+        line += "; their order is the workload's, from which a closed loop departs"
+    return [line]
+
+
 def idle_key_warnings(config: RunConfig) -> list[str]:
     """Say which keys were set and change nothing."""
     engine, workload = config.engine, config.workload

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from cache.block_pool import BlockPool
 from cache.errors import CacheError, require
+from cache.policy_pool import PolicyBlockPool
 from cache.sliding_window import SlidingWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cache.block import KVCacheBlock
+    from cache.policies.base import CachePolicy
     from cache.tokens import TokenIds
 
 NO_BLOCKS: tuple[KVCacheBlock, ...] = ()
@@ -24,6 +26,8 @@ class PagedRequest(Protocol):
 
     Attributes
     ----------
+    parent_id
+        The workload's request, for eviction policies.
     num_tokens
         Tokens known so far, prompt and generated.
     num_computed_tokens
@@ -41,6 +45,7 @@ class PagedRequest(Protocol):
     """
 
     request_id: int
+    parent_id: int
     num_tokens: int
     num_computed_tokens: int
     tokens: TokenIds
@@ -67,6 +72,9 @@ class KVCacheManager:
         See `BlockPool`.
     max_model_len
         Longest sequence: positions beyond get no slots. None for no such limit.
+    policy
+        What is evicted, of prefix caching; None for the release's own order. New, and
+        nobody else's.
 
     Notes
     -----
@@ -92,6 +100,7 @@ class KVCacheManager:
         sliding_window: int | None = None,
         unhashed_first: bool = False,
         max_model_len: int | None = None,
+        policy: CachePolicy | None = None,
     ) -> None:
         if block_size < 1:
             raise CacheError(f"block_size must be at least 1, got {block_size}")
@@ -103,7 +112,12 @@ class KVCacheManager:
             if sliding_window is None
             else SlidingWindow(sliding_window, block_size)
         )
-        self.block_pool = BlockPool(
+        self._policy_pool = (
+            PolicyBlockPool(num_gpu_blocks, policy, unhashed_first=unhashed_first)
+            if policy is not None and enable_caching
+            else None
+        )
+        self.block_pool = self._policy_pool or BlockPool(
             num_gpu_blocks, enable_caching=enable_caching, unhashed_first=unhashed_first
         )
         self.num_logical_blocks = 0
@@ -222,6 +236,9 @@ class KVCacheManager:
             num_needed_blocks += self._num_revived(new_computed_blocks)
         if num_needed_blocks > pool.num_free_blocks:
             return False
+        if self._policy_pool is not None:
+            num_full = min(num_known_tokens, request.num_tokens) // block_size
+            self._announce(request, self._policy_pool, new_computed_blocks, num_full)
         if new_computed_blocks:
             self._share(request, new_computed_blocks)
         if num_new_blocks > 0:
@@ -237,6 +254,20 @@ class KVCacheManager:
             most = self.window.num_tokens_before_next_skip(request.num_computed_tokens)
             request.num_quiet_tokens = min(request.num_quiet_tokens, most + 1)
         return True
+
+    def _announce(
+        self,
+        request: PagedRequest,
+        pool: PolicyBlockPool,
+        hits: Sequence[KVCacheBlock],
+        num_full_blocks: int,
+    ) -> None:
+        """Tell the eviction policy whose blocks come, and what the new ones hold."""
+        num_held_blocks = len(request.block_table) + len(hits)
+        if not request.block_table:
+            pool.begins(request.parent_id)
+        hashes = self._block_hashes(request, num_full_blocks)
+        pool.expect(hashes[num_held_blocks:num_full_blocks])
 
     def _share(self, request: PagedRequest, hits: Sequence[KVCacheBlock]) -> None:
         """Begin the table of `request` with hits."""
@@ -275,7 +306,7 @@ class KVCacheManager:
             blocks = request.block_table[first:num_full_blocks]
             request.num_cached_blocks = first + len(blocks)
             self.block_pool.cache_full_blocks(
-                blocks, hashes[first : request.num_cached_blocks]
+                blocks, hashes[first : request.num_cached_blocks], first
             )
         # The token that completes the next block wants us back, to register it.
         request.num_quiet_tokens = min(

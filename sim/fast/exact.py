@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.scheduler.queues import REQUEST_QUEUES
 
 if TYPE_CHECKING:
+    from cache.policies.base import CachePolicy
     from sim.scheduler.v1_settings import V1Settings
 
 
@@ -48,3 +49,19 @@ def check_exact(settings: V1Settings, sliding_window: int | None) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise NotExactError(reason)
+
+
+def check_order(policy: CachePolicy) -> None:
+    """Refuse a policy that evicts in another order than the runs of blocks are kept.
+
+    Raises
+    ------
+    NotExactError
+        With the policy, unless its own class says that it is exact.
+    """
+    kind = type(policy)
+    if not vars(kind).get("exact_on_fast_path", False):
+        raise NotExactError(
+            f"evictor: {kind.__name__} evicts block by block, the fast path in runs "
+            f"and in the engine's own order"
+        )

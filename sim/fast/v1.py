@@ -6,7 +6,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from sim.cost import BatchShape
-from sim.fast.exact import check_exact
+from sim.fast.exact import check_exact, check_order
 from sim.fast.state import FastV1State
 from sim.request import RequestStatus
 from sim.scheduler.base import SchedulerOutput
@@ -14,8 +14,11 @@ from sim.scheduler.v1 import V1Scheduler
 from sim.scheduler.v1_settings import V1Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cache.managers.v1_fast import Found
     from cache.managers.v1_ids import IdTables
+    from cache.policies.base import CachePolicy
     from sim.request import Request
 
 Shape = tuple[int, int, int, int, int, int]
@@ -38,7 +41,7 @@ class FastV1Scheduler(FastV1State):
 
     Parameters
     ----------
-    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window
+    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor
         See `sim.scheduler.v1.V1Scheduler`.
     **settings
         Its other parameters.
@@ -67,10 +70,13 @@ class FastV1Scheduler(FastV1State):
         *,
         enable_prefix_caching: bool = True,
         sliding_window: int | None = None,
+        evictor: Callable[[], CachePolicy] | None = None,
         **settings: Any,
     ) -> None:
         checked = V1Settings(**settings)
         check_exact(checked, sliding_window)
+        if evictor is not None and enable_prefix_caching:
+            check_order(evictor())
         super().__init__(
             checked,
             num_gpu_blocks,

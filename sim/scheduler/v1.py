@@ -12,9 +12,10 @@ from sim.scheduler.v1_settings import V1Settings
 from sim.scheduler.v1_state import V1State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cache.block import KVCacheBlock
+    from cache.policies.base import CachePolicy
     from sim.request import Request
 
 
@@ -69,6 +70,9 @@ class V1Scheduler(V1State):
         Steps from one with prefill to the next while decodes run; 1 for no such rule.
     max_num_scheduled_tokens
         Token budget below `max_num_batched_tokens`, or None.
+    evictor
+        What makes the policy by which cached blocks are evicted; None for the
+        release's own order.
 
     Raises
     ------
@@ -101,6 +105,7 @@ class V1Scheduler(V1State):
         max_num_active_seqs: int | None = None,
         prefill_schedule_interval: int = 1,
         max_num_scheduled_tokens: int | None = None,
+        evictor: Callable[[], CachePolicy] | None = None,
     ) -> None:
         settings = V1Settings(
             max_num_batched_tokens=max_num_batched_tokens,
@@ -123,6 +128,7 @@ class V1Scheduler(V1State):
             block_size,
             enable_prefix_caching=enable_prefix_caching,
             sliding_window=sliding_window,
+            evictor=evictor,
         )
         self.max_num_scheduled_tokens = max_num_scheduled_tokens
         self._skips_heads = (

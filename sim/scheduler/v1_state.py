@@ -14,8 +14,9 @@ from sim.scheduler.queues import REQUEST_QUEUES
 from sim.scheduler.v1_admission import admission_error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from cache.policies.base import CachePolicy
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.v1_batch import V1Batch
     from sim.scheduler.v1_settings import V1Settings
@@ -28,7 +29,7 @@ class V1State:
     ----------
     settings
         The engine arguments.
-    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window
+    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor
         Of the KV cache; see `sim.scheduler.v1.V1Scheduler`.
 
     Attributes
@@ -51,6 +52,7 @@ class V1State:
         *,
         enable_prefix_caching: bool,
         sliding_window: int | None,
+        evictor: Callable[[], CachePolicy] | None = None,
     ) -> None:
         if sliding_window is not None and sliding_window < 1:
             raise SchedulerError(
@@ -69,6 +71,7 @@ class V1State:
             sliding_window=sliding_window,
             unhashed_first=self.dialect.puts_unhashed_blocks_first,
             max_model_len=settings.max_model_len,
+            policy=evictor() if evictor is not None and enable_prefix_caching else None,
         )
         self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
         self.running: list[Request] = []

@@ -1,0 +1,121 @@
+"""V1's block pool, evicting by a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.block_pool import BlockPool
+from cache.errors import CacheError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from cache.block import KVCacheBlock
+    from cache.policies.base import CachePolicy
+
+
+class PolicyBlockPool(BlockPool):
+    """A `BlockPool` with prefix caching in which a policy says what is evicted.
+
+    Free blocks without content are used up first, latest freed first, as in vLLM from
+    0.24 on; then the policy chooses. A policy that orders them itself
+    (`CachePolicy.orders_uncached`) is told of them where the release queues them with
+    the others, and chooses always.
+
+    Parameters
+    ----------
+    num_gpu_blocks, unhashed_first
+        See `BlockPool`.
+    policy
+        New, and nobody else's.
+    """
+
+    def __init__(
+        self, num_gpu_blocks: int, policy: CachePolicy, *, unhashed_first: bool
+    ) -> None:
+        self._tells_all = policy.orders_uncached and not unhashed_first
+        super().__init__(
+            num_gpu_blocks, enable_caching=True, unhashed_first=not self._tells_all
+        )
+        self.policy = policy
+        self._incoming: Sequence[int] = ()
+        if self._tells_all:
+            for block in self.free_block_queue:
+                policy.released(block.block_id)
+
+    def begins(self, request_id: int) -> None:
+        """Tell the policy whose blocks the next calls are about."""
+        self.policy.begins(request_id)
+
+    def expect(self, contents: Sequence[int]) -> None:
+        """Note what the first of the blocks taken next will hold."""
+        self._incoming = contents
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """See `BlockPool.touch`."""
+        blocks = list(blocks)
+        super().touch(blocks)
+        for block in blocks:
+            self.policy.hit(block.block_id)
+
+    def cache_full_blocks(
+        self,
+        blocks: Sequence[KVCacheBlock],
+        block_hashes: Sequence[int],
+        first_depth: int = 0,
+    ) -> None:
+        """See `BlockPool.cache_full_blocks`."""
+        super().cache_full_blocks(blocks, block_hashes, first_depth)
+        cached = self.policy.cached
+        for depth, (block, content) in enumerate(
+            zip(blocks, block_hashes, strict=True), first_depth
+        ):
+            cached(block.block_id, content, depth)
+
+    def _take(self, num_blocks: int) -> list[KVCacheBlock]:
+        incoming: Iterator[int] = iter(self._incoming)
+        self._incoming = ()
+        return [self._take_one(next(incoming, None)) for _ in range(num_blocks)]
+
+    def _take_one(self, content: int | None) -> KVCacheBlock:
+        queue = self.free_block_queue
+        if not self._tells_all:
+            # They stand at the front, all of them.
+            front = next(iter(queue))
+            if front.block_hash is None:
+                return queue.popleft()
+        block_id = self.policy.evict(content)
+        block = self.blocks[block_id]
+        if block.ref_cnt or block is self.null_block:
+            raise CacheError(
+                f"{type(self.policy).__name__} evicts block {block_id}, which is in "
+                f"use; evict only what was released and not hit since"
+            )
+        queue.remove(block)
+        return block
+
+    def _queue_freed(self, freed: list[KVCacheBlock]) -> None:
+        super()._queue_freed(freed)
+        released = self.policy.released
+        for block in freed:
+            if self._tells_all or block.block_hash is not None:
+                released(block.block_id)
+
+    def check(self) -> None:
+        """See `BlockPool.check`; proves the policy as well."""
+        super().check()
+        self.policy.check()
+        num_known = sum(
+            self._tells_all or block.block_hash is not None
+            for block in self.free_block_queue
+        )
+        require(
+            self.policy.num_evictable == num_known,
+            f"pool: the policy can evict {self.policy.num_evictable} blocks, "
+            f"{num_known} are free for it",
+        )
+        uncached = [block.block_hash is None for block in self.free_block_queue]
+        require(
+            self._tells_all or uncached == sorted(uncached, reverse=True),
+            "pool: a block without content is queued behind a cached one",
+        )

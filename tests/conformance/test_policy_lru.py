@@ -1,0 +1,62 @@
+"""The policy `lru` is V1's own order: block id for block id, on the recorded logs.
+
+Golden logs name the blocks of every table, so a single block evicted out of turn shows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sim.scheduler.v1
+from cache.policies import FIFO, LRU
+from sim.decisions import DecisionDriver, first_difference, load_workload, read_log
+from tests.shared import SHARED, shared
+
+if TYPE_CHECKING:
+    from cache.policies import CachePolicy
+    from sim.decisions import Difference
+
+ENDING = ".workload.json"
+NAMES = [
+    f"{folder}/{path.name.removesuffix(ENDING)}"
+    for folder in ("v1", "v1_33")
+    for path in sorted((SHARED / "conformance" / folder).glob(f"*{ENDING}"))
+]
+ENGINE = sim.scheduler.v1.V1Scheduler
+
+
+def difference(
+    name: str, policy: type[CachePolicy], patch: pytest.MonkeyPatch
+) -> tuple[Difference | None, int]:
+    """Where the log and an engine with `policy` part, and its evictions."""
+    engine = partial(ENGINE, evictor=policy)
+    patch.setattr(sim.scheduler.v1, "V1Scheduler", engine)
+    driver = DecisionDriver(
+        load_workload(shared(f"conformance/{name}{ENDING}")), check="small" in name
+    )
+    golden = read_log(shared(f"conformance/{name}.golden.jsonl.gz"))
+    found = first_difference(golden, driver.lines())
+    return found, driver.scheduler.kv_cache_manager.block_pool.num_evictions
+
+
+@pytest.mark.parametrize("name", NAMES or ["v1/light"])
+def test_lru_decides_as_the_real_engine(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = difference(name, LRU, monkeypatch)
+    assert found is None, found.in_words(("real engine", "lru policy"))
+
+
+@pytest.mark.parametrize("folder", ["v1", "v1_33"])
+def test_logs_tell_policies_apart(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sets evict, and FIFO in place of LRU shows."""
+    shared(f"conformance/{folder}")
+    names = [n for n in NAMES if n.startswith(f"{folder}/") and "prefix" in n]
+    assert names
+    assert any(difference(name, LRU, monkeypatch)[1] > 0 for name in names)
+    assert any(difference(name, FIFO, monkeypatch)[0] for name in names)
