@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.prefill_interval import PrefillInterval, is_prefilling
-from sim.scheduler.queues import urgency
 from sim.scheduler.v1_batch import V1Batch
 from sim.scheduler.v1_settings import V1Settings
 from sim.scheduler.v1_state import V1State
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
     from cache.block import KVCacheBlock
     from sim.request import Request
+    from sim.scheduler.admission.base import AdmissionRule
+    from sim.scheduler.victims.base import VictimPolicy
 
 
 class V1Scheduler(V1State):
@@ -69,6 +70,11 @@ class V1Scheduler(V1State):
         Steps from one with prefill to the next while decodes run; 1 for no such rule.
     max_num_scheduled_tokens
         Token budget below `max_num_batched_tokens`, or None.
+    preemption_victim
+        Who is preempted, or None for the engine's own rule; see
+        `sim.scheduler.victims`.
+    admission
+        Asked beside the engine's own rules, or None; see `sim.scheduler.admission`.
 
     Raises
     ------
@@ -101,6 +107,8 @@ class V1Scheduler(V1State):
         max_num_active_seqs: int | None = None,
         prefill_schedule_interval: int = 1,
         max_num_scheduled_tokens: int | None = None,
+        preemption_victim: VictimPolicy | None = None,
+        admission: AdmissionRule | None = None,
     ) -> None:
         settings = V1Settings(
             max_num_batched_tokens=max_num_batched_tokens,
@@ -123,6 +131,8 @@ class V1Scheduler(V1State):
             block_size,
             enable_prefix_caching=enable_prefix_caching,
             sliding_window=sliding_window,
+            preemption_victim=preemption_victim,
+            admission=admission,
         )
         self.max_num_scheduled_tokens = max_num_scheduled_tokens
         self._skips_heads = (
@@ -156,8 +166,8 @@ class V1Scheduler(V1State):
         batch.threshold = self._threshold() if self.long_prefill_token_threshold else 0
         batch.holds_prefill = interval is not None and interval.holds(self.running)
         batch.carries_prefill = False
-        if self._by_priority:
-            self._schedule_running_by_priority(output, batch)
+        if self._plans_first:
+            self._schedule_running_by_plan(output, batch)
         else:
             self._schedule_running(output, batch)
         if not output.preemptions:
@@ -257,12 +267,13 @@ class V1Scheduler(V1State):
                 return False
         return True
 
-    def _schedule_running_by_priority(
+    def _schedule_running_by_plan(
         self, output: SchedulerOutput, batch: V1Batch
     ) -> None:
         """Let running requests catch up, in order, preempting the least urgent.
 
-        That one may stand ahead, with its tokens planned already; so nothing
+        Or whom a policy names, as if the release's own had named it. That one may stand
+        ahead, with its tokens planned already; so nothing
         advances before all is planned.
         """
         running = self.running
@@ -280,7 +291,7 @@ class V1Scheduler(V1State):
                 continue
             was_prefilling = is_prefilling(request)
             while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
-                victim = max(running, key=urgency)
+                victim = self._victim(request)
                 if victim in planned or self.dialect.steps_back_for_unplanned_victims:
                     index -= running.index(victim) < index
                 running.remove(victim)
@@ -349,11 +360,23 @@ class V1Scheduler(V1State):
         """Get the first slots of a waiting request; False if it must wait."""
         manager = self.kv_cache_manager
         num_spare_blocks = self._watermark_blocks if self.running else 0
-        if self.settings.reserve_full_isl and not manager.can_hold_all(
+        reserves_full = self.settings.reserve_full_isl
+        if reserves_full and not manager.can_hold_all(
             request.num_tokens,
             hits,
             num_spare_blocks=num_spare_blocks,
             most_blocks=self._most_held_blocks,
         ):
             return False
+        desk = self._admission_desk
+        if desk is not None and self.running:
+            head = desk.head(
+                request,
+                num_new_tokens,
+                hits,
+                reserves_full=reserves_full,
+                most_blocks=self._most_held_blocks,
+            )
+            if not desk.admits(head, num_spare_blocks, self.running):
+                return False
         return manager.allocate_slots(request, num_new_tokens, hits, num_spare_blocks)
