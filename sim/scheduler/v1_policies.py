@@ -59,6 +59,22 @@ class V1Holdings:
         return num_shared * self._manager.block_size
 
 
+class V1RunningRequest(RunningRequest):
+    """The same without detours: an admission may look at all that run, each step."""
+
+    __slots__ = ()
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._request.num_tokens - self._request.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and tokens generated so far."""
+        return self._request.num_tokens
+
+
 class V1AdmissionDesk:
     """Asks an admission rule about the head of the queue.
 
@@ -99,12 +115,14 @@ class V1AdmissionDesk:
             If the rule says neither yes nor no.
         """
         pool = self._manager.block_pool
+        if head.num_needed_blocks > pool.num_free_blocks - num_spare_blocks:
+            return False  # the engine's own rules say no
         holdings = self._holdings
         engine = EngineView(
             num_gpu_blocks=pool.num_usable_blocks + 1,
             block_size=self._manager.block_size,
             num_available_blocks=pool.num_free_blocks - num_spare_blocks,
-            running=lambda: [RunningRequest(each, holdings) for each in running],
+            running=lambda: [V1RunningRequest(each, holdings) for each in running],
         )
         answer = self._rule.admits(head, engine)
         if answer not in (True, False):

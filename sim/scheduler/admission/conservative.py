@@ -70,16 +70,14 @@ class Conservative:
         """Whether everybody fits, grown as expected; see `AdmissionRule`."""
         if not self.lengths.is_known:
             return head.num_full_blocks <= engine.num_available_blocks
-        size = engine.block_size
-        num_blocks = head.num_full_blocks + self._num_blocks(head, size)
-        num_blocks -= ceil(head.num_tokens / size)
+        size, available = engine.block_size, engine.num_available_blocks
+        factor, rest_of = self.conservativeness, self.lengths.expected_rest
+        num_known_blocks = ceil(head.num_tokens / size)
+        num_blocks = head.num_full_blocks - num_known_blocks
+        num_blocks += ceil((head.num_tokens + factor * rest_of(head)) / size)
         for request in engine.running:
-            if num_blocks > engine.num_available_blocks:
+            if num_blocks > available:
                 return False
-            num_blocks += self._num_blocks(request, size) - request.num_blocks
-        return num_blocks <= engine.num_available_blocks
-
-    def _num_blocks(self, request: RequestView, block_size: int) -> int:
-        """Blocks that a request is expected to hold at its end."""
-        rest = self.conservativeness * self.lengths.expected_rest(request)
-        return ceil((request.num_tokens + rest) / block_size)
+            num_tokens = request.num_tokens + factor * rest_of(request)
+            num_blocks += ceil(num_tokens / size) - request.num_blocks
+        return num_blocks <= available

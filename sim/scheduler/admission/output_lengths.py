@@ -51,6 +51,7 @@ class OutputLengths:
         self._latest: deque[int] = deque(maxlen=window)
         self._sorted = [] if distribution is None else _quantiles(distribution)
         self._tails: list[int] = []
+        self._rests: dict[int, float] = {}
 
     @property
     def is_known(self) -> bool:
@@ -67,19 +68,29 @@ class OutputLengths:
         latest.append(request.num_output_tokens)
         insort(lengths, request.num_output_tokens)
         self._tails = []
+        self._rests.clear()
 
     def expected_rest(self, request: RequestView) -> float:
         """Return the mean rest of outputs that got as far as this one's, in tokens.
 
         At least 1, for it has not ended; at most what the engine lets it have.
         """
-        lengths, done = self._sorted, request.num_output_tokens
+        num_output_tokens = request.num_output_tokens
+        rest = self._rests.get(num_output_tokens)
+        if rest is None:
+            rest = self._rests[num_output_tokens] = self._mean_rest(num_output_tokens)
+        most = request.max_num_tokens - request.num_prompt_tokens - num_output_tokens
+        return rest if rest < most else max(1.0, most)
+
+    def _mean_rest(self, num_output_tokens: int) -> float:
+        """Return the mean rest of known outputs that are longer; 1 if none is."""
+        lengths = self._sorted
         if not self._tails:
             self._tails = [*accumulate(reversed(lengths), initial=0)]
-        num_longer = len(lengths) - bisect_right(lengths, done)
-        rest = self._tails[num_longer] / num_longer - done if num_longer else 1.0
-        most = request.max_num_tokens - request.num_tokens
-        return max(1.0, min(rest, most))
+        num_longer = len(lengths) - bisect_right(lengths, num_output_tokens)
+        if not num_longer:
+            return 1.0
+        return self._tails[num_longer] / num_longer - num_output_tokens
 
 
 def _quantiles(distribution: LengthDistribution) -> Sequence[int]:
