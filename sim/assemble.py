@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cache.errors import CacheError
+from sim.assemble_policies import make_policies
 from sim.capacity import CapacityEstimate, estimate_capacity
 from sim.capacity.arguments import parse_engine_version, v0_chunks_by_itself
 from sim.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
@@ -259,6 +260,7 @@ def _construct(
     capacity: CapacityEstimate,
 ) -> Scheduler:
     kind = config.scheduler
+    policies = make_policies(config)
     optional = {
         key: getattr(config, key)
         for key in (*sorted(GENERATION_KEYS), "preemption_mode")
@@ -272,9 +274,13 @@ def _construct(
         "max_model_len": capacity.max_model_len,
         "enable_prefix_caching": config.prefix_caching,
         "engine_version": config.version,
-        "scheduler_config": _scheduler_config(config, capacity, chunks),
+        "scheduler_config": replace(
+            _scheduler_config(config, capacity, chunks),
+            preemption_victim=policies.get("preemption_victim"),
+        ),
         "cache_config": _cache_config(config, capacity, make_evictor),
     } | {key: value for key, value in optional.items() if value is not None}
+    context |= policies
     if make_evictor is not None:
         context["evictor"] = make_evictor
     try:

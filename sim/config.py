@@ -81,6 +81,8 @@ class EngineConfig(ConfigTable):
     enforce_eager: bool = False
     engine_version: str | None = None
     preemption_mode: Literal["recompute", "swap"] | None = None
+    preemption_victim: str | Kind | None = None
+    admission: str | Kind | None = None
     admission_check: bool = True
 
     @property

@@ -14,6 +14,7 @@ from sim.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+_NAMING_KEYS = ("kind", "scheduler", "evictor", "preemption_victim", "admission")
 _USER_CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 _FETCH = "see 'kvsim workload fetch --help'"
 
@@ -145,7 +146,7 @@ def _find_user_classes(table: dict[str, Any], directory: Path) -> None:
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, dict):
                 _find_user_classes(each, directory)
-        if key in ("kind", "scheduler", "evictor") and isinstance(value, str):
+        if key in _NAMING_KEYS and isinstance(value, str):
             own = _USER_CLASS.fullmatch(value)
             found = own and found_path(own["file"], directory)
             if own and found:

@@ -107,7 +107,8 @@ class Generation:
         return re.fullmatch(self.versions, engine_version) is not None
 
 
-_TWO_TIERS = frozenset({"watermark"})
+_EVERYWHERE = frozenset({"preemption_victim"})
+_TWO_TIERS = _EVERYWHERE | {"watermark"}
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {
@@ -155,21 +156,21 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             engine_version="0.33",
             versions=r"0\.(8|9|[12]\d|3[0-3])(\.\d{1,3})?",
             versions_in_words="0.8 to 0.33",
-            keys=frozenset(
-                {
-                    "enable_chunked_prefill",
-                    "evictor",
-                    "long_prefill_token_threshold",
-                    "long_prefill_token_threshold_adaptive",
-                    "max_num_active_seqs",
-                    "max_num_scheduled_tokens",
-                    "prefill_schedule_interval",
-                    "scheduler_reserve_full_isl",
-                    "scheduling_policy",
-                    "sliding_window",
-                    "watermark",
-                }
-            ),
+            keys=_EVERYWHERE
+            | {
+                "admission",
+                "enable_chunked_prefill",
+                "evictor",
+                "long_prefill_token_threshold",
+                "long_prefill_token_threshold_adaptive",
+                "max_num_active_seqs",
+                "max_num_scheduled_tokens",
+                "prefill_schedule_interval",
+                "scheduler_reserve_full_isl",
+                "scheduling_policy",
+                "sliding_window",
+                "watermark",
+            },
             enable_prefix_caching=True,
             has_cpu_tier=False,
             schedules_groups=False,
@@ -180,7 +181,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             engine_version="5.17",
             versions=r"5\.17(\.\d{1,3})?",
             versions_in_words="transformers 5.17",
-            keys=frozenset({"max_blocks_per_request", "safety_margin"}),
+            keys=_EVERYWHERE | {"max_blocks_per_request", "safety_margin"},
             enable_prefix_caching=True,
             has_cpu_tier=True,
             schedules_groups=False,

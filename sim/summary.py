@@ -17,6 +17,7 @@ from sim.metrics import (
     sessions,
     throughput,
 )
+from sim.scheduler.victims import VICTIMS
 from workloads.columns import largest
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from sim.architecture import ModelArchitecture
     from sim.capacity import CapacityEstimate
-    from sim.config import RunConfig
+    from sim.config import EngineConfig, RunConfig
     from sim.recorder import Recording
     from sim.recording.traffic import Traffic
     from sim.scheduler.base import Scheduler
@@ -166,9 +167,10 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
     warnings = []
     if engine.evictor is not None and not engine.prefix_caching:
         warnings.append("engine.evictor does nothing without enable_prefix_caching")
-    if workload.priority != 0 and engine.scheduling_policy != "priority":
+    if workload.priority != 0 and not _heeds_priority(engine):
         warnings.append(
-            "workload.priority does nothing unless engine.scheduling_policy is priority"
+            "workload.priority does nothing unless engine.scheduling_policy is "
+            "priority, or engine.preemption_victim lowest_priority"
         )
     chunks = engine.enable_chunked_prefill
     if (
@@ -182,6 +184,14 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
     if workload.beam_width != 1 and workload.best_of != 1:
         warnings.append("workload.best_of does nothing for requests that draw beams")
     return warnings
+
+
+def _heeds_priority(engine: EngineConfig) -> bool:
+    """Whether anything in the engine may look at priorities."""
+    victim = engine.preemption_victim
+    kind = victim.get("kind") if isinstance(victim, dict) else victim
+    blind = {None, *VICTIMS} - {"lowest_priority"}
+    return engine.scheduling_policy == "priority" or kind not in blind
 
 
 def rejections(recording: Recording) -> tuple[int, str]:

@@ -76,6 +76,10 @@ class BlockManager:
         """Return the block of that content, or None."""
         return self._block_of.get(key)
 
+    def is_shared(self, block_id: int) -> bool:
+        """Whether several tables hold a block."""
+        return self._ref_counts[block_id] > 1
+
     # -- references -----------------------------------------------------------
 
     def take(self, num_blocks: int) -> list[int]:

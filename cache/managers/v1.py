@@ -177,14 +177,30 @@ class KVCacheManager:
         most_blocks
             Most blocks that it ever holds at a time (sliding window), or None.
         """
+        num_missing_blocks = self.num_missing_blocks(
+            num_tokens, new_computed_blocks, most_blocks=most_blocks
+        )
+        return num_missing_blocks + num_spare_blocks <= self.block_pool.num_free_blocks
+
+    def num_missing_blocks(
+        self,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        *,
+        most_blocks: int | None = None,
+    ) -> int:
+        """Return the free blocks that a sequence without a table would use up.
+
+        Parameters
+        ----------
+        num_tokens, new_computed_blocks, most_blocks
+            See `can_hold_all`.
+        """
         num_blocks = self.num_blocks_for(min(num_tokens, self.max_model_len))
         if most_blocks is not None:
             num_blocks = min(num_blocks, most_blocks)
         num_new_blocks = max(num_blocks - len(new_computed_blocks), 0)
-        return (
-            num_new_blocks + self._num_revived(new_computed_blocks) + num_spare_blocks
-            <= self.block_pool.num_free_blocks
-        )
+        return num_new_blocks + self._num_revived(new_computed_blocks)
 
     def _num_revived(self, hits: Sequence[KVCacheBlock]) -> int:
         """Hits in the free queue: each is used up as a new block would be."""

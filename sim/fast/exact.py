@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.queues import REQUEST_QUEUES
+from sim.scheduler.victims import LatestArrival
 
 if TYPE_CHECKING:
     from cache.policies.base import CachePolicy
+    from sim.scheduler.admission import AdmissionRule
     from sim.scheduler.v1_settings import V1Settings
+    from sim.scheduler.victims import VictimPolicy
 
 
 class NotExactError(Exception):
     """Settings under which the fast path would not equal the stepwise one."""
 
 
-def check_exact(settings: V1Settings, sliding_window: int | None) -> None:
+def check_exact(
+    settings: V1Settings,
+    sliding_window: int | None,
+    preemption_victim: VictimPolicy | None = None,
+    admission: AdmissionRule | None = None,
+) -> None:
     """Refuse settings under which decodes are not quiet.
+
+    Parameters
+    ----------
+    settings, sliding_window, preemption_victim, admission
+        Of `sim.scheduler.v1.V1Scheduler`.
 
     Raises
     ------
@@ -25,9 +39,15 @@ def check_exact(settings: V1Settings, sliding_window: int | None) -> None:
     """
     budget, threshold = settings.token_budget, settings.long_prefill_token_threshold
     queue = REQUEST_QUEUES[settings.scheduling_policy]
+    victim, rule = type(preemption_victim), type(admission)
     reasons = {
         f"scheduling_policy is {settings.scheduling_policy}: the victim need not be "
         f"the last that runs": not getattr(queue, "exact_on_fast_path", False),
+        f"preemption_victim: {victim.__name__} may choose another than the last that "
+        f"runs": preemption_victim is not None and victim is not LatestArrival,
+        f"admission: {rule.__name__} looks at more than free blocks": (
+            admission is not None and rule not in (Watermark, FullPrompt)
+        ),
         "sliding_window: decodes give up blocks on the way": sliding_window is not None,
         "long_prefill_token_threshold: several prompts may be in mid-way": (
             0 < threshold < budget

@@ -9,6 +9,7 @@ from sim.cost import BatchShape
 from sim.fast.exact import check_exact, check_order
 from sim.fast.state import FastV1State
 from sim.request import RequestStatus
+from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.v1 import V1Scheduler
 from sim.scheduler.v1_settings import V1Settings
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from cache.managers.v1_ids import IdTables
     from cache.policies.base import CachePolicy
     from sim.request import Request
+    from sim.scheduler.admission import AdmissionRule
+    from sim.scheduler.victims import VictimPolicy
 
 Shape = tuple[int, int, int, int, int, int]
 """The first six fields of `BatchShape`: the fast path moves no blocks."""
@@ -41,7 +44,8 @@ class FastV1Scheduler(FastV1State):
 
     Parameters
     ----------
-    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor
+    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor,
+    preemption_victim, admission
         See `sim.scheduler.v1.V1Scheduler`.
     **settings
         Its other parameters.
@@ -71,10 +75,12 @@ class FastV1Scheduler(FastV1State):
         enable_prefix_caching: bool = True,
         sliding_window: int | None = None,
         evictor: Callable[[], CachePolicy] | None = None,
+        preemption_victim: VictimPolicy | None = None,
+        admission: AdmissionRule | None = None,
         **settings: Any,
     ) -> None:
         checked = V1Settings(**settings)
-        check_exact(checked, sliding_window)
+        check_exact(checked, sliding_window, preemption_victim, admission)
         if evictor is not None and enable_prefix_caching:
             check_order(evictor())
         super().__init__(
@@ -86,8 +92,14 @@ class FastV1Scheduler(FastV1State):
         self._most_running = checked.most_running
         self._budget = checked.token_budget
         self._chunks = checked.enable_chunked_prefill
-        self._reserve_full_isl = checked.reserve_full_isl
+        # The rules that are exact here are those of newer releases under other names;
+        # an idle engine has room for whatever passed the admission check.
+        self._reserve_full_isl = checked.reserve_full_isl or isinstance(
+            admission, FullPrompt
+        )
         self._watermark_blocks = int(checked.watermark * num_gpu_blocks)
+        if isinstance(admission, Watermark):
+            self._watermark_blocks += admission.num_spare_blocks(num_gpu_blocks)
 
     # -- a step ---------------------------------------------------------------
 

@@ -99,9 +99,12 @@ class BlockSpaceScheduler(GroupScheduler):
         """Preempt until `group` can grow; False if that took its own preemption."""
         running = self.running
         while not self.block_manager.can_append_slot(group):
-            victim = running[-1]
+            victim = self._victim(running, group)
             mode = self._preempt(victim, group, output)
-            running.pop()
+            if victim is running[-1]:
+                running.pop()
+            else:
+                running.remove(victim)
             if mode is PreemptionMode.RECOMPUTE:
                 self.waiting.appendleft(victim)
             else:

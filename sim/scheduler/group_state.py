@@ -13,6 +13,8 @@ from cache.tokens import ListTokens
 from sim.errors import SchedulerError
 from sim.request import Request, RequestStatus
 from sim.scheduler.base import CacheUsage
+from sim.scheduler.group_policies import GroupHoldings
+from sim.scheduler.victims import VictimChoice
 from sim.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
@@ -93,6 +95,10 @@ class GroupState:
         self._groups: dict[int, SequenceGroup] = {}
         self.abandoned_seqs: list[Sequence] = []
         self.prefix_cache_stats = PrefixCacheStats()
+        policy = scheduler_config.preemption_victim
+        self._choice = (
+            None if policy is None else VictimChoice(policy, GroupHoldings(self))
+        )
 
     # -- queues, under vLLM's names -------------------------------------------
 
@@ -168,6 +174,8 @@ class GroupState:
         """Drop a group that has left for good."""
         assert group.request is not None
         self._groups.pop(group.request.request_id, None)
+        if self._choice is not None:
+            self._choice.forget(group.request)
 
     # -- the engine's protocol ------------------------------------------------
 
@@ -220,6 +228,11 @@ class GroupState:
             self.free_finished_seq_groups()
 
     # -- the cache ------------------------------------------------------------
+
+    def is_shared(self, block_id: int) -> bool:
+        """Whether several tables hold a GPU block; never without prefix caching."""
+        del block_id
+        return False
 
     def _gpu_usage(self) -> float:
         num_blocks = self.cache_config.num_gpu_blocks

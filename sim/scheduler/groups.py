@@ -19,6 +19,8 @@ from sim.scheduler.group_accounting import account, num_lost_tokens
 from sim.scheduler.group_state import GroupState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Items
+
     from sim.scheduler.group_output import GroupSchedulerOutput
     from sim.sequence import SequenceGroup
 
@@ -76,12 +78,26 @@ class GroupScheduler(GroupState, ABC):
 
     # -- preemption -----------------------------------------------------------
 
+    def _victim(
+        self, candidates: Items[SequenceGroup], needs: SequenceGroup
+    ) -> SequenceGroup:
+        """Return which of the groups without a slot in this call loses its blocks.
+
+        The last one, unless a policy was given. Who has its slot keeps it: its copies
+        are planned.
+        """
+        if self._choice is None:
+            return candidates[-1]
+        assert needs.request is not None
+        requests = [group.request for group in candidates if group.request is not None]
+        return self.group_of(self._choice.victim(requests, needs.request))
+
     def _preempt(
         self,
         group: SequenceGroup,
         for_group: SequenceGroup,
         output: GroupSchedulerOutput,
-        reason: str = "no free block for a running group",
+        reason: str | None = None,
         mode: PreemptionMode | None = None,
     ) -> PreemptionMode:
         """Take the GPU blocks of `group`, and say where it has to queue.
@@ -93,7 +109,7 @@ class GroupScheduler(GroupState, ABC):
         output
             Takes the record, and the moves of a swap.
         reason
-            For the record.
+            For the record; None for a lack of blocks.
         mode
             How; None for what `_preemption_mode` says.
 
@@ -111,6 +127,9 @@ class GroupScheduler(GroupState, ABC):
         assert group.request is not None
         assert for_group.request is not None
         mode = mode or self._preemption_mode(group)
+        if self._choice is not None:
+            self._choice.note(group.request)
+            reason = reason or self._choice.reason
         manager = self.block_manager
         usage_before = self._gpu_usage()
         num_free_before = manager.get_num_free_gpu_blocks()
@@ -135,7 +154,7 @@ class GroupScheduler(GroupState, ABC):
             Preemption(
                 request=group.request,
                 for_request=for_group.request,
-                reason=reason,
+                reason=reason or "no free block for a running group",
                 mode=mode,
                 num_tokens_lost=lost,
                 num_blocks_freed=manager.get_num_free_gpu_blocks() - num_free_before,

@@ -15,6 +15,7 @@ from sim.scheduler.hf_fifo_state import HfFifoState
 
 if TYPE_CHECKING:
     from cache.managers.hf_fifo import BlockPairs
+    from sim.scheduler.victims.base import VictimPolicy
 
 
 class FIFOScheduler(HfFifoState):
@@ -52,6 +53,9 @@ class FIFOScheduler(HfFifoState):
     preemption_mode
         ``"recompute"`` leaves the CPU pool out; None for the release's rule. Swapping
         cannot be forced: what does not fit the pool is computed again.
+    preemption_victim
+        Which of the starved requests is evicted, or None for the newest; see
+        `sim.scheduler.victims`.
 
     Raises
     ------
@@ -77,6 +81,7 @@ class FIFOScheduler(HfFifoState):
         safety_margin: float = 0.15,
         max_blocks_per_request: int = 32,
         preemption_mode: str | None = None,
+        preemption_victim: VictimPolicy | None = None,
     ) -> None:
         if preemption_mode not in (None, "recompute"):
             raise SchedulerError(
@@ -96,6 +101,7 @@ class FIFOScheduler(HfFifoState):
             block_size,
             num_cpu_blocks=0 if preemption_mode else num_cpu_blocks,
             enable_prefix_caching=enable_prefix_caching,
+            preemption_victim=preemption_victim,
         )
         self._margin_blocks = safety_margin * num_gpu_blocks
         self._most_requests = min(
@@ -245,6 +251,7 @@ class FIFOScheduler(HfFifoState):
         The last active request stays whatever happens.
         """
         starved = walk.starved
+        order = {request: index for index, (request, _) in enumerate(starved)}
         num_free_blocks = self.cache.num_free_blocks
         demand = sum(num_blocks for _, num_blocks in starved)
         victims: list[Request] = []
@@ -253,12 +260,12 @@ class FIFOScheduler(HfFifoState):
             and starved
             and len(self.running) - len(victims) > 1
         ):
-            victim, num_blocks = starved.pop()
+            victim, num_blocks = starved.pop(self._victim_index(starved))
             victims.append(victim)
             demand -= num_blocks
             # Shared blocks do not come free: the release counts them all the same.
             num_free_blocks += len(self.cache.table(victim))
-        victims.reverse()
+        victims.sort(key=order.__getitem__)
         moved = self.cache.offload(victims)
         for victim in victims:
             for_request = starved[0][0] if starved else victim
@@ -268,11 +275,22 @@ class FIFOScheduler(HfFifoState):
             self.block_new_requests = True
         return len(victims)
 
+    def _victim_index(self, starved: list[tuple[Request, int]]) -> int:
+        """Return which of the starved requests goes: the last, or a policy's choice."""
+        if self._choice is None:
+            return -1
+        requests = [request for request, _ in starved]
+        return requests.index(self._choice.victim(requests, requests[0]))
+
     def _evict(
         self, victim: Request, for_request: Request, pairs: BlockPairs | None
     ) -> Preemption:
         """Take the GPU blocks of `victim`, whose copies are `pairs`, and queue it."""
         usage_before = self.cache.usage
+        reason = "no free block for a running request; the newest such goes"
+        if self._choice is not None:
+            self._choice.note(victim)
+            reason = self._choice.reason
         num_blocks_freed = self._release(victim)
         num_tokens_lost = 0
         if pairs is None:
@@ -286,7 +304,7 @@ class FIFOScheduler(HfFifoState):
         return Preemption(
             request=victim,
             for_request=for_request,
-            reason="no free block for a running request; the newest such goes",
+            reason=reason,
             mode=PreemptionMode.RECOMPUTE if pairs is None else PreemptionMode.SWAP,
             num_tokens_lost=num_tokens_lost,
             num_blocks_freed=num_blocks_freed,

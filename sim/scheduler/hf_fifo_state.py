@@ -10,12 +10,15 @@ from cache.managers.hf_fifo import PagedAttentionCache, num_blocks_held
 from cache.stats import PrefixCacheStats
 from sim.request import Request, RequestStatus
 from sim.scheduler.base import CacheUsage
+from sim.scheduler.hf_fifo_policies import HfFifoHoldings
 from sim.scheduler.v1_state import prefix_cache_summary
+from sim.scheduler.victims import VictimChoice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sim.scheduler.hf_fifo_settings import HfFifoSettings
+    from sim.scheduler.victims.base import VictimPolicy
 
 
 class HfFifoState:
@@ -27,6 +30,8 @@ class HfFifoState:
         The engine arguments.
     num_gpu_blocks, block_size, num_cpu_blocks, enable_prefix_caching
         Of the cache; see `sim.scheduler.hf_fifo.FIFOScheduler`.
+    preemption_victim
+        Who is evicted, or None for the release's rule.
 
     Attributes
     ----------
@@ -54,6 +59,7 @@ class HfFifoState:
         *,
         num_cpu_blocks: int,
         enable_prefix_caching: bool,
+        preemption_victim: VictimPolicy | None = None,
     ) -> None:
         self.settings = settings
         self.cache = PagedAttentionCache(
@@ -71,6 +77,11 @@ class HfFifoState:
         self._never_scheduled: set[Request] = set()
         self._batch: list[Request] = []
         self._num_logical_tokens = 0
+        self._choice = (
+            None
+            if preemption_victim is None
+            else VictimChoice(preemption_victim, HfFifoHoldings(self.cache))
+        )
 
     # -- queues ---------------------------------------------------------------
 
@@ -139,6 +150,8 @@ class HfFifoState:
             self.cache.cpu_pool.pop(request.request_id)
         else:
             self.waiting.remove(request)
+        if self._choice is not None:
+            self._choice.forget(request)
 
     def update(self, finished: Sequence[Request]) -> None:
         """Go through the last batch in order: free who has ended, share what is full.
@@ -154,6 +167,9 @@ class HfFifoState:
             else:
                 self.cache.mark_shareable_blocks_as_complete(request)
         self._batch = []
+        if self._choice is not None:
+            for request in finished:
+                self._choice.forget(request)
 
     def _release(self, request: Request) -> int:
         """Take `request` out of the active ones; return how many blocks came free."""

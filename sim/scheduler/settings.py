@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cache.evictor import Evictor
+    from sim.scheduler.victims.base import VictimPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class SchedulerConfig:
     max_num_partial_prefills, max_long_partial_prefills, long_prefill_token_threshold
         Prompts that are prefilled in chunks side by side, how many of them may be
         long, and from where on a prompt is long (`v0`).
+    preemption_victim
+        Who is preempted; None for the last of the running queue.
     """
 
     max_num_batched_tokens: int
@@ -96,6 +99,7 @@ class SchedulerConfig:
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
     long_prefill_token_threshold: int = 0
+    preemption_victim: VictimPolicy | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preemption_mode", _mode(self.preemption_mode))

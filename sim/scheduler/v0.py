@@ -106,7 +106,7 @@ class Scheduler(GroupScheduler):
             scheduler_config, cache_config, self.block_manager.watermark_blocks
         )
         self.partial_output = GroupSchedulerOutput()
-        self._running_phase = RunningPhase(self, self._preempt)
+        self._running_phase = RunningPhase(self, self._victim_for, self._preempt)
         self._swapped_phase = SwappedPhase(self)
         self._waiting_phase = WaitingPhase(self)
         self._finished_requests_ids: list[int | str] = []
@@ -121,6 +121,10 @@ class Scheduler(GroupScheduler):
 
     def _num_evictions(self) -> int:
         return self.block_manager.num_evictions
+
+    def is_shared(self, block_id: int) -> bool:
+        """Whether several tables hold a GPU block."""
+        return self.block_manager.block_allocator.is_shared(block_id)
 
     def _window_blocks(self) -> tuple[int, int]:
         manager = self.block_manager
@@ -271,6 +275,13 @@ class Scheduler(GroupScheduler):
             self._queue_victims(ran)
             raise
         return ran
+
+    def _victim_for(self, group: SequenceGroup) -> SequenceGroup:
+        """Return who loses its blocks for a group that has left the queue."""
+        running = self.running
+        if self._choice is None:
+            return running[-1] if running else group
+        return self._victim((group, *running), group)
 
     def _queue_victims(self, ran: RunningOutputs) -> None:
         """Let victims wait from the end of the call on: nobody returns within it."""

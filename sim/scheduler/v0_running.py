@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sim.scheduler.v0_chunked import PartialPrefillMetadata
     from sim.sequence import Sequence, SequenceGroup
 
+    VictimFor = Callable[[SequenceGroup], SequenceGroup]
     Preempt = Callable[
         [SequenceGroup, SequenceGroup, GroupSchedulerOutput], PreemptionMode
     ]
@@ -51,18 +52,25 @@ class RunningOutputs:
 class RunningPhase:
     """Gives running groups their slots in queue order, preempting from the tail.
 
+    Or whom a policy names; see `GroupScheduler`.
+
     Parameters
     ----------
     scheduler
         Whose queue it is.
+    victim_for
+        Says who of the queue, or the group itself, loses its blocks for a group.
     preempt
         Takes the blocks of one group for another, and says how.
     """
 
-    def __init__(self, scheduler: Scheduler, preempt: Preempt) -> None:
+    def __init__(
+        self, scheduler: Scheduler, victim_for: VictimFor, preempt: Preempt
+    ) -> None:
         config = scheduler.scheduler_config
         cache_config = scheduler.cache_config
         self._scheduler = scheduler
+        self._victim_for = victim_for
         self._preempt = preempt
         self._chunking = config.enable_chunked_prefill
         self._has_window = cache_config.sliding_window is not None
@@ -165,7 +173,7 @@ class RunningPhase:
         """Preempt until a group can grow, and let it; False if itself was preempted."""
         running = self._scheduler.running
         while not self._try_append(group, seqs, num_ahead, output):
-            victim = running[-1] if running else group
+            victim = self._victim_for(group)
             try:
                 mode = self._preempt(victim, group, output)
             except SwapSpaceError:
@@ -177,7 +185,10 @@ class RunningPhase:
                 ran.swapped_out.append(victim)
             if victim is group:
                 return False
-            running.pop()
+            if victim is running[-1]:
+                running.pop()
+            else:
+                running.remove(victim)
         return True
 
     def _try_append(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.prefill_interval import PrefillInterval, is_prefilling
-from sim.scheduler.queues import urgency
 from sim.scheduler.v1_batch import V1Batch
 from sim.scheduler.v1_settings import V1Settings
 from sim.scheduler.v1_state import V1State
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from cache.block import KVCacheBlock
     from cache.policies.base import CachePolicy
     from sim.request import Request
+    from sim.scheduler.admission.base import AdmissionRule
+    from sim.scheduler.victims.base import VictimPolicy
 
 
 class V1Scheduler(V1State):
@@ -73,6 +74,11 @@ class V1Scheduler(V1State):
     evictor
         What makes the policy by which cached blocks are evicted; None for the
         release's own order.
+    preemption_victim
+        Who is preempted, or None for the engine's own rule; see
+        `sim.scheduler.victims`.
+    admission
+        Asked beside the engine's own rules, or None; see `sim.scheduler.admission`.
 
     Raises
     ------
@@ -106,6 +112,8 @@ class V1Scheduler(V1State):
         prefill_schedule_interval: int = 1,
         max_num_scheduled_tokens: int | None = None,
         evictor: Callable[[], CachePolicy] | None = None,
+        preemption_victim: VictimPolicy | None = None,
+        admission: AdmissionRule | None = None,
     ) -> None:
         settings = V1Settings(
             max_num_batched_tokens=max_num_batched_tokens,
@@ -129,6 +137,8 @@ class V1Scheduler(V1State):
             enable_prefix_caching=enable_prefix_caching,
             sliding_window=sliding_window,
             evictor=evictor,
+            preemption_victim=preemption_victim,
+            admission=admission,
         )
         self.max_num_scheduled_tokens = max_num_scheduled_tokens
         self._skips_heads = (
@@ -162,8 +172,8 @@ class V1Scheduler(V1State):
         batch.threshold = self._threshold() if self.long_prefill_token_threshold else 0
         batch.holds_prefill = interval is not None and interval.holds(self.running)
         batch.carries_prefill = False
-        if self._by_priority:
-            self._schedule_running_by_priority(output, batch)
+        if self._plans_first:
+            self._schedule_running_by_plan(output, batch)
         else:
             self._schedule_running(output, batch)
         if not output.preemptions:
@@ -263,12 +273,13 @@ class V1Scheduler(V1State):
                 return False
         return True
 
-    def _schedule_running_by_priority(
+    def _schedule_running_by_plan(
         self, output: SchedulerOutput, batch: V1Batch
     ) -> None:
         """Let running requests catch up, in order, preempting the least urgent.
 
-        That one may stand ahead, with its tokens planned already; so nothing
+        Or whom a policy names, as if the release's own had named it. That one may stand
+        ahead, with its tokens planned already; so nothing
         advances before all is planned.
         """
         running = self.running
@@ -286,7 +297,7 @@ class V1Scheduler(V1State):
                 continue
             was_prefilling = is_prefilling(request)
             while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
-                victim = max(running, key=urgency)
+                victim = self._victim(request)
                 if victim in planned or self.dialect.steps_back_for_unplanned_victims:
                     index -= running.index(victim) < index
                 running.remove(victim)
@@ -355,11 +366,23 @@ class V1Scheduler(V1State):
         """Get the first slots of a waiting request; False if it must wait."""
         manager = self.kv_cache_manager
         num_spare_blocks = self._watermark_blocks if self.running else 0
-        if self.settings.reserve_full_isl and not manager.can_hold_all(
+        reserves_full = self.settings.reserve_full_isl
+        if reserves_full and not manager.can_hold_all(
             request.num_tokens,
             hits,
             num_spare_blocks=num_spare_blocks,
             most_blocks=self._most_held_blocks,
         ):
             return False
+        desk = self._admission_desk
+        if desk is not None and self.running:
+            head = desk.head(
+                request,
+                num_new_tokens,
+                hits,
+                reserves_full=reserves_full,
+                most_blocks=self._most_held_blocks,
+            )
+            if not desk.admits(head, num_spare_blocks, self.running):
+                return False
         return manager.allocate_slots(request, num_new_tokens, hits, num_spare_blocks)

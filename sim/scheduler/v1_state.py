@@ -10,16 +10,20 @@ from cache.stats import PrefixCacheStats
 from sim.errors import SchedulerError
 from sim.request import Request, RequestStatus
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
-from sim.scheduler.queues import REQUEST_QUEUES
+from sim.scheduler.queues import REQUEST_QUEUES, urgency
 from sim.scheduler.v1_admission import admission_error
+from sim.scheduler.v1_policies import V1AdmissionDesk, V1Holdings
+from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from cache.policies.base import CachePolicy
+    from sim.scheduler.admission.base import AdmissionRule
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.v1_batch import V1Batch
     from sim.scheduler.v1_settings import V1Settings
+    from sim.scheduler.victims.base import VictimPolicy
 
 
 class V1State:
@@ -31,6 +35,8 @@ class V1State:
         The engine arguments.
     num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor
         Of the KV cache; see `sim.scheduler.v1.V1Scheduler`.
+    preemption_victim, admission
+        Policies in place of, and beside, the engine's own rules.
 
     Attributes
     ----------
@@ -53,6 +59,8 @@ class V1State:
         enable_prefix_caching: bool,
         sliding_window: int | None,
         evictor: Callable[[], CachePolicy] | None = None,
+        preemption_victim: VictimPolicy | None = None,
+        admission: AdmissionRule | None = None,
     ) -> None:
         if sliding_window is not None and sliding_window < 1:
             raise SchedulerError(
@@ -77,6 +85,25 @@ class V1State:
         self.running: list[Request] = []
         self.prefix_cache_stats = PrefixCacheStats()
         self._by_priority = settings.scheduling_policy == "priority"
+        self._choice = (
+            None
+            if preemption_victim is None
+            else VictimChoice(preemption_victim, V1Holdings(self.kv_cache_manager))
+        )
+        self._admission_desk = (
+            None
+            if admission is None
+            else V1AdmissionDesk(admission, self.kv_cache_manager)
+        )
+        self._reason = (
+            self._choice.reason
+            if self._choice is not None
+            else LowestPriority.reason
+            if self._by_priority
+            else LatestArrival.reason
+        )
+        # Whether a victim may stand ahead of who needs its blocks.
+        self._plans_first = self._by_priority or self._choice is not None
         self._num_logical_tokens = 0
 
     # -- queues ---------------------------------------------------------------
@@ -119,6 +146,8 @@ class V1State:
             self._release(request)
         else:
             self.waiting.remove(request)
+        if self._choice is not None:
+            self._choice.forget(request)
 
     def update(self, finished: Sequence[Request]) -> None:
         """Release finished requests, in batch order."""
@@ -131,6 +160,11 @@ class V1State:
             for request in self.running
             if request.status is RequestStatus.RUNNING
         ]
+        if self._choice is not None:
+            for request in finished:
+                self._choice.forget(request)
+        if self._admission_desk is not None:
+            self._admission_desk.finished(finished)
 
     def _release(self, request: Request) -> int:
         self._num_logical_tokens -= request.num_computed_tokens
@@ -138,9 +172,17 @@ class V1State:
 
     # -- moves ----------------------------------------------------------------
 
+    def _victim(self, needs: Request) -> Request:
+        """Return who of those that run loses its blocks; `needs` is one of them."""
+        if self._choice is None:
+            return max(self.running, key=urgency)
+        return self._choice.victim(self.running, needs)
+
     def _preempt(self, victim: Request, for_request: Request) -> Preemption:
         """Take all blocks from `victim`, and queue it again."""
         manager = self.kv_cache_manager
+        if self._choice is not None:
+            self._choice.note(victim)
         usage_before = manager.usage
         num_blocks_freed = self._release(victim)
         num_tokens_lost = victim.preempt()
@@ -148,11 +190,7 @@ class V1State:
         return Preemption(
             request=victim,
             for_request=for_request,
-            reason=(
-                "no free block for a running request; the least urgent one goes"
-                if self._by_priority
-                else "no free block for a running request"
-            ),
+            reason=self._reason,
             mode=PreemptionMode.RECOMPUTE,
             num_tokens_lost=num_tokens_lost,
             num_blocks_freed=num_blocks_freed,

@@ -128,6 +128,13 @@ def _admission_keys(rng: Random, max_num_seqs: int, budget: int) -> dict[str, An
     if rng.random() < 0.4:
         keys["scheduler_reserve_full_isl"] = rng.random() < 0.4
     if rng.random() < 0.1:
+        keys["preemption_victim"] = "latest_arrival"
+    if rng.random() < 0.2:
+        share = rng.choice([0.01, 0.2])
+        keys["admission"] = rng.choice(
+            ["full_prompt", {"kind": "watermark", "share": share}]
+        )
+    if rng.random() < 0.1:
         keys["max_num_active_seqs"] = rng.randint(1, max_num_seqs)
     if rng.random() < 0.1:
         low = max_num_seqs if rng.random() < 0.7 else 1

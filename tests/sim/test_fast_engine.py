@@ -24,7 +24,9 @@ from sim.fast.exact import NotExactError
 from sim.fast.v1 import FastV1Scheduler
 from sim.recorder import QuietSteps, Recorder
 from sim.request import Request, RequestStatus
+from sim.scheduler.admission import Conservative, FullPrompt, Watermark
 from sim.scheduler.v1 import V1Scheduler
+from sim.scheduler.victims import LatestArrival, MostBlocks
 from tests.sim.build import spec
 
 if TYPE_CHECKING:
@@ -401,6 +403,8 @@ def test_the_clock_moves_without_an_event_only_if_none_comes_first() -> None:
     [
         ({"scheduling_policy": "priority"}, "scheduling_policy"),
         ({"sliding_window": 16}, "sliding_window"),
+        ({"preemption_victim": MostBlocks()}, "preemption_victim: MostBlocks may"),
+        ({"admission": Conservative()}, "admission: Conservative looks"),
         ({"long_prefill_token_threshold": 8}, "long_prefill_token_threshold"),
         ({"prefill_schedule_interval": 2}, "prefill_schedule_interval"),
         (
@@ -441,6 +445,10 @@ def test_settings_that_break_the_idea_are_refused(
         {"max_num_scheduled_tokens": 8},
         {"watermark": 0.1},
         {"scheduler_reserve_full_isl": False},
+        {"preemption_victim": LatestArrival()},
+        {"admission": Watermark(0.1)},
+        {"admission": FullPrompt(), "scheduler_reserve_full_isl": False},
+        {"admission": FullPrompt(), "engine_version": "0.11"},
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
     ],
 )

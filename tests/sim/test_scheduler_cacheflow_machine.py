@@ -18,10 +18,12 @@ from cache.sequences import SequenceStatus
 from sim.request import RequestStatus
 from sim.scheduler import cacheflow, v0_2
 from sim.scheduler.base import PreemptionMode
+from tests.sim import policies
 from tests.sim.group_steps import Steps, make
 
 if TYPE_CHECKING:
     from sim.scheduler.group_output import GroupSchedulerOutput
+    from sim.scheduler.victims import VictimPolicy
 
 NUM_GPU_BLOCKS = 16
 MAX_BUDGET = 48
@@ -37,9 +39,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         mode=st.sampled_from([None, *PreemptionMode]),
         watermark=st.sampled_from([0.0, 0.13]),
         window=st.sampled_from([None, None, 8]),
+        victim=policies.victims(),
     )
     def start(
-        self, mode: PreemptionMode | None, watermark: float, window: int | None
+        self,
+        mode: PreemptionMode | None,
+        watermark: float,
+        window: int | None,
+        victim: VictimPolicy | None,
     ) -> None:
         if self.kind is cacheflow.Scheduler:
             window = None
@@ -53,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_num_seqs=8,
                 preemption_mode=mode,
                 sliding_window=window,
+                preemption_victim=victim,
             )
         )
         self.output: GroupSchedulerOutput | None = None

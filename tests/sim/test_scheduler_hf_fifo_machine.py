@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from sim.generation import sample
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.hf_fifo import FIFOScheduler
+from tests.sim import policies
 from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "enable_prefix_caching": draw(st.booleans()),
         "safety_margin": draw(st.sampled_from([0.0, 0.0, 0.15, 1.0])),
         "max_blocks_per_request": draw(st.sampled_from([0, 2, 32])),
+        "preemption_victim": draw(policies.victims()),
     }
 
 

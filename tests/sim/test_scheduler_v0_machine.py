@@ -18,6 +18,7 @@ from cache.sequences import SequenceStatus
 from sim.request import RequestStatus
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.v0 import Scheduler
+from tests.sim import policies
 from tests.sim.group_steps import Steps, make
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ RULES = st.fixed_dictionaries(
         "max_num_batched_tokens": st.sampled_from([16, 40]),
         "max_num_seqs": st.sampled_from([4, 9]),
         "delay_factor": st.sampled_from([0.0, 0.0, 3.0]),
+        "preemption_victim": policies.victims(),
     }
 )
 CACHES = st.sampled_from(

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 
 from sim.generation import sample
 from sim.scheduler.dialect import dialect_of
+from tests.sim import policies
 from tests.sim.build import request_from_spec, scheduler, spec
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 3, 9, 60])),
         "enable_chunked_prefill": chunked,
         "sliding_window": draw(st.sampled_from([None, None, 1, 3, 8, 20])),
+        "preemption_victim": draw(policies.victims()),
+        "admission": draw(policies.rules()),
     }
     if dialect.has_priority_policy:
         arguments["scheduling_policy"] = draw(st.sampled_from(["fcfs", "priority"]))
@@ -115,6 +118,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_finished += len(finished)
         self.live = [r for r in self.live if not r.status.is_finished]
         self.num_steps += 1
+        # Invariant 6: who is alone is admitted, whatever a rule says of others.
+        assert output.scheduled or output.preemptions or policy.running
         return output
 
     def check_batch(self, output: SchedulerOutput, before: dict[int, int]) -> None:
@@ -174,4 +179,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=30)
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=30)

@@ -45,9 +45,7 @@ def zipf(seed: int, num: int, num_objects: int, alpha: float) -> list[int]:
     rng = np.random.default_rng(seed)
     weights = np.arange(1, num_objects + 1) ** -alpha
     names = rng.permutation(num_objects) + 1
-    return names[
-        rng.choice(num_objects, num, p=weights / weights.sum())
-    ].tolist()
+    return names[rng.choice(num_objects, num, p=weights / weights.sum())].tolist()
 
 
 def with_scans(seed: int, num: int, num_objects: int, alpha: float) -> list[int]:

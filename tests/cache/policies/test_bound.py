@@ -149,9 +149,9 @@ def prefix_hits(policy: CachePolicy, num_blocks: int, prompts: list[Prompt]) -> 
 
 
 prompts = st.lists(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4).map(
-        tuple
-    ),
+    st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4
+    ).map(tuple),
     min_size=1,
     max_size=25,
 )
