@@ -29,7 +29,7 @@ from sim.scheduler.vllm_api import load_api, nearest_release
 from sim.scheduler.vllm_engine import STOP_TOKEN, HostedCache, HostedEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from sim.scheduler.vllm_api import VllmApi
     from sim.scheduler.vllm_engine import HostedPreemption, HostedStep
@@ -116,7 +116,9 @@ class VllmScheduler:
         self.num_usable_blocks = num_gpu_blocks - 1  # the null block is nobody's
         self.enable_caching = enable_prefix_caching
         self.window = (
-            None if sliding_window is None else SlidingWindow(sliding_window, block_size)
+            None
+            if sliding_window is None
+            else SlidingWindow(sliding_window, block_size)
         )
         self.prefix_cache_stats = PrefixCacheStats()
         self.engine = HostedEngine(

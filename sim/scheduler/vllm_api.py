@@ -174,7 +174,10 @@ class VllmApi:
         )
 
     def call(
-        self, name: str, needed: Mapping[str, Any], also: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        needed: Mapping[str, Any],
+        also: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call one of their names with the arguments that it takes.
 
@@ -200,10 +203,12 @@ class VllmApi:
         given = dict(needed)
         given |= {k: v for k, v in (also or {}).items() if k in parameters}
         for argument, parameter in parameters.items():
-            is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            if parameter.default is parameter.empty and not is_open:
-                if argument not in given:
-                    raise self.moved(f"{name} wants {argument}, which is not known")
+            is_needed = parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            )
+            if is_needed and argument not in given:
+                raise self.moved(f"{name} wants {argument}, which is not known")
         with self.speaking(name):
             return function(**given)
 

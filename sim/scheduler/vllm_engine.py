@@ -120,7 +120,9 @@ class HostedEngine:
         If vLLM refuses the arguments, or has another API.
     """
 
-    def __init__(self, api: VllmApi, settings: V1Settings, kv_cache: HostedCache) -> None:
+    def __init__(
+        self, api: VllmApi, settings: V1Settings, kv_cache: HostedCache
+    ) -> None:
         self.api = api
         self.scheduler = _make_scheduler(api, settings, kv_cache)
         self._manager = api.attribute(self.scheduler, "kv_cache_manager")
@@ -132,7 +134,9 @@ class HostedEngine:
             if hasattr(self.scheduler, name)
         ]
         api.attribute(self.scheduler, "waiting.prepend_request")
-        self._hasher = _block_hasher(api, kv_cache) if kv_cache.enable_prefix_caching else None
+        self._hasher = (
+            _block_hasher(api, kv_cache) if kv_cache.enable_prefix_caching else None
+        )
         annotations = getattr(api.ModelRunnerOutput, "__annotations__", {})
         self._wants_arrays = "ndarray" in str(annotations.get("sampled_token_ids"))
         self._preemptions: list[HostedPreemption] = []
@@ -374,10 +378,13 @@ def _block_hasher(api: VllmApi, kv_cache: HostedCache) -> Any:
     if not api.takes("get_request_block_hasher", size):
         size = "hash_block_size"
     return api.call(
-        "get_request_block_hasher", {size: kv_cache.block_size, "caching_hash_fn": _hash}
+        "get_request_block_hasher",
+        {size: kv_cache.block_size, "caching_hash_fn": _hash},
     )
 
 
 def _hash(value: Any) -> bytes:
     """Return a key of a block's content; only equality matters."""
-    return hashlib.sha256(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)).digest()
+    return hashlib.sha256(
+        pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    ).digest()
