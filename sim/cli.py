@@ -47,6 +47,10 @@ COMMANDS = {
         "sim.commands.decisions:decisions",
         "Write a schedule step by step, or show where two part.",
     ),
+    "conform": (
+        "sim.commands.conform:conform",
+        "Compare our scheduler with the installed vLLM's own, decision by decision.",
+    ),
     "validate": (
         "sim.commands.validate:validate",
         "Simulate a run that was measured, and report the errors.",
@@ -58,7 +62,6 @@ COMMANDS = {
 }
 
 NOT_BUILT = (
-    "conform",
     "plot",
     "report",
 )

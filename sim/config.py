@@ -126,7 +126,18 @@ class EngineConfig(ConfigTable):
         if not isinstance(data, dict):
             return data
         generation = _generation_in(data)
-        return dict(generation.defaults) | data if generation else data
+        if generation is None:
+            return data
+        data = dict(generation.defaults) | data
+        if generation.is_hosted and data.get("engine_version") is None:
+            from sim.scheduler.vllm_api import (  # noqa: PLC0415
+                installed_version,
+                nearest_release,
+            )
+
+            # Kept with the results: another release would be another run.
+            data["engine_version"] = nearest_release(installed_version())
+        return data
 
     @field_validator("pipeline_parallel_size", mode="before")
     @classmethod

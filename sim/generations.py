@@ -7,7 +7,7 @@ from what is left.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,6 +89,9 @@ class Generation:
         attention, which is launched).
     defaults
         Of engine keys whose default is another one than elsewhere.
+    is_hosted
+        Whether the scheduler is that of an installed engine, whose release is the
+        default of ``engine_version``.
     """
 
     engine_version: str
@@ -101,14 +104,44 @@ class Generation:
     swap: SwapRule = SwapRule()
     graphs: GraphRule = GraphRule()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    is_hosted: bool = False
 
     def takes(self, engine_version: str) -> bool:
         """Whether the generation covers a release."""
         return re.fullmatch(self.versions, engine_version) is not None
 
 
+POLICY_KEYS = frozenset({"admission", "evictor", "preemption_victim"})
+"""Policies of one's own; an engine that is run as it is installed takes none."""
+
 _EVERYWHERE = frozenset({"preemption_victim"})
 _TWO_TIERS = _EVERYWHERE | {"watermark"}
+
+_V1 = Generation(
+    engine_version="0.33",
+    versions=r"0\.(8|9|[12]\d|3[0-3])(\.\d{1,3})?",
+    versions_in_words="0.8 to 0.33",
+    keys=_EVERYWHERE
+    | {
+        "admission",
+        "enable_chunked_prefill",
+        "evictor",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "max_num_active_seqs",
+        "max_num_scheduled_tokens",
+        "prefill_schedule_interval",
+        "scheduler_reserve_full_isl",
+        "scheduling_policy",
+        "sliding_window",
+        "watermark",
+    },
+    enable_prefix_caching=True,
+    has_cpu_tier=False,
+    schedules_groups=False,
+    swap=SwapRule("batch", "joined", overlap=True),
+    graphs=GraphRule(512, only_decodes=False),
+)
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {
@@ -152,31 +185,7 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             schedules_groups=True,
             graphs=GraphRule(256),
         ),
-        "v1": Generation(
-            engine_version="0.33",
-            versions=r"0\.(8|9|[12]\d|3[0-3])(\.\d{1,3})?",
-            versions_in_words="0.8 to 0.33",
-            keys=_EVERYWHERE
-            | {
-                "admission",
-                "enable_chunked_prefill",
-                "evictor",
-                "long_prefill_token_threshold",
-                "long_prefill_token_threshold_adaptive",
-                "max_num_active_seqs",
-                "max_num_scheduled_tokens",
-                "prefill_schedule_interval",
-                "scheduler_reserve_full_isl",
-                "scheduling_policy",
-                "sliding_window",
-                "watermark",
-            },
-            enable_prefix_caching=True,
-            has_cpu_tier=False,
-            schedules_groups=False,
-            swap=SwapRule("batch", "joined", overlap=True),
-            graphs=GraphRule(512, only_decodes=False),
-        ),
+        "v1": _V1,
         "hf_fifo": Generation(
             engine_version="5.17",
             versions=r"5\.17(\.\d{1,3})?",
@@ -188,6 +197,14 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             # gathers blocks on the GPU, then copies contiguous pieces, before the step
             swap=SwapRule("batch"),
             defaults=MappingProxyType({"block_size": 256, "swap_space": 0.0}),
+        ),
+        "vllm": replace(
+            _V1,
+            engine_version="the installed release",
+            versions=r"0\.(1[1-9]|2\d|3[0-3])(\.\d{1,3})?",
+            versions_in_words="0.11 to 0.33",
+            keys=_V1.keys - POLICY_KEYS,
+            is_hosted=True,
         ),
     }
 )

@@ -137,7 +137,7 @@ class Schedule:
         UserError
             With the file and the step, where a line makes no sense.
         """
-        tables = _Tables(groups=self.facts.scheduler != "v1")
+        tables = _Tables(groups=self.facts.scheduler not in ("v1", "vllm"))
         for line in read_log(self.path):
             try:
                 step = tables.step(line)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from sim.decisions import DecisionDriver, DecisionWorkload
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -19,6 +22,7 @@ def decisions(
     *,
     out: Path | None = None,
     diff: Annotated[tuple[Path, Path] | None, Parameter(negative="")] = None,
+    scheduler: Literal["vllm"] | None = None,
     check: Flag = False,
     overwrite: Flag = False,
     quiet: Flag = False,
@@ -37,6 +41,9 @@ def decisions(
     diff
         Two logs, A B: show their first difference in words instead. Exit status 1 if
         they differ.
+    scheduler
+        vllm: let the installed vLLM's own scheduler decide, whatever release the
+        reference names (V1 only).
     check
         Prove the scheduler's invariants after every call.
     overwrite
@@ -49,10 +56,10 @@ def decisions(
     from sim.errors import ConfigError
 
     if diff is not None:
-        if workload is not None or out is not None:
+        if workload is not None or out is not None or scheduler is not None:
             raise ConfigError(
                 "--diff compares two logs that exist; give it alone, without a "
-                "workload and without --out"
+                "workload, --out and --scheduler"
             )
         return _compare(diff, quiet=quiet, as_json=json)
     if workload is None:
@@ -62,22 +69,39 @@ def decisions(
             raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
         if workload.exists() and out.samefile(workload):
             raise ConfigError(f"{out} is the workload itself; name another --out")
-    return _write(workload, out, check=check, quiet=quiet, as_json=json)
+    from sim.decisions import load_workload
+
+    asked = load_workload(workload)
+    driver = _driver(workload, asked, check=check, hosted=scheduler is not None)
+    return _write(asked, driver, out, quiet=quiet, as_json=json)
+
+
+def _driver(
+    path: Path, workload: DecisionWorkload, *, check: bool, hosted: bool
+) -> DecisionDriver:
+    from sim.decisions import DecisionDriver
+    from sim.decisions.engines import hosted_scheduler
+    from sim.errors import ConfigError, SchedulerError
+
+    try:
+        scheduler = hosted_scheduler(workload) if hosted else None
+        return DecisionDriver(workload, check=check, scheduler=scheduler)
+    except SchedulerError as error:
+        raise ConfigError(f"{path}: config: {error}") from error
 
 
 def _write(
-    path: Path, out: Path | None, *, check: bool, quiet: bool, as_json: bool
+    workload: DecisionWorkload,
+    driver: DecisionDriver,
+    out: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     from json import dumps
 
-    from sim.decisions import DecisionDriver, load_workload, write_log
-    from sim.errors import ConfigError, SchedulerError
+    from sim.decisions import write_log
 
-    workload = load_workload(path)
-    try:
-        driver = DecisionDriver(workload, check=check)
-    except SchedulerError as error:
-        raise ConfigError(f"{path}: config: {error}") from error
     if out is None:
         for line in driver.lines():
             print(dumps(line, separators=(",", ":")))
@@ -87,6 +111,7 @@ def _write(
         "name": workload.name,
         "reference": workload.reference,
         "generation": workload.generation,
+        "hosted_vllm": getattr(driver.scheduler, "installed", None),
         "num_requests": len(workload.requests),
         "num_steps": driver.num_steps,
         "num_preemptions": driver.num_preemptions,
@@ -97,12 +122,20 @@ def _write(
         print(dumps(result, indent=2))
     elif not quiet:
         print(
-            f"{workload.name}: {workload.generation} as {workload.reference}, "
+            f"{workload.name}: {_who(workload, driver)}, "
             f"{len(workload.requests):,} requests, {driver.num_steps:,} steps, "
             f"{driver.num_preemptions:,} preemptions; {_ENDINGS[driver.ending]}; "
             f"log in {out}"
         )
     return 0
+
+
+def _who(workload: DecisionWorkload, driver: DecisionDriver) -> str:
+    """Say whose decisions they are."""
+    installed = getattr(driver.scheduler, "installed", None)
+    if installed is None:
+        return f"{workload.generation} as {workload.reference}"
+    return f"vLLM {installed} itself (reference: {workload.reference})"
 
 
 _ENDINGS = {

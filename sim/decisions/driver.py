@@ -9,16 +9,19 @@ from cache.errors import NoFreeBlocksError
 from sim.decisions.engines import make_request, make_scheduler
 from sim.decisions.hf_logs import HfFifoLog
 from sim.decisions.logs import GroupLog, Line, StepLog, V1Log, preemptions
+from sim.decisions.vllm_logs import VllmLog
 from sim.decisions.workload import MAX_LEN
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.generation import sample
 from sim.generation_groups import sampler_for
 from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
+from sim.scheduler.vllm import VllmScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from sim.decisions.engines import AnyScheduler
     from sim.decisions.workload import DecisionWorkload
     from sim.engine import Sampler
     from sim.request import Request
@@ -37,6 +40,8 @@ class DecisionDriver:
         Requests by step, and the engine.
     check
         Prove the scheduler's invariants after every call and every output.
+    scheduler
+        Takes the place of the one that the workload names; None for that one.
 
     Raises
     ------
@@ -54,8 +59,14 @@ class DecisionDriver:
         ended.
     """
 
-    def __init__(self, workload: DecisionWorkload, *, check: bool = False) -> None:
-        self.scheduler = make_scheduler(workload)
+    def __init__(
+        self,
+        workload: DecisionWorkload,
+        *,
+        check: bool = False,
+        scheduler: AnyScheduler | None = None,
+    ) -> None:
+        self.scheduler = make_scheduler(workload) if scheduler is None else scheduler
         self.names = [raw.id for raw in workload.requests]
         self.check = check
         self.num_steps = 0
@@ -91,6 +102,9 @@ class DecisionDriver:
         self._sample: Sampler
         if isinstance(self.scheduler, V1Scheduler):
             self._log = V1Log(self.scheduler, self.names)
+            self._sample = sample
+        elif isinstance(self.scheduler, VllmScheduler):
+            self._log = VllmLog(self.scheduler, self.names)
             self._sample = sample
         elif isinstance(self.scheduler, FIFOScheduler):
             self._log = HfFifoLog(self.scheduler, self.names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError
 from sim.decisions.tokens import StreamTokens
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from sim.scheduler.groups import GroupScheduler
     from sim.scheduler.hf_fifo import FIFOScheduler
     from sim.scheduler.v1 import V1Scheduler
+    from sim.scheduler.vllm import VllmScheduler
 
-    AnyScheduler = GroupScheduler | V1Scheduler | FIFOScheduler
+    AnyScheduler = GroupScheduler | V1Scheduler | FIFOScheduler | VllmScheduler
 
 
 def make_scheduler(workload: DecisionWorkload) -> AnyScheduler:
@@ -113,27 +114,40 @@ def _v0(engine: V0Engine) -> GroupScheduler:
 def _v1(engine: V1Engine, engine_version: str) -> V1Scheduler:
     from sim.scheduler.v1 import V1Scheduler  # noqa: PLC0415
 
-    return V1Scheduler(
-        engine.num_gpu_blocks,
-        engine.block_size,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        max_model_len=engine.max_model_len,
-        enable_prefix_caching=engine.enable_prefix_caching,
-        long_prefill_token_threshold=engine.long_prefill_token_threshold,
-        enable_chunked_prefill=engine.chunked_prefill,
-        scheduling_policy=engine.policy,
-        sliding_window=engine.sliding_window,
-        engine_version=engine_version,
-        watermark=engine.watermark,
-        scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
-        long_prefill_token_threshold_adaptive=(
-            engine.long_prefill_token_threshold_adaptive
-        ),
-        max_num_active_seqs=engine.max_num_active_seqs,
-        prefill_schedule_interval=engine.prefill_schedule_interval,
-        max_num_scheduled_tokens=engine.max_num_scheduled_tokens,
-    )
+    return V1Scheduler(**_v1_arguments(engine), engine_version=engine_version)
+
+
+def hosted_scheduler(workload: DecisionWorkload) -> VllmScheduler:
+    """Construct the installed vLLM's own scheduler for a workload of V1.
+
+    Parameters
+    ----------
+    workload
+        Its reference may be any release of V1: the installed one decides.
+
+    Raises
+    ------
+    SchedulerError
+        If the workload is of another generation; else see
+        `sim.scheduler.vllm.VllmScheduler`.
+    """
+    from sim.scheduler.vllm import VllmScheduler  # noqa: PLC0415
+
+    engine = workload.engine
+    if not isinstance(engine, V1Engine):
+        raise SchedulerError(
+            f"a hosted vLLM takes workloads of V1, and the reference "
+            f"{workload.reference!r} is of {workload.generation}; leave --scheduler out"
+        )
+    return VllmScheduler(**_v1_arguments(engine))
+
+
+def _v1_arguments(engine: V1Engine) -> dict[str, Any]:
+    """Return what both V1 schedulers are constructed with."""
+    arguments = engine.model_dump()
+    arguments["enable_chunked_prefill"] = arguments.pop("chunked_prefill")
+    arguments["scheduling_policy"] = arguments.pop("policy")
+    return arguments
 
 
 def _hf_fifo(engine: HfFifoEngine) -> FIFOScheduler:

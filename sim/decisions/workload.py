@@ -289,10 +289,11 @@ def generation_of(engine_version: str) -> str:
     ValueError
         If none does.
     """
-    for name, generation in GENERATIONS.items():
+    ours = {name: g for name, g in GENERATIONS.items() if not g.is_hosted}
+    for name, generation in ours.items():
         if generation.takes(engine_version):
             return name
-    known = ", ".join(f"{g.versions_in_words} ({n})" for n, g in GENERATIONS.items())
+    known = ", ".join(f"{g.versions_in_words} ({n})" for n, g in ours.items())
     raise ValueError(
         f"no generation follows {engine_version[:40]!r}; give a vLLM release out of "
         f"{known}, such as 'vllm 0.33.0'"

@@ -23,6 +23,7 @@ from sim.decisions.logs import (
     V1Log,
     names_of,
 )
+from sim.decisions.vllm_logs import VllmLog
 from sim.errors import ConfigError
 from sim.fast.v1 import FastV1Scheduler
 from sim.request import Request, RequestStatus
@@ -31,6 +32,7 @@ from sim.scheduler.group_output import GroupSchedulerOutput
 from sim.scheduler.groups import GroupScheduler
 from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
+from sim.scheduler.vllm import VllmScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -122,6 +124,8 @@ def log_of(scheduler: Any, names: Names) -> StepLog:
         return FastV1Log(scheduler, names)
     if isinstance(scheduler, V1Scheduler):
         return V1Log(scheduler, names)
+    if isinstance(scheduler, VllmScheduler):
+        return VllmLog(scheduler, names)
     if isinstance(scheduler, FIFOScheduler):
         return HfFifoLog(scheduler, names)
     for generation, kind in SCHEDULERS.items():

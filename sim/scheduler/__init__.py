@@ -10,6 +10,7 @@ from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v0 import Scheduler as V0Scheduler
 from sim.scheduler.v0_2 import Scheduler as V02Scheduler
 from sim.scheduler.v1 import V1Scheduler
+from sim.scheduler.vllm import VllmScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,7 @@ SCHEDULERS: Mapping[str, type] = MappingProxyType(
         "v0": V0Scheduler,
         "v1": V1Scheduler,
         "hf_fifo": FIFOScheduler,
+        "vllm": VllmScheduler,
     }
 )
 """Built-in schedulers by the name that ``engine.scheduler`` takes."""
