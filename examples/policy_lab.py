@@ -2,7 +2,7 @@
 
     .venv/bin/python examples/policy_lab.py --trace AZURE_CSV --write docs/policies.md
 
-runs every policy on the same traffic (some 40 minutes), and prints a table for each
+runs every policy on the same traffic (some ten minutes), and prints a table for each
 kind of traffic. ``--write`` puts them between the markers of a page as well; ``--only``
 picks tables by the beginning of their names. Samples are seeds, or parts of a trace;
 policies are compared sample by sample, so that what differs is the policy.
@@ -107,14 +107,14 @@ def traffics(trace: Path) -> dict[str, Traffic]:
         f"workload.trace.window=[{start}, {start + 580}]"
         for start in range(0, 3480, 580)
     )
-    demo = ("workload.preset.rate_scale=1.15", "workload.preset.duration_s=1800")
+    demo = ("workload.preset.rate_scale=1.15", "workload.preset.duration_s=900")
     classes = (
         "workload.slo_class={gold: 0.3, bronze: 0.7}",
         "workload.priority={gold: 0, bronze: 1}",
     )
     chats = (
         "workload.max_concurrent_users=220",
-        "workload.sessions.num_sessions=500",
+        "workload.sessions.num_sessions=350",
     )
     return {
         "demo": Traffic("demo", "demo.yaml", demo, seeds),
