@@ -1,11 +1,11 @@
 """The policy lab: what victims and admission rules cost and gain, with intervals.
 
-    .venv/bin/python examples/policy_lab.py [--trace AZURE_CSV] [--write docs/policies.md]
+    .venv/bin/python examples/policy_lab.py --trace AZURE_CSV --write docs/policies.md
 
-runs every policy on the same traffic (about half an hour), and prints a table for each
-kind of traffic. ``--write`` puts them between the markers of a page instead. Samples are
-seeds, or parts of a trace; policies are compared sample by sample, so that what differs
-is the policy.
+runs every policy on the same traffic (some ten minutes), and prints a table for each
+kind of traffic. ``--write`` puts them between the markers of a page as well; ``--only``
+picks tables by the beginning of their names. Samples are seeds, or parts of a trace;
+policies are compared sample by sample, so that what differs is the policy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,15 @@ from sim.simulate import Simulation
 from sim.config import load_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
 DEFAULT = "the engine's own"
 
 VICTIMS: Mapping[str, str] = {
     DEFAULT: "",
-    "lowest_priority": "preemption_victim=lowest_priority",
     "least_progress": "preemption_victim=least_progress",
     "most_blocks": "preemption_victim=most_blocks",
     "cheapest_to_recompute": "preemption_victim=cheapest_to_recompute",
@@ -49,12 +51,13 @@ ADMISSION: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Column:
-    """A number of the summary: its heading, key, unit and digits."""
+    """A number of the summary: its heading, key, unit, digits, and how it compares."""
 
     heading: str
     key: str
     unit: float = 1.0
     digits: int = 0
+    by_ratio: bool = True
 
     def of(self, summary: Mapping[str, Any]) -> float:
         """Return the number of a run."""
@@ -62,8 +65,8 @@ class Column:
 
 
 COLUMNS = (
-    Column("preemptions", "num_preemptions"),
-    Column("recomputed, k tokens", "recomputed_tokens", 1e3, 1),
+    Column("preemptions", "num_preemptions", by_ratio=False),
+    Column("recomputed, k tokens", "recomputed_tokens", 1e3, 0, by_ratio=False),
     Column("TTFT mean, s", "mean_ttft_ms", 1e3, 2),
     Column("TTFT p99, s", "p99_ttft_ms", 1e3, 2),
     Column("TPOT mean, ms", "mean_tpot_ms", 1, 1),
@@ -104,14 +107,14 @@ def traffics(trace: Path) -> dict[str, Traffic]:
         f"workload.trace.window=[{start}, {start + 580}]"
         for start in range(0, 3480, 580)
     )
-    demo = ("workload.preset.rate_scale=1.15", "workload.preset.duration_s=1800")
+    demo = ("workload.preset.rate_scale=1.15", "workload.preset.duration_s=900")
     classes = (
         "workload.slo_class={gold: 0.3, bronze: 0.7}",
         "workload.priority={gold: 0, bronze: 1}",
     )
     chats = (
         "workload.max_concurrent_users=220",
-        "workload.sessions.num_sessions=500",
+        "workload.sessions.num_sessions=350",
     )
     return {
         "demo": Traffic("demo", "demo.yaml", demo, seeds),
@@ -136,7 +139,7 @@ def run(traffic: Traffic, sample: str, policy: str) -> dict[str, float]:
         overrides.append(f"engine.{policy}")
     simulation = Simulation(load_config(HERE / traffic.config, overrides))
     start_s = time.process_time()
-    summary: dict[str, Any] = simulation.run().summary
+    summary: dict[str, Any] = dict(simulation.run().summary)
     summary["cpu_s"] = time.process_time() - start_s
     for name, numbers in summary.get("by_slo_class", {}).items():
         summary |= {f"{name}_{key}": value for key, value in numbers.items()}
@@ -156,17 +159,29 @@ def runs(traffic: Traffic, policies: Mapping[str, str]) -> dict[str, list[Any]]:
 
 
 def cell(column: Column, own: list[Any], default: list[Any]) -> str:
-    """Return a mean, and how far it is from the default's, with its 95 % interval."""
+    """Return a mean, and the 95 % interval of how it compares with the default's.
+
+    Counts by their difference. Times and rates by their ratio, whose logarithm is
+    averaged: queues make some samples many times slower than others.
+    """
     values = np.array([column.of(summary) for summary in own])
+    theirs = np.array([column.of(summary) for summary in default])
     shown = f"{values.mean():,.{column.digits}f}"
     if own is default:
         return shown
-    gaps = values - np.array([column.of(summary) for summary in default])
-    if not gaps.any():
+    if (values == theirs).all():
         return f"{shown} (same)"
+    if column.by_ratio:
+        low, high = np.exp(interval(np.log(values / theirs)))
+        return f"{shown} (x {low:.2f} to {high:.2f})"
+    low, high = interval(values - theirs)
+    return f"{shown} ({low:+,.{column.digits}f} to {high:+,.{column.digits}f})"
+
+
+def interval(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ends of Student's 95 % interval of a mean."""
     half = student.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / np.sqrt(len(gaps))
-    mean, digits = gaps.mean(), column.digits
-    return f"{shown} ({mean:+,.{digits}f} ± {half:,.{digits}f})"
+    return np.array([gaps.mean() - half, gaps.mean() + half])
 
 
 def cpu_cell(own: list[Any], default: list[Any]) -> str:
@@ -183,7 +198,7 @@ def table(found: Mapping[str, list[Any]], columns: Iterable[Column]) -> str:
     default = found[DEFAULT]
     head = ["policy", *(column.heading for column in columns), "processor time, x"]
     rows = [
-        [f"`{name}`" if name in VICTIMS and name != DEFAULT else name]
+        [name]
         + [cell(column, own, default) for column in columns]
         + [cpu_cell(own, default)]
         for name, own in found.items()
@@ -199,8 +214,11 @@ def victims_table(traffic: Traffic) -> str:
 
 def classes_table(traffic: Traffic) -> str:
     """Return what victims do to two classes of requests."""
-    policies = {name: VICTIMS[name] for name in (DEFAULT, "lowest_priority")}
-    policies["priority queue"] = "scheduling_policy=priority"
+    policies = {
+        DEFAULT: "",
+        "lowest_priority": "preemption_victim=lowest_priority",
+        "a priority queue": "scheduling_policy=priority",
+    }
     return table(runs(traffic, policies), CLASS_COLUMNS)
 
 
@@ -209,13 +227,15 @@ def admission_table(traffic: Traffic) -> str:
     return table(runs(traffic, ADMISSION), COLUMNS)
 
 
-def tables(trace: Path) -> Iterable[tuple[str, str]]:
-    """Yield every table with its name."""
+def tables(trace: Path) -> dict[str, Callable[[], str]]:
+    """Return what makes each table, by its name."""
     traffic = traffics(trace)
+    made: dict[str, Callable[[], str]] = {}
     for name in ("demo", "azure", "chats"):
-        yield f"victims {name}", victims_table(traffic[name])
-        yield f"admission {name}", admission_table(traffic[name])
-    yield "victims classes", classes_table(traffic["classes"])
+        made[f"victims {name}"] = partial(victims_table, traffic[name])
+        made[f"admission {name}"] = partial(admission_table, traffic[name])
+    made["victims classes"] = partial(classes_table, traffic["classes"])
+    return made
 
 
 def written(page: str, name: str, text: str) -> str:
@@ -240,8 +260,12 @@ def main() -> None:
         "--trace", type=Path, default=Path("traces/azure_llm_2023_conv.csv")
     )
     parser.add_argument("--write", type=Path, help="a page with markers for the tables")
+    parser.add_argument("--only", default="", help="the beginning of tables' names")
     given = parser.parse_args()
-    for name, text in tables(given.trace):
+    for name, make in tables(given.trace).items():
+        if not name.startswith(given.only):
+            continue
+        text = make()
         print(f"\n{name}\n\n{text}\n", flush=True)
         if given.write:
             page = given.write.read_text(encoding="utf-8")

@@ -52,12 +52,14 @@ EVERYWHERE: dict[str, tuple[Any, dict[str, Any]]] = {
 """A value of each key, and what stands beside it to let it act."""
 OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     "cacheflow": {
+        "preemption_victim": ("most_blocks", {}),
         "watermark": (0.2, {}),
         "engine_version": ("0.1.1", {}),
         "preemption_mode": ("swap", {}),
         "swap_space": (0.001, SWAP),
     },
     "v0_2": {
+        "preemption_victim": ("most_blocks", {}),
         "watermark": (0.2, {}),
         "engine_version": ("0.2.0", {}),
         "preemption_mode": ("swap", {}),
@@ -66,6 +68,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "max_paddings": (0, {}),
     },
     "v0": {
+        "preemption_victim": ("most_blocks", {}),
         "watermark": (0.2, {}),
         "engine_version": ("0.7.0", {}),
         "preemption_mode": ("swap", {}),
@@ -84,6 +87,8 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         ),
     },
     "v1": {
+        "preemption_victim": ("most_blocks", {}),
+        "admission": ({"kind": "watermark", "share": 0.2}, {}),
         "watermark": (0.2, {}),
         "engine_version": ("0.11", {}),
         "preemption_mode": ("recompute", {}),
@@ -107,6 +112,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "prefill_schedule_interval": (4, {}),
     },
     "hf_fifo": {
+        "preemption_victim": ("most_blocks", NO_MARGIN),
         "engine_version": ("5.17.0", {}),
         "preemption_mode": ("recompute", NO_MARGIN | {"swap_space": 1.0}),
         "swap_space": (1.0, NO_MARGIN),

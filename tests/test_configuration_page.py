@@ -28,6 +28,8 @@ from sim.errors import ConfigError
 from sim.files import parse_yaml
 from sim.hardware import GpuSpec, load_gpu
 from sim.roles import ROLES
+from sim.scheduler.admission import ADMISSION_RULES
+from sim.scheduler.victims import VICTIMS
 from sim.schema import PREEMPTIONS, STEPS
 from sim.simulation import Simulation, simulate
 from sim.workload_config import (
@@ -161,6 +163,8 @@ def built() -> Keys:
     for registry in (*ROLES.values(), SESSIONS):
         sources += [("workload", k, arguments(cls)) for k, cls in registry.items()]
     sources += [("cost", k, arguments(cls, GIVEN)) for k, cls in COST_MODELS.items()]
+    for policies in (ADMISSION_RULES, VICTIMS):
+        sources += [("engine", k, arguments(cls)) for k, cls in policies.items()]
     return {(s, k, key): v for s, k, keys in sources for key, v in keys.items()}
 
 
@@ -210,7 +214,9 @@ def test_a_page_that_differs_is_found_out(old: str, new: str, difference: str) -
 
 
 def test_names_in_the_text_are_those_of_the_code() -> None:
-    for name in (*WorkloadConfig.model_fields, *preset_names(), *TRACE_READERS):
+    policies = (*VICTIMS, *ADMISSION_RULES)
+    fields_and_kinds = (*WorkloadConfig.model_fields, *preset_names(), *TRACE_READERS)
+    for name in (*fields_and_kinds, *policies):
         assert f"`{name}`" in PAGE, name
     sentence = re.search(r"A cost model that names (.*?) is given", FLAT)
     assert sentence
@@ -443,8 +449,8 @@ def test_the_loop_over_rates_runs(
 def meanings() -> dict[str, str]:
     return {
         cells[0].strip("`"): cells[-1]
-        for section, _, cells in rows(PAGE)
-        if section == "engine"
+        for section, header, cells in rows(PAGE)
+        if section == "engine" and header[0] == "key"
     }
 
 

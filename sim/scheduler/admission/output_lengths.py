@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from sim.errors import SchedulerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sim.scheduler.views import RequestView
     from workloads.lengths import LengthDistribution
 
@@ -49,7 +47,9 @@ class OutputLengths:
         self._is_learning = distribution is None
         self._min_known = min_known
         self._latest: deque[int] = deque(maxlen=window)
-        self._sorted = [] if distribution is None else _quantiles(distribution)
+        self._sorted: list[int] = (
+            [] if distribution is None else _quantiles(distribution)
+        )
         self._tails: list[int] = []
         self._rests: dict[int, float] = {}
 
@@ -93,7 +93,7 @@ class OutputLengths:
         return self._tails[num_longer] / num_longer - num_output_tokens
 
 
-def _quantiles(distribution: LengthDistribution) -> Sequence[int]:
+def _quantiles(distribution: LengthDistribution) -> list[int]:
     """Return lengths that stand for a distribution: no draw, so no seed."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
