@@ -51,9 +51,7 @@ def test_lru_decides_as_the_real_engine(
 
 
 @pytest.mark.parametrize("folder", ["v1", "v1_33"])
-def test_logs_tell_policies_apart(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_tell_policies_apart(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sets evict, and FIFO in place of LRU shows."""
     shared(f"conformance/{folder}")
     names = [n for n in NAMES if n.startswith(f"{folder}/") and "prefix" in n]

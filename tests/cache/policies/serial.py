@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from cache.policies import CachePolicy
+if TYPE_CHECKING:
+    from cache.policies import CachePolicy
 
 
 class SerialCache:
@@ -45,9 +48,7 @@ def zipf(seed: int, num: int, num_objects: int, alpha: float) -> list[int]:
     rng = np.random.default_rng(seed)
     weights = np.arange(1, num_objects + 1) ** -alpha
     names = rng.permutation(num_objects) + 1
-    return names[
-        rng.choice(num_objects, num, p=weights / weights.sum())
-    ].tolist()
+    return names[rng.choice(num_objects, num, p=weights / weights.sum())].tolist()
 
 
 def with_scans(seed: int, num: int, num_objects: int, alpha: float) -> list[int]:
