@@ -50,16 +50,21 @@ class Clairvoyant(KeyedPolicy):
         self._begun: set[int] = set()
         self._num_past: dict[int, int] = {}
         self._copies: dict[int, list[HeldBlock]] = {}
+        self._was_next: Sequence[int] = ()
+        """Contents whose next reader has just begun."""
 
     def begins(self, request_id: int) -> None:
         """See `CachePolicy.begins`: what it reads is read next by others."""
         if request_id in self._begun:
             return
+        self._requeue_passed()
         self._begun.add(request_id)
-        for content in self._future.contents(request_id):
-            for block in self._copies.get(content, ()):
-                if block.is_evictable:
-                    self._requeue(block)
+        self._was_next = self._future.contents(request_id)
+
+    def evict(self, incoming: int | None) -> int:
+        """See `CachePolicy.evict`."""
+        self._requeue_passed()
+        return super().evict(incoming)
 
     def cached(self, block_id: int, content: int, depth: int) -> None:
         """See `CachePolicy.cached`."""
@@ -81,6 +86,14 @@ class Clairvoyant(KeyedPolicy):
         elif copies[0].is_evictable:
             self._requeue(copies[0])
         return block_id
+
+    def _requeue_passed(self) -> None:
+        """Give a later place to what the latest request did not find, though cached."""
+        for content in self._was_next:
+            for block in self._copies.get(content, ()):
+                if block.is_evictable:
+                    self._requeue(block)
+        self._was_next = ()
 
     def _requeue(self, block: HeldBlock) -> None:
         """Give an evictable block the place of its present key."""

@@ -22,9 +22,12 @@ class PlaceQueue:
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._evictable: set[int] = set()
-        self._heap: list[tuple[int, int]] = []
         self._next_place = 0
+        # Evictable blocks: those never in use since they came stand in line, by place;
+        # those that are back from use in a heap.
+        self._line: OrderedDict[int, int] = OrderedDict()
+        self._back: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._places)
@@ -35,10 +38,10 @@ class PlaceQueue:
     @property
     def num_evictable(self) -> int:
         """Blocks that are not in use."""
-        return len(self._evictable)
+        return len(self._line) + len(self._back)
 
     def append(self, block_id: int) -> None:
-        """Give an evictable block the last place. O(log n).
+        """Give an evictable block the last place. O(1).
 
         Raises
         ------
@@ -47,23 +50,23 @@ class PlaceQueue:
         """
         if block_id in self._places:
             raise CacheError(f"block {block_id} stands in the queue already")
-        self._places[block_id] = self._next_place
+        self._places[block_id] = self._line[block_id] = self._next_place
         self._next_place += 1
-        self.unpin(block_id)
 
     def pin(self, block_id: int) -> None:
-        """Note that a block is in use. O(1)."""
-        self._evictable.discard(block_id)
+        """Note that a block is in use, if it stands here. O(1)."""
+        if self._line.pop(block_id, None) is None:
+            self._back.pop(block_id, None)
 
     def unpin(self, block_id: int) -> None:
-        """Note that a block is evictable. O(log n)."""
-        self._evictable.add(block_id)
-        heap = self._heap
-        if len(heap) > 2 * len(self._evictable) + _NUM_STALE_ENTRIES_ALLOWED:
-            heap[:] = [(self._places[other], other) for other in self._evictable]
+        """Note that a block with a place is evictable again. O(log n)."""
+        back, heap = self._back, self._heap
+        back[block_id] = place = self._places[block_id]
+        if len(heap) > 2 * len(back) + _NUM_STALE_ENTRIES_ALLOWED:
+            heap[:] = [(place, other) for other, place in back.items()]
             heapify(heap)
         else:
-            heappush(heap, (self._places[block_id], block_id))
+            heappush(heap, (place, block_id))
 
     def popleft(self) -> int:
         """Remove and return the first evictable block. O(log n).
@@ -73,20 +76,31 @@ class PlaceQueue:
         CacheError
             If there is none.
         """
-        while self._heap:
-            place, block_id = heappop(self._heap)
-            if block_id in self._evictable and self._places.get(block_id) == place:
-                self._evictable.remove(block_id)
-                del self._places[block_id]
-                return block_id
-        raise CacheError("no block of the queue can be evicted")
+        heap, back, line = self._heap, self._back, self._line
+        while heap and back.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        if not heap and not line:
+            raise CacheError("no block of the queue can be evicted")
+        if not heap or (line and next(iter(line.values())) < heap[0][0]):
+            block_id, _ = line.popitem(last=False)
+        else:
+            _, block_id = heappop(heap)
+            del back[block_id]
+        del self._places[block_id]
+        return block_id
 
     def check(self) -> None:
-        """Prove that every evictable block has its entry in the heap."""
-        live = {i for place, i in self._heap if self._places.get(i) == place}
-        require(self._evictable <= live, "queue: an evictable block cannot be reached")
+        """Prove that evictable blocks can be reached, each at its own place."""
+        live = {i: place for place, i in self._heap if self._back.get(i) == place}
+        require(live == self._back, "queue: a block back from use cannot be reached")
+        line = list(self._line.values())
+        require(line == sorted(line), "queue: the line is out of order")
         require(
-            self._evictable <= self._places.keys(), "queue: a block without a place"
+            self._line.keys().isdisjoint(self._back)
+            and all(
+                self._places.get(i) == p for i, p in (self._line | self._back).items()
+            ),
+            "queue: a block stands twice, or at another's place",
         )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from cache.policies import CachePolicy
+if TYPE_CHECKING:
+    from cache.policies import CachePolicy
 
 
 class SerialCache:

@@ -6,12 +6,12 @@ is evicted. Deterministic algorithms agree on every single access:
 - LRU, FIFO, LFU, ARC; S3-FIFO with its defaults, which are ours (where its small queue
   holds one object only, libCacheSim admits nothing: such sizes are left out).
 - W-TinyLFU as far as its structure goes: window, test, segmented main cache. Its counts
-  are another matter. libCacheSim counts an object when it is inserted, found in the main
-  cache, or tested, but not when it is found in the window, and ages after 32 x the main
-  cache's size of hits; its filter lets all counters of an object grow, so that counts are
-  far too high once thousands of objects have passed. With its rules in place of ours,
-  and few enough objects for its filter to be exact, every access agrees. With our own
-  counts (those of the paper) hits agree to about a percent of the accesses.
+  are another matter. libCacheSim counts an object when it is inserted, found in the
+  main cache, or tested, but not when it is found in the window, and ages after 32 x the
+  main cache's size of hits; its filter lets all counters of an object grow, so counts
+  are far too high once thousands of objects have passed. With its rules in place of
+  ours, and few enough objects for its filter to be exact, every access agrees. With our
+  own counts (those of the paper) hits agree to about a percent of the accesses.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TheirCounts:
 
 
 class TheirTinyLFU(TinyLFU):
-    """Ours with libCacheSim's counting, and the whole size for a measure of its parts."""
+    """Ours with libCacheSim's counting, and parts of the whole size."""
 
     def __init__(self, num_blocks: int, window: float) -> None:
         super().__init__(num_blocks, window)

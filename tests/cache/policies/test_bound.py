@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,8 @@ from cache.tokens import SegmentTokens
 from tests.cache.policies.serial import SerialCache, loops, with_scans, zipf
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cache.block import KVCacheBlock
 
 OTHERS = sorted(set(CACHE_POLICIES) - {"clairvoyant"})
@@ -148,13 +149,10 @@ def prefix_hits(policy: CachePolicy, num_blocks: int, prompts: list[Prompt]) -> 
     return found
 
 
-prompts = st.lists(
-    st.lists(
-        st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4
-    ).map(tuple),
-    min_size=1,
-    max_size=25,
+prompt = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4
 )
+prompts = st.lists(prompt.map(tuple), min_size=1, max_size=25)
 
 
 @given(prompts=prompts, num_blocks=st.integers(12, 30))
