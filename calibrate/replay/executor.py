@@ -15,9 +15,11 @@ from calibrate.gpu.faults import refusing
 from calibrate.kernels import torch_ops
 from calibrate.replay.attend import paged_attend, step_batch
 from calibrate.replay.graphs import (
+    CAPTURED,
     MOST_GRAPHS,
     DecodeGraph,
     Shape,
+    SharedMemory,
     padded_plan,
     padded_size,
 )
@@ -76,7 +78,7 @@ class TorchExecutor:
         is_split = variants["decode_attention"] == "split_kv"
         self.uses_graphs = use_graphs and self._on_gpu and is_split
         self._graphs: OrderedDict[Shape, DecodeGraph] = OrderedDict()
-        self._memory = torch.cuda.graph_pool_handle() if self.uses_graphs else None
+        self._memory = self._shared_memory() if self.uses_graphs else None
         self._stream = torch.cuda.Stream(self.pool.device) if self._on_gpu else None
         vocab = stack.geometry.vocab_size
         self._noise = torch.empty((0, vocab), device=self.pool.device)
@@ -87,6 +89,12 @@ class TorchExecutor:
         """What steps were run with."""
         graphs = "decodes" if self.uses_graphs else "none"
         return self._variants | self.moves.variants | {"graphs": graphs}
+
+    def _shared_memory(self) -> SharedMemory:
+        stack = self.stack
+        size = (CAPTURED[-1], stack.geometry.vocab_size)
+        logits = torch.empty(size, dtype=stack.dtype, device=stack.device)
+        return SharedMemory(torch.cuda.graph_pool_handle(), logits)
 
     # -- one step -----------------------------------------------------------------
 
@@ -139,9 +147,12 @@ class TorchExecutor:
         for call in moves:
             call()
         watch.mark()
+        sampled = None
         if forward is not None and packed is not None:
-            self._sample(forward(), packed.num_queries)
+            sampled = self._sample(forward(), packed.num_queries)
         moves_s, rest_s = watch.end()
+        if sampled is not None:
+            sampled.tolist()  # an engine needs them on the host to go on
         return Timing(time.perf_counter() - begin_s, moves_s + rest_s, moves_s)
 
     def _packed(self, step: Step) -> Packed:
@@ -150,11 +161,11 @@ class TorchExecutor:
         tokens = [rng.integers(0, vocab, query.num_tokens) for query in step.queries]
         return pack(step, tokens, self.pool.shape[3])
 
-    def _sample(self, logits: Tensor, num_queries: int) -> None:
+    def _sample(self, logits: Tensor, num_queries: int) -> Tensor:
         if len(self._noise) < num_queries:
             vocab = self.stack.geometry.vocab_size
             self._noise = torch.empty((num_queries, vocab), device=self.pool.device)
-        torch_ops.sample(logits[:num_queries], self._noise[:num_queries])
+        return torch_ops.sample(logits[:num_queries], self._noise[:num_queries])
 
     # -- the forward pass ------------------------------------------------------------
 

@@ -40,6 +40,17 @@ def padded_size(num_seqs: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """What all graphs of a stack have together, as they never run at once."""
+
+    pool: Any
+    """What `torch.cuda.graph_pool_handle` gave: their activations."""
+    logits: Tensor
+    """(most sequences, vocabulary). Logits of its own would keep each graph's last
+    activations from the next: gigabytes over all batch sizes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """What a graph is captured for."""
 
@@ -115,8 +126,7 @@ class DecodeGraph:
     width
         Blocks of the longest table.
     memory
-        What `torch.cuda.graph_pool_handle` gave, shared by all graphs, which never run
-        at once. None, as on a CPU, to capture nothing and call the same kernels.
+        Of all graphs. None, as on a CPU, to capture nothing and call the same kernels.
     """
 
     def __init__(
@@ -127,7 +137,7 @@ class DecodeGraph:
         plan: DecodePlan,
         *,
         width: int,
-        memory: Any,
+        memory: SharedMemory | None,
     ) -> None:
         self._stack, self._pool = stack, pool
         self._plan = plan
@@ -152,8 +162,8 @@ class DecodeGraph:
             torch.zeros(count, dtype=torch.int32, device=device),
         )
         self.logits: Tensor | None = None
-        self._memory = memory
-        self._graph = None if memory is None else self._captured()
+        self._out = None if memory is None else memory.logits[:count]
+        self._graph = None if memory is None else self._captured(memory.pool)
 
     def _attend(self) -> Attend:
         from calibrate.kernels.triton_decode import (  # noqa: PLC0415
@@ -180,20 +190,22 @@ class DecodeGraph:
 
         return attend
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _captured(self, memory: Any) -> torch.cuda.CUDAGraph:
         device = self._pool.device
         self._rows[2] = self._nowhere
         self._forward()  # kernels are compiled, workspaces allocated
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(device)
-        with torch.cuda.graph(graph, pool=self._memory, stream=stream):
+        with torch.cuda.graph(graph, pool=memory, stream=stream):
             self._forward()
         return graph
 
     def _forward(self) -> None:
         write = into_pool(self._pool, self._inputs.slots)
-        self.logits = self._stack.forward(self._inputs, write, self._attend())
+        self.logits = self._stack.forward(
+            self._inputs, write, self._attend(), self._out
+        )
 
     def fill(self, packed: Packed, plan: DecodePlan) -> None:
         """Write a step's inputs into their places, without waiting.

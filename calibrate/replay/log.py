@@ -10,7 +10,7 @@ from sim.errors import UserError
 from sim.scheduler.batch import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from sim.cost import BatchShape
@@ -20,6 +20,8 @@ Pairs = tuple[tuple[int, int], ...]
 SCHEDULE_FILE: Final = "schedule.jsonl.zst"
 KINDS: Final = ("decode", "mixed", "prefill", "swap", "copy")
 """What steps are told apart by; a step that moves blocks is of the last two."""
+_OF_REQUESTS: Final = frozenset({"v1", "vllm", "hf_fifo"})
+"""Schedulers whose tables belong to requests; the others have groups of sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +139,24 @@ class Schedule:
         UserError
             With the file and the step, where a line makes no sense.
         """
-        tables = _Tables(groups=self.facts.scheduler not in ("v1", "vllm"))
+        tables = _Tables(self.facts)
         for line in read_log(self.path):
             try:
                 step = tables.step(line)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise UserError(
-                    f"'{self.path.name}', step {line['t']}: {error!r} is no part of a "
-                    "schedule that can be executed; record it again"
+                    f"'{self.path.name}', step {line.get('t')}: {error!r} is no part "
+                    "of a schedule that can be executed; record it again"
                 ) from error
             if not step.is_empty:
                 yield step
+
+
+def _check_blocks(blocks: Iterable[int], count: int, where: str) -> None:
+    """Refuse ids outside a pool: a GPU would read or write anywhere."""
+    for block in blocks:
+        if not 0 <= block < count:
+            raise ValueError(f"block {block} of a {where} pool of {count}")
 
 
 def _facts(header: Mapping[str, Any] | None, path: Path) -> Facts:
@@ -171,18 +180,20 @@ class _Tables:
 
     Parameters
     ----------
-    groups
-        Whether tables belong to sequences of groups, not to requests.
+    facts
+        Sizes that nothing may exceed, and whether tables belong to sequences of groups.
     """
 
-    def __init__(self, *, groups: bool) -> None:
-        self._groups = groups
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._groups = facts.scheduler not in _OF_REQUESTS
         self._tables: dict[str, list[int]] = {}
         self._members: dict[str, set[str]] = {}  # sequences, by request
 
     def step(self, line: Mapping[str, Any]) -> Step:
         """Return the step of the next line."""
         for name, (keep, ids) in line.get("bt", {}).items():
+            _check_blocks(ids, self._facts.num_gpu_blocks, "GPU")
             self._tables[name] = self._tables.get(name, [])[:keep] + ids
         queries = tuple(self._of_groups(line) if self._groups else self._of(line))
         return Step(
@@ -190,9 +201,9 @@ class _Tables:
             start_s=float(line["start_s"]),
             end_s=float(line["end_s"]),
             queries=queries,
-            swap_in=_pairs(line, "swap_in"),
-            swap_out=_pairs(line, "swap_out"),
-            copies=_pairs(line, "copy"),
+            swap_in=self._pairs(line, "swap_in", ("CPU", "GPU")),
+            swap_out=self._pairs(line, "swap_out", ("GPU", "CPU")),
+            copies=self._pairs(line, "copy", ("GPU", "GPU")),
             left=self._leave([*line.get("abort", ()), *line.get("fin", ())]),
         )
 
@@ -208,7 +219,24 @@ class _Tables:
                 yield self._query(request, str(number), num_tokens, context)
 
     def _query(self, request: str, name: str, num_tokens: int, context: int) -> Query:
-        return Query(request, name, num_tokens, context, tuple(self._tables[name]))
+        table, facts = self._tables[name], self._facts
+        if not 0 < num_tokens <= context <= facts.max_model_len:
+            raise ValueError(
+                f"{num_tokens} tokens of a context of {context}, where a sequence has "
+                f"at most {facts.max_model_len}"
+            )
+        if len(table) * facts.block_size < context:
+            raise ValueError(f"{len(table)} blocks for a context of {context} tokens")
+        return Query(request, name, num_tokens, context, tuple(table))
+
+    def _pairs(
+        self, line: Mapping[str, Any], key: str, pools: tuple[str, str]
+    ) -> Pairs:
+        pairs = tuple((int(first), int(second)) for first, second in line.get(key, ()))
+        counts = {"GPU": self._facts.num_gpu_blocks, "CPU": self._facts.num_cpu_blocks}
+        for side, pool in enumerate(pools):
+            _check_blocks((pair[side] for pair in pairs), counts[pool], pool)
+        return pairs
 
     def _leave(self, requests: list[str]) -> tuple[str, ...]:
         """Forget tables; return whose they were."""
@@ -220,7 +248,3 @@ class _Tables:
         for name in left:
             self._tables.pop(name, None)
         return tuple(left)
-
-
-def _pairs(line: Mapping[str, Any], key: str) -> Pairs:
-    return tuple((int(first), int(second)) for first, second in line.get(key, ()))

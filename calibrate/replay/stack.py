@@ -143,7 +143,13 @@ class Stack:
         }
         return Layer(**weights, attention_norm=self._ones(), mlp_norm=self._ones())
 
-    def forward(self, inputs: Inputs, write: Write, attend: Attend) -> Tensor:
+    def forward(
+        self,
+        inputs: Inputs,
+        write: Write,
+        attend: Attend,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Return the logits of each query's last token, (num_queries, vocabulary).
 
         Parameters
@@ -154,6 +160,8 @@ class Stack:
             Keeps the new keys and values of a layer; see `into_pool`.
         attend
             Attention over what was kept.
+        out
+            Where the logits go; None for a tensor of their own.
         """
         cosine, sine = self.cosine[inputs.positions], self.sine[inputs.positions]
         hidden = functional.embedding(inputs.tokens, self.embedding)
@@ -165,7 +173,7 @@ class Stack:
             write(number, key, value)
             hidden = self._finish(layer, attend(number, query), residual)
         last = torch_ops.rms_norm_add(hidden, residual, self.norm)
-        return torch.mm(last[inputs.last_rows], self.head.t())
+        return torch.mm(last[inputs.last_rows], self.head.t(), out=out)
 
     def _project(self, layer: Layer, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, (num_tokens, heads, head_dim) each."""

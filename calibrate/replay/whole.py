@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from calibrate.harness.device import DeviceFaultError, UnsupportedPointError
 from calibrate.replay.log import Facts, Query, Step
 from calibrate.tabulate import with_tables
 from calibrate.writing import build_profile
+from sim.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,16 +84,38 @@ def whole_steps(facts: Facts, seed: int) -> Iterator[Step]:
 def measured_steps(
     executor: Executor, facts: Facts, num_layers: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Return entries of a profile's ``steps``: shape, seconds, and how it was run."""
-    return [
-        {
-            "shape": step.shape._asdict(),
-            "p50_s": float(f"{executor.time(step, REPEATS).wall_s:.6g}"),
-            "num_layers": num_layers,
-            "graphs": executor.variants["graphs"] != "none",
-        }
-        for step in whole_steps(facts, seed)
-    ]
+    """Return entries of a profile's ``steps``: shape, seconds, and how it was run.
+
+    Steps that do not fit the device are left out.
+
+    Raises
+    ------
+    UserError
+        When none was executed, or the device is lost.
+    """
+    found, reason = [], "none fits the pool"
+    for step in whole_steps(facts, seed):
+        try:
+            wall_s = executor.time(step, REPEATS).wall_s
+        except UnsupportedPointError as error:
+            reason = str(error)
+            continue
+        except DeviceFaultError as error:
+            raise UserError(
+                f"the device failed in whole step {step.number}: {error}; run again, "
+                "or replay without --into"
+            ) from error
+        found.append(
+            {
+                "shape": step.shape._asdict(),
+                "p50_s": float(f"{wall_s:.6g}"),
+                "num_layers": num_layers,
+                "graphs": executor.variants["graphs"] != "none",
+            }
+        )
+    if not found:
+        raise UserError(f"no whole step was executed: {reason}; take --num-layers")
+    return found
 
 
 def with_steps(

@@ -131,8 +131,7 @@ def _shifts_s(requests: ObservedRequests, time_s: Floats) -> Floats:
     tick_s = float(np.median(np.diff(time_s))) / 2.0 if len(time_s) > 1 else 1.0
     tick_s = max(tick_s, 2.0 * (end_s - begin_s) / _MOST_SHIFTS, 1e-9)
     count = int((end_s - begin_s) / tick_s) + 1
-    shifts_s: Floats = tick_s * np.arange(-count, count + 1)
-    return shifts_s
+    return np.arange(-count, count + 1, dtype=np.float64) * tick_s
 
 
 def _apart(requests: ObservedRequests, time_s: Floats, seen: Floats) -> float:

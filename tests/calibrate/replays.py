@@ -26,6 +26,8 @@ REQUESTS = [
     (5, [[7, 9]], 10),
 ]
 """Arrival, prompt and answer: prefixes are shared, and memory is short."""
+HF_BLOCK_GIB = 2.0**-11
+"""Of four tokens, of Llama-3.1-8B."""
 MODES = [
     ("cacheflow", {"preemption_mode": "swap"}, 2),
     ("cacheflow", {"preemption_mode": "recompute"}, 1),
@@ -38,6 +40,8 @@ MODES = [
     ("v1", {"enable_prefix_caching": False}, 1),
     ("v1", {"enable_prefix_caching": True}, 1),
     ("v1", {"enable_prefix_caching": True, "max_num_batched_tokens": 8}, 2),
+    ("hf_fifo", {"swap_space": 8 * HF_BLOCK_GIB, "safety_margin": 0}, 1),
+    ("hf_fifo", {"swap_space": 0, "enable_prefix_caching": False}, 1),
 ]
 """Generation, engine keys, and samples of every other request."""
 
@@ -50,7 +54,9 @@ def small_run(generation: str, keys: dict[str, Any], samples: int) -> RunConfig:
         for index, (at, prompt, out) in enumerate(REQUESTS)
     ]
     engine = {"num_gpu_blocks_override": 9 if generation == "v1" else 16}
-    if generation != "v1":
+    if generation == "hf_fifo":
+        engine["num_gpu_blocks_override"] = 10
+    elif generation != "v1":
         engine["watermark"] = 0
     return listed(
         requests, scheduler=generation, admission_check=False, **engine | keys
@@ -60,7 +66,7 @@ def small_run(generation: str, keys: dict[str, Any], samples: int) -> RunConfig:
 def texts_of(config: RunConfig) -> WorkloadTexts:
     """What the requests of a small run say; the engine numbers samples as they come."""
     specs = make_workload(config.workload, config.seed).requests()
-    groups = config.engine.scheduler_kind != "v1"
+    groups = config.engine.scheduler_kind not in {"v1", "hf_fifo"}
     numbered = [spec for spec in specs for _ in range(1 if groups else spec.best_of)]
     return WorkloadTexts({str(place): spec for place, spec in enumerate(numbered)})
 

@@ -40,6 +40,7 @@ from tests.sim.commands import refused
 from tests.sim.recordings import random_runs, record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from calibrate.replay.log import Step
@@ -115,6 +116,56 @@ def test_a_schedule_of_groups_without_their_sequences_is_refused(
     schedule = written(small_run("v0", {}, 1), tmp_path, older)
     with pytest.raises(UserError, match="record it again"):
         list(schedule.steps())
+
+
+def larger(key: str, by: int) -> Callable[[list[dict[str, Any]]], None]:
+    """Spoil the first line that has a key: its block ids grow."""
+
+    def spoil(lines: list[dict[str, Any]]) -> None:
+        line = next(line for line in lines if line.get(key))
+        if key == "bt":
+            line[key] = {
+                name: [keep, [each + by for each in ids]]
+                for name, (keep, ids) in line[key].items()
+            }
+        else:
+            line[key] = [[first + by, second + by] for first, second in line[key]]
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("bt", "of a GPU pool of 16"),
+        ("swap_out", "of a GPU pool of 16"),
+        ("swap_in", "of a CPU pool of"),
+        ("copy", "of a GPU pool of 16"),
+    ],
+)
+@pytest.mark.parametrize("by", [1 << 20, -(1 << 20)])
+def test_blocks_outside_the_pools_are_refused(
+    key: str, by: int, message: str, tmp_path: Path
+) -> None:
+    config = small_run("v0", {"preemption_mode": "swap"}, 2)
+    schedule = written(config, tmp_path, larger(key, by))
+    with pytest.raises(UserError, match="is no part of a schedule") as caught:
+        list(schedule.steps())
+    assert message in str(caught.value)
+
+
+def test_contexts_that_no_table_or_model_holds_are_refused(tmp_path: Path) -> None:
+    def longer(lines: list[dict[str, Any]]) -> None:
+        lines[-1]["sched"][0][3] += 20
+
+    def beyond(lines: list[dict[str, Any]]) -> None:
+        lines[-1]["sched"][0][3] += 100
+
+    config = small_run("v1", {}, 1)
+    for spoil, message in ((longer, "blocks for a context"), (beyond, "at most 64")):
+        with pytest.raises(UserError, match="record it again") as caught:
+            list(written(config, tmp_path, spoil).steps())
+        assert message in str(caught.value)
 
 
 # -- which steps --------------------------------------------------------------------
@@ -478,6 +529,29 @@ def test_a_variant_that_is_not_here_is_refused() -> None:
     assert _variant(device, "decode_attention", None) == "sdpa"
     with pytest.raises(UserError, match="is flash_attn, but here are sdpa"):
         _variant(device, "decode_attention", "flash_attn")
+
+
+def test_whole_steps_that_do_not_fit_are_left_out_and_a_lost_device_ends_it() -> None:
+    def tight(step: Step) -> float:
+        if step.number % 2:
+            raise UnsupportedPointError("it does not fit the device's memory")
+        return 0.01
+
+    numbers = [step.number for step in whole_steps(facts(), 0)]
+    steps = measured_steps(SeemingExecutor(tight), facts(), 32, 0)
+    assert len(steps) == sum(1 for number in numbers if number % 2 == 0)
+
+    def refused_all(_: Step) -> float:
+        raise UnsupportedPointError("it does not fit the device's memory")
+
+    with pytest.raises(UserError, match="no whole step was executed: it does not fit"):
+        measured_steps(SeemingExecutor(refused_all), facts(), 32, 0)
+
+    def broken(_: Step) -> float:
+        raise DeviceFaultError("an illegal address")
+
+    with pytest.raises(UserError, match="failed in whole step 0: an illegal address"):
+        measured_steps(SeemingExecutor(broken), facts(), 32, 0)
 
 
 def test_whole_steps_need_no_schedule(fitted: Path) -> None:

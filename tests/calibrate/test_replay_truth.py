@@ -34,6 +34,8 @@ def test_every_logit_is_that_of_dense_attention(
     # each query once, and again where it was recomputed up to the same token
     assert truth.num_logits >= sum(len(step.queries) for step in steps)
     assert truth.worst_error < 1e-12
+    if "swap_space" in keys:
+        assert truth.kinds.get("swap", 0) >= (2 if keys["swap_space"] else 0)
     if keys.get("preemption_mode") == "swap":
         assert truth.kinds["swap"] >= 2
         assert truth.kinds["copy"] >= 1

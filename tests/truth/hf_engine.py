@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from sim.decisions.logs import Line
     from sim.decisions.workload import DecisionWorkload
 
-NUM_BLOCKS, NUM_CPU_BLOCKS, BLOCK_SIZE = 60, 24, 16
+NUM_BLOCKS, NUM_CPU_BLOCKS, BLOCK_SIZE = 120, 24, 16
 _GIB_A_BLOCK = 2 / 1024
 """Of Llama-3.1-8B, whose name stands for the tiny model: only sizes of pools matter."""
 
 
-def config(*, num_blocks: int = NUM_BLOCKS, num_requests: int = 60) -> dict[str, Any]:
-    """Sixty requests at once, in a cache that holds about eight of them."""
+def config(*, num_blocks: int = NUM_BLOCKS, num_requests: int = 100) -> dict[str, Any]:
+    """A hundred requests at once, in a cache that holds about twenty of them."""
     lengths = {"kind": "lognormal", "sigma": 0.5}
     return {
         "workload": {
             "synthetic": {
                 "num_requests": num_requests,
                 "arrivals": {"kind": "constant", "rate": 1e6},
-                "prompt_tokens": lengths | {"median": 40, "max": 150},
-                "output_tokens": lengths | {"median": 80, "max": 250},
+                "prompt_tokens": lengths | {"median": 20, "max": 150},
+                "output_tokens": lengths | {"median": 80, "max": 400},
             }
         },
         "engine": {

@@ -69,10 +69,10 @@ def test_the_engine_had_a_full_cache(measured: Observed) -> None:
     assert measured.series is not None
     usage = measured.series.kv_cache_usage
     assert usage is not None
-    assert float(np.median(usage)) > 0.9
+    assert float(np.mean(usage > 0.95)) > 0.5
     assert measured.requests is not None
     assert measured.requests.num_preemptions is not None
-    assert measured.requests.num_preemptions.sum() >= 50
+    assert measured.requests.num_preemptions.sum() >= 100
 
 
 def test_with_its_blocks_every_request_is_predicted_to_the_step(
@@ -89,7 +89,7 @@ def test_with_its_blocks_every_request_is_predicted_to_the_step(
         assert report["curves"][name]["measured"] > 0.0
         assert report["curves"][name]["max_abs"] == pytest.approx(0.0, abs=1e-9)
     for found in report["per_request"].values():
-        assert found["n"] >= 59
+        assert found["n"] >= 99
         assert found["mean_abs_pct"] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -97,15 +97,15 @@ def test_with_more_blocks_the_report_shows_an_error(report: dict[str, Any]) -> N
     sharpness = report["sharpness"]
     assert sharpness["is_sharp"]
     few, many = sharpness["more_blocks"]
-    assert (few["num_gpu_blocks"], many["num_gpu_blocks"]) == (63, 78)
+    assert (few["num_gpu_blocks"], many["num_gpu_blocks"]) == (126, 156)
     for each, least in ((few, 2.0), (many, 15.0)):
         found = each["metrics"]
         assert found["mean_ttft_ms"]["error_pct"] < -least
         assert found["duration"]["error_pct"] < -least
-        assert found["num_preemptions"]["error_pct"] < 0.0
+        assert abs(found["num_preemptions"]["error_pct"]) > 5.0
 
 
-@pytest.mark.parametrize("num_blocks", [57, 63])
+@pytest.mark.parametrize("num_blocks", [114, 126])
 def test_a_run_given_other_blocks_is_not_predicted(
     measured: Observed, num_blocks: int
 ) -> None:

@@ -138,8 +138,8 @@ def read_timeseries(path: Path) -> TimeSeries:
     """Read the engine's state over time.
 
     Columns: `t` (seconds on the requests' clock), and any of `running`, `waiting`,
-    `swapped` (not among `waiting`), `kv_cache_pct` (percent). A KV usage that is 0 or empty throughout was not recorded,
-    and is left out.
+    `swapped` (not among `waiting`), `kv_cache_pct` (percent). A KV usage that is 0 or
+    empty throughout was not recorded, and is left out.
 
     Raises
     ------
