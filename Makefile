@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all fuzz check bench format clean help
+.PHONY: demo test test-all test-hosted fuzz check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -33,6 +33,13 @@ test: $(VENV)/.installed-dev
 # make test-all: what is too heavy for every day, too; and the real transformers beside ours.
 test-all: $(VENV)/.installed-reference
 	$(PYTEST)
+
+# make test-hosted VLLM="0.11.2 0.33.0": our v1 beside the real ones, each in an environment of its own.
+VLLM ?= 0.11.2 0.33.0
+test-hosted: $(VLLM:%=test-hosted-%)
+
+test-hosted-%: .venv-hosted-%/.installed
+	.venv-hosted-$*/bin/python -m pytest -q tests/hosted
 
 # make fuzz N=2000: random configurations, both paths.
 N ?= 1000
@@ -60,7 +67,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format --quiet .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache results
+	rm -rf $(VENV) .venv-hosted-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache results
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -81,3 +88,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VENV)/.installed-reference: $(VENV)/.installed-dev
 	$(UV_PIP) --group reference
 	@touch $@
+
+# vLLM's wheel without what it depends on, what its scheduler imports, and CPU torch.
+.venv-hosted-%/.installed: $(VENV)/.installed tests/hosted/requirements.py
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
+	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --no-deps vllm==$*
+	$(BIN)/python tests/hosted/requirements.py $(@D)/lib/python*/site-packages > $(@D)/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(@D)/bin/python $(if $(UV_FIND_LINKS),,--torch-backend cpu) \
+	  --requirements $(@D)/requirements.txt --editable . --group test
+	@touch $@
+
+.PRECIOUS: .venv-hosted-%/.installed

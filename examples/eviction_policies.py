@@ -19,7 +19,7 @@ import pandas as pd
 
 from cache.policies import CACHE_POLICIES
 from sim.config import load_config
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "policies.md"

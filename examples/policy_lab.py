@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import t as student
-from sim.simulate import Simulation
 
 from sim.config import load_config
+from sim.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

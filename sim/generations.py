@@ -210,6 +210,11 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
 )
 """Generations by the name that ``engine.scheduler`` takes."""
 
+OURS: Mapping[str, Generation] = MappingProxyType(
+    {name: each for name, each in GENERATIONS.items() if not each.is_hosted}
+)
+"""Those that need no installed engine."""
+
 DEFAULT_GENERATION = GENERATIONS["v1"]
 """Stands in for a user's own scheduler that names no release."""
 
@@ -218,14 +223,17 @@ GENERATION_KEYS = frozenset().union(*(g.keys for g in GENERATIONS.values()))
 
 
 def owners(key: str) -> str:
-    """Return which generations have `key`, as a clause for messages."""
-    *others, last = (name for name, g in GENERATIONS.items() if key in g.keys)
+    """Return which generations have `key`, as a clause for messages.
+
+    A hosted engine has the keys of the generation that it hosts.
+    """
+    *others, last = (name for name, g in OURS.items() if key in g.keys)
     return f"{', '.join(others)} and {last} have it" if others else f"{last} has it"
 
 
 def generation_of(engine_version: str | None) -> Generation:
     """Return the generation of a release; the newest for none, or an unknown one."""
-    for generation in GENERATIONS.values():
+    for generation in OURS.values():
         if engine_version is not None and generation.takes(engine_version):
             return generation
     return DEFAULT_GENERATION

@@ -9,7 +9,7 @@ import pytest
 
 from sim.config import EngineConfig, parse_config
 from sim.errors import ConfigError, SwapSpaceError
-from sim.generations import GENERATION_KEYS, GENERATIONS
+from sim.generations import GENERATION_KEYS, OURS
 from sim.schema import TRAFFIC
 from sim.simulation import simulate
 from sim.workload_config import SOURCES, WorkloadConfig
@@ -150,11 +150,11 @@ def pressed(
 
 
 def keys_of(generation: str) -> set[str]:
-    lacking = GENERATION_KEYS - GENERATIONS[generation].keys
+    lacking = GENERATION_KEYS - OURS[generation].keys
     return set(EngineConfig.model_fields) - lacking
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", OURS)
 def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> None:
     tried = EVERYWHERE | OWN[generation]
     same = {
@@ -173,14 +173,14 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
     assert same == said | none.get(generation, {"engine_version"})
     # Shown elsewhere: the choice of a generation itself, invariant 7, and classes.
     shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
-    if GENERATIONS[generation].enable_prefix_caching is None:
+    if OURS[generation].enable_prefix_caching is None:
         shown.add("enable_prefix_caching")  # only ever false
     assert keys_of(generation) - shown <= set(tried) <= keys_of(generation)
 
 
 def test_generations_differ() -> None:
-    tables = [pressed(name, {}, {"best_of": 2}) for name in GENERATIONS]
-    assert len(set(tables)) == len(GENERATIONS)
+    tables = [pressed(name, {}, {"best_of": 2}) for name in OURS]
+    assert len(set(tables)) == len(OURS)
     # All of them under pressure: there is a first preemption.
     assert all('"0":' in preemptions for *_, preemptions in tables)
 
@@ -190,11 +190,11 @@ def test_keys_of_some_generations_name_them_on_the_page() -> None:
         named = set(
             re.findall(r"`(\w+)`", " ".join(re.findall(r"\(.*?\)", meanings()[key])))
         )
-        owners = {name for name, g in GENERATIONS.items() if key in g.keys}
-        assert named == (owners if len(owners) < len(GENERATIONS) else set()), key
+        owners = {name for name, g in OURS.items() if key in g.keys}
+        assert named == (owners if len(owners) < len(OURS) else set()), key
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", OURS)
 def test_how_requests_sample_shows(generation: str) -> None:
     beams = {"beam_width": 2}
     by_priority = {"scheduling_policy": "priority"}
@@ -207,7 +207,7 @@ def test_how_requests_sample_shows(generation: str) -> None:
         ("max_concurrent_users", 5, {}, {}),
         ("split", {"num_replicas": 2}, {}, {}),
     ]
-    if "scheduling_policy" in GENERATIONS[generation].keys:
+    if "scheduling_policy" in OURS[generation].keys:
         cases.append(("priority", 0, {}, by_priority))
     engine = {"max_model_len": 180}
     if generation == "hf_fifo":

@@ -12,7 +12,7 @@ import pytest
 from sim.config import load_config, parse_config
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.victims import VICTIMS
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.shared import ROOT
 from tests.sim.test_config import write
 from tests.sim.test_victims import pressed

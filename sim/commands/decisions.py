@@ -111,13 +111,14 @@ def _write(
         "name": workload.name,
         "reference": workload.reference,
         "generation": workload.generation,
-        "hosted_vllm": getattr(driver.scheduler, "installed", None),
         "num_requests": len(workload.requests),
         "num_steps": driver.num_steps,
         "num_preemptions": driver.num_preemptions,
         "ending": driver.ending,
         "log": str(out),
     }
+    if (installed := getattr(driver.scheduler, "installed", None)) is not None:
+        result["hosted_vllm"] = installed
     if as_json:
         print(dumps(result, indent=2))
     elif not quiet:

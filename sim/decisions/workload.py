@@ -17,7 +17,7 @@ from pydantic import (
 
 from sim.decisions.reading import as_tuple, release_of, whole, without_comments
 from sim.errors import ConfigError
-from sim.generations import GENERATIONS
+from sim.generations import GENERATIONS, OURS
 from sim.plug import did_you_mean
 from sim.scheduler.base import PreemptionMode
 
@@ -289,11 +289,10 @@ def generation_of(engine_version: str) -> str:
     ValueError
         If none does.
     """
-    ours = {name: g for name, g in GENERATIONS.items() if not g.is_hosted}
-    for name, generation in ours.items():
+    for name, generation in OURS.items():
         if generation.takes(engine_version):
             return name
-    known = ", ".join(f"{g.versions_in_words} ({n})" for n, g in ours.items())
+    known = ", ".join(f"{g.versions_in_words} ({n})" for n, g in OURS.items())
     raise ValueError(
         f"no generation follows {engine_version[:40]!r}; give a vLLM release out of "
         f"{known}, such as 'vllm 0.33.0'"

@@ -26,7 +26,7 @@ from sim.scheduler.admission.output_lengths import OutputLengths
 from sim.scheduler.admission.past_future import _peak
 from sim.scheduler.victims import VICTIMS
 from sim.scheduler.views import EngineView, RequestView, WaitingRequest
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.sim.build import Run, request_from_spec, scheduler, spec
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write

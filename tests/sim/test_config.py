@@ -11,7 +11,7 @@ import yaml
 from sim.config import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
 from sim.files import parse_yaml
-from sim.generations import GENERATIONS
+from sim.generations import OURS
 from sim.simulation import Simulation, simulate
 from tests.shared import ROOT
 
@@ -131,14 +131,14 @@ def test_what_a_generation_lacks_is_refused(
     assert str(caught.value).startswith(f"engine.{key}: ")
 
 
-@pytest.mark.parametrize("scheduler", GENERATIONS)
+@pytest.mark.parametrize("scheduler", OURS)
 def test_a_table_with_a_kind_is_the_same_as_the_name(scheduler: str) -> None:
     name, table = (
         parse_config(minimal(scheduler=kind)).engine
         for kind in (scheduler, {"kind": scheduler})
     )
-    assert name.generation is table.generation is GENERATIONS[scheduler]
-    assert name.version == table.version == GENERATIONS[scheduler].engine_version
+    assert name.generation is table.generation is OURS[scheduler]
+    assert name.version == table.version == OURS[scheduler].engine_version
     assert name.prefix_caching == table.prefix_caching
 
 

@@ -5,7 +5,7 @@ import pytest
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
-from sim.generations import GENERATIONS, GraphRule, SwapRule
+from sim.generations import OURS, GraphRule, SwapRule
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, chunk, decodes
 from tests.sim.test_costs_measured import entry, write
 from tests.sim.test_costs_pricer import (
@@ -200,7 +200,7 @@ def test_launches_bound_steps_that_are_no_graphs(tmp_path):
         assert (total_s == pytest.approx(launches_s + 1.5e-3)) is launched
     prompt = measured(file).step(chunk(16)).total_s
     assert prompt == pytest.approx(launches_s + 1.5e-3 + 5e-6)
-    v1 = measured(file, graph_rule=GENERATIONS["v1"].graphs)
+    v1 = measured(file, graph_rule=OURS["v1"].graphs)
     assert v1.step(chunk(16)).total_s < launches_s
     assert measured(file).step(EMPTY).total_s == 1.5e-3
 
@@ -211,7 +211,7 @@ def test_all_ways_to_price_agree(tmp_path, eager_s, overlap):
     fit = FIT | {"launch": {"eager_s": eager_s}}
     fit["step_correction"] = {"factor": 1.07, "num_steps": 12}
     file = write(tmp_path / "p.json", entry(LLAMA_8B, **PARTS), **fit)
-    for rule in (GraphRule(64), GENERATIONS["v1"].graphs):
+    for rule in (GraphRule(64), OURS["v1"].graphs):
         cost = measured(file, swap_overlap=overlap, graph_rule=rule)
         assert_columns_are_steps(cost, GRID)
         assert_decode_total_is_step(cost, 77, range(77 * 16 - 3, 77 * 16 + 3))
@@ -292,7 +292,7 @@ def test_graphs_are_those_of_the_release():
             generation.graphs.replays(257, 0),
             generation.graphs.replays(256, 1),
         )
-        for name, generation in GENERATIONS.items()
+        for name, generation in OURS.items()
     }
     assert replays["cacheflow"] == (False, False, False)
     assert replays["v0_2"] == replays["v0"] == (True, False, False)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from sim.config import parse_config
-from sim.generations import GENERATIONS
+from sim.generations import OURS
 from sim.simulation import Simulation
 from tests.shared import shared
 
 MODES = {
     name: (None, "recompute", "swap") if generation.has_cpu_tier else (None,)
-    for name, generation in GENERATIONS.items()
+    for name, generation in OURS.items()
 }
 MODES["hf_fifo"] = (None, "recompute")  # swapping cannot be forced
 LIMIT = 130
@@ -52,7 +52,7 @@ def config(trace: str, limit: int, workload: dict[str, Any], **engine: Any) -> A
 def test_under_pressure_every_request_ends(
     scheduler: str, mode: str | None, width: str
 ) -> None:
-    groups = GENERATIONS[scheduler].schedules_groups
+    groups = OURS[scheduler].schedules_groups
     limit = 40 if width == "beams" and not groups else LIMIT
     # Its own blocks and its margin would keep the pressure off.
     own = {"safety_margin": 0.0, "block_size": 16} if scheduler == "hf_fifo" else {}
@@ -102,7 +102,7 @@ def test_v0_with_and_without_chunks_and_caching(chunked: bool, caching: bool) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", list(GENERATIONS))
+@pytest.mark.parametrize("scheduler", list(OURS))
 def test_the_whole_conversation_trace_ends(scheduler: str) -> None:
     """2,158 prompts exceed the 2,560 tokens of cacheflow's step (invariant 7)."""
     whole = config("azure_llm_2023_conv.csv", 10**6, {}, scheduler=scheduler)

@@ -10,7 +10,7 @@ import pytest
 from sim.cli import run as kvsim
 from sim.decisions import DecisionDriver, first_difference, read_log
 from sim.decisions.workload import parse_workload
-from sim.generations import GENERATIONS
+from sim.generations import OURS
 from sim.recording.schedule import ScheduleFile
 from sim.simulation import Simulation
 from tests.identity.random_configs import draw_case
@@ -117,14 +117,14 @@ def test_a_schedule_of_two_requests_in_every_detail() -> None:
 
 
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", OURS)
 def test_a_run_takes_the_decisions_that_kvsim_decisions_writes(
     generation: str, *, caching: bool
 ) -> None:
-    if caching and GENERATIONS[generation].enable_prefix_caching is None:
+    if caching and OURS[generation].enable_prefix_caching is None:
         pytest.skip("a generation without prefix caching")
     engine: dict[str, Any] = {"enable_prefix_caching": caching} if caching else {}
-    groups = GENERATIONS[generation].schedules_groups
+    groups = OURS[generation].schedules_groups
     margin: dict[str, Any] = {"watermark": 0.0}
     if generation == "hf_fifo":
         margin = {"safety_margin": 0.0, "max_blocks_per_request": 3}

@@ -14,7 +14,7 @@ import yaml
 
 from sim import schema
 from sim.cli import run as kvsim
-from sim.generations import GENERATIONS
+from sim.generations import OURS
 from tests.sim.commands import TRACE, files, refused, trace_config
 from tests.sim.test_config import minimal, write
 
@@ -82,13 +82,13 @@ def pressed(workload: dict[str, Any], **engine: Any) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", OURS)
 def test_every_generation_keeps_its_invariants_and_runs_again(
     tmp_path: Path, generation: str
 ) -> None:
     shares = {"beam_width": {1: 0.5, 3: 0.5}, "best_of": {1: 0.5, 2: 0.5}}
     # Without groups beams are requests for one token, which need little.
-    groups = GENERATIONS[generation].schedules_groups
+    groups = OURS[generation].schedules_groups
     own: dict[str, Any] = {"num_gpu_blocks_override": 45 if groups else 20}
     if generation == "hf_fifo":
         own |= {"block_size": 16, "safety_margin": 0.0, "swap_space": 1.0}

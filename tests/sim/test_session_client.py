@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.config import parse_config
 from sim.costs.constant import ConstantCost
 from sim.errors import ConfigError
-from sim.generations import GENERATIONS
+from sim.generations import OURS
 from sim.simulation import Simulation
 from tests.sim.build import Run
 from tests.sim.closed_loops import chat_config, check_sending_times, listed, turn
@@ -20,7 +20,7 @@ from workloads.chains import in_order
 
 
 @pytest.mark.parametrize("best_of", [1, {1: 0.5, 2: 0.5}])
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", OURS)
 def test_a_turn_is_sent_a_think_time_after_the_answer(
     generation: str, best_of: Any
 ) -> None:
@@ -347,7 +347,7 @@ def random_chains(draw: st.DrawFn) -> list[dict[str, Any]]:
 @settings(max_examples=40, deadline=None)
 @given(
     random_chains(),
-    st.sampled_from(list(GENERATIONS)),
+    st.sampled_from(list(OURS)),
     st.none() | st.integers(1, 3),
     st.booleans(),
 )

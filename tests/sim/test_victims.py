@@ -24,7 +24,7 @@ from sim.scheduler.victims import (
     VictimPolicy,
 )
 from sim.scheduler.views import RequestView, RunningRequest, WaitingRequest
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.sim.build import Run, request_from_spec, scheduler, spec
 from tests.sim.commands import refused
 from tests.sim.group_steps import Steps, make
