@@ -10,15 +10,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.metrics import SERVED
 from sim.plots.binning import cdf_points
+from sim.plots.panels import Panels, given_panels
 from sim.plots.style import (
     BLUE,
     GREY,
     ORANGE,
     VERMILLION,
     YELLOW,
-    Panels,
     blank_figure,
-    given_panels,
     house_style,
     plain_number,
     say,
