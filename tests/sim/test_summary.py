@@ -142,7 +142,12 @@ def test_usage_is_ranked_over_time(summary: dict[str, Any]) -> None:
 
 def test_goodput_counts_those_within_all_limits() -> None:
     run = Run(
-        [spec(0, 0.0, 7, 3), spec(1, 0.0, 7, 3), spec(2, 1.0, 50, 3), spec(3, 10.0, 4, 1)],
+        [
+            spec(0, 0.0, 7, 3),
+            spec(1, 0.0, 7, 3),
+            spec(2, 1.0, 50, 3),
+            spec(3, 10.0, 4, 1),
+        ],
         ConstantCost(step_s=2.0),
         num_gpu_blocks=5,
         block_size=4,
