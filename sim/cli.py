@@ -55,6 +55,10 @@ COMMANDS = {
         "sim.commands.validate:validate",
         "Simulate a run that was measured, and report the errors.",
     ),
+    "plot": (
+        "sim.commands.plot:plot",
+        "Draw figures of runs, of a sweep or of a plan.",
+    ),
     "workload": (
         "sim.commands.workload:app",
         "Traffic: statistics, generation, conversion, miss-ratio curves.",
@@ -62,7 +66,6 @@ COMMANDS = {
 }
 
 NOT_BUILT = (
-    "plot",
     "report",
 )
 

@@ -9,6 +9,7 @@ from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.plots.binning import extremes_per_column
+from sim.plots.panels import new_panels
 from sim.plots.style import (
     BLACK,
     BLUE,
@@ -21,7 +22,6 @@ from sim.plots.style import (
     draw_mean,
     house_style,
     legend_above,
-    new_panels,
     say,
     set_count_axis,
     set_percent_axis,

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from sim.plots.panels import new_panels
 from sim.plots.style import (
     BLACK,
     BLUE,
@@ -23,7 +24,6 @@ from sim.plots.style import (
     draw_stack,
     house_style,
     legend_above,
-    new_panels,
     plain_number,
     say,
     set_count_axis,
