@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from sim.config import assign
+from sim.config import RunConfig, assign
 from sim.config_types import ConfigTable, Positive, shortened
 from sim.errors import ConfigError
 from sim.files import read_yaml
@@ -155,8 +155,19 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepFile:
     else:
         base, directory = spec.base, path.parent
     for override in overrides:
+        _check_reach(override, path)
         assign(base, override)
     return SweepFile(spec, base, directory, data | {"base": base})
+
+
+def _check_reach(override: str, path: Path) -> None:
+    """Refuse to set a key of the sweep itself."""
+    name = override.partition("=")[0].partition(".")[0]
+    if name in set(SweepSpec.model_fields) - set(RunConfig.model_fields):
+        raise ConfigError(
+            f"--set {name}: --set reaches the base configuration, not the sweep; "
+            f"write {name} in '{path}'"
+        )
 
 
 def _base_file(name: str, directory: Path) -> Path:
