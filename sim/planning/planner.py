@@ -140,13 +140,16 @@ class Planner:
             for i in fitting
         ]
         answers = self.crew.try_to("pilot runs", tasks.pilot, requests)
+        misses: dict[str, float] = {}
         for i, answer in zip(fitting, answers, strict=True):
             plans[i] = self._after_pilot(plans[i], answer)
+            if plans[i].status == "misses_idle":
+                misses[plans[i].candidate.name] = _idle_miss(answer)
         for i, each in enumerate(plans):
             if each.candidate.reason:
                 reason = each.candidate.reason
                 plans[i] = replace(each, status="does_not_fit", reason=reason)
-        self._check_any(plans)
+        _check_any(plans, misses)
         return plans
 
     def _after_pilot(self, each: CandidatePlan, answer: Answer | str) -> CandidatePlan:
@@ -191,17 +194,6 @@ class Planner:
         return (
             f"an idle engine has {name} {value:,.4g} {objective.unit}".rstrip()
             + f", {more:.0%} {side} {objective.limit:,g}"
-        )
-
-    def _check_any(self, plans: Sequence[CandidatePlan]) -> None:
-        if any(each.status == "ok" for each in plans):
-            return
-        missing = [each for each in plans if each.status != "does_not_fit"]
-        first = (missing or list(plans))[0]
-        raise ConfigError(
-            f"objectives: no candidate meets them even when idle; "
-            f"{first.candidate.name}: {first.reason}; loosen that objective, or offer "
-            f"faster candidates"
         )
 
     def _thresholds(self, plans: list[CandidatePlan]) -> list[CandidatePlan]:
@@ -340,6 +332,36 @@ class Planner:
 
 def _factors(band: float) -> tuple[float, float]:
     return 1 + band, 1 / (1 + band)
+
+
+def _idle_miss(answer: Answer | str) -> float:
+    """Return by what share of its limit an idle engine misses the worst objective."""
+    margins = {} if isinstance(answer, str) else answer["idle"]["margins"]
+    return max((inf if m is None else m for m in margins.values()), default=inf)
+
+
+def _check_any(plans: Sequence[CandidatePlan], misses: Mapping[str, float]) -> None:
+    """Refuse a plan that no candidate can meet; name the one that comes closest.
+
+    Raises
+    ------
+    ConfigError
+        With what it misses, and by how much.
+    """
+    if any(each.status == "ok" for each in plans):
+        return
+    order = ("misses_idle", "rejects", "does_not_fit")
+
+    def distance(each: CandidatePlan) -> tuple[int, float]:
+        return order.index(each.status), misses.get(each.candidate.name, inf)
+
+    closest = min(plans, key=distance)
+    which = "closest is " if len(plans) > 1 else ""
+    raise ConfigError(
+        f"objectives: no candidate meets them even when idle; "
+        f"{which}{closest.candidate.name}: {closest.reason}; loosen that objective, or "
+        f"offer faster candidates"
+    )
 
 
 def median_margins(points: Sequence[Answer]) -> dict[str, float]:

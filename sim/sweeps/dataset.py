@@ -95,11 +95,9 @@ class RunDataset:
         """Write all rows that have come."""
         if not self._rows:
             return
-        table = self._ordered(_table(self._rows))
-        schema = _union(self._schema, table.schema)
+        table, schema = self._come()
         parts = self._files()
         if not schema.equals(self._schema):
-            schema = self._in_order(schema)
             for path in parts:
                 _write(path, _as(_read(path), schema))
         number = max((int(path.stem.partition("-")[2]) for path in parts), default=0)
@@ -110,12 +108,22 @@ class RunDataset:
 
     def finish(self) -> None:
         """Make one file of all rows, in the order of runs."""
-        self.flush()
         if self.is_whole:
             return
-        tables = [_read(path) for path in self._files()]
-        _write(self._directory / _WHOLE, pa.concat_tables(tables).sort_by("run"))
+        tables, schema = [_read(path) for path in self._files()], self._schema
+        if self._rows:
+            table, schema = self._come()
+            tables.append(table)
+        whole = pa.concat_tables([_as(table, schema) for table in tables])
+        _write(self._directory / _WHOLE, whole.sort_by("run"))
+        self._rows, self._schema = [], schema
         self._remove_parts()
+
+    def _come(self) -> tuple[pa.Table, pa.Schema]:
+        """Return the rows that are not on disk, and the columns of all rows."""
+        table = _table(self._rows)
+        schema = self._in_order(_union(self._schema, table.schema))
+        return table, schema
 
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("*.parquet"))
@@ -123,9 +131,6 @@ class RunDataset:
     def _remove_parts(self) -> None:
         for path in self._directory.glob("part-*.parquet"):
             path.unlink()
-
-    def _ordered(self, table: pa.Table) -> pa.Table:
-        return table.select(self._in_order(table.schema).names)
 
     def _in_order(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns with the leaders first, and the configuration last."""
@@ -169,6 +174,8 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a table with the columns of `schema`: nulls where it had none."""
+    if table.schema.equals(schema):
+        return table
     columns = [
         table[field.name].cast(field.type, safe=False)  # 2**60 is a float as well
         if field.name in table.column_names

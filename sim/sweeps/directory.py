@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +62,14 @@ def begin(
     Raises
     ------
     OutputError
-        If it exists and must not be replaced, or cannot be written.
+        If it exists and must not be replaced, another sweep is at work in it, or it
+        cannot be written.
     """
-    with output_directory(directory, overwrite=overwrite, files=SWEEP_FILES) as new:
+    is_there = overwrite and (directory / _IDENTITY).is_file()
+    with (
+        held(directory) if is_there else nullcontext(),
+        output_directory(directory, overwrite=overwrite, files=SWEEP_FILES) as new,
+    ):
         write_text(new / SPEC, yaml.safe_dump(dict(given), sort_keys=False))
         write_json(new / _IDENTITY, facts)
         (new / RUNS).mkdir()
@@ -130,6 +135,7 @@ def held(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputError(
-                f"another sweep is at work in '{directory}'; wait until it has ended"
+                f"another sweep is at work in '{directory}'; wait until it has ended, "
+                f"or choose another --out"
             ) from None
         yield

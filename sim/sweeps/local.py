@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    wait,
-)
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,7 +59,10 @@ class LocalExecutor:
     ) -> None:
         self.num_workers = num_workers or num_cpus()
         context = _context()
-        self._slots = [_Slot(context, supplies) for _ in range(self.num_workers)]
+        self._ended: SimpleQueue[Future[Outcome]] = SimpleQueue()
+        self._slots = [
+            _Slot(context, supplies, self._ended) for _ in range(self.num_workers)
+        ]
         self._stopping = False
         self._latest_s = _SHORT_S
 
@@ -94,12 +93,10 @@ class LocalExecutor:
         try:
             while not self._stopping:
                 self._hand_out(attempts, task)
-                futures = [future for slot in self._slots for future in slot.going]
-                if not futures:
+                if not any(slot.going for slot in self._slots):
                     return
-                wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-                yield from self._collected(attempts)
-            yield from self._collected(attempts)
+                yield from self._collected(attempts, wait_s=_POLL_S)
+            yield from self._collected(attempts, wait_s=0.0)
         finally:  # nobody will ask for what is still going on
             for slot in self._slots:
                 slot.give_up()
@@ -116,21 +113,34 @@ class LocalExecutor:
                     return
                 slot.submit(attempt, task)
 
-    def _collected(self, attempts: Attempts) -> Iterator[Outcome]:
-        for slot in self._slots:
-            for future in [future for future in slot.going if future.done()]:
-                if future not in slot.going:
-                    continue  # went down with the one before it
-                if isinstance(future.exception(), BrokenProcessPool):
-                    outcome = _buried(slot, attempts)
-                    if outcome is not None:
-                        yield outcome
-                    continue
-                del slot.going[future]
-                attempts.ended()
-                outcome = future.result()
-                self._latest_s = outcome.wall_s
-                yield outcome
+    def _collected(self, attempts: Attempts, wait_s: float) -> Iterator[Outcome]:
+        """Yield what has ended; wait for the first of it."""
+        for future in _arrived(self._ended, wait_s):
+            slot = next((slot for slot in self._slots if future in slot.going), None)
+            if slot is None:
+                continue  # given up, or went down with the one before it
+            if isinstance(future.exception(), BrokenProcessPool):
+                outcome = _buried(slot, attempts)
+                if outcome is not None:
+                    yield outcome
+                continue
+            del slot.going[future]
+            attempts.ended()
+            outcome = future.result()
+            self._latest_s = outcome.wall_s
+            yield outcome
+
+
+def _arrived(
+    ended: SimpleQueue[Future[Outcome]], wait_s: float
+) -> Iterator[Future[Outcome]]:
+    """Yield what is in a queue by the time that there is something."""
+    try:
+        yield ended.get(timeout=wait_s)
+    except Empty:
+        return
+    for _ in range(ended.qsize()):
+        yield ended.get_nowait()
 
 
 def _buried(slot: _Slot, attempts: Attempts) -> Outcome | None:
@@ -148,9 +158,15 @@ def _buried(slot: _Slot, attempts: Attempts) -> Outcome | None:
 class _Slot:
     """Room for one worker process, and the runs that it has before it, in order."""
 
-    def __init__(self, context: _Context, supplies: Supplies) -> None:
+    def __init__(
+        self,
+        context: _Context,
+        supplies: Supplies,
+        ended: SimpleQueue[Future[Outcome]],
+    ) -> None:
         self._context = context
         self._supplies = supplies
+        self._ended = ended
         self._pool: ProcessPoolExecutor | None = None
         self._ready: Future[int] | None = None
         self._processes: list[BaseProcess] = []
@@ -169,6 +185,7 @@ class _Slot:
             future = Future()
             future.set_exception(error)
         self.going[future] = (attempt, perf_counter())
+        future.add_done_callback(self._ended.put)
 
     def _running_pool(self) -> ProcessPoolExecutor:
         if self._pool is not None:

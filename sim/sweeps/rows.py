@@ -17,6 +17,13 @@ Row = dict[str, Any]
 _PLAIN = (bool, int, float, str)
 _MOST_INT = 2**63
 
+_ODD_IN_JSON = (
+    *("e-", "e+", "NaN", "Infinity"),
+    *(f'{end}": ' for end in (*"0123456789", '"true', '"false', '"null')),
+)
+"""Marks of what JSON may not write as YAML does: powers of ten, and keys that are no
+text. Text may have them, too."""
+
 
 class RowMaker:
     """Makes the rows of a sweep.
@@ -73,12 +80,18 @@ def _cell(value: Any) -> Any:
 def flow(value: Any) -> str:
     """Return plain data as YAML that, but for keys that are numbers, is JSON as well.
 
-    A tenth of the time that a YAML library takes, for every run of a sweep.
+    A hundredth of the time that a YAML library takes, for every run of a sweep.
     """
+    text = json.dumps(value, ensure_ascii=False)
+    return _flow(value) if any(mark in text for mark in _ODD_IN_JSON) else text
+
+
+def _flow(value: Any) -> str:
+    """Return what `flow` does, value by value: ten times as slow."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{flow(k)}: {flow(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{_flow(k)}: {_flow(v)}' for k, v in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(flow, value))}]"
+        return f"[{', '.join(map(_flow, value))}]"
     if isinstance(value, float):
         # YAML takes 1e-05 for a word.
         text = repr(value)

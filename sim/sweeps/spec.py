@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from sim.config import RunConfig
 from sim.config_types import ConfigTable, Positive, shortened
 from sim.errors import ConfigError
 from sim.files import read_yaml
@@ -154,8 +155,20 @@ def load_sweep(path: Path | str, overrides: Overrides = ()) -> SweepFile:
         base, directory = read_yaml(file), file.parent
     else:
         base, directory = spec.base, path.parent
+    for each in overrides:
+        _check_reach(each, path)
     override(base, overrides)
     return SweepFile(spec, base, directory, data | {"base": base})
+
+
+def _check_reach(assignment: str, path: Path) -> None:
+    """Refuse to set a key of the sweep itself."""
+    name = assignment.partition("=")[0].partition(".")[0]
+    if name in set(SweepSpec.model_fields) - set(RunConfig.model_fields):
+        raise ConfigError(
+            f"--set {name}: --set reaches the base configuration, not the sweep; "
+            f"write {name} in '{path}'"
+        )
 
 
 def _base_file(name: str, directory: Path) -> Path:

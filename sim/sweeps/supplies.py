@@ -89,15 +89,19 @@ def trace_tables(value: object) -> Iterator[dict[str, Any]]:
 
 def named_files(value: object) -> Iterator[str]:
     """Yield the files that a configuration names, all of them by absolute path."""
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from named_files(each)
-    elif isinstance(value, str) and value.startswith("/"):
-        path = Path(value.rpartition(":")[0] if ".py:" in value else value)
-        if path.is_dir():
-            path /= "config.json"  # of a model
-        if path.is_file():
-            yield str(path)
+    left = [value]
+    while left:  # no call for each value: this is done for every run of a sweep
+        each = left.pop()
+        if isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list):
+            left.extend(each)
+        elif isinstance(each, str) and each.startswith("/"):
+            path = Path(each.rpartition(":")[0] if ".py:" in each else each)
+            if path.is_dir():
+                path /= "config.json"  # of a model
+            if path.is_file():
+                yield str(path)
 
 
 def digests(paths: Iterable[str]) -> dict[str, str]:

@@ -186,6 +186,13 @@ def test_a_dry_run_prints_the_runs_and_starts_none(
         ),
         ({"grid": GRID}, ["--resume", "--overwrite"], "leave one out"),
         ({"grid": GRID}, ["--resume"], "there is no sweep to resume in"),
+        (
+            {"grid": GRID},
+            ["--set", "grid={engine.block_size: [8]}"],
+            "--set grid: --set reaches the base configuration, not the sweep; write "
+            "grid in ",
+        ),
+        ({"grid": GRID}, ["--set", "repeats=3"], "write repeats in "),
         ({"grid": GRID}, ["--set", "engine"], "--set takes key.path=value"),
         ({"grid": GRID}, ["--set", "engine.gpu=h20_sxm"], "did you mean"),
     ],
@@ -218,8 +225,9 @@ def test_a_folder_that_exists_is_kept(
     # One that is at work is left alone.
     with (out / "sweep.json").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        line = refused([*arguments, "--resume"], capsys, tmp_path)
-        assert "another sweep is at work in" in line
+        for option in ("--resume", "--overwrite"):
+            line = refused([*arguments, option], capsys, tmp_path)
+            assert "another sweep is at work in" in line
     # Going on with one that is complete runs nothing.
     assert kvsim([*arguments, "--resume"]) == 0
     assert json.loads((out / "run.json").read_text())["wall_seconds"]["runs"] == 0

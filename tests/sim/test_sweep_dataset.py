@@ -76,6 +76,15 @@ def test_the_bytes_do_not_depend_on_the_order_or_on_interruptions(
             assert parts.is_whole
         assert [path.name for path in directory.iterdir()] == ["runs.parquet"]
         found.add((directory / "runs.parquet").read_bytes())
+    # Nor on whether there was time to write any file before the end.
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with dataset(whole, every_s=0.0) as parts:
+        for row in rows():
+            parts.append(row)
+        assert not list(whole.iterdir())
+        parts.finish()
+    found.add((whole / "runs.parquet").read_bytes())
     assert len(found) == 1
     table = pd.read_parquet(tmp_path / "0")
     assert list(table.columns) == [*LEADERS, "evictions", "path", "rate", "config"]
@@ -188,6 +197,10 @@ def test_configurations_are_yaml_and_json() -> None:
     assert parse_yaml(flow(odd), "row") == odd == json.loads(flow(odd))
     shares = {"best_of": {1: 0.9, 4: 0.1}, "list": [{"a": []}, {}]}
     assert parse_yaml(flow(shares), "row") == shares
+    for key in (1, 0.5, -2, True, None, "1", "true", "a-1", "x: y"):
+        assert parse_yaml(flow({"table": {key: (1, 2)}}), "row") == {
+            "table": {key: [1, 2]}
+        }
 
 
 def test_columns_are_what_their_values_are() -> None:

@@ -167,6 +167,25 @@ def test_bad_plans_are_refused_in_a_line(
     assert not out.exists()
 
 
+def test_the_closest_of_those_that_miss_when_idle_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt of 100 tokens takes 50, 20 and 40 ms by 20, 50 and 25 a step."""
+    plan = small(
+        engine={"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 8},
+        candidates={"gpu": ["h100_sxm"], "max_num_batched_tokens": [20, 50, 25]},
+        objectives={"p50_ttft_ms": 15.0},
+    )
+    plan["workload"]["synthetic"] |= {
+        "num_requests": 60,
+        "prompt_tokens": {"kind": "fixed", "tokens": 100},
+    }
+    assert kvsim(["plan", str(written(plan, tmp_path)), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "closest is " in error
+    assert "an idle engine has p50_ttft_ms 20 ms, 33% above 15" in error
+
+
 def test_users_in_a_closed_loop_are_no_rate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
