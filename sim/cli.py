@@ -51,6 +51,10 @@ COMMANDS = {
         "sim.commands.validate:validate",
         "Simulate a run that was measured, and report the errors.",
     ),
+    "report": (
+        "sim.commands.report:report",
+        "Write one page to look at: a run, several compared, a sweep or a plan.",
+    ),
     "workload": (
         "sim.commands.workload:app",
         "Traffic: statistics, generation, conversion, miss-ratio curves.",
@@ -60,7 +64,6 @@ COMMANDS = {
 NOT_BUILT = (
     "conform",
     "plot",
-    "report",
 )
 
 
