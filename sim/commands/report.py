@@ -17,7 +17,7 @@ def report(
     static: Flag = False,
     quiet: Flag = False,
 ) -> int:
-    """Write one self-contained page: of a run, several compared, a sweep or a plan.
+    """Write one page to look at and send: of runs, compared, a sweep or a plan.
 
     Parameters
     ----------

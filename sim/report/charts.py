@@ -170,6 +170,8 @@ class Chart:
         The shared axis; None for panels side by side.
     height_px
         On a screen.
+    hint
+        What a reader can do with it where it is interactive; empty for nothing special.
     """
 
     key: str
@@ -177,6 +179,7 @@ class Chart:
     panels: tuple[Panel, ...]
     x: Axis | None = None
     height_px: int = 420
+    hint: str = ""
 
     @property
     def is_row(self) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Figures(Protocol):
     """What draws the figures of a page."""
 
-    name: str
+    is_interactive: bool
 
     def figure(self, chart: Chart) -> Markup:
         """Return a figure, or the place where a script draws it."""
@@ -70,7 +70,7 @@ def page(title: str, under: Markup, parts: Sequence[Part], figures: Figures) -> 
     """
     main = element("main", *(_section(part, figures) for part in parts))
     scripts = [*figures.scripts(), _asset("theme.js")]
-    if figures.name == "plotly":
+    if figures.is_interactive:
         scripts.append(_asset("figures.js"))
     body = element(
         "body", _header(title, under), _contents(parts), main, _footer(), figures.data()
@@ -146,7 +146,8 @@ def _section(part: Part, figures: Figures) -> Markup:
 
 
 def _figure(chart: Chart, figures: Figures) -> Markup:
-    caption = element("figcaption", chart.caption)
+    hint = f" {chart.hint}" if chart.hint and figures.is_interactive else ""
+    caption = element("figcaption", chart.caption, hint)
     return element("figure", caption, figures.figure(chart), id=chart.key)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _GAP_PX: Final = 34
 _MARGINS_PX: Final = {"l": 64, "r": 16, "t": 34, "b": 44}
-_COLUMN_GAP: Final = 0.09
+_COLUMN_GAP: Final = 0.11
 _BAND_OPACITY: Final = 0.28
 _SIGNIFICANT_DIGITS: Final = 6
 _HOVER: Final = "%{xaxis.title.text}: %{x:,.6~g}<br>%{fullData.name}: %{y:,.5~g}"
@@ -39,7 +39,7 @@ class PlotlyFigures:
     Figures are described in the page and drawn by its script.
     """
 
-    name = "plotly"
+    is_interactive = True
 
     def __init__(self, script: str) -> None:
         self._script = script
@@ -124,6 +124,7 @@ def specification(chart: Chart) -> Spec:
                 _name_once(trace, named)
                 traces.append(trace | {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"})
     layout["showlegend"] = len(named) > 1
+    layout["meta"] = {"isRow": chart.is_row, "heightPx": chart.height_px}
     return {"data": traces, "layout": layout}
 
 
@@ -279,6 +280,7 @@ def _(series: Bars) -> list[Spec]:
     marker: Spec = {"color": f"${series.colour}", "line": {"width": 0}}
     if series.is_hatched:
         marker["pattern"] = {
+            "fillmode": "overlay",
             "shape": "/",
             "fgcolor": "$ink",
             "size": 5,

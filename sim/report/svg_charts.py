@@ -68,7 +68,7 @@ _STYLE: Final[dict[Any, Any]] = {
 class SvgFigures:
     """Draws each figure as SVG inside of the page, which needs no script then."""
 
-    name = "svg"
+    is_interactive = False
 
     def figure(self, chart: Chart) -> Markup:
         """Return a figure."""
@@ -164,7 +164,7 @@ def _set_axis(axis: Any, told: Axis, set_limits: Any, get_limits: Any) -> None:
         set_log_axis(axis, low, high)
         axis.set_major_formatter(FuncFormatter(plain_number))
         return
-    axis.set_major_locator(MaxNLocator(7))
+    axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(
         FuncFormatter(plain_number if told.is_time else short_number)
     )

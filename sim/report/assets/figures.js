@@ -4,7 +4,8 @@
   const specs = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
   const drawn = new Set();
-  const PAPER_WIDTH_PX = 680;
+  const PAPER_WIDTH_PX = 680, PAPER_HEIGHT_PX = 780, LEGEND_PX = 70;
+  const narrow = matchMedia("(max-width: 640px)");
 
   const palette = () => {
     const style = getComputedStyle(root);
@@ -59,12 +60,30 @@
       modebar: { bgcolor: "rgba(0,0,0,0)", color: of("muted"), activecolor: of("ink") },
     };
   };
+  // Panels side by side stand below each other where there is no room.
+  const stacked = (layout) => {
+    const names = Object.keys(layout).filter((name) => name.startsWith("yaxis"));
+    const part = 1 / names.length, gap = 0.3 * part;
+    const moved = names.flatMap((name, place) => {
+      const x = name.replace("y", "x"), top = 1 - place * part;
+      return [
+        [name, { ...layout[name], domain: [top - part + gap, top] }],
+        [x, { ...layout[x], domain: [0, 1] }],
+      ];
+    });
+    return { ...layout, ...Object.fromEntries(moved) };
+  };
   const draw = (place, size = { autosize: true }) => {
     const of = palette();
     const spec = specs[place.id.slice("plot-".length)];
-    const { data, layout } = coloured(spec, of);
+    const { data, layout: given } = coloured(spec, of);
+    const { isRow, heightPx } = given.meta;
+    const isStacked = isRow && narrow.matches && size.autosize;
+    const layout = isStacked ? stacked(given) : given;
+    const times = isStacked ? Object.keys(given).filter((n) => n.startsWith("yaxis")).length : 1;
+    place.style.height = `${size.height ?? heightPx * times + (narrow.matches ? LEGEND_PX : 0)}px`;
     const config = {
-      responsive: true, displaylogo: false, plotlyServerURL: "",
+      responsive: true, displayModeBar: !narrow.matches, displaylogo: false, plotlyServerURL: "",
       // Named one by one: releases add buttons, some of which send the figure away.
       modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
       toImageButtonOptions: { format: "svg", filename: place.id },
@@ -90,12 +109,18 @@
   addEventListener("themechange", () => {
     for (const place of drawn) draw(place);
   });
+  narrow.addEventListener("change", () => {
+    for (const place of drawn) draw(place);
+  });
   // Paper is light, and narrower than a window.
   let theme;
   addEventListener("beforeprint", () => {
     theme = root.dataset.theme;
     root.dataset.theme = "light";
-    for (const place of places) draw(place, { autosize: false, width: PAPER_WIDTH_PX });
+    for (const place of places) {
+      const height = Math.min(specs[place.id.slice("plot-".length)].layout.meta.heightPx, PAPER_HEIGHT_PX);
+      draw(place, { autosize: false, width: PAPER_WIDTH_PX, height });
+    }
   });
   addEventListener("afterprint", () => {
     if (theme === undefined) delete root.dataset.theme;

@@ -54,8 +54,8 @@ def _by_room(run: Run, *, is_waiting: bool) -> str | None:
     if is_full or (is_waiting and for_blocks > _MOSTLY and full > _SOMETIMES_FULL):
         return (
             f"Bound by KV capacity: {percent(for_blocks)} of all waiting is for "
-            f"some of the {count(s['num_gpu_blocks'])} blocks, with {decimal(a_request)} "
-            f"preemptions a request."
+            f"some of the {count(s['num_gpu_blocks'])} blocks, with "
+            f"{decimal(a_request)} preemptions a request."
         )
     return None
 
@@ -92,5 +92,8 @@ def _largest_parts(run: Run) -> str:
     seconds = run.steps.seconds
     total_s = max(seconds["latency_s"], 1e-300)
     largest = sorted(STEP_PARTS, key=lambda part: -seconds[part])[:2]
-    told = [f"{percent(seconds[p] / total_s)} {PART_NAMES[p]}" for p in largest]
-    return f"{' and '.join(told)} of the steps' time"
+    first, second = (f"{percent(seconds[part] / total_s)}" for part in largest)
+    return (
+        f"steps spend {first} of their time on {PART_NAMES[largest[0]]} and {second} "
+        f"on {PART_NAMES[largest[1]]}"
+    )

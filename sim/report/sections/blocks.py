@@ -39,12 +39,13 @@ def blocks(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     if not shown:
         return
     panels = [_panel(runs, shown, recorded, what) for what in _DRAWN]
-    if any(panel.series for panel in panels):
+    panels = [panel for panel in panels if panel.series]
+    if panels:
         yield Chart(
             "block-times",
-            "Residency (left): how long the content of a KV block stays. Reuse gap "
-            "(right): how long a free block waits until a hit revives it. Shares of "
-            "all blocks, in tenths of a decade.",
+            "Residency: how long the content of a KV block stays. Reuse gap: how long "
+            "a free block waits until a hit revives it. Shares of all blocks, in "
+            "tenths of a decade.",
             tuple(panels),
             height_px=340,
         )
@@ -92,7 +93,7 @@ def _panel(
         x = edges_s[first : stop + 1]
         y = np.append(share[first:stop], 0.0)
         ends += [float(x[0]), float(x[-1])]
-        label = name(runs, run, what.replace("_", " ") if len(runs) == 1 else "")
+        label = name(runs, run, "blocks" if len(runs) == 1 else "")
         series.append(Line(label, colour(run), x, y, dash(run), is_stepped=True))
     low, high = min(ends, default=1e-3), max(ends, default=1e3)
     x_axis = Axis(f"{what.replace('_', ' ')} (s)", "log", low=low, high=high)
@@ -110,10 +111,7 @@ def _table(
                 if what in found:
                     where = tier if len(runs) == 1 else join([tag(run), ", ", tier])
                     rows.append([where, meaning, *_cells(found[what])])
-    caption = (
-        "Times of KV blocks; at the end: blocks whose time had not ended with "
-        "the run, which are not counted"
-    )
+    caption = "Times of KV blocks; at the end: not ended with the run, not counted"
     return table(caption, head, rows, left=(1,))
 
 

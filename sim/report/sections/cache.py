@@ -41,11 +41,12 @@ def cache(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     yield Chart(
         "kv-cache-usage",
         "Share of KV blocks in use after each scheduler call (line: mean, band: lowest "
-        "to highest), and preemptions where they happened. Drag to zoom, double-click "
-        "to go back; a mark says which request, for whom, why and what was lost.",
+        "to highest), and preemptions where they happened.",
         tuple(panels),
         x=clock.axis(),
         height_px=560,
+        hint="Drag to zoom, double-click to go back; a mark says which request, for "
+        "whom, why, and what was lost.",
     )
     for run in runs:
         if told := _shown_of(run, len(runs)):

@@ -76,7 +76,7 @@ def _percentiles(runs: Sequence[Run]) -> Markup:
     if several:
         rows.sort(key=lambda row: list(METRICS.values()).index(str(row[1])))
     caption = "Latency of served requests (ITL: of every token)"
-    return table(caption, head, rows)
+    return table(caption, head, rows, left=(1,) if several else ())
 
 
 def _cell(run: Run, key: str) -> object:
@@ -162,7 +162,8 @@ def windows_of(run: Run) -> Windows:
     place = np.clip(
         np.searchsorted(edges_s, arrival_s, "right") - 1, 0, NUM_WINDOWS - 1
     )
-    rate: Floats = np.bincount(place, minlength=NUM_WINDOWS) * (NUM_WINDOWS / last_s)
+    counts = np.bincount(place, minlength=NUM_WINDOWS).astype(np.float64)
+    rate: Floats = counts * (NUM_WINDOWS / last_s)
     windows = Windows(edges_s, rate, {}, {})
     served = is_served(run)
     for metric in MEANINGS:

@@ -24,7 +24,7 @@ from sim.report.html import Markup, bullets, details, element, join, paragraph, 
 from sim.report.palette import run_colour
 from sim.report.sections.latency import value_axis
 from sim.report.source import ReportError, read_json
-from sim.report.words import decimal, percent, plural
+from sim.report.words import count, decimal, percent, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,8 +119,8 @@ def _candidates(plan: Plan) -> Iterator[Markup | Chart]:
                 f"{decimal(rate['low'])} to {decimal(rate['high'])}",
                 _off(rate),
                 percent(rate["spread"]),
-                str(each["num_gpu_blocks"]),
-                (each["binding"] or {}).get("resource", "-"),
+                count(each["num_gpu_blocks"]),
+                (each["binding"] or {}).get("resource", "-").replace("_", " "),
             ]
         )
     head = [
@@ -132,7 +132,7 @@ def _candidates(plan: Plan) -> Iterator[Markup | Chart]:
         "KV blocks",
         "binds",
     ]
-    yield table("Highest rate of one engine", head, rows)
+    yield table("Highest rate of one engine", head, rows, left=(6,))
     yield from _curves(plan)
     left = [each for each in plan["candidates"] if "rate" not in each]
     if left:
@@ -309,7 +309,7 @@ def _provenance(plan: Plan) -> Iterator[Markup | Chart]:
     prices = plan["prices"]
     dated = f", {prices['date']}" if prices["date"] else ""
     note = f": {prices['note']}" if prices["note"] else ""
-    caption = f"Prices in {prices['currency']} an hour of one GPU{dated}{note}"
+    caption = f"Prices, {prices['currency']} an hour{dated}{note}"
     rows = [(gpu, f"{price:,.2f}") for gpu, price in prices["per_gpu_hour"].items()]
     yield table(caption, ["GPU", "price"], rows)
     versions = [*plan["versions"].items(), ("seed", plan["seed"])]

@@ -192,8 +192,8 @@ def _load(run: Run) -> Markup:
         keys = ("p50_ttft_ms", "p99_ttft_ms", "p50_e2el_ms", "p99_e2el_ms")
         shown = [datum(run, key, milliseconds(s[key])) for key in keys]
         parts += [
-            join([": the first token took ", shown[0], " (p99 ", shown[1]]),
-            join(["), a whole answer ", shown[2], " (p99 ", shown[3], ")"]),
+            join([": median time to the first token ", shown[0], " (p99 ", shown[1]]),
+            join(["), to the whole answer ", shown[2], " (p99 ", shown[3], ")"]),
         ]
     return join([*parts, "."])
 
@@ -227,13 +227,13 @@ def _comparison(runs: Sequence[Run]) -> Iterator[Markup]:
         best, worst = ranked[0], ranked[-1]
         if best.summary[key] == worst.summary[key]:
             shown = datum(best, key, show(best.summary[key]))
-            yield join([f"{_capital(label)}: the same in all, ", shown, "."])
+            yield join([f"{label}: the same in all, ", shown, "."])
             continue
         what = "most" if is_high_good else "least"
         other = "least" if is_high_good else "most"
         yield join(
             [
-                f"{_capital(label)}: {what} with ",
+                f"{label}: {what} with ",
                 tag(best),
                 ", ",
                 datum(best, key, show(best.summary[key])),
@@ -257,7 +257,7 @@ def numbers_table(runs: Sequence[Run]) -> Markup:
     groups = dict.fromkeys(row.group for row in rows)
     tables = (
         table(
-            f"{group}, from summary.json",
+            group,
             ["", "value"],
             [[row.name, _cell(runs[0], row)] for row in rows if row.group == group],
         )

@@ -124,7 +124,7 @@ def _outcome(sweep: Sweep) -> Iterator[Markup | Chart]:
         element("data", count(number), " ", status, value=number, data_key=status)
         for status, number in statuses.items()
     ]
-    yield paragraph(join(told, ", "), ".", class_="lead")
+    yield paragraph("Runs: ", join(told, ", "), ".", class_="lead")
     expected = sweep.facts.get("num_runs")
     if isinstance(expected, int) and expected > len(sweep.rows):
         missing = count(expected - len(sweep.rows))
@@ -278,8 +278,8 @@ def _table(sweep: Sweep) -> Iterator[Markup | Chart]:
     ]
     if len(sweep.rows) > MAX_ROWS:
         yield paragraph(
-            f"The first {count(MAX_ROWS)} of {count(len(sweep.rows))} runs; the dataset "
-            f"has all of them.",
+            f"The first {count(MAX_ROWS)} of {plural(len(sweep.rows), 'run')}; the "
+            f"dataset has all of them.",
             class_="note",
         )
     yield table("Runs", [*head, *(METRICS[each] for each in metrics)], rows)
