@@ -22,7 +22,7 @@ def report(
     Parameters
     ----------
     directories
-        What 'kvsim run', 'kvsim sweep' or 'kvsim plan' wrote; several runs are compared.
+        What 'kvsim run', 'sweep' or 'plan' wrote; several runs are compared.
     out
         The page.
     overwrite

@@ -30,8 +30,8 @@ class Figures(Protocol):
         """Return what the scripts draw; asked for after all figures."""
         ...
 
-    def scripts(self) -> tuple[str, ...]:
-        """Return scripts that must be there before ours."""
+    def script(self) -> str | None:
+        """Return what the page's own script needs to draw, None if it does not."""
         ...
 
 
@@ -69,15 +69,23 @@ def page(title: str, under: Markup, parts: Sequence[Part], figures: Figures) -> 
         What draws their figures.
     """
     main = element("main", *(_section(part, figures) for part in parts))
-    scripts = [*figures.scripts(), _asset("theme.js")]
-    if figures.is_interactive:
+    scripts = [_asset("theme.js")]
+    drawing = figures.script()
+    if drawing is not None:
         scripts.append(_asset("figures.js"))
     body = element(
-        "body", _header(title, under), _contents(parts), main, _footer(), figures.data()
+        "body",
+        _header(title, under),
+        _contents(parts),
+        main,
+        _footer(),
+        figures.data(),
+        _held(drawing),
     )
     # Scripts last: the page can be read before they have been.
     inside = body.removesuffix("</body>") + "".join(map(_script, scripts)) + "</body>"
-    document = f"{_head(title, scripts)}{inside}"
+    allowed = scripts if drawing is None else [drawing, *scripts]
+    document = f"{_head(title, allowed)}{inside}"
     return f'<!DOCTYPE html>\n<html lang="en">{document}</html>\n'
 
 
@@ -112,6 +120,13 @@ def _style() -> str:
         f':root[data-theme="dark"]{{{dark}}}\n'
         f"@media print{{:root,:root[data-theme]{{{light}}}}}\n{_asset('page.css')}"
     )
+
+
+def _held(script: str | None) -> Markup:
+    """Return a large script as text, which ours runs when the page has been shown."""
+    if script is None:
+        return Markup()
+    return element("script", Markup(script), type="text/plain", id="drawing")
 
 
 def _script(text: str) -> str:

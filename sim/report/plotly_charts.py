@@ -64,9 +64,9 @@ class PlotlyFigures:
         inside = Markup(told.replace("<", "\\u003c").replace("\u2028", "\\u2028"))
         return element("script", inside, type="application/json", id="figures")
 
-    def scripts(self) -> tuple[str, ...]:
-        """Return the scripts that draw: plotly.js, which needs no network."""
-        return (self._script,)
+    def script(self) -> str:
+        """Return plotly.js, which needs no network."""
+        return self._script
 
 
 def has_plotly() -> bool:

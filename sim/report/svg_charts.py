@@ -46,7 +46,7 @@ _SYMBOLS: Final = {
     "diamond": "D",
 }
 _BY_COLOUR: Final = {colour.lower(): name for name, colour in LIGHT.items()}
-_GROUP_ID: Final = re.compile(r'(<g) id="[A-Za-z_]+_\d+"')
+_GROUP_ID: Final = re.compile(r'(<g) id="[^"]*"')
 _COLOUR: Final = re.compile(r"#[0-9a-f]{6}")
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
@@ -85,9 +85,9 @@ class SvgFigures:
         """Return nothing: figures are where they belong."""
         return Markup()
 
-    def scripts(self) -> tuple[str, ...]:
+    def script(self) -> None:
         """Return nothing."""
-        return ()
+        return
 
 
 @house_style

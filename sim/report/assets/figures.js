@@ -89,10 +89,18 @@
       toImageButtonOptions: { format: "svg", filename: place.id },
     };
     Plotly.react(place, data, looks(layout, of, size), config);
+    if (drawn.size === 0) performance.mark("first-figure");
     drawn.add(place);
     root.dataset.drawn = String(drawn.size);
   };
 
+  // Running plotly.js takes longer than showing the page, so that comes first.
+  const load = () => {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("drawing").textContent;
+    document.body.append(script);
+  };
   const places = [...document.querySelectorAll(".plot")];
   root.dataset.figures = String(places.length);
   const watch = new IntersectionObserver(
@@ -105,7 +113,12 @@
     },
     { rootMargin: "400px" },
   );
-  for (const place of places) watch.observe(place);
+  const begin = () => {
+    load();
+    for (const place of places) watch.observe(place);
+  };
+  if (document.hidden) setTimeout(begin);
+  else requestAnimationFrame(() => setTimeout(begin));
   addEventListener("themechange", () => {
     for (const place of drawn) draw(place);
   });
@@ -115,6 +128,7 @@
   // Paper is light, and narrower than a window.
   let theme;
   addEventListener("beforeprint", () => {
+    load();
     theme = root.dataset.theme;
     root.dataset.theme = "light";
     for (const place of places) {

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sim.report.sections.batch import batch
-from sim.report.sections.blocks import blocks
-from sim.report.sections.cache import cache
-from sim.report.sections.capacity import capacity
-from sim.report.sections.configuration import configuration
-from sim.report.sections.latency import latency
-from sim.report.sections.provenance import provenance
-from sim.report.sections.step_time import step_time
-from sim.report.sections.summary import summary
-from sim.report.sections.waterfall import waterfall
+from sim.report.sections.batch import show_batch
+from sim.report.sections.blocks import show_blocks
+from sim.report.sections.cache import show_cache
+from sim.report.sections.capacity import show_capacity
+from sim.report.sections.configuration import show_configuration
+from sim.report.sections.latency import show_latency
+from sim.report.sections.provenance import show_provenance
+from sim.report.sections.step_time import show_step_time
+from sim.report.sections.summary import show_summary
+from sim.report.sections.waterfall import show_waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,15 +50,15 @@ class Section:
 
 
 RUN_SECTIONS: Final = (
-    Section("summary", "What matters first", summary),
-    Section("cache", "KV cache and preemptions", cache),
-    Section("batch", "Queues and batches", batch),
-    Section("latency", "Latency", latency),
-    Section("blocks", "Life of blocks", blocks),
-    Section("waterfall", "Slowest requests", waterfall),
-    Section("step-time", "Time of a step", step_time),
-    Section("capacity", "Capacity explained", capacity),
-    Section("configuration", "Configuration", configuration),
-    Section("provenance", "What this rests on", provenance),
+    Section("summary", "What matters first", show_summary),
+    Section("cache", "KV cache and preemptions", show_cache),
+    Section("batch", "Queues and batches", show_batch),
+    Section("latency", "Latency", show_latency),
+    Section("blocks", "Life of blocks", show_blocks),
+    Section("waterfall", "Slowest requests", show_waterfall),
+    Section("step-time", "Time of a step", show_step_time),
+    Section("capacity", "Capacity explained", show_capacity),
+    Section("configuration", "Configuration", show_configuration),
+    Section("provenance", "What this rests on", show_provenance),
 )
 """In the order of the page."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sim.report.source import Run
 
 
-def batch(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_batch(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return the queues, and tokens of a step by what they are for."""
     clock = Clock.of(runs)
     queues = {"running": "num_running", "waiting": "num_waiting"}

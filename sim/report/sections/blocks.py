@@ -27,7 +27,7 @@ TIMES: Final = {
 _DRAWN: Final = ("residency", "reuse_gap")
 
 
-def blocks(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_blocks(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return histograms of residency and reuse gaps, where they were recorded."""
     recorded = {run.number: run.blocks for run in runs if run.blocks is not None}
     for run in runs:

@@ -28,7 +28,7 @@ _LEAST_SHOWN: Final = 250
 _SYMBOLS: Final[dict[str, Symbol]] = {"recompute": "triangle-up", "swap": "square"}
 
 
-def cache(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_cache(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return usage, preemptions one by one, and preemptions per minute."""
     clock = Clock.of(runs)
     panels = [Panel(_usage_axis("KV cache (%)"), (*_usage(runs, clock),), weight=2.0)]

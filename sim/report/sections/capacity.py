@@ -29,7 +29,7 @@ _PARTS: Final = {
 }
 
 
-def capacity(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_capacity(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return the parts of memory, and the sum that leads to the blocks."""
     estimates = [estimate_of(run) for run in runs]
     yield _chart(runs, estimates)

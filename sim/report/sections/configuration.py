@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MISSING = object()
 
 
-def configuration(runs: Sequence[Run]) -> Iterator[Markup]:
+def show_configuration(runs: Sequence[Run]) -> Iterator[Markup]:
     """Return what differs, and each configuration in full."""
     if len(runs) > 1:
         yield _differences(runs)

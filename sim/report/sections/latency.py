@@ -43,7 +43,7 @@ _MARKS: Final[tuple[tuple[int, Symbol], ...]] = (
 )
 
 
-def latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return percentiles, distributions, latencies over time and against load."""
     yield _percentiles(runs)
     if not any(is_served(run).any() for run in runs):

@@ -26,7 +26,7 @@ _INTERVALS = (
 )
 
 
-def provenance(runs: Sequence[Run]) -> Iterator[Markup]:
+def show_provenance(runs: Sequence[Run]) -> Iterator[Markup]:
     """Return a box a run, the intervals, and the versions."""
     for run in runs:
         heading = (element("h3", tag(run)),) if len(runs) > 1 else ()

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.cost import STEP_PARTS
 from sim.report.charts import Axis, Bars, Chart, Panel, Series, Stack, Steps
-from sim.report.html import Markup, table
+from sim.report.html import Markup, paragraph, table
 from sim.report.looks import Clock, colour, dash, tag
 from sim.report.words import decimal, percent
 
@@ -30,10 +30,13 @@ PART_NAMES: Final = {
 """Parts of a step's latency, for readers."""
 
 
-def step_time(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_step_time(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return the parts of step time, over time and in all."""
     clock = Clock.of(runs)
     shown = _parts_there(runs)
+    if not shown:
+        yield paragraph("There is not a single step.", class_="note")
+        return
     if len(runs) == 1:
         caption = "Mean time of a step and its parts, over the run."
         panels = (Panel(Axis("ms a step", low=0.0), (_stack(runs[0], clock, shown),)),)

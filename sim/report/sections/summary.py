@@ -89,7 +89,7 @@ _OFTEN_ZERO: Final = frozenset(
 )
 
 
-def summary(runs: Sequence[Run]) -> Iterator[Markup]:
+def show_summary(runs: Sequence[Run]) -> Iterator[Markup]:
     """Return the sentences and the table."""
     for run in runs:
         if len(runs) > 1:

@@ -30,7 +30,7 @@ _PHASES: Final = {
 }
 
 
-def waterfall(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_waterfall(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return a figure a run: where the time of its slowest requests went."""
     for run in runs:
         if len(runs) > 1:
@@ -73,7 +73,7 @@ def _of_run(
         series += victims.series(seconds)
     suffix = f"-{run.number}" if len(runs) > 1 else ""
     yield Chart(
-        f"waterfall{suffix}",
+        f"slowest-requests{suffix}",
         f"The {plural(rows.size, 'request')} with the longest end-to-end latency "
         f"({slow_s[0]:,.3g} s down to {slow_s[-1]:,.3g} s), slowest on top.",
         (Panel(Axis("slowest on top", low=rows.size - 0.4, high=-0.6), tuple(series)),),

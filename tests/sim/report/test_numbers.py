@@ -66,8 +66,9 @@ def test_preemptions_are_named_with_all_that_happened(swapping_run: Path) -> Non
     assert len(told) == len(table)
     assert set(table["mode"]) == {"swap", "recompute"}
     for row in table.itertuples():
-        (found,) = (t for t in told if f"step {row.step:,}<br>" in t
-                    and t.startswith(f"request {row.request_id} preempted"))  # fmt: skip
+        begin = f"request {row.request_id} preempted"
+        step = f"step {row.step:,}<br>"
+        (found,) = (t for t in told if t.startswith(begin) and step in t)
         assert f"for request {row.for_request_id}: {row.reason}" in found
         assert f"mode {row.mode}: {plural(row.num_tokens_lost, 'token')} lost" in found
 

@@ -47,7 +47,7 @@ def test_resumed_is_the_next_step_that_computes_a_request(
 
 
 def test_phases_of_each_request_fill_its_latency(crowded_run: Path) -> None:
-    spec = page_of(crowded_run).figures["waterfall"]
+    spec = page_of(crowded_run).figures["slowest-requests"]
     requests = pd.read_parquet(crowded_run / "requests.parquet")
     slowest = requests.sort_values("e2el_s", ascending=False)[:NUM_SLOWEST]
     bars = {t["name"]: t for t in spec["data"] if t["type"] == "bar"}
@@ -60,7 +60,7 @@ def test_phases_of_each_request_fill_its_latency(crowded_run: Path) -> None:
 
 
 def test_preempted_spans_lie_within_their_requests(crowded_run: Path) -> None:
-    spec = page_of(crowded_run).figures["waterfall"]
+    spec = page_of(crowded_run).figures["slowest-requests"]
     bars = {t["name"]: t for t in spec["data"] if t["type"] == "bar"}
     spans, decode = bars["preempted"], bars["decode"]
     assert len(spans["x"]) > 10
@@ -71,7 +71,7 @@ def test_preempted_spans_lie_within_their_requests(crowded_run: Path) -> None:
 
 def test_without_a_schedule_it_is_said_how_to_get_one(plain_run: Path) -> None:
     page = page_of(plain_run)
-    names = {trace["name"] for trace in page.figures["waterfall"]["data"]}
+    names = {trace["name"] for trace in page.figures["slowest-requests"]["data"]}
     assert "preempted here" in names
     assert "preempted" not in names
     assert "--record schedule" in page.visible
