@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from sim import schema
 from sim.errors import UserError
 from sim.files import parse_yaml
+from sim.recording.blocks import BLOCKS_FILE, BLOCKS_FORMAT
 from sim.report.reduced import COLUMNS, Limits, Reduced, reduce_steps
 from sim.step_table import ParquetSteps
 
@@ -112,8 +113,16 @@ class Run:
     @cached_property
     def blocks(self) -> Mapping[str, Any] | None:
         """Contents of ``blocks.json``, if it was recorded."""
-        path = self.path / "blocks.json"
-        return read_json(path) if path.is_file() else None
+        path = self.path / BLOCKS_FILE
+        if not path.is_file():
+            return None
+        found = read_json(path)
+        if (found.get("format"), found.get("version")) != (BLOCKS_FORMAT, 1):
+            raise ReportError(
+                f"'{path}' is not '{BLOCKS_FORMAT}', version 1; record it again with "
+                f"this version of kvsim, or take it away"
+            )
+        return found
 
     @cached_property
     def steps(self) -> Reduced:
