@@ -30,7 +30,8 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
-# make test-all: what is too heavy for every day, too; and the real transformers beside ours.
+# make test-all: what is too heavy for every day, too; the real transformers beside ours; reports
+# in a browser, where chromium and chromedriver are installed.
 test-all: $(VENV)/.installed-reference
 	$(PYTEST)
 
@@ -86,7 +87,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-reference: $(VENV)/.installed-dev
-	$(UV_PIP) --group reference
+	$(UV_PIP) --group reference --group browser
 	@touch $@
 
 # vLLM's wheel without what it depends on, what its scheduler imports, and CPU torch.

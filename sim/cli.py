@@ -59,15 +59,15 @@ COMMANDS = {
         "sim.commands.plot:plot",
         "Draw figures of runs, of a sweep or of a plan.",
     ),
+    "report": (
+        "sim.commands.report:report",
+        "Write one page to look at: a run, several compared, a sweep or a plan.",
+    ),
     "workload": (
         "sim.commands.workload:app",
         "Traffic: statistics, generation, conversion, miss-ratio curves.",
     ),
 }
-
-NOT_BUILT = (
-    "report",
-)
 
 
 def build_app() -> App:
@@ -103,8 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run ``kvsim`` with `arguments` and return the exit status."""
-    if arguments and arguments[0] in NOT_BUILT:
-        return _refuse(f"'kvsim {arguments[0]}' is not built yet; see 'kvsim --help'")
     try:
         status = build_app()(list(arguments), exit_on_error=False, print_error=False)
     except KeyboardInterrupt:

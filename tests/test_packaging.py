@@ -48,5 +48,6 @@ def test_a_wheel_holds_models_and_presets(tmp_path: Path) -> None:
     assert json.loads(zipfile.ZipFile(wheel).read(preset))["num_requests"] == 19_366
     assert sum(name.startswith("sim/models/") for name in names) >= 11
     assert "calibrate/kernels/kvsim_cuda.cu" in names
+    assert "sim/report/assets/figures.js" in names
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
     assert not any(name.startswith(("tests/", "docs/")) for name in names)

@@ -1,0 +1,1 @@
+"""The page of a run, several runs, a sweep or a plan."""
