@@ -34,6 +34,10 @@ class UnallocatedSequenceError(BlockTableError, KeyError):
         return str(self.args[0])
 
 
+class PolicyError(CacheError):
+    """An eviction policy chose a block that is not evictable."""
+
+
 class InvariantError(CacheError):
     """A structure's own proof (`check()`) found it inconsistent."""
 

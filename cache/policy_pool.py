@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.block_pool import BlockPool
-from cache.errors import CacheError, require
+from cache.errors import PolicyError, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,15 +84,26 @@ class PolicyBlockPool(BlockPool):
             front = next(iter(queue))
             if front.block_hash is None:
                 return queue.popleft()
-        block_id = self.policy.evict(content)
-        block = self.blocks[block_id]
-        if block.ref_cnt or block is self.null_block:
-            raise CacheError(
-                f"{type(self.policy).__name__} evicts block {block_id}, which is in "
-                f"use; evict only what was released and not hit since"
-            )
+        block = self._evictable(self.policy.evict(content))
         queue.remove(block)
         return block
+
+    def _evictable(self, block_id: int) -> KVCacheBlock:
+        """Return the block that a policy, perhaps a user's, chose.
+
+        Raises
+        ------
+        PolicyError
+            If it is not evictable.
+        """
+        if isinstance(block_id, int) and 0 < block_id < self.num_gpu_blocks:
+            block = self.blocks[block_id]
+            if not block.ref_cnt and (self._tells_all or block.block_hash is not None):
+                return block
+        raise PolicyError(
+            f"{type(self.policy).__name__} evicts block {block_id!r}, which is no "
+            f"evictable block; evict one that was released and not hit since"
+        )
 
     def _queue_freed(self, freed: list[KVCacheBlock]) -> None:
         super()._queue_freed(freed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cache.tokens import SegmentTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from workloads.spec import RequestSpec
 
@@ -40,35 +40,30 @@ class WorkloadReads:
         return self._contents.get(request_id, ())
 
     @cached_property
-    def _readers(self) -> dict[int, list[int]]:
+    def _contents(self) -> dict[int, list[int]]:
         shared = self._shared
-        readers: dict[int, list[int]] = {content: [] for content in shared}
-        for spec in self._specs:
-            for content in self._reads(spec):
-                if content in shared:
-                    readers[content].append(spec.request_id)
-        return readers
+        return {
+            spec.request_id: [c for c in self._reads(spec) if c in shared]
+            for spec in self._specs
+        }
 
     @cached_property
-    def _contents(self) -> dict[int, list[int]]:
-        contents: dict[int, list[int]] = {}
-        for content, readers in self._readers.items():
-            for request_id in readers:
-                contents.setdefault(request_id, []).append(content)
-        return contents
+    def _readers(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {}
+        for request_id, contents in self._contents.items():
+            for content in contents:
+                readers.setdefault(content, []).append(request_id)
+        return readers
 
     @property
     def _shared(self) -> set[int]:
         """Blocks that more than one request looks for."""
         seen: set[int] = set()
         shared: set[int] = set()
-        for content in self._all_reads(self._specs):
-            (shared if content in seen else seen).add(content)
+        for spec in self._specs:
+            for content in self._reads(spec):
+                (shared if content in seen else seen).add(content)
         return shared
-
-    def _all_reads(self, specs: Iterable[RequestSpec]) -> Iterator[int]:
-        for spec in specs:
-            yield from self._reads(spec)
 
     def _reads(self, spec: RequestSpec) -> list[int]:
         """Return what V1 looks for: of a prompt known whole, not its last block."""

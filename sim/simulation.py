@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from cache.errors import PolicyError
 from sim import intervals, summary
 from sim.assemble import make_capacity, make_cost_model, make_scheduler
 from sim.assemble_workload import make_workload
@@ -264,6 +265,8 @@ class Simulation:
     def _run_until_done(self) -> None:
         try:
             self.env.run(until=self.engine.done)
+        except PolicyError as error:
+            raise ConfigError(f"engine.evictor: {error}; mend your class") from error
         except RuntimeError:
             if self.engine.done.triggered or self.env.peek() < inf:
                 raise

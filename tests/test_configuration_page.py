@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from cache.policies import CACHE_POLICIES
 from sim.assemble_workload import _SESSION_KEYS, TRACE_KEYS
 from sim.capacity import constants, estimate_capacity
 from sim.cli import run as kvsim
@@ -165,6 +166,8 @@ def built() -> Keys:
     sources += [("cost", k, arguments(cls, GIVEN)) for k, cls in COST_MODELS.items()]
     for policies in (ADMISSION_RULES, VICTIMS):
         sources += [("engine", k, arguments(cls)) for k, cls in policies.items()]
+    given = frozenset({"num_blocks", "future"})
+    sources += [("engine", k, arguments(c, given)) for k, c in CACHE_POLICIES.items()]
     return {(s, k, key): v for s, k, keys in sources for key, v in keys.items()}
 
 
@@ -277,6 +280,7 @@ def own_parts() -> dict[str, dict[str, Any]]:
         for table in (
             data["cost"],
             data["engine"]["scheduler"],
+            data["engine"]["evictor"],
             synthetic["arrivals"],
             synthetic["prompt_tokens"],
             yaml.safe_load(trace[1]),
@@ -329,7 +333,13 @@ def test_the_scheduler_on_the_page(plugins: Path) -> None:
     assert order[0.001] == [50, 90, 30, 60]  # all are late, hence in order
 
 
-def test_the_evictor_on_the_page(plugins: Path) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "kind", "key", "kept"),
+    [("v1", "KeepStarts", "keep_blocks", 2), ("v0", "MostRecent", "keep_tokens", 32)],
+)
+def test_the_evictors_on_the_page(
+    plugins: Path, scheduler: str, kind: str, key: str, kept: int
+) -> None:
     # Six prompts of four blocks in turn: more than the cache holds, so that the least
     # recently used block is always the one that is needed next.
     lines = [
@@ -348,7 +358,7 @@ def test_the_evictor_on_the_page(plugins: Path) -> None:
     def num_cached_tokens(evictor: object) -> int:
         changes = {
             "workload": {"trace": table},
-            "engine.scheduler": "v0",
+            "engine.scheduler": scheduler,
             "engine.enable_prefix_caching": True,
             "engine.num_gpu_blocks_override": 21,
             "engine.max_model_len": 128,
@@ -356,12 +366,12 @@ def test_the_evictor_on_the_page(plugins: Path) -> None:
         }
         return int(own_run(plugins, changes).requests["num_cached_tokens"].sum())
 
-    part = own_parts()["MostRecent"]
+    part = own_parts()[kind]
     least_recent = num_cached_tokens("lru")
     assert num_cached_tokens(None) == least_recent
-    bare = num_cached_tokens("my_parts.py:MostRecent")
-    assert bare == num_cached_tokens(part | {"keep_tokens": 0}) > least_recent
-    assert bare != num_cached_tokens(part | {"keep_tokens": 32}) > least_recent
+    bare = num_cached_tokens(f"my_parts.py:{kind}")
+    assert bare == num_cached_tokens(part | {key: 0})
+    assert bare != num_cached_tokens(part | {key: kept}) > least_recent
 
 
 def test_the_arrival_process_on_the_page(plugins: Path) -> None:

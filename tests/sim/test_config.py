@@ -81,7 +81,6 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
             5,
             r"engine.max_paddings: the v1 .* \(v0_2 has it\); remove it, got 5",
         ),
-        ("engine.evictor", "lru", r"\(v0 has it\); remove it, got 'lru'"),
         ("workload.best_of", "two", "workload.best_of: .* or shares.*, got 'two'$"),
         ("workload.best_of", True, "workload.best_of: .* or shares.*, got True$"),
         ("workload.best_of", 1.5, "workload.best_of: .* or shares.*, got 1.5$"),

@@ -1,0 +1,57 @@
+"""docs/policies.md names what there is."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from cache.policies import CACHE_POLICIES
+from sim.config import load_config
+from tests.shared import ROOT
+from tests.sim.commands import kvsim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+EVICTION = PAGE.partition("## Eviction")[2].partition("\n## ")[0]
+
+
+def test_every_eviction_policy_stands_on_the_page() -> None:
+    described, _, tables = EVICTION.partition("**The tables.**")
+    assert set(re.findall(r"^\| `(\w+)` \|", described, re.MULTILINE)) == set(
+        CACHE_POLICIES
+    )
+    measured = re.split(r"^\*\*.*blocks \(.*\)\*\*$", tables, flags=re.MULTILINE)[1:]
+    assert len(measured) >= 3
+    for table in measured:
+        kinds = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+        assert kinds == [kind for kind in CACHE_POLICIES if kind in kinds]
+        assert set(kinds) >= set(CACHE_POLICIES) - {"clairvoyant"}
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_the_policies_on_the_page_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = re.findall(
+        r"--set '?(engine\.evictor=[^'\n]+)'?$", EVICTION, re.MULTILINE
+    )
+    assert len(settings) == 2
+    for setting in settings:
+        config = load_config(
+            ROOT / "examples" / "agents.yaml",
+            [setting, "workload.sessions.duration_s=60"],
+        )
+        path = tmp_path / "config.yaml"
+        path.write_text(config.to_yaml())
+        out = str(tmp_path / config.engine.evictor_kind)  # type: ignore[operator]
+        arguments = ["run", str(path), "--out", out, "--no-figures", "--quiet"]
+        assert kvsim(arguments) == 0
+    capsys.readouterr()
