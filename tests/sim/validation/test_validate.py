@@ -290,6 +290,50 @@ def test_the_command_writes_a_report_and_its_figures(
     assert fitted["step_overhead_s"] == report["fit"]["values"]["cost.step_overhead_s"]
 
 
+def test_a_measurement_with_its_header_renamed_is_a_workload(
+    tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(tmp_path, results, "--json", "--no-figures")
+    header, _, rows = (tmp_path / "requests.csv").read_text().partition("\n")
+    for ours, theirs in (
+        ("arrival_s", "arrived_at"),
+        ("prompt_tokens", "num_prefill_tokens"),
+        ("output_tokens", "num_decode_tokens"),
+    ):
+        header = header.replace(ours, theirs)
+    (tmp_path / "workload.csv").write_text(f"{header}\n{rows}")
+    trace = {"kind": "vidur", "path": str(tmp_path / "workload.csv")}
+    data = config() | {"workload": {"trace": trace}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(data))
+    assert kvsim(command) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"]["mean_e2el_ms"]
+    assert found["error_pct"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_measured_arrivals_take_the_place_of_users(measured: Observed) -> None:
+    data = config()
+    data["workload"]["max_concurrent_users"] = 2
+    found = validate(parse_config(data), measured).to_dict()
+    assert found["metrics"]["mean_e2el_ms"]["error_pct"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_what_only_one_side_served_or_cut_is_noted(measured: Observed) -> None:
+    data = config()
+    data["engine"]["max_model_len"] = 512
+    notes = " ".join(validate(parse_config(data), measured).notes)
+    assert "that the engine served are not served in the simulation" in notes
+    requests = measured.requests
+    assert requests is not None
+    e2el_s = requests.e2el_s.copy()
+    e2el_s[3] = np.nan
+    some = replace(measured, requests=replace(requests, e2el_s=e2el_s), series=None)
+    notes = " ".join(validate(run_config(), some).notes)
+    assert "1 requests were not served by the engine" in notes
+    longer = replace(requests, num_output_tokens=requests.num_output_tokens + 2000)
+    notes = " ".join(validate(run_config(), replace(measured, requests=longer)).notes)
+    assert "max_model_len 2,048 cut them" in notes
+
+
 def test_the_command_prints_json_and_repeats_itself(
     tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
