@@ -78,7 +78,9 @@ def test_a_run_of_our_own_is_predicted_without_error(measured: Observed) -> None
         assert found["error_pct"] == pytest.approx(0.0, abs=1e-6)
     assert set(report["curves"]) == {"num_running", "num_waiting", "kv_cache_usage"}
     assert report["by_kv_usage"][-1]["usage_from"] >= 0.8
-    assert sum(found["n"] for found in report["by_kv_usage"]) == 40
+    for name in ("ttft", "e2el"):
+        found = [each[name]["n"] for each in report["by_kv_usage"] if name in each]
+        assert sum(found) == 40
 
 
 def test_another_overhead_shows_and_a_fit_on_the_first_part_finds_it(
@@ -202,9 +204,19 @@ def test_errors_by_literals() -> None:
         }
     )
     assert found["e2el"]["bias_pct"] == 0.0
-    bins = compare.by_pressure(ours, theirs, np.array([0.1, 0.97, 1.0]))
-    assert [(b["usage_from"], b["n"]) for b in bins] == [(0.0, 1), (0.95, 2)]
+    usage = {
+        "ttft": np.array([0.1, 0.97, 1.0]),
+        "e2el": np.array([0.6, 0.6, np.nan]),
+    }
+    bins = compare.by_pressure(ours, theirs, usage)
+    assert [(b["usage_from"], b["n"]) for b in bins] == [(0.0, 1), (0.5, 2), (0.95, 2)]
     assert bins[0]["ttft"]["bias_pct"] == pytest.approx(10.0)
+    assert [set(b) & {"ttft", "tpot", "e2el"} for b in bins] == [
+        {"ttft"},
+        {"e2el"},
+        {"ttft"},
+    ]
+    assert bins[1]["e2el"]["bias_pct"] == pytest.approx(12.5)
     assert compare.compared(0.0, 0.0)["error_pct"] == 0.0
     assert compare.compared(3.0, 0.0)["error_pct"] is None
     assert compare.compared(3.0, None)["error_pct"] is None
