@@ -250,7 +250,14 @@ def _spans_s(requests: ObservedRequests) -> dict[str, tuple[Floats, Floats]]:
 def _mean_between(
     time_s: Floats, values: Floats, begin_s: Floats, end_s: Floats
 ) -> Floats:
-    """Return the mean of a curve of straight lines between two moments each."""
+    """Return the mean of a curve of straight lines between two moments each.
+
+    Before its first moment and after its last the curve stays as it is there.
+    """
+    first_s = min(float(time_s[0]), float(np.nanmin(begin_s))) - 1.0
+    last_s = max(float(time_s[-1]), float(np.nanmax(end_s))) + 1.0
+    time_s = np.concatenate([[first_s], time_s, [last_s]])
+    values = np.concatenate([values[:1], values, values[-1:]])
     middles = (values[1:] + values[:-1]) / 2.0 * np.diff(time_s)
     area = np.concatenate([np.zeros(1), np.cumsum(middles)])
     spent = np.interp(end_s, time_s, area) - np.interp(begin_s, time_s, area)

@@ -9,6 +9,7 @@ sending on, so its TTFT contains the way to the engine and its front end.
 from __future__ import annotations
 
 import json
+import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,8 +116,9 @@ def _detailed(
 
 
 def _is_number(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and bool(np.isfinite(value))  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
 
 
 def _check_lists(data: Mapping[str, Any], names: tuple[str, ...], path: Path) -> None:

@@ -252,6 +252,27 @@ def test_mean_usage_is_weighted_by_time(results: Results) -> None:
     assert inside[0] == pytest.approx(one["kv_cache_usage"])
 
 
+def test_usage_is_that_of_the_series_while_a_latency_passed(
+    measured: Observed,
+) -> None:
+    requests, series = measured.requests, measured.series
+    assert requests is not None
+    assert requests.arrival_s is not None
+    assert series is not None
+    ramp = replace(series, kv_cache_usage=series.time_s / 100.0)
+    usage = validate(run_config(), replace(measured, series=ramp)).usage
+    assert usage is not None
+    begin_s, first_s = requests.arrival_s, requests.arrival_s + requests.ttft_s
+    inside = (begin_s > series.time_s[0]) & (first_s < series.time_s[-1])
+    assert inside.sum() > 20
+    expected = (begin_s + first_s)[inside] / 200.0
+    half_a_tick = 0.25 / 100.0
+    np.testing.assert_allclose(usage["ttft"][inside], expected, atol=half_a_tick)
+    early = first_s < series.time_s[0]  # over before the series begins: as it begins
+    assert early.any()
+    np.testing.assert_allclose(usage["ttft"][early], series.time_s[0] / 100.0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
