@@ -9,7 +9,7 @@ sending on, so its TTFT contains the way to the engine and its front end.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -118,7 +118,7 @@ def _detailed(
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value)
+    return abs(value) <= sys.float_info.max  # false of NaN, too
 
 
 def _check_lists(data: Mapping[str, Any], names: tuple[str, ...], path: Path) -> None:

@@ -169,6 +169,8 @@ def test_a_bench_result_of_totals(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"ttfts": 5}, "ttfts must be a list"),
+        ({"ttfts": [10**400]}, "ttfts of row 1 must be a number"),
+        ({"itls": [[10**400]]}, "itls of request 1 must be seconds"),
         ({"ttfts": [0.0], "itls": [[]]}, "no request was served"),
         ({"ttfts": [None]}, "no request was served"),
         ({"start_times": [None]}, "start_times must be seconds"),
