@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sim.validation.run import Validation
 
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
+_DURING: Final = {"ttft": "the wait", "tpot": "decoding", "e2el": "the request"}
 _LOG_FROM_RATIO: Final = 20.0
 _NUM_CDF_POINTS: Final = 1000
 _MARGINS: Final = {"left": 0.07, "right": 0.98, "top": 0.83, "bottom": 0.095}
@@ -199,7 +200,7 @@ def errors_by_kv_usage(validation: Validation) -> Figure:
     """Draw the signed errors of single requests over the KV usage around them."""
     usage = validation.usage
     assert usage is not None
-    top = 100.0 * float(np.nanmax(usage, initial=0.0))
+    top = 100.0 * float(np.nanmax(list(usage.values()), initial=0.0))
     figure = titled_figure(
         f"Errors against KV pressure: usage up to {top:.0f} %", _below(validation)
     )
@@ -207,18 +208,18 @@ def errors_by_kv_usage(validation: Validation) -> Figure:
     for axes, (key, name) in zip(panels, _NAMES.items(), strict=True):
         ours, theirs = _requests(validation)
         errors = 100.0 * relative_errors(ours, theirs, key)
-        rows = ~(np.isnan(errors) | np.isnan(usage))
+        rows = ~(np.isnan(errors) | np.isnan(usage[key]))
         if not rows.any():
             say(axes, "nothing measured")
             continue
-        x, y = 100.0 * usage[rows], errors[rows]
+        x, y = 100.0 * usage[key][rows], errors[rows]
         limit = max(float(np.quantile(np.abs(y), 0.98)) * 1.1, 1.0)
         axes.plot(x, y, "o", markersize=3.0, alpha=0.5, color=BLUE, label="a request")
         _draw_medians(axes, x, y)
         axes.axhline(0.0, color=GREY, linewidth=0.8)
         axes.set_ylim(-limit, limit)
         axes.set_xlim(10.0 * (float(x.min()) // 10.0), max(top * 1.01, 1.0))
-        axes.set_xlabel("mean KV usage during the request (%)")
+        axes.set_xlabel(f"mean KV usage during {_DURING[key]} (%)")
         axes.set_ylabel(f"error of {name} (%)")
         axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
     legend_above(panels[0])

@@ -231,35 +231,41 @@ def curves(predicted: TimeSeries, measured: TimeSeries) -> dict[str, Comparison]
 
 
 def by_pressure(
-    predicted: ObservedRequests, measured: ObservedRequests, usage: Floats
+    predicted: ObservedRequests,
+    measured: ObservedRequests,
+    usage: Mapping[str, Floats],
 ) -> list[dict[str, Any]]:
-    """Return the errors in bins of the KV usage that each request lived through.
+    """Return the errors in bins of the KV usage at the time.
 
     Parameters
     ----------
     predicted, measured
         In the same order.
     usage
-        (requests,) mean share of the KV blocks in use meanwhile.
+        By latency, (requests,): mean share of the KV blocks in use while it passed.
 
     Returns
     -------
     list
-        One entry a bin that has requests: ``usage_from``, ``usage_to``, ``n``, and what
-        `per_request` says of them.
+        One entry a bin that has requests: ``usage_from``, ``usage_to``, ``n`` (most of
+        any latency), and what `per_request` says of them.
     """
     last = len(USAGE_EDGES) - 2
-    bins = np.clip(np.searchsorted(USAGE_EDGES, usage, side="right") - 1, 0, last)
     found = []
     for place in range(last + 1):
-        rows = (bins == place) & ~np.isnan(usage) & ~np.isnan(measured.e2el_s)
-        if rows.any():
-            errors: Mapping[str, Any] = per_request(predicted, measured, rows)
+        errors: dict[str, Any] = {}
+        for name, values in usage.items():
+            bins = np.searchsorted(USAGE_EDGES, values, side="right") - 1
+            rows = (np.clip(bins, 0, last) == place) & ~np.isnan(values)
+            of_all: Mapping[str, Any] = per_request(predicted, measured, rows)
+            if name in of_all:
+                errors[name] = of_all[name]
+        if errors:
             found.append(
                 {
                     "usage_from": USAGE_EDGES[place],
                     "usage_to": USAGE_EDGES[place + 1],
-                    "n": int(rows.sum()),
+                    "n": int(max(each["n"] for each in errors.values())),
                     **errors,
                 }
             )

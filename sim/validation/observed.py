@@ -113,7 +113,7 @@ def column(
     for i, value in enumerate(rows[name]):
         try:
             values[i] = float(value) if value not in (None, "") else np.nan
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             values[i] = np.inf
         if not (np.isnan(values[i]) or least <= values[i] < np.inf):
             raise MeasuredError(

@@ -44,7 +44,7 @@ def write_validation(validation: Validation, directory: Path) -> dict[str, Any]:
             columns[f"measured_{name}"] = getattr(theirs, name)
             columns[f"predicted_{name}"] = getattr(ours, name)
         if validation.usage is not None:
-            columns["kv_cache_usage"] = validation.usage
+            columns["kv_cache_usage"] = validation.usage["e2el"]
         if validation.judged is not None:
             columns["judged"] = validation.judged
         text = pd.DataFrame(columns).to_csv(index=False, lineterminator="\n")

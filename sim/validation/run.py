@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from sim.config import RunConfig
     from sim.results import Results
     from sim.validation.fit import Fit, Term
-    from sim.validation.observed import Floats, Observed, TimeSeries
+    from sim.validation.observed import (
+        Floats,
+        Observed,
+        ObservedRequests,
+        TimeSeries,
+    )
     from sim.validation.sharpness import Sharpness
 
 _BLOCKS_KEY: Final = "engine.num_gpu_blocks_override"
@@ -49,8 +54,9 @@ class Validation:
     series
         States at the moments that were measured, or None.
     usage
-        (requests,) mean KV usage while each request was in the system; from the
-        measurement where it has it, else from the simulation. None without requests.
+        By latency, (requests,): mean KV usage while it passed, that is until the first
+        token, from it to the last, and over both; from the measurement where it has it,
+        else from the simulation. None without requests.
     fit
         What was fitted, or None.
     sharpness
@@ -63,7 +69,7 @@ class Validation:
     measured: Observed
     predicted: Observed
     series: TimeSeries | None
-    usage: Floats | None
+    usage: dict[str, Floats] | None
     fit: Fit | None
     sharpness: Sharpness
     notes: tuple[str, ...]
@@ -261,8 +267,10 @@ def _split_s(measured: Observed, share: float) -> float:
     return begin_s + share * (end_s - begin_s)
 
 
-def _usage(results: Results, measured: Observed, predicted: Observed) -> Floats | None:
-    """Return the mean KV usage during each request."""
+def _usage(
+    results: Results, measured: Observed, predicted: Observed
+) -> dict[str, Floats] | None:
+    """Return the mean KV usage while each latency of each request passed."""
     theirs, ours, series = measured.requests, predicted.requests, measured.series
     if theirs is None or ours is None:
         return None
@@ -271,19 +279,38 @@ def _usage(results: Results, measured: Observed, predicted: Observed) -> Floats 
         and series.kv_cache_usage is not None
         and theirs.arrival_s is not None
     ):
-        begin_s = theirs.arrival_s
-        return _mean_between(
-            series.time_s, series.kv_cache_usage, begin_s, begin_s + theirs.e2el_s
-        )
-    assert ours.arrival_s is not None
-    return usage_over(results, ours.arrival_s, ours.arrival_s + ours.e2el_s)
+        known = ~np.isnan(series.kv_cache_usage)
+        curve = series.time_s[known], series.kv_cache_usage[known]
+        return {
+            name: _mean_between(*curve, *span)
+            for name, span in _spans_s(theirs).items()
+        }
+    return {name: usage_over(results, *span) for name, span in _spans_s(ours).items()}
+
+
+def _spans_s(requests: ObservedRequests) -> dict[str, tuple[Floats, Floats]]:
+    """Return when each latency began and ended."""
+    assert requests.arrival_s is not None
+    begin_s = requests.arrival_s
+    first_s, last_s = begin_s + requests.ttft_s, begin_s + requests.e2el_s
+    return {
+        "ttft": (begin_s, first_s),
+        "tpot": (first_s, last_s),
+        "e2el": (begin_s, last_s),
+    }
 
 
 def _mean_between(
     time_s: Floats, values: Floats, begin_s: Floats, end_s: Floats
 ) -> Floats:
-    """Return the mean of a curve of straight lines between two moments each."""
-    values = np.nan_to_num(values)
+    """Return the mean of a curve of straight lines between two moments each.
+
+    Before its first moment and after its last the curve stays as it is there.
+    """
+    first_s = min(float(time_s[0]), float(np.nanmin(begin_s))) - 1.0
+    last_s = max(float(time_s[-1]), float(np.nanmax(end_s))) + 1.0
+    time_s = np.concatenate([[first_s], time_s, [last_s]])
+    values = np.concatenate([values[:1], values, values[-1:]])
     middles = (values[1:] + values[:-1]) / 2.0 * np.diff(time_s)
     area = np.concatenate([np.zeros(1), np.cumsum(middles)])
     spent = np.interp(end_s, time_s, area) - np.interp(begin_s, time_s, area)

@@ -34,7 +34,7 @@ def measured() -> Observed:
 
 def assert_within(report: dict[str, Any], part: str) -> None:
     """Hold the gates: TPOT and E2E mean 4 %, TTFT mean and median 8 %."""
-    errors = {name: abs(found["error_pct"]) for name, found in report[part].items()}
+    errors = {name: found["abs_error_pct"] for name, found in report[part].items()}
     assert errors["mean_tpot_ms"] <= 4.0
     assert errors["mean_e2el_ms"] <= 4.0
     assert errors["mean_ttft_ms"] <= 8.0
@@ -62,6 +62,15 @@ def test_prefix_hits_are_those_of_the_real_token_ids(measured: Observed) -> None
     assert ours is not None
     assert ours.num_cached_tokens is not None
     assert int(ours.num_cached_tokens.sum()) == IDEAL_HIT_TOKENS
+    hits = validation.to_dict()["metrics"]["prefix_cache_hits"]
+    assert (hits["predicted"], hits["measured"]) == (IDEAL_HIT_TOKENS, None)
+
+
+def test_the_run_says_nothing_about_a_full_cache(measured: Observed) -> None:
+    sharpness = validate(rtx_config(), measured).to_dict()["sharpness"]
+    assert sharpness["verdict"].startswith("not sharp: usage <= 28.5 % (simulated)")
+    assert not sharpness["has_pressure"]
+    assert [each["num_requests_changed"] for each in sharpness["more_blocks"]] == [0, 0]
 
 
 @pytest.mark.slow
@@ -77,5 +86,7 @@ def test_the_measured_layers_with_the_host_fitted_on_the_first_third(
     for terms in ([], [parse_term("host")]):
         report = validate(rtx_config(cost), measured, terms).to_dict()
         assert_within(report, "metrics")
+        if terms:
+            assert_within(report, "judged_metrics")
         assert_curves(report)
         assert report["profile"].startswith("sha256:")

@@ -6,8 +6,7 @@ which one a file wants. To add one: write its file, add a line here.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sim.validation.observed import MeasuredError, Observed
 from sim.validation.readers.prometheus import looks_like_prometheus, read_prometheus
@@ -46,8 +45,7 @@ def read(path: Path) -> Observed:
 
 
 def _kind_of(text: str, path: Path) -> str:
-    start = text.lstrip()[:1]
-    if start == "{" and _is_json(text):
+    if text.lstrip()[:1] in {"{", "["}:
         return "vllm_bench"
     if looks_like_prometheus(text):
         return "prometheus"
@@ -57,11 +55,3 @@ def _kind_of(text: str, path: Path) -> str:
         f"'{path}' is no file of measurements that is known: give a requests.csv with "
         "a header, the JSON of 'vllm bench serve', or the text of vLLM's /metrics"
     )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        found: Any = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(found, dict)

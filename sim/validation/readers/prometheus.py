@@ -67,6 +67,7 @@ def read_prometheus(text: str, path: Path) -> Observed:
         raise MeasuredError(
             f"{path} is no Prometheus text: {str(error)[:120]}; scrape it again"
         ) from error
+    _check_finite(families, path)
     _check_one_engine(families, path)
     numbers = _totals(families)
     widest = 0.0
@@ -90,6 +91,21 @@ def read_prometheus(text: str, path: Path) -> Observed:
     return Observed(
         source=f"metrics of vLLM, {path.name}", numbers=numbers, notes=tuple(notes)
     )
+
+
+def _check_finite(families: Mapping[str, Metric], path: Path) -> None:
+    names = {name for group in (_HISTOGRAMS, _COUNTERS) for name in _all(group)}
+    for name in sorted(names & families.keys()):
+        for sample in families[name].samples:
+            if not (math.isfinite(sample.value) and sample.value >= 0.0):
+                raise MeasuredError(
+                    f"{path}: {sample.name} must be a number >= 0; got "
+                    f"{sample.value:g}: scrape it again"
+                )
+
+
+def _all(group: Mapping[str, tuple[str, ...]]) -> list[str]:
+    return [name for names in group.values() for name in names]
 
 
 def _check_one_engine(families: Mapping[str, Metric], path: Path) -> None:

@@ -9,6 +9,7 @@ sending on, so its TTFT contains the way to the engine and its front end.
 from __future__ import annotations
 
 import json
+import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,11 +75,7 @@ def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
         *_TOTALS,
         *(f"{s}_{latency}_ms" for latency in LATENCIES for s in _STATISTICS),
     ]
-    found = {
-        name: float(data[name])
-        for name in names
-        if isinstance(data.get(name), int | float)
-    }
+    found = {name: float(data[name]) for name in names if _is_number(data.get(name))}
     for latency in LATENCIES:
         if f"median_{latency}_ms" in found:
             found.setdefault(f"p50_{latency}_ms", found[f"median_{latency}_ms"])
@@ -89,26 +86,25 @@ def _detailed(
     data: Mapping[str, Any], path: Path
 ) -> tuple[ObservedRequests, np.ndarray[Any, np.dtype[np.float64]]]:
     names = ("input_lens", "output_lens", "ttfts", "itls")
-    lengths = {name: len(data.get(name) or ()) for name in names}
-    if len(set(lengths.values())) != 1:
-        raise MeasuredError(
-            f"{path}: lists differ in length: {lengths}; write it again"
-        )
-    for i, gaps in enumerate(data["itls"]):
-        if not isinstance(gaps, list) or not all(
-            isinstance(gap, int | float) and 0.0 <= gap < np.inf for gap in gaps
-        ):
-            raise MeasuredError(
-                f"{path}: itls of request {i + 1} must be seconds >= 0; mend it"
-            )
+    has_starts = data.get("start_times") is not None
+    _check_lists(data, (*names, "start_times") if has_starts else names, path)
     ttft_s = column(data, "ttfts", path)
     sums_s = np.array([sum(gaps) for gaps in data["itls"]])
-    failed = ttft_s == 0.0
-    starts = data.get("start_times")
+    failed = (ttft_s == 0.0) | np.isnan(ttft_s)
+    if failed.all():
+        raise MeasuredError(
+            f"{path}: every ttft is 0: no request was served, and there is nothing to "
+            "compare"
+        )
     arrival_s = None
-    if isinstance(starts, list) and len(starts) == len(ttft_s):
+    if has_starts:
         arrival_s = column(data, "start_times", path)
-        arrival_s = arrival_s - arrival_s.min(initial=np.inf)
+        if np.isnan(arrival_s).any():
+            raise MeasuredError(
+                f"{path}: start_times must be seconds, one a request; got null: remove "
+                "the key, and arrivals are the workload's"
+            )
+        arrival_s = arrival_s - arrival_s.min()
     requests = ObservedRequests(
         num_prompt_tokens=counts(data, "input_lens", path),
         num_output_tokens=counts(data, "output_lens", path),
@@ -117,3 +113,34 @@ def _detailed(
         arrival_s=arrival_s,
     )
     return requests, np.fromiter(chain.from_iterable(data["itls"]), np.float64)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # false of NaN, too
+
+
+def _check_lists(data: Mapping[str, Any], names: tuple[str, ...], path: Path) -> None:
+    """Refuse lists that are none, are empty or of different length."""
+    lengths = {}
+    for name in names:
+        if not isinstance(data.get(name), list):
+            raise MeasuredError(
+                f"{path}: {name} must be a list, an entry a request; write it again "
+                "with --save-detailed, or without"
+            )
+        lengths[name] = len(data[name])
+    if len(set(lengths.values())) != 1:
+        raise MeasuredError(
+            f"{path}: lists differ in length: {lengths}; write it again"
+        )
+    if not lengths["ttfts"]:
+        raise MeasuredError(f"{path}: ttfts is empty: no request was measured")
+    for i, gaps in enumerate(data["itls"]):
+        if not isinstance(gaps, list) or not all(
+            _is_number(gap) and gap >= 0.0 for gap in gaps
+        ):
+            raise MeasuredError(
+                f"{path}: itls of request {i + 1} must be seconds >= 0; mend it"
+            )

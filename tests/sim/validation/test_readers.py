@@ -88,6 +88,10 @@ def test_without_a_queue_arrivals_count(tmp_path: Path) -> None:
         ("hello\n", "is no file of measurements that is known"),
         ('{"ttfts": []}', "it has no 'completed'"),
         ("vllm:nothing 1\n", "has none of vLLM's counters"),
+        ('{"completed": 1, "ttfts": [', "is cut off or no JSON"),
+        ("[1, 2]", "is no result of 'vllm bench serve'"),
+        (SCRAPE.replace("0.96", "NaN"), "must be a number >= 0; got nan"),
+        (SCRAPE.replace(" 7.0", " +Inf"), "must be a number >= 0; got inf"),
         ('vllm:x{le="} 1 2 3 4\n', "is no Prometheus text"),
     ],
 )
@@ -159,6 +163,46 @@ def test_a_bench_result_of_totals(tmp_path: Path) -> None:
     measured = read(write(tmp_path, '{"completed": 5, "p99_tpot_ms": 9.5}'))
     assert measured.requests is None
     assert measured.numbers == {"completed": 5.0, "p99_tpot_ms": 9.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ttfts": 5}, "ttfts must be a list"),
+        ({"ttfts": [10**400]}, "ttfts of row 1 must be a number"),
+        ({"itls": [[10**400]]}, "itls of request 1 must be seconds"),
+        ({"ttfts": [0.0], "itls": [[]]}, "no request was served"),
+        ({"ttfts": [None]}, "no request was served"),
+        ({"start_times": [None]}, "start_times must be seconds"),
+        ({"start_times": [1.0, 2.0]}, "lists differ in length"),
+        ({"itls": [[None]]}, "itls of request 1 must be seconds"),
+        ({"itls": [[float("nan")]]}, "itls of request 1 must be seconds"),
+        (
+            {"ttfts": [], "itls": [], "input_lens": [], "output_lens": []},
+            "ttfts is empty",
+        ),
+    ],
+)
+def test_a_broken_bench_result_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    data: dict[str, object] = {
+        "completed": 1,
+        "input_lens": [1],
+        "output_lens": [2],
+        "ttfts": [0.1],
+        "itls": [[0.1]],
+    }
+    read(write(tmp_path, json.dumps(data)))
+    with pytest.raises(MeasuredError, match=message):
+        read(write(tmp_path, json.dumps(data | changes)))
+
+
+def test_totals_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    text = (
+        '{"completed": 4, "mean_ttft_ms": NaN, "duration": Infinity, "p99_ttft_ms": 2}'
+    )
+    assert read(write(tmp_path, text)).numbers == {"completed": 4.0, "p99_ttft_ms": 2.0}
 
 
 def test_lists_of_different_length_are_refused(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def test_a_run_of_our_own_is_predicted_without_error(measured: Observed) -> None
         assert found["error_pct"] == pytest.approx(0.0, abs=1e-6)
     assert set(report["curves"]) == {"num_running", "num_waiting", "kv_cache_usage"}
     assert report["by_kv_usage"][-1]["usage_from"] >= 0.8
-    assert sum(found["n"] for found in report["by_kv_usage"]) == 40
+    for name in ("ttft", "e2el"):
+        found = [each[name]["n"] for each in report["by_kv_usage"] if name in each]
+        assert sum(found) == 40
 
 
 def test_another_overhead_shows_and_a_fit_on_the_first_part_finds_it(
@@ -202,9 +204,19 @@ def test_errors_by_literals() -> None:
         }
     )
     assert found["e2el"]["bias_pct"] == 0.0
-    bins = compare.by_pressure(ours, theirs, np.array([0.1, 0.97, 1.0]))
-    assert [(b["usage_from"], b["n"]) for b in bins] == [(0.0, 1), (0.95, 2)]
+    usage = {
+        "ttft": np.array([0.1, 0.97, 1.0]),
+        "e2el": np.array([0.6, 0.6, np.nan]),
+    }
+    bins = compare.by_pressure(ours, theirs, usage)
+    assert [(b["usage_from"], b["n"]) for b in bins] == [(0.0, 1), (0.5, 2), (0.95, 2)]
     assert bins[0]["ttft"]["bias_pct"] == pytest.approx(10.0)
+    assert [set(b) & {"ttft", "tpot", "e2el"} for b in bins] == [
+        {"ttft"},
+        {"e2el"},
+        {"ttft"},
+    ]
+    assert bins[1]["e2el"]["bias_pct"] == pytest.approx(12.5)
     assert compare.compared(0.0, 0.0)["error_pct"] == 0.0
     assert compare.compared(3.0, 0.0)["error_pct"] is None
     assert compare.compared(3.0, None)["error_pct"] is None
@@ -238,6 +250,27 @@ def test_mean_usage_is_weighted_by_time(results: Results) -> None:
         np.array([one["start_s"] + one["latency_s"]]),
     )
     assert inside[0] == pytest.approx(one["kv_cache_usage"])
+
+
+def test_usage_is_that_of_the_series_while_a_latency_passed(
+    measured: Observed,
+) -> None:
+    requests, series = measured.requests, measured.series
+    assert requests is not None
+    assert requests.arrival_s is not None
+    assert series is not None
+    ramp = replace(series, kv_cache_usage=series.time_s / 100.0)
+    usage = validate(run_config(), replace(measured, series=ramp)).usage
+    assert usage is not None
+    begin_s, first_s = requests.arrival_s, requests.arrival_s + requests.ttft_s
+    inside = (begin_s > series.time_s[0]) & (first_s < series.time_s[-1])
+    assert inside.sum() > 20
+    expected = (begin_s + first_s)[inside] / 200.0
+    half_a_tick = 0.25 / 100.0
+    np.testing.assert_allclose(usage["ttft"][inside], expected, atol=half_a_tick)
+    early = first_s < series.time_s[0]  # over before the series begins: as it begins
+    assert early.any()
+    np.testing.assert_allclose(usage["ttft"][early], series.time_s[0] / 100.0)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +321,50 @@ def test_the_command_writes_a_report_and_its_figures(
     assert set(found) == {"predicted", "measured", "error_pct", "abs_error_pct"}
     fitted = yaml.safe_load((out / "config.yaml").read_text())["cost"]
     assert fitted["step_overhead_s"] == report["fit"]["values"]["cost.step_overhead_s"]
+
+
+def test_a_measurement_with_its_header_renamed_is_a_workload(
+    tmp_path: Path, results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(tmp_path, results, "--json", "--no-figures")
+    header, _, rows = (tmp_path / "requests.csv").read_text().partition("\n")
+    for ours, theirs in (
+        ("arrival_s", "arrived_at"),
+        ("prompt_tokens", "num_prefill_tokens"),
+        ("output_tokens", "num_decode_tokens"),
+    ):
+        header = header.replace(ours, theirs)
+    (tmp_path / "workload.csv").write_text(f"{header}\n{rows}")
+    trace = {"kind": "vidur", "path": str(tmp_path / "workload.csv")}
+    data = config() | {"workload": {"trace": trace}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(data))
+    assert kvsim(command) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"]["mean_e2el_ms"]
+    assert found["error_pct"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_measured_arrivals_take_the_place_of_users(measured: Observed) -> None:
+    data = config()
+    data["workload"]["max_concurrent_users"] = 2
+    found = validate(parse_config(data), measured).to_dict()
+    assert found["metrics"]["mean_e2el_ms"]["error_pct"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_what_only_one_side_served_or_cut_is_noted(measured: Observed) -> None:
+    data = config()
+    data["engine"]["max_model_len"] = 512
+    notes = " ".join(validate(parse_config(data), measured).notes)
+    assert "that the engine served are not served in the simulation" in notes
+    requests = measured.requests
+    assert requests is not None
+    e2el_s = requests.e2el_s.copy()
+    e2el_s[3] = np.nan
+    some = replace(measured, requests=replace(requests, e2el_s=e2el_s), series=None)
+    notes = " ".join(validate(run_config(), some).notes)
+    assert "1 requests were not served by the engine" in notes
+    longer = replace(requests, num_output_tokens=requests.num_output_tokens + 2000)
+    notes = " ".join(validate(run_config(), replace(measured, requests=longer)).notes)
+    assert "max_model_len 2,048 cut them" in notes
 
 
 def test_the_command_prints_json_and_repeats_itself(
