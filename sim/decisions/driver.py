@@ -54,6 +54,8 @@ class DecisionDriver:
     ----------
     num_steps, num_preemptions
         So far.
+    step
+        The latest one.
     ending
         ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has
         ended.
@@ -71,6 +73,7 @@ class DecisionDriver:
         self.check = check
         self.num_steps = 0
         self.num_preemptions = 0
+        self.step = 0
         self.ending = ""
         self._rounds: Counter[Any] = Counter()
         max_model_len = getattr(workload.engine, "max_model_len", MAX_LEN)
@@ -149,6 +152,7 @@ class DecisionDriver:
         """Call the scheduler once and let the output appear."""
         scheduler = self.scheduler
         self.num_steps += 1
+        self.step = step
         try:
             output = scheduler.schedule(float(step))
         except SwapSpaceError:

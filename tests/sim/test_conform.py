@@ -53,7 +53,7 @@ def test_equal_schedulers_are_said_to_be_equal(install: Any, capsys: Capture) ->
     assert kvsim(["conform", "--num", "8", "--seed", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "vLLM 0.33.0 hosted, beside our v1 as 0.33.0"
-    assert lines[1].startswith("8 workloads, ")
+    assert lines[1].startswith("workloads 8, steps ")
     assert lines[2] == "equal: every field of every step"
     assert kvsim(["conform", "--num", "8", "--seed", "3", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
@@ -98,7 +98,7 @@ def test_files_are_compared_under_the_installed_release(
     install(fake_api("0.11"))
     path = write_workload(tmp_path / "w.json", workload("0.33.0", [request("a", 9, 2)]))
     assert kvsim(["conform", str(path)]) == 0
-    assert "beside our v1 as 0.11.0\n1 workloads" in capsys.readouterr().out
+    assert "beside our v1 as 0.11.0\nworkloads 1, " in capsys.readouterr().out
     late = workload("0.33.0", [request("a", 9, 2)], watermark=0.1)
     path = write_workload(tmp_path / "late.json", late)
     assert refused(["conform", str(path)], capsys, tmp_path).startswith(
@@ -140,6 +140,24 @@ def test_settings_that_vllm_refuses_are_counted(install: Any, capsys: Capture) -
     said = capsys.readouterr().out
     assert "more could not be set up, the first because: vLLM 0.33.0 refuses" in said
     assert "no priorities today" in said
+
+
+def test_what_the_hosted_engine_dies_of_is_shown(install: Any, capsys: Capture) -> None:
+    api = fake_api()
+
+    def schedule(self: Any) -> Any:
+        output = super(kind, self).schedule()
+        if len(output.num_scheduled_tokens) > 1:
+            raise ValueError("Cannot get 1 free blocks from the pool")
+        return output
+
+    kind = type("S", (api.Scheduler,), {"schedule": schedule})
+    vars(api)["_found"]["Scheduler"] = kind
+    install(api)
+    assert kvsim(["conform", "--num", "5"]) == 1
+    said = capsys.readouterr().out
+    assert "error: vLLM 0.33.0 refuses or fails in Scheduler.schedule: " in said
+    assert "made small: 2 requests" in said
 
 
 # -- kvsim decisions and kvsim run ------------------------------------------------

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cache.tokens import SegmentTokens
 from sim.decisions.conform import compare
 from sim.decisions.engines import hosted_scheduler
 from sim.decisions.random_v1 import as_workload, random_workload
 from sim.errors import SchedulerError
+from sim.request import Request
 from sim.scheduler import vllm as hosting
 from sim.scheduler import vllm_api
 from sim.scheduler.vllm import VllmScheduler
 from sim.scheduler.vllm_api import VllmApi, installed_version, nearest_release
+from sim.scheduler.vllm_tokens import HostedTokens
 from tests.sim.fake_vllm import SchedulerConfig, fake_api, load_from, modules
 
 if TYPE_CHECKING:
@@ -322,10 +325,6 @@ def test_settings_are_checked_before_vllm_sees_them() -> None:
 
 
 def test_equal_workload_tokens_have_equal_ids() -> None:
-    from cache.tokens import SegmentTokens  # noqa: PLC0415
-    from sim.request import Request  # noqa: PLC0415
-
-    scheduler = made(fake_api())
     request = partial(Request, arrival_s=0.0, max_num_tokens=30, oracle_num_tokens=30)
     first = request(
         request_id=0, num_prompt_tokens=6, tokens=SegmentTokens([(5, 4), (9, 2)], 77)
@@ -336,7 +335,11 @@ def test_equal_workload_tokens_have_equal_ids() -> None:
         tokens=SegmentTokens([(5, 4), (9, 2), (77, 3)], 78),
     )
     first.num_tokens = 7
-    prompts = [scheduler._prompt_ids(each) for each in (first, second)]
+    tokens = HostedTokens(has_content=True)
+    prompts = [tokens.prompt(each) for each in (first, second)]
     assert prompts[0] == prompts[1][:6]
-    assert scheduler._output_id(first) == prompts[1][6]
+    assert tokens.latest(first) == prompts[1][6]
     assert len({*prompts[1]}) == 9
+    alike = HostedTokens(has_content=False)
+    assert alike.prompt(first) == [0] * 6
+    assert alike.latest(first) == 0
