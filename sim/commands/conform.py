@@ -63,6 +63,7 @@ def conform(
     from sim.decisions import write_log
     from sim.decisions.conform import as_file, smallest
     from sim.errors import ConfigError
+    from sim.scheduler.dialect import dialect_of
     from sim.scheduler.vllm_api import load_api, nearest_release
 
     if out is not None and out.exists() and not overwrite:
@@ -72,6 +73,7 @@ def conform(
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
     installed = load_api().installed
     release = engine_version or nearest_release(installed)
+    dialect_of(release)
     tried = (
         _read(workloads, release)
         if workloads
@@ -154,14 +156,25 @@ def _compare_all(
             if comparison.difference is not None:
                 found.differing.append(workload)
         advance()
+    if not found.coverage.num_workloads:
+        raise ConfigError(
+            f"none of {len(found.refused):,} random workloads could be set up: "
+            f"{found.refused[0]}"
+        )
     return found
 
 
 def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
     from sim.decisions import load_workload
+    from sim.errors import ConfigError
 
     for path in paths:
         workload = load_workload(path)
+        if workload.generation != "v1":
+            raise ConfigError(
+                f"{path}: a hosted vLLM takes workloads of V1, and the reference "
+                f"{workload.reference!r} is of {workload.generation}; leave it out"
+            )
         yield workload.model_copy(
             update={"reference": f"vllm {release}", "name": str(path)}
         )

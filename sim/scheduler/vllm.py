@@ -31,7 +31,6 @@ from sim.scheduler.vllm_tokens import STOP_TOKEN, HostedTokens
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.scheduler.vllm_api import VllmApi
     from sim.scheduler.vllm_engine import HostedPreemption, HostedStep
 
 
@@ -51,8 +50,6 @@ class VllmScheduler:
         See `sim.scheduler.v1.V1Scheduler`.
     engine_version
         The release that is expected, or None for any.
-    api
-        The vLLM to host; the installed one by default.
 
     Attributes
     ----------
@@ -88,9 +85,8 @@ class VllmScheduler:
         max_num_active_seqs: int | None = None,
         prefill_schedule_interval: int = 1,
         max_num_scheduled_tokens: int | None = None,
-        api: VllmApi | None = None,
     ) -> None:
-        api = load_api() if api is None else api
+        api = load_api()
         self.installed: str = api.installed
         release = nearest_release(self.installed)
         _refuse_another_release(engine_version, self.installed)

@@ -16,6 +16,7 @@ from sim.decisions import DecisionDriver, load_workload, read_log
 from sim.decisions.conform import as_file, compare, smallest
 from sim.decisions.random_v1 import random_workload
 from sim.decisions.shrink import shrunk
+from sim.errors import ConfigError
 from sim.scheduler import vllm as hosting
 from sim.scheduler import vllm_api
 from sim.simulate import simulate
@@ -112,6 +113,7 @@ def test_files_are_compared_under_the_installed_release(
         (["--num", "0"], "--num takes a number of at least 1, got 0"),
         (["--seed", "-1"], "--seed takes a number of at least 0, got -1"),
         (["--engine-version", "0.5"], "engine_version must be from 0.8 to 0.33"),
+        (["--engine-version", "5.17", "w.json"], "must be from 0.8 to 0.33"),
         (["nothing.json"], "nothing.json: No such file"),
     ],
 )
@@ -158,6 +160,43 @@ def test_what_the_hosted_engine_dies_of_is_shown(install: Any, capsys: Capture) 
     said = capsys.readouterr().out
     assert "error: vLLM 0.33.0 refuses or fails in Scheduler.schedule: " in said
     assert "made small: 2 requests" in said
+
+
+def test_files_of_other_generations_are_refused(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    install(fake_api())
+    path = write_workload(tmp_path / "old.json", workload("0.1.0", []))
+    assert refused(["conform", str(path)], capsys, tmp_path) == (
+        f"kvsim: {path}: a hosted vLLM takes workloads of V1, and the reference 'vllm "
+        f"0.1.0' is of cacheflow; leave it out"
+    )
+
+
+def test_nothing_compared_is_not_called_equal(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    api = fake_api()
+
+    def broken(num_blocks: int) -> None:
+        del num_blocks
+
+    vars(api)["_found"]["KVCacheConfig"] = broken
+    install(api)
+    said = refused(["conform", "--num", "3"], capsys, tmp_path)
+    assert "none of 3 random workloads could be set up: the API of vLLM" in said
+    assert "KVCacheConfig takes no kv_cache_tensors" in said
+
+
+def test_the_scheduler_has_no_keys_of_its_own(install: Any) -> None:
+    install(fake_api())
+    config = parse_config(run_config({"kind": "vllm"}))  # type: ignore[arg-type]
+    assert simulate(config).summary["hosted_vllm"] == "0.33.0"
+    config = parse_config(run_config({"kind": "vllm", "api": 1}))  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"engine\.scheduler\.api: 'vllm' has no such"
+    ):
+        simulate(config)
 
 
 # -- kvsim decisions and kvsim run ------------------------------------------------

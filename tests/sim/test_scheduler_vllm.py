@@ -6,6 +6,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 from inspect import signature
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -35,8 +36,9 @@ SMALL = {
 
 
 def made(api: VllmApi, **more: Any) -> VllmScheduler:
-    arguments = SMALL | more
-    return VllmScheduler(**arguments, api=api)
+    arguments: dict[str, Any] = SMALL | more
+    with patch.object(hosting, "load_api", lambda: api):
+        return VllmScheduler(**arguments)
 
 
 @pytest.fixture
@@ -131,10 +133,24 @@ def test_a_module_that_has_moved_is_named() -> None:
         VllmApi("0.34.1", load_from(known))
 
 
-def test_a_package_that_vllm_needs_is_named() -> None:
-    load = load_from(modules(), missing=["vllm.config"])
+def test_a_package_that_has_moved_is_named() -> None:
+    def load(name: str) -> Any:
+        if name.startswith("vllm.v1"):
+            raise ModuleNotFoundError("No module named 'vllm.v1'", name="vllm.v1")
+        return modules()[name]
+
+    with pytest.raises(SchedulerError, match=r"there is no module vllm\.v1; host"):
+        VllmApi("0.34.1", load)
+
+
+@pytest.mark.parametrize("needed", ["blake3", "torch"])
+def test_a_package_that_vllm_needs_is_named(needed: str) -> None:
+    known = modules()
+    if needed == "torch":
+        del known["torch"]
+    load = load_from(known, missing=["vllm.config"])
     with pytest.raises(
-        SchedulerError, match=r"0\.33\.0 cannot be .* pip install blake"
+        SchedulerError, match=rf"0\.33\.0 cannot be .* pip install {needed} "
     ):
         VllmApi("0.33.0", load)
 
