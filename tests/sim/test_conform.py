@@ -85,6 +85,18 @@ def test_the_first_difference_is_made_small_and_shown(
     assert found["first_difference"]["field"]
 
 
+def test_out_is_checked_before_the_work(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    install(fake_api())
+    nowhere = str(tmp_path / "no" / "small.json")
+    said = refused(["conform", "--out", nowhere], capsys, tmp_path)
+    assert said == f"kvsim: --out: there is no folder {tmp_path / 'no'}; make it"
+    path = str(write_workload(tmp_path / "w.json", workload("0.33.0", [])))
+    command = ["conform", path, "--out", path, "--overwrite"]
+    assert "is a workload itself" in refused(command, capsys, tmp_path)
+
+
 def test_another_release_of_ours_may_be_asked_for(
     install: Any, capsys: Capture
 ) -> None:
