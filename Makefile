@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-hosted fuzz check bench format clean help
+.PHONY: demo test test-all hosted test-hosted fuzz check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -38,6 +38,9 @@ test-all: $(VENV)/.installed-reference
 # make test-hosted VLLM="0.11.2 0.33.0": our v1 beside the real ones, each in an environment of its own.
 VLLM ?= 0.11.2 0.33.0
 test-hosted: $(VLLM:%=test-hosted-%)
+
+# make hosted VLLM=0.33.0: only the environment, for kvsim conform; docs/hosting.md explains.
+hosted: $(VLLM:%=.venv-hosted-%/.installed)
 
 test-hosted-%: .venv-hosted-%/.installed
 	.venv-hosted-$*/bin/python -m pytest -q tests/hosted

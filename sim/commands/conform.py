@@ -13,7 +13,7 @@ from sim.commands.run import StrictInt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sim.decisions import DecisionWorkload, Difference
+    from sim.decisions import DecisionWorkload
     from sim.decisions.conform import Coverage
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -58,20 +58,17 @@ def conform(
     json
         Print the result as JSON.
     """
-    from json import dumps
-
-    from sim.decisions import write_log
-    from sim.decisions.conform import as_file, smallest
     from sim.errors import ConfigError
+    from sim.scheduler.dialect import dialect_of
     from sim.scheduler.vllm_api import load_api, nearest_release
 
-    if out is not None and out.exists() and not overwrite:
-        raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
+    _check_out(out, workloads, overwrite=overwrite)
     for name, least, value in (("--num", 1, num), ("--seed", 0, seed)):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
     installed = load_api().installed
     release = engine_version or nearest_release(installed)
+    dialect_of(release)
     tried = (
         _read(workloads, release)
         if workloads
@@ -79,24 +76,57 @@ def conform(
     )
     with _progress(len(workloads) or num, shown=not quiet and not json) as advance:
         found = _compare_all(tried, advance, is_random=not workloads)
+    _report(found, (installed, release), out, quiet=quiet, as_json=json)
+    return EXIT_DIFFERENT if found.differing else 0
+
+
+def _check_out(out: Path | None, workloads: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse a file that cannot, or should not, be written; before the work."""
+    from sim.errors import ConfigError
+
+    if out is None:
+        return
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {out.parent}; make it")
+    if out.exists():
+        if not overwrite:
+            raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
+        if any(path.exists() and out.samefile(path) for path in workloads):
+            raise ConfigError(f"{out} is a workload itself; name another --out")
+
+
+def _report(
+    found: _Found,
+    versions: tuple[str, str],
+    out: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Print what was found, and write the smallest workload that differs."""
+    from json import dumps
+
+    from sim.decisions import write_log
+    from sim.decisions.conform import as_file, smallest
+
+    installed, release = versions
     result = {"installed": installed, "compared_as": release} | found.to_dict()
-    difference: Difference | None = None
+    words = f"vLLM {installed} hosted, beside our v1 as {release}\n{found.in_words()}"
     if found.differing:
         small, difference = smallest(found.differing[0])
         if out is not None:
             write_log([as_file(small)], out)
-        result |= {
-            "first_difference": difference.to_dict(),
-            "smallest": as_file(small),
-        }
-    if json:
+        result["first_difference"] = difference.to_dict()
+        result["smallest"] = as_file(small)
+        kept = f"in {out}" if out is not None else "keep it with --out FILE"
+        words += (
+            f"\nthe first of them, made small: {len(small.requests)} requests, {kept}\n"
+            + difference.in_words((f"vLLM {installed}", "kvsim"))
+        )
+    if as_json:
         print(dumps(result, indent=2))
     elif not quiet:
-        print(f"vLLM {installed} hosted, beside our v1 as {release}")
-        print(found.in_words())
-        if difference is not None:
-            _print_difference(small, difference, installed, out)
-    return EXIT_DIFFERENT if found.differing else 0
+        print(words)
 
 
 class _Found:
@@ -154,14 +184,25 @@ def _compare_all(
             if comparison.difference is not None:
                 found.differing.append(workload)
         advance()
+    if not found.coverage.num_workloads:
+        raise ConfigError(
+            f"none of {len(found.refused):,} random workloads could be set up: "
+            f"{found.refused[0]}"
+        )
     return found
 
 
 def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
     from sim.decisions import load_workload
+    from sim.errors import ConfigError
 
     for path in paths:
         workload = load_workload(path)
+        if workload.generation != "v1":
+            raise ConfigError(
+                f"{path}: a hosted vLLM takes workloads of V1, and the reference "
+                f"{workload.reference!r} is of {workload.generation}; leave it out"
+            )
         yield workload.model_copy(
             update={"reference": f"vllm {release}", "name": str(path)}
         )
@@ -172,16 +213,6 @@ def _drawn(seeds: Sequence[int], release: str) -> Iterator[DecisionWorkload]:
 
     for seed in seeds:
         yield random_workload(seed, release)
-
-
-def _print_difference(
-    small: DecisionWorkload, difference: Difference, installed: str, out: Path | None
-) -> None:
-    kept = f"in {out}" if out is not None else "keep it with --out FILE"
-    print(
-        f"the first of them, made small: {len(small.requests)} requests, {kept}\n"
-        + difference.in_words((f"vLLM {installed}", "kvsim"))
-    )
 
 
 @contextmanager

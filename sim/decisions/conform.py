@@ -75,11 +75,13 @@ class Coverage:
     def in_words(self) -> str:
         """Return the counts in a line."""
         shares = ", ".join(
-            f"{name} {number:,}" for name, number in self.workloads_with.items()
+            f"{name} {number:,}"
+            for name, number in self.workloads_with.items()
+            if number
         )
         return (
-            f"{self.num_workloads:,} workloads, {self.num_steps:,} steps, "
-            f"{self.num_preemptions:,} preemptions; workloads with {shares}"
+            f"workloads {self.num_workloads:,}, steps {self.num_steps:,}, preemptions "
+            f"{self.num_preemptions:,}; workloads with {shares or 'none of the rules'}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,5 +162,5 @@ def _lines(driver: DecisionDriver) -> list[Line]:
     try:
         lines.extend(driver.lines())
     except SchedulerError as error:
-        lines.append({"t": driver.num_steps, "error": str(error)})
+        lines.append({"t": driver.step, "error": str(error)})
     return lines

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _EMPTY: tuple[Any, ...] = ([], {}, 0, False, None, "")
 _STATE = (
+    "error",
     "sched",
     "preempt",
     "swap_out",

@@ -14,6 +14,7 @@ from sim.decisions.workload import MAX_LEN
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.generation import sample
 from sim.generation_groups import sampler_for
+from sim.scheduler.groups import GroupScheduler
 from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.v1 import V1Scheduler
 from sim.scheduler.vllm import VllmScheduler
@@ -54,6 +55,8 @@ class DecisionDriver:
     ----------
     num_steps, num_preemptions
         So far.
+    step
+        The latest one.
     ending
         ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has
         ended.
@@ -71,6 +74,7 @@ class DecisionDriver:
         self.check = check
         self.num_steps = 0
         self.num_preemptions = 0
+        self.step = 0
         self.ending = ""
         self._rounds: Counter[Any] = Counter()
         max_model_len = getattr(workload.engine, "max_model_len", MAX_LEN)
@@ -98,19 +102,9 @@ class DecisionDriver:
                 key=lambda due: due[:3],
             )
         )
-        self._log: StepLog
-        self._sample: Sampler
-        if isinstance(self.scheduler, V1Scheduler):
-            self._log = V1Log(self.scheduler, self.names)
-            self._sample = sample
-        elif isinstance(self.scheduler, VllmScheduler):
-            self._log = VllmLog(self.scheduler, self.names)
-            self._sample = sample
-        elif isinstance(self.scheduler, FIFOScheduler):
-            self._log = HfFifoLog(self.scheduler, self.names)
-            self._sample = sample
-        else:
-            self._log = GroupLog(self.scheduler, self.names, workload.generation)
+        self._log = _log_of(self.scheduler, self.names, workload.generation)
+        self._sample: Sampler = sample
+        if isinstance(self.scheduler, GroupScheduler):
             self._sample = sampler_for(self.scheduler)
 
     def lines(self) -> Iterator[Line]:
@@ -149,6 +143,7 @@ class DecisionDriver:
         """Call the scheduler once and let the output appear."""
         scheduler = self.scheduler
         self.num_steps += 1
+        self.step = step
         try:
             output = scheduler.schedule(float(step))
         except SwapSpaceError:
@@ -221,3 +216,14 @@ class DecisionDriver:
 
 def _num_tokens(requests: Iterable[Request]) -> int:
     return sum(request.num_tokens for request in requests)
+
+
+def _log_of(scheduler: AnyScheduler, names: list[str], generation: str) -> StepLog:
+    """Return what writes the lines of a scheduler."""
+    if isinstance(scheduler, V1Scheduler):
+        return V1Log(scheduler, names)
+    if isinstance(scheduler, VllmScheduler):
+        return VllmLog(scheduler, names)
+    if isinstance(scheduler, FIFOScheduler):
+        return HfFifoLog(scheduler, names)
+    return GroupLog(scheduler, names, generation)

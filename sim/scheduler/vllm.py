@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import require
 from cache.sliding_window import SlidingWindow
 from cache.stats import PrefixCacheStats
-from cache.tokens import TokenRuns
 from sim.errors import SchedulerError
 from sim.request import Request, RequestStatus
 from sim.scheduler.base import (
@@ -26,16 +25,13 @@ from sim.scheduler.v1_admission import admission_error
 from sim.scheduler.v1_settings import V1Settings
 from sim.scheduler.v1_state import check_queues, prefix_cache_summary
 from sim.scheduler.vllm_api import load_api, nearest_release
-from sim.scheduler.vllm_engine import STOP_TOKEN, HostedCache, HostedEngine
+from sim.scheduler.vllm_engine import HostedCache, HostedEngine
+from sim.scheduler.vllm_tokens import STOP_TOKEN, HostedTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.scheduler.vllm_api import VllmApi
     from sim.scheduler.vllm_engine import HostedPreemption, HostedStep
-
-_SEGMENT_BITS = 40
-"""Tokens of a segment that are told apart, as a power of two."""
 
 
 class VllmScheduler:
@@ -54,8 +50,6 @@ class VllmScheduler:
         See `sim.scheduler.v1.V1Scheduler`.
     engine_version
         The release that is expected, or None for any.
-    api
-        The vLLM to host; the installed one by default.
 
     Attributes
     ----------
@@ -91,9 +85,8 @@ class VllmScheduler:
         max_num_active_seqs: int | None = None,
         prefill_schedule_interval: int = 1,
         max_num_scheduled_tokens: int | None = None,
-        api: VllmApi | None = None,
     ) -> None:
-        api = load_api() if api is None else api
+        api = load_api()
         self.installed: str = api.installed
         release = nearest_release(self.installed)
         _refuse_another_release(engine_version, self.installed)
@@ -129,7 +122,7 @@ class VllmScheduler:
             ),
         )
         self._requests: dict[str, Request] = {}
-        self._segments: dict[int, int] = {}
+        self._tokens = HostedTokens(has_content=enable_prefix_caching)
         self._step: HostedStep | None = None
 
     # -- queues ---------------------------------------------------------------
@@ -175,7 +168,7 @@ class VllmScheduler:
         self._requests[key] = request
         self.engine.add(
             key,
-            self._prompt_ids(request),
+            self._tokens.prompt(request),
             # A prompt that fills max_model_len leaves no room, but vLLM wants one.
             max_tokens=max(1, request.max_num_tokens - request.num_prompt_tokens),
             # Ids follow arrivals; equal times would have vLLM compare objects.
@@ -189,32 +182,6 @@ class VllmScheduler:
         key = _key(request)
         self.engine.abort(key)
         del self._requests[key]
-
-    # -- tokens ---------------------------------------------------------------
-
-    def _prompt_ids(self, request: Request) -> list[int]:
-        """Return token ids that are equal where the workload's tokens are."""
-        if not self.enable_caching:
-            return [0] * request.num_prompt_tokens
-        prompt = request.tokens.prompt()
-        if not isinstance(prompt, TokenRuns):
-            return list(prompt)
-        ids: list[int] = []
-        for segment_id, offset, num_tokens in prompt.pieces:
-            start = self._token_id(segment_id, offset)
-            ids += range(start, start + num_tokens)
-        return ids
-
-    def _token_id(self, segment_id: int, offset: int) -> int:
-        serial = self._segments.setdefault(segment_id, len(self._segments))
-        return (serial << _SEGMENT_BITS) + offset
-
-    def _output_id(self, request: Request) -> int:
-        """Return the id of the latest generated token."""
-        if not self.enable_caching:
-            return 0
-        token = request.tokens.output(0, request.num_output_tokens - 1)
-        return token if isinstance(token, int) else self._token_id(*token)
 
     # -- a step ---------------------------------------------------------------
 
@@ -315,7 +282,7 @@ class VllmScheduler:
             request = self._requests[key]
             if request.num_tokens > self.engine.num_tokens(key)[0]:
                 is_last = key in ended
-                sampled[key] = STOP_TOKEN if is_last else self._output_id(request)
+                sampled[key] = STOP_TOKEN if is_last else self._tokens.latest(request)
         self.engine.update(step, sampled)
         for key in step.num_scheduled_tokens:
             if self.engine.holds(key) == (key in ended):

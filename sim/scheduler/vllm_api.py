@@ -136,8 +136,8 @@ class VllmApi:
         try:
             return load(module)
         except ModuleNotFoundError as error:
-            if error.name == module:
-                raise self.moved(f"there is no module {module}") from error
+            if error.name is not None and error.name.startswith("vllm."):
+                raise self.moved(f"there is no module {error.name}") from error
             raise SchedulerError(
                 f"vLLM {self.installed} cannot be imported: it needs {error.name}; "
                 f"pip install {error.name} (docs/hosting.md has what it needs)"

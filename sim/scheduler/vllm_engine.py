@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sim.scheduler.vllm_tokens import STOP_TOKEN
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sim.scheduler.v1_settings import V1Settings
     from sim.scheduler.vllm_api import VllmApi
-
-STOP_TOKEN = 1 << 62
-"""The token that ends an output; no workload has it."""
 
 _WAITING = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """Their queues of requests that do not run, in the order in which they are looked at;
@@ -86,14 +85,14 @@ class _Model:
 class _NoGrammar:
     """No request has a grammar: the hook under its names in all releases."""
 
-    def should_advance(self, request: Any) -> bool:
+    def should_advance(self, *args: Any, **kwargs: Any) -> bool:
         """Answer that no grammar has to take a token (up to 0.2x)."""
-        del request
+        del args, kwargs
         return False
 
-    def accept_tokens(self, request: Any, token_ids: Any) -> bool:
+    def accept_tokens(self, *args: Any, **kwargs: Any) -> bool:
         """Answer that the tokens are fine (later releases)."""
-        del request, token_ids
+        del args, kwargs
         return True
 
 

@@ -278,6 +278,7 @@ class Scheduler:
         assert not vllm_config.model_config.is_encoder_decoder
         assert structured_output_manager.accept_tokens(None, [1])
         assert not structured_output_manager.should_advance(None)
+        assert not structured_output_manager.should_advance(None, new_token_ids=[1])
         cache = vllm_config.cache_config
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         assert cache.block_size == block_size == spec.block_size

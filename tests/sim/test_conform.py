@@ -16,6 +16,7 @@ from sim.decisions import DecisionDriver, load_workload, read_log
 from sim.decisions.conform import as_file, compare, smallest
 from sim.decisions.random_v1 import random_workload
 from sim.decisions.shrink import shrunk
+from sim.errors import ConfigError
 from sim.scheduler import vllm as hosting
 from sim.scheduler import vllm_api
 from sim.simulation import simulate
@@ -53,7 +54,7 @@ def test_equal_schedulers_are_said_to_be_equal(install: Any, capsys: Capture) ->
     assert kvsim(["conform", "--num", "8", "--seed", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "vLLM 0.33.0 hosted, beside our v1 as 0.33.0"
-    assert lines[1].startswith("8 workloads, ")
+    assert lines[1].startswith("workloads 8, steps ")
     assert lines[2] == "equal: every field of every step"
     assert kvsim(["conform", "--num", "8", "--seed", "3", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
@@ -84,6 +85,18 @@ def test_the_first_difference_is_made_small_and_shown(
     assert found["first_difference"]["field"]
 
 
+def test_out_is_checked_before_the_work(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    install(fake_api())
+    nowhere = str(tmp_path / "no" / "small.json")
+    said = refused(["conform", "--out", nowhere], capsys, tmp_path)
+    assert said == f"kvsim: --out: there is no folder {tmp_path / 'no'}; make it"
+    path = str(write_workload(tmp_path / "w.json", workload("0.33.0", [])))
+    command = ["conform", path, "--out", path, "--overwrite"]
+    assert "is a workload itself" in refused(command, capsys, tmp_path)
+
+
 def test_another_release_of_ours_may_be_asked_for(
     install: Any, capsys: Capture
 ) -> None:
@@ -98,7 +111,7 @@ def test_files_are_compared_under_the_installed_release(
     install(fake_api("0.11"))
     path = write_workload(tmp_path / "w.json", workload("0.33.0", [request("a", 9, 2)]))
     assert kvsim(["conform", str(path)]) == 0
-    assert "beside our v1 as 0.11.0\n1 workloads" in capsys.readouterr().out
+    assert "beside our v1 as 0.11.0\nworkloads 1, " in capsys.readouterr().out
     late = workload("0.33.0", [request("a", 9, 2)], watermark=0.1)
     path = write_workload(tmp_path / "late.json", late)
     assert refused(["conform", str(path)], capsys, tmp_path).startswith(
@@ -112,6 +125,7 @@ def test_files_are_compared_under_the_installed_release(
         (["--num", "0"], "--num takes a number of at least 1, got 0"),
         (["--seed", "-1"], "--seed takes a number of at least 0, got -1"),
         (["--engine-version", "0.5"], "engine_version must be from 0.8 to 0.33"),
+        (["--engine-version", "5.17", "w.json"], "must be from 0.8 to 0.33"),
         (["nothing.json"], "nothing.json: No such file"),
     ],
 )
@@ -140,6 +154,61 @@ def test_settings_that_vllm_refuses_are_counted(install: Any, capsys: Capture) -
     said = capsys.readouterr().out
     assert "more could not be set up, the first because: vLLM 0.33.0 refuses" in said
     assert "no priorities today" in said
+
+
+def test_what_the_hosted_engine_dies_of_is_shown(install: Any, capsys: Capture) -> None:
+    api = fake_api()
+
+    def schedule(self: Any) -> Any:
+        output = super(kind, self).schedule()
+        if len(output.num_scheduled_tokens) > 1:
+            raise ValueError("Cannot get 1 free blocks from the pool")
+        return output
+
+    kind = type("S", (api.Scheduler,), {"schedule": schedule})
+    vars(api)["_found"]["Scheduler"] = kind
+    install(api)
+    assert kvsim(["conform", "--num", "5"]) == 1
+    said = capsys.readouterr().out
+    assert "error: vLLM 0.33.0 refuses or fails in Scheduler.schedule: " in said
+    assert "made small: 2 requests" in said
+
+
+def test_files_of_other_generations_are_refused(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    install(fake_api())
+    path = write_workload(tmp_path / "old.json", workload("0.1.0", []))
+    assert refused(["conform", str(path)], capsys, tmp_path) == (
+        f"kvsim: {path}: a hosted vLLM takes workloads of V1, and the reference 'vllm "
+        f"0.1.0' is of cacheflow; leave it out"
+    )
+
+
+def test_nothing_compared_is_not_called_equal(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    api = fake_api()
+
+    def broken(num_blocks: int) -> None:
+        del num_blocks
+
+    vars(api)["_found"]["KVCacheConfig"] = broken
+    install(api)
+    said = refused(["conform", "--num", "3"], capsys, tmp_path)
+    assert "none of 3 random workloads could be set up: the API of vLLM" in said
+    assert "KVCacheConfig takes no kv_cache_tensors" in said
+
+
+def test_the_scheduler_has_no_keys_of_its_own(install: Any) -> None:
+    install(fake_api())
+    config = parse_config(run_config({"kind": "vllm"}))  # type: ignore[arg-type]
+    assert simulate(config).summary["hosted_vllm"] == "0.33.0"
+    config = parse_config(run_config({"kind": "vllm", "api": 1}))  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"engine\.scheduler\.api: 'vllm' has no such"
+    ):
+        simulate(config)
 
 
 # -- kvsim decisions and kvsim run ------------------------------------------------

@@ -6,17 +6,21 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 from inspect import signature
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
+from cache.tokens import SegmentTokens
 from sim.decisions.conform import compare
 from sim.decisions.engines import hosted_scheduler
 from sim.decisions.random_v1 import as_workload, random_workload
 from sim.errors import SchedulerError
+from sim.request import Request
 from sim.scheduler import vllm as hosting
 from sim.scheduler import vllm_api
 from sim.scheduler.vllm import VllmScheduler
 from sim.scheduler.vllm_api import VllmApi, installed_version, nearest_release
+from sim.scheduler.vllm_tokens import HostedTokens
 from tests.sim.fake_vllm import SchedulerConfig, fake_api, load_from, modules
 
 if TYPE_CHECKING:
@@ -32,8 +36,9 @@ SMALL = {
 
 
 def made(api: VllmApi, **more: Any) -> VllmScheduler:
-    arguments = SMALL | more
-    return VllmScheduler(**arguments, api=api)
+    arguments: dict[str, Any] = SMALL | more
+    with patch.object(hosting, "load_api", lambda: api):
+        return VllmScheduler(**arguments)
 
 
 @pytest.fixture
@@ -128,10 +133,24 @@ def test_a_module_that_has_moved_is_named() -> None:
         VllmApi("0.34.1", load_from(known))
 
 
-def test_a_package_that_vllm_needs_is_named() -> None:
-    load = load_from(modules(), missing=["vllm.config"])
+def test_a_package_that_has_moved_is_named() -> None:
+    def load(name: str) -> Any:
+        if name.startswith("vllm.v1"):
+            raise ModuleNotFoundError("No module named 'vllm.v1'", name="vllm.v1")
+        return modules()[name]
+
+    with pytest.raises(SchedulerError, match=r"there is no module vllm\.v1; host"):
+        VllmApi("0.34.1", load)
+
+
+@pytest.mark.parametrize("needed", ["blake3", "torch"])
+def test_a_package_that_vllm_needs_is_named(needed: str) -> None:
+    known = modules()
+    if needed == "torch":
+        del known["torch"]
+    load = load_from(known, missing=["vllm.config"])
     with pytest.raises(
-        SchedulerError, match=r"0\.33\.0 cannot be .* pip install blake"
+        SchedulerError, match=rf"0\.33\.0 cannot be .* pip install {needed} "
     ):
         VllmApi("0.33.0", load)
 
@@ -322,10 +341,6 @@ def test_settings_are_checked_before_vllm_sees_them() -> None:
 
 
 def test_equal_workload_tokens_have_equal_ids() -> None:
-    from cache.tokens import SegmentTokens  # noqa: PLC0415
-    from sim.request import Request  # noqa: PLC0415
-
-    scheduler = made(fake_api())
     request = partial(Request, arrival_s=0.0, max_num_tokens=30, oracle_num_tokens=30)
     first = request(
         request_id=0, num_prompt_tokens=6, tokens=SegmentTokens([(5, 4), (9, 2)], 77)
@@ -336,7 +351,11 @@ def test_equal_workload_tokens_have_equal_ids() -> None:
         tokens=SegmentTokens([(5, 4), (9, 2), (77, 3)], 78),
     )
     first.num_tokens = 7
-    prompts = [scheduler._prompt_ids(each) for each in (first, second)]
+    tokens = HostedTokens(has_content=True)
+    prompts = [tokens.prompt(each) for each in (first, second)]
     assert prompts[0] == prompts[1][:6]
-    assert scheduler._output_id(first) == prompts[1][6]
+    assert tokens.latest(first) == prompts[1][6]
     assert len({*prompts[1]}) == 9
+    alike = HostedTokens(has_content=False)
+    assert alike.prompt(first) == [0] * 6
+    assert alike.latest(first) == 0
