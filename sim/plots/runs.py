@@ -169,7 +169,7 @@ def add_legend(
     panels.figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(0.013, 0.912),
+        bbox_to_anchor=(0.0165, 0.912),
         borderaxespad=0.0,
         handlelength=2.6,
         labelspacing=0.35,

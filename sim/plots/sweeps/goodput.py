@@ -44,11 +44,14 @@ def goodput(runs: SweepRuns) -> Figure:
     for each in series_of(runs):
         draw_series(axes, each, "request_goodput")
     x, label = load_of(runs)
+    top = float(best["request_goodput"])
     if "requests/s" in label:
         ends = np.array([0.0, float(x.max())])
-        axes.plot(ends, ends, color=GREY, linewidth=0.9, linestyle=":", label="all")
+        look = {"color": GREY, "linewidth": 0.9, "linestyle": ":"}
+        axes.plot(ends, ends, label="all that come", **look)
         axes.set_xlim(0.95 * float(x.min()), 1.02 * float(x.max()))
-    axes.set_ylim(0.0, 1.05 * max(float(x.max()), float(best["request_goodput"])))
+        top = max(top, float(x.max()))
+    axes.set_ylim(0.0, 1.05 * top or 1.0)
     axes.set_ylabel("goodput (requests/s)")
     legend_right_below(figure)
     return figure

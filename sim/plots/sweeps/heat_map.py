@@ -59,7 +59,8 @@ class HeatMap:
         values = runs.frame.groupby(list(runs.keys), dropna=False)[metric].mean()
         low, high = values.min(), values.max()
         figure = titled_figure(
-            f"{metric}: {low:,.6g} to {high:,.6g}", _about(runs, metric)
+            f"{metric}: {low:,.6g} to {high:,.6g}",
+            runs.about("means of {}, and half of their range"),
         )
         self._draw(figure, groups, (x, y), (low, high))
         return figure
@@ -140,16 +141,6 @@ def _preferred(runs: SweepRuns) -> list[str]:
     except NotShownError:
         first = []
     return list(dict.fromkeys([*first, *filter(None, [runs.size]), *runs.keys]))
-
-
-def _about(runs: SweepRuns, metric: str) -> str:
-    seeds = int(runs.frame.groupby(list(runs.keys), dropna=False).size().max())
-    said = [runs.title]
-    if seeds > 1:
-        said.append(f"{metric}: mean of {seeds} seeds, and half their range")
-    if runs.num_missing:
-        said.append(f"{runs.num_missing} runs are missing")
-    return "; ".join(said)
 
 
 def _groups(frame: pd.DataFrame, others: list[str]) -> list[tuple[str, pd.DataFrame]]:

@@ -31,7 +31,9 @@ def preemption_rate(runs: SweepRuns) -> Figure:
     rates = runs.frame[name].dropna().to_numpy(np.float64)
     most = runs.frame.loc[runs.frame[name].idxmax()]
     title = f"Preemptions: up to {most[name]:,.3g} per 100 requests"
-    if "num_preemptions" in runs.frame:
+    if not most[name]:
+        title = "Preemptions: none in any run"
+    elif "num_preemptions" in runs.frame:
         title += f" ({most['num_preemptions']:,.0f} in one run)"
     figure = panels_over_load(runs, title)
     (axes,) = figure.axes
