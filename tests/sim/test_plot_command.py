@@ -75,7 +75,7 @@ def test_a_sweep_gives_its_figures_and_a_style_changes_them(
     style = tmp_path / "mine.mplstyle"
     style.write_text(
         "font.size: 14\nfigure.figsize: 5, 3 # inches\nbackend: agg\n"
-        "axes.prop_cycle: cycler('color', ['#ff0000', '#123456'])\n"
+        "axes.prop_cycle: cycler('color', ['ff0000', '123456'])\n"
     )
     asked = ["--figure", "goodput", "--format", "svg", "--out"]
     assert plot(pressed_sweep, *asked, tmp_path / "b", "--style", style) == 0

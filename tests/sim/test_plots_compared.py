@@ -12,6 +12,7 @@ import pytest
 from sim import Results
 from sim.differences import differing
 from sim.errors import ConfigError
+from sim.plots import FIGURES
 from sim.plots.overlays import OVERLAYS
 from sim.plots.runs import Run, in_common, labels_of, looks_of
 from sim.plots.style import to_png
@@ -231,3 +232,30 @@ def test_a_sweep_over_users_is_drawn_over_users() -> None:
     frame = pd.DataFrame({"run": [0, 1], key: [10, 20], "request_rate": [None, None]})
     x, label = load_of(SweepRuns("", frame, (key,)))
     assert (x.tolist(), label) == ([10.0, 20.0], "max concurrent users")
+
+
+def test_titles_of_one_run_are_the_numbers_of_its_summary(runs: list[Run]) -> None:
+    tables = runs[0].tables
+    s = tables.summary
+    expected = {
+        "kv_cache_usage": f"KV cache usage: mean {100 * s['kv_cache_usage_mean']:.1f} %, "
+        f"max {100 * s['kv_cache_usage_max']:.1f} %, {s['num_preemptions']:,} preemptions",
+        "queues": f"Queues: completed {s['completed']:,} requests, rejected "
+        f"{s['rejected']:,}, {s['duration']:,.1f} s",
+        "preemptions": f"Preemptions: {s['num_preemptions']:,} in all, "
+        f"{s['num_preemptions_recompute']:,} by recompute, "
+        f"{s['num_preemptions_swap']:,} by swap, {s['recomputed_tokens']:,} tokens "
+        "computed again",
+        "steps": f"Engine: {s['num_steps']:,} steps, {s['duration']:,.1f} s, "
+        f"{s['total_output_tokens']:,} output tokens",
+        "latency_cdfs": f"Latency: {s['completed']:,} completed requests, "
+        f"{s['request_throughput']:,.4g} requests/s, "
+        f"{s['output_throughput']:,.0f} output tokens/s",
+        "fragmentation": "Fragmentation: ",
+    }
+    assert list(expected) == list(FIGURES)
+    for name, draw in FIGURES.items():
+        assert draw(tables).texts[0].get_text().startswith(expected[name])
+    steps, requests = tables.step_table, tables.requests
+    assert s["num_steps"] == steps.num_steps
+    assert s["completed"] == len(requests["request_id"])
