@@ -65,7 +65,7 @@ class HeatMapKeys:
     def figure(self) -> HeatMap:
         """Return the heat map."""
         given = {"x": self.x, "y": self.y, "metric": self.metric}
-        return HeatMap(**{key: value for key, value in given.items() if value})  # type: ignore[arg-type]
+        return HeatMap(**{key: value for key, value in given.items() if value})
 
 
 def what_is_in(directories: Sequence[Path]) -> What:

@@ -238,8 +238,9 @@ def test_titles_of_one_run_are_the_numbers_of_its_summary(runs: list[Run]) -> No
     tables = runs[0].tables
     s = tables.summary
     expected = {
-        "kv_cache_usage": f"KV cache usage: mean {100 * s['kv_cache_usage_mean']:.1f} %, "
-        f"max {100 * s['kv_cache_usage_max']:.1f} %, {s['num_preemptions']:,} preemptions",
+        "kv_cache_usage": "KV cache usage: mean "
+        f"{100 * s['kv_cache_usage_mean']:.1f} %, max "
+        f"{100 * s['kv_cache_usage_max']:.1f} %, {s['num_preemptions']:,} preemptions",
         "queues": f"Queues: completed {s['completed']:,} requests, rejected "
         f"{s['rejected']:,}, {s['duration']:,.1f} s",
         "preemptions": f"Preemptions: {s['num_preemptions']:,} in all, "

@@ -34,7 +34,7 @@ def goodput(runs: SweepRuns) -> Figure:
             "goodput needs limits; add goodput: {ttft_ms: ..., tpot_ms: ...} to the "
             "sweep's base (of a plan, an objective goodput)"
         )
-    best = frame.loc[frame["request_goodput"].idxmax()]
+    best = runs.run_with_most("request_goodput")
     figure = panels_over_load(
         runs,
         f"Goodput: up to {best['request_goodput']:,.4g} requests/s within "
@@ -47,8 +47,7 @@ def goodput(runs: SweepRuns) -> Figure:
     top = float(best["request_goodput"])
     if "requests/s" in label:
         ends = np.array([0.0, float(x.max())])
-        look = {"color": GREY, "linewidth": 0.9, "linestyle": ":"}
-        axes.plot(ends, ends, label="all that come", **look)
+        axes.plot(ends, ends, color=GREY, linestyle=":", label="all that come")
         axes.set_xlim(0.95 * float(x.min()), 1.02 * float(x.max()))
         top = max(top, float(x.max()))
     axes.set_ylim(0.0, 1.05 * top or 1.0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter
 
 from sim.differences import short_names
 from sim.plots.style import house_style, short_number, titled_figure
@@ -110,7 +111,7 @@ class HeatMap:
         figure.axes[0].set_ylabel(keys[1])
         assert image is not None
         bar = figure.colorbar(image, cax=figure.add_axes((0.92, 0.11, 0.016, 0.73)))
-        bar.ax.yaxis.set_major_formatter(short_number)
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(short_number))
         bar.ax.minorticks_off()
 
 
@@ -179,7 +180,8 @@ def _draw_cells(
     axes.grid(visible=False)
     for (row, column), value in np.ndenumerate(mean):
         if np.isfinite(value):
-            _write(axes, (column, row), (value, half[row, column]), image)
+            number = float(value), float(half[row, column])
+            _write(axes, (column, row), number, image)
     return image
 
 

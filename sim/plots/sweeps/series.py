@@ -123,9 +123,8 @@ def _label(
 
 def _part(names: Mapping[str, str], key: str, value: Any, rows: pd.DataFrame) -> str:
     """Return a value as a legend says it; of sizes, the blocks that came of them."""
-    blocks = rows["num_gpu_blocks"].unique() if "num_gpu_blocks" in rows else []
-    if key == "engine.num_gpu_blocks_override" and len(blocks) == 1:
-        return f"{int(blocks[0]):,} blocks"
+    if key == "engine.num_gpu_blocks_override":
+        return f"{int(rows['num_gpu_blocks'].iloc[0]):,} blocks"
     if key in ("candidate", "engine.preemption_mode") and isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and np.isnan(value)):

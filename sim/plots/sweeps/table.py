@@ -104,6 +104,11 @@ class SweepRuns:
             f"summary.json, such as mean_ttft_ms"
         )
 
+    def run_with_most(self, name: str) -> pd.Series[Any]:
+        """Return the run with the largest value of a column."""
+        values = self.frame[name].to_numpy(np.float64)
+        return self.frame.iloc[int(np.nanargmax(values))]
+
     @property
     def seeds(self) -> str:
         """How many seeds there are of each combination; empty if there is one."""
