@@ -12,12 +12,12 @@ import pytest
 
 from sim.cli import run as kvsim
 from sim.plots import FIGURES
-from sim.plots.catalogue import FIGURES_OF
+from sim.plots.catalogue import FIGURES_OF, HeatMapKeys, drawings
 from sim.plots.overlays import OVERLAYS
 from sim.plots.sweeps import SWEEP_FIGURES
 from tests.shared import ROOT
 from tests.sim.commands import files, refused
-from tests.sim.plot_directories import pressed, write_sweep_results
+from tests.sim.plot_directories import pressed, said, write_sweep_results
 from tests.sim.plot_tables import pixels_of
 
 if TYPE_CHECKING:
@@ -194,3 +194,16 @@ def test_figures_that_are_there_are_replaced_only_if_asked(
     assert files(tmp_path) == before
     assert plot(*asked[:1], "--figure", "steps", *asked[3:]) == 0
     assert set(files(tmp_path)) == {"queues.png", "steps.png"}
+
+
+def test_runs_that_differ_in_much_have_their_names_and_say_in_what(
+    two_runs: list[Path], config: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    assert kvsim(["run", str(config), "--out", str(other), "--quiet"]) == 0
+    there = drawings("runs", [two_runs[0], other], HeatMapKeys())
+    text = said(there["queues"]())
+    assert "they differ in" in text
+    assert "scheduler" in text
+    assert "\nsmall: completed" in text
+    assert "\nother: completed" in text
