@@ -93,7 +93,9 @@ def what_differs(configs: Sequence[Mapping[str, Any]]) -> str:
     found = differing(configs)
     if not found:
         return "all of the same configuration"
-    return f"they differ in {', '.join(short_names(list(found)).values())}"
+    # The engine first: a long list is cut.
+    keys = sorted(found, key=lambda key: not key.startswith("engine."))
+    return f"they differ in {', '.join(short_names(keys).values())}"
 
 
 def in_common(titles: Sequence[str]) -> str:
