@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sim.plots.output import Format
 
 Flag = Annotated[bool, Parameter(negative="")]
+_MAP = "heat_map"
 
 
 def plot(
@@ -77,9 +78,9 @@ def plot(
     formats: list[Format] = list(dict.fromkeys(format_ or ["png"]))
     what = what_is_in(directories)
     keys = HeatMapKeys(x, y, metric)
-    names = named(what, figure or ())
-    if keys and (what not in ("sweep", "plan") or "heat_map" not in names):
-        raise UserError("--x, --y and --metric are for --figure heat_map of a sweep")
+    if keys and (what not in ("sweep", "plan") or (figure and _MAP not in figure)):
+        raise UserError(f"--x, --y and --metric are for --figure {_MAP} of a sweep")
+    names = named(what, figure or ([_MAP] if keys else []))
     check_files(_paths(out, names, formats), overwrite=overwrite)
     settings = {} if style is None else read_style(style)
     with on_top(settings):

@@ -22,7 +22,7 @@ from sim.errors import ResultsError, UserError
 from sim.plots import FIGURES, Tables
 from sim.plots.overlays import OVERLAYS
 from sim.plots.plan_figures import PLAN_FIGURES
-from sim.plots.runs import Run, labels_of
+from sim.plots.runs import Run, labels_of, what_differs
 from sim.plots.sweeps import SWEEP_FIGURES, HeatMap
 from sim.plots.sweeps.table import SweepRuns, read_plan, read_sweep
 from sim.plug import did_you_mean
@@ -65,7 +65,7 @@ class HeatMapKeys:
     def figure(self) -> HeatMap:
         """Return the heat map."""
         given = {"x": self.x, "y": self.y, "metric": self.metric}
-        return HeatMap(**{key: value for key, value in given.items() if value})  # type: ignore[arg-type]
+        return HeatMap(**{key: value for key, value in given.items() if value})
 
 
 def what_is_in(directories: Sequence[Path]) -> What:
@@ -153,12 +153,12 @@ def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
     tables = [Tables.of(results) for results in found]
     if len(found) == 1:
         return {name: partial(draw, tables[0]) for name, draw in FIGURES.items()}
-    labels = labels_of(
-        _names(directories),
-        [results.config.to_data() for results in found],
-        [results.summary for results in found],
-    )
-    runs = [Run(label, each) for label, each in zip(labels, tables, strict=True)]
+    names, configs = _names(directories), [each.config.to_data() for each in found]
+    labels = labels_of(names, configs, [results.summary for results in found])
+    differs = what_differs(configs) if labels == names else ""
+    runs = [
+        Run(label, each, differs) for label, each in zip(labels, tables, strict=True)
+    ]
     return {name: partial(draw, runs) for name, draw in OVERLAYS.items()}
 
 

@@ -54,15 +54,16 @@ def read_style(path: Path) -> dict[str, Any]:
         raise UserError(
             f"--style: '{path}' cannot be read: {why}; give an .mplstyle file"
         ) from error
+    known: list[str] = list(mpl.rcParams)
     for line in lines:
         key = line.partition("#")[0].partition(":")[0].strip()
-        if key and key not in mpl.rcParams:
+        if key and key not in known:
             raise UserError(
                 f"--style: '{path}' has no setting of matplotlib in '{line.strip()}'"
-                f"{did_you_mean(key, mpl.rcParams)}; mend or remove it"
+                f"{did_you_mean(key, known)}; mend or remove it"
             )
     try:
-        found = mpl.rc_params_from_file(path, True, False)
+        found: Any = mpl.rc_params_from_file(path, True, False)
     except (ValueError, KeyError) as error:
         line = " ".join(str(error).split())
         raise UserError(f"--style: '{path}': {line}; mend or remove it") from error

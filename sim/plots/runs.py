@@ -41,10 +41,13 @@ class Run:
         What tells it apart from the others.
     tables
         Its tables and its summary.
+    differs
+        In words what sets all of the runs apart, where the labels do not say so.
     """
 
     label: str
     tables: Tables
+    differs: str = ""
 
 
 def labels_of(
@@ -89,8 +92,10 @@ def what_differs(configs: Sequence[Mapping[str, Any]]) -> str:
     """Return the keys in which runs differ, for a line under the title."""
     found = differing(configs)
     if not found:
-        return "the same configuration"
-    return f"differ in {', '.join(short_names(list(found)).values())}"
+        return "all of the same configuration"
+    # The engine first: a long list is cut.
+    keys = sorted(found, key=lambda key: not key.startswith("engine."))
+    return f"they differ in {', '.join(short_names(keys).values())}"
 
 
 def in_common(titles: Sequence[str]) -> str:
@@ -138,7 +143,8 @@ def compared_figure(
             f"a figure holds {MAX_RUNS} runs at most, got {len(runs)}; leave some out"
         )
     titles = [str(run.tables.summary.get("title") or "") for run in runs]
-    figure = titled_figure(title, in_common(titles))
+    below = "; ".join(filter(None, (in_common(titles), runs[0].differs)))
+    figure = titled_figure(title, below)
     figure.subplots(
         nrows=len(heights),
         sharex=True,
@@ -169,7 +175,7 @@ def add_legend(
     panels.figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(0.013, 0.912),
+        bbox_to_anchor=(0.0165, 0.912),
         borderaxespad=0.0,
         handlelength=2.6,
         labelspacing=0.35,

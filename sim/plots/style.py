@@ -80,7 +80,7 @@ _STYLE = {
     "lines.linewidth": 1.1,
 }
 
-_user_style: ContextVar[Mapping[str, Any]] = ContextVar(
+_user_style: ContextVar[Mapping[Any, Any]] = ContextVar(
     "user_style", default=MappingProxyType({})
 )
 
@@ -96,7 +96,7 @@ house_style = _styled()
 
 
 @contextmanager
-def on_top(settings: Mapping[str, Any]) -> Iterator[None]:
+def on_top(settings: Mapping[Any, Any]) -> Iterator[None]:
     """Let matplotlib settings win over ours, where our figures do not say themselves.
 
     Colours that mean something stay; fonts, grids, spines, sizes and the colours of
@@ -165,8 +165,13 @@ def titled_figure(title: str, below: str) -> Figure:
     figure = ShownFigure()
     FigureCanvasAgg(figure)
     headline = _one_line(title, MAX_TITLE_CHARACTERS)
-    size, weight = (mpl.rcParams[f"figure.title{name}"] for name in ("size", "weight"))
-    figure.text(0.02, 0.955, headline, fontsize=size, fontweight=weight)
+    figure.text(
+        0.02,
+        0.955,
+        headline,
+        fontsize=mpl.rcParams["figure.titlesize"],
+        fontweight=mpl.rcParams["figure.titleweight"],
+    )
     line = _one_line(below, MAX_SUBTITLE_CHARACTERS)
     figure.text(0.02, 0.918, line, color=GREY, parse_math=False)
     return figure

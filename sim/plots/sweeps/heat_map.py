@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter
 
 from sim.differences import short_names
 from sim.plots.style import house_style, short_number, titled_figure
@@ -59,7 +60,8 @@ class HeatMap:
         values = runs.frame.groupby(list(runs.keys), dropna=False)[metric].mean()
         low, high = values.min(), values.max()
         figure = titled_figure(
-            f"{metric}: {low:,.6g} to {high:,.6g}", _about(runs, metric)
+            f"{metric}: {low:,.6g} to {high:,.6g}",
+            runs.about("means of {}, and half of their range"),
         )
         self._draw(figure, groups, (x, y), (low, high))
         return figure
@@ -109,7 +111,7 @@ class HeatMap:
         figure.axes[0].set_ylabel(keys[1])
         assert image is not None
         bar = figure.colorbar(image, cax=figure.add_axes((0.92, 0.11, 0.016, 0.73)))
-        bar.ax.yaxis.set_major_formatter(short_number)
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(short_number))
         bar.ax.minorticks_off()
 
 
@@ -140,16 +142,6 @@ def _preferred(runs: SweepRuns) -> list[str]:
     except NotShownError:
         first = []
     return list(dict.fromkeys([*first, *filter(None, [runs.size]), *runs.keys]))
-
-
-def _about(runs: SweepRuns, metric: str) -> str:
-    seeds = int(runs.frame.groupby(list(runs.keys), dropna=False).size().max())
-    said = [runs.title]
-    if seeds > 1:
-        said.append(f"{metric}: mean of {seeds} seeds, and half their range")
-    if runs.num_missing:
-        said.append(f"{runs.num_missing} runs are missing")
-    return "; ".join(said)
 
 
 def _groups(frame: pd.DataFrame, others: list[str]) -> list[tuple[str, pd.DataFrame]]:
@@ -188,7 +180,8 @@ def _draw_cells(
     axes.grid(visible=False)
     for (row, column), value in np.ndenumerate(mean):
         if np.isfinite(value):
-            _write(axes, (column, row), (value, half[row, column]), image)
+            number = float(value), float(half[row, column])
+            _write(axes, (column, row), number, image)
     return image
 
 

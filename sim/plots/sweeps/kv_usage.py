@@ -9,7 +9,12 @@ import numpy as np
 
 from sim.metrics import USAGE_PERCENTILES
 from sim.plots.style import house_style, set_percent_axis
-from sim.plots.sweeps.series import legend_right_below, panels_over_load, series_of
+from sim.plots.sweeps.series import (
+    legend_right_below,
+    make_room,
+    panels_over_load,
+    series_of,
+)
 from sim.plots.sweeps.table import NotShownError
 
 if TYPE_CHECKING:
@@ -30,8 +35,8 @@ def kv_usage(runs: SweepRuns) -> Figure:
     """Draw percentiles over time of the KV usage over load, a panel for each cache."""
     if _MIDDLE not in runs.frame:
         raise NotShownError(
-            f"these runs do not know how their KV usage was distributed ({_MIDDLE}); "
-            f"run the sweep again with this release"
+            f"these runs do not say how their KV usage was distributed ({_MIDDLE}); "
+            f"sweeps of this release do"
         )
     lines = series_of(runs)
     left_out = len(lines) - MAX_PANELS
@@ -41,7 +46,8 @@ def kv_usage(runs: SweepRuns) -> Figure:
     title = f"KV usage: mean up to {mean:.1%}, max {full:.1%}".replace("%", " %")
     if left_out > 0:
         title += f" (the first {MAX_PANELS} of {MAX_PANELS + left_out})"
-    figure = panels_over_load(runs, title, len(lines))
+    told = "shares of time: means of {}; bars: all of them"
+    figure = panels_over_load(runs, title, len(lines), told)
     for axes, each in zip(figure.axes, lines, strict=True):
         _draw(axes, each)
         axes.set_title(each.label, loc="left", fontsize="medium")
@@ -49,7 +55,7 @@ def kv_usage(runs: SweepRuns) -> Figure:
     figure.axes[0].set_ylabel("KV blocks in use (%)")
     legend_right_below(figure)
     # Titles of panels stand between them and the legend.
-    figure.subplots_adjust(top=0.81)
+    make_room(figure, 0.81)
     return figure
 
 

@@ -29,9 +29,11 @@ def preemption_rate(runs: SweepRuns) -> Figure:
     """Draw preemptions per 100 requests over load, a line for each size of cache."""
     name = runs.column(PREEMPTION_RATE)
     rates = runs.frame[name].dropna().to_numpy(np.float64)
-    most = runs.frame.loc[runs.frame[name].idxmax()]
+    most = runs.run_with_most(name)
     title = f"Preemptions: up to {most[name]:,.3g} per 100 requests"
-    if "num_preemptions" in runs.frame:
+    if not most[name]:
+        title = "Preemptions: none in any run"
+    elif "num_preemptions" in runs.frame:
         title += f" ({most['num_preemptions']:,.0f} in one run)"
     figure = panels_over_load(runs, title)
     (axes,) = figure.axes

@@ -123,9 +123,8 @@ def _label(
 
 def _part(names: Mapping[str, str], key: str, value: Any, rows: pd.DataFrame) -> str:
     """Return a value as a legend says it; of sizes, the blocks that came of them."""
-    blocks = rows["num_gpu_blocks"].unique() if "num_gpu_blocks" in rows else []
-    if key == "engine.num_gpu_blocks_override" and len(blocks) == 1:
-        return f"{int(blocks[0]):,} blocks"
+    if key == "engine.num_gpu_blocks_override":
+        return f"{int(rows['num_gpu_blocks'].iloc[0]):,} blocks"
     if key in ("candidate", "engine.preemption_mode") and isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and np.isnan(value)):
@@ -156,9 +155,26 @@ def _hashed(value: Any) -> str:
     return repr(value)
 
 
-def panels_over_load(runs: SweepRuns, title: str, num_panels: int = 1) -> Figure:
-    """Return a figure with panels side by side, all over load."""
-    figure = titled_figure(title, runs.about)
+def panels_over_load(
+    runs: SweepRuns,
+    title: str,
+    num_panels: int = 1,
+    seeds: str = "lines: means of {}, bands: all of them",
+) -> Figure:
+    """Return a figure with panels side by side, all over load.
+
+    Parameters
+    ----------
+    runs
+        What is drawn.
+    title
+        What the figure says, in figures.
+    num_panels
+        How many there are.
+    seeds
+        How several seeds are drawn, ``{}`` for how many.
+    """
+    figure = titled_figure(title, runs.about(seeds))
     figure.subplots(
         ncols=num_panels,
         gridspec_kw={
@@ -166,7 +182,7 @@ def panels_over_load(runs: SweepRuns, title: str, num_panels: int = 1) -> Figure
             "right": 0.98,
             "top": 0.865,
             "bottom": 0.09,
-            "wspace": 0.24,
+            "wspace": 0.26,
         },
     )
     _, label = load_of(runs)
@@ -201,11 +217,18 @@ def legend_right_below(figure: Figure, num_rows: int = 1) -> None:
         handles,
         labels,
         loc="upper left",
-        bbox_to_anchor=(0.013, 0.912),
+        bbox_to_anchor=(0.0165, 0.912),
         ncols=min(columns, 6),
         borderaxespad=0.0,
         handlelength=2.6,
         columnspacing=1.4,
     )
     rows = -(-len(handles) // min(columns, 6))
-    figure.subplots_adjust(top=0.87 - 0.031 * rows)
+    make_room(figure, 0.885 - 0.031 * rows)
+
+
+def make_room(figure: Figure, top: float) -> None:
+    """Let all panels end at a share of the figure's height."""
+    for axes in figure.axes:
+        left, bottom, width, _ = axes.get_position().bounds
+        axes.set_position((left, bottom, width, top - bottom))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter
 
-from sim.plots.style import house_style, plain_number
+from sim.plots.style import house_style, short_number
 from sim.plots.sweeps.series import (
     draw_series,
     legend_right_below,
@@ -48,6 +48,6 @@ def swap_or_recompute(runs: SweepRuns) -> Figure:
             draw_series(axes, each, name)
         axes.set_ylim(0.0, None)
         axes.set_ylabel(label)
-        axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+        axes.yaxis.set_major_formatter(FuncFormatter(short_number))
     legend_right_below(figure)
     return figure

@@ -100,17 +100,36 @@ class SweepRuns:
         numbers = self.frame.select_dtypes("number").columns
         hint = did_you_mean(name, numbers)
         raise NotShownError(
-            f"'{name}' is no number of these runs{hint}; take one of summary.json, "
-            f"such as p99_ttft_ms"
+            f"'{name}' is no number that these runs have{hint}; take one of "
+            f"summary.json, such as mean_ttft_ms"
         )
 
+    def run_with_most(self, name: str) -> pd.Series[Any]:
+        """Return the run with the largest value of a column."""
+        values = self.frame[name].to_numpy(np.float64)
+        return self.frame.iloc[int(np.nanargmax(values))]
+
     @property
-    def about(self) -> str:
-        """A line for below the title: what, how many seeds, what is missing."""
-        seeds = int(self.frame.groupby(list(self.keys), dropna=False).size().max())
+    def seeds(self) -> str:
+        """How many seeds there are of each combination; empty if there is one."""
+        keys = list(self.keys) or ["run"]
+        sizes = self.frame.groupby(keys, dropna=False).size()
+        least, most = int(sizes.min()), int(sizes.max())
+        if most < 2:
+            return ""
+        return f"{most} seeds" if least == most else f"up to {most} seeds"
+
+    def about(self, seeds: str) -> str:
+        """Return a line for below the title: what, how many seeds, what is missing.
+
+        Parameters
+        ----------
+        seeds
+            What is said where there are several, ``{}`` for how many.
+        """
         parts = [self.title]
-        if seeds > 1:
-            parts.append(f"lines: means of {seeds} seeds, bands: all of them")
+        if self.seeds:
+            parts.append(seeds.format(self.seeds))
         if self.num_missing:
             parts.append(f"{self.num_missing} runs are missing")
         return "; ".join(part for part in parts if part)
@@ -164,6 +183,7 @@ def read_plan(plan: Mapping[str, Any]) -> SweepRuns:
     """
     rows = [
         {
+            "run": i,
             "candidate": each["name"],
             "num_gpu_blocks": each["num_gpu_blocks"],
             "load": point["load"],
@@ -173,7 +193,7 @@ def read_plan(plan: Mapping[str, Any]) -> SweepRuns:
             "request_goodput": _goodput(point),
             "goodput": json.dumps(_limits(plan)),
         }
-        for each in plan["candidates"]
+        for i, each in enumerate(plan["candidates"])
         for point in each.get("curve", ())
         if point["load"] and not point["is_overloaded"]
     ]
