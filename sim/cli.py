@@ -51,6 +51,10 @@ COMMANDS = {
         "sim.commands.validate:validate",
         "Simulate a run that was measured, and report the errors.",
     ),
+    "export": (
+        "sim.commands.export:export",
+        "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus text, CSV.",
+    ),
     "workload": (
         "sim.commands.workload:app",
         "Traffic: statistics, generation, conversion, miss-ratio curves.",
