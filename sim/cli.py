@@ -63,6 +63,10 @@ COMMANDS = {
         "sim.commands.report:report",
         "Write one page to look at: a run, several compared, a sweep or a plan.",
     ),
+    "export": (
+        "sim.commands.export:export",
+        "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus text, CSV.",
+    ),
     "workload": (
         "sim.commands.workload:app",
         "Traffic: statistics, generation, conversion, miss-ratio curves.",

@@ -46,6 +46,7 @@ RESULT_FILES = frozenset(
         "schedule.jsonl.zst",
         "blocks.json",
         "figures",
+        "exports",
     }
 )
 """What the results of a run hold."""
@@ -164,6 +165,38 @@ def output_directory(
             with suppress(OSError):
                 for parent in missing:
                     parent.rmdir()
+
+
+@contextmanager
+def output_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a path to write to that takes the place of `path` at the end.
+
+    Raises
+    ------
+    OutputError
+        If it exists and must not be replaced, or cannot be written; nothing
+        half-written stays behind.
+    """
+    if path.is_dir():
+        raise OutputError(f"'{path}' is a directory; choose another --out")
+    if path.exists() and not overwrite:
+        raise OutputError(
+            f"'{path}' exists already; choose another --out or add --overwrite"
+        )
+    partial: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = _sibling(path.parent)
+        yield partial / path.name
+        (partial / path.name).replace(path)
+    except OSError as error:
+        raise OutputError(
+            f"'{path}' cannot be written: {_why(error)}; make room or choose another "
+            f"--out"
+        ) from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _replace(partial: Path, target: Path) -> None:

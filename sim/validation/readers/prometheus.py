@@ -38,6 +38,7 @@ _COUNTERS: Final = {
     "total_output_tokens": ("vllm:generation_tokens",),
     "completed": ("vllm:request_success",),
 }
+_NOT_SERVED: Final = ("abort", "error")
 _PERCENTILES: Final = (50, 90, 99)
 
 Buckets = list[tuple[float, float]]
@@ -138,6 +139,7 @@ def _totals(families: Mapping[str, Metric]) -> dict[str, float]:
                 sample.value
                 for sample in metric.samples
                 if not sample.name.endswith("_created")
+                and sample.labels.get("finished_reason") not in _NOT_SERVED
             )
     return found
 
