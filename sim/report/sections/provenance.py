@@ -42,8 +42,7 @@ def show_provenance(runs: Sequence[Run]) -> Iterator[Markup]:
 def _honest(run: Run) -> Iterator[Markup]:
     """Yield what a reader should know before believing a number."""
     s = run.summary
-    cost = s.get("cost") or {}
-    kind = str(cost.get("kind"))
+    kind = _kind(run)
     if s.get("profile"):
         yield join(
             ["Step times: cost model ", kind, ", from the profile ", _profile(s)]
@@ -76,6 +75,12 @@ def _honest(run: Run) -> Iterator[Markup]:
     if outside := (s.get("capacity") or {}).get("extrapolated"):
         told = "; ".join(outside)
         yield join(["Number of KV blocks, outside of what was measured: ", told, "."])
+
+
+def _kind(run: Run) -> str:
+    """Return the cost model's kind; a user's own class need not name itself."""
+    asked = (run.config.get("cost") or {}).get("kind")
+    return str((run.summary.get("cost") or {}).get("kind") or asked)
 
 
 def _profile(summary: Mapping[str, Any]) -> str:
