@@ -122,10 +122,8 @@ def _intervals(runs: Sequence[Run], run: Run) -> Markup:
         show = milliseconds if key.endswith("_ms") else decimal
         low, high = found
         rows.append([label, datum(run, key, show(value)), show(low), show(high)])
-    whose = f" of {run.label}" if len(runs) > 1 else ""
-    caption = (
-        f"If the cost model is off{whose}: every step at its lower, its upper bound"
-    )
+    whose = f" ({run.label})" if len(runs) > 1 else ""
+    caption = f"If the cost model is off{whose}: all steps at either bound"
     return table(caption, ["", "value", "from", "to"], rows)
 
 
