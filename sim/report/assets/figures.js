@@ -83,7 +83,7 @@
     const times = isStacked ? Object.keys(given).filter((n) => n.startsWith("yaxis")).length : 1;
     place.style.height = `${size.height ?? heightPx * times + (narrow.matches ? LEGEND_PX : 0)}px`;
     const config = {
-      responsive: true, displayModeBar: !narrow.matches, displaylogo: false, plotlyServerURL: "",
+      responsive: true, displayModeBar: narrow.matches ? false : "hover", displaylogo: false, plotlyServerURL: "",
       // Named one by one: releases add buttons, some of which send the figure away.
       modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
       toImageButtonOptions: { format: "svg", filename: place.id },

@@ -10,7 +10,7 @@ import numpy as np
 from sim.capacity import CapacityEstimate, capacity_rows, format_capacity
 from sim.hardware import GIB
 from sim.report.charts import Axis, Bars, Chart, Panel
-from sim.report.html import Markup, bullets, details, element, paragraph, table
+from sim.report.html import Markup, bullets, details, element, join, paragraph, table
 from sim.report.looks import tag
 from sim.report.source import ReportError
 from sim.report.words import count, datum, decimal
@@ -33,8 +33,11 @@ def show_capacity(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return the parts of memory, and the sum that leads to the blocks."""
     estimates = [estimate_of(run) for run in runs]
     yield _chart(runs, estimates)
-    for run, estimate in zip(runs, estimates, strict=True):
-        yield from _explained(runs, run, estimate)
+    for place, estimate in enumerate(estimates):
+        if estimate in estimates[:place]:
+            continue
+        same = [run for run, e in zip(runs, estimates, strict=True) if e == estimate]
+        yield from _explained(same, estimate, is_alone=len(same) == len(runs))
 
 
 def estimate_of(run: Run) -> CapacityEstimate:
@@ -88,10 +91,12 @@ def _chart(runs: Sequence[Run], estimates: Sequence[CapacityEstimate]) -> Chart:
 
 
 def _explained(
-    runs: Sequence[Run], run: Run, estimate: CapacityEstimate
+    same: Sequence[Run], estimate: CapacityEstimate, *, is_alone: bool
 ) -> Iterator[Markup]:
-    if len(runs) > 1:
-        yield element("h3", tag(run))
+    """Yield the explanation of an estimate; `same` are the runs that share it."""
+    run = same[0]
+    if not is_alone:
+        yield element("h3", join(map(tag, same), ", "))
     blocks = datum(run, "num_gpu_blocks", count(estimate.num_gpu_blocks))
     low, high = estimate.num_gpu_blocks_low, estimate.num_gpu_blocks_high
     interval = (

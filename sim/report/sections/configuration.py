@@ -23,10 +23,11 @@ def show_configuration(runs: Sequence[Run]) -> Iterator[Markup]:
     """Return what differs, and each configuration in full."""
     if len(runs) > 1:
         yield _differences(runs)
+    else:
+        yield paragraph("Keys that are set; all others take their defaults.")
+        yield _yaml(_set_keys(runs[0].config))
     for run in runs:
         whose = "" if len(runs) == 1 else f" of {run.label}"
-        yield paragraph(f"Keys that are set{whose}; all others take their defaults.")
-        yield _yaml(_set_keys(run.config))
         yield details(f"Complete configuration{whose}", _yaml(run.config))
 
 

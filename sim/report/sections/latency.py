@@ -30,8 +30,11 @@ MEANINGS: Final = {
     "e2el": "end-to-end latency",
 }
 STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
-NUM_WINDOWS: Final = 100
+MIN_WINDOWS, MAX_WINDOWS = 10, 100
 """Windows of arrivals, each of which has a median and a load."""
+
+REQUESTS_A_WINDOW: Final = 20
+"""So many there should be; a short run has fewer windows."""
 
 NUM_CDF_POINTS: Final = 800
 _LEAST_OF_P99: Final = 20
@@ -158,26 +161,25 @@ def windows_of(run: Run) -> Windows:
     """Return the windows of a run; requests belong where they arrived."""
     arrival_s = run.requests["arrival_s"]
     last_s = float(arrival_s.max(initial=0.0)) or 1.0
-    edges_s: Floats = np.linspace(0.0, last_s, NUM_WINDOWS + 1)
-    place = np.clip(
-        np.searchsorted(edges_s, arrival_s, "right") - 1, 0, NUM_WINDOWS - 1
-    )
-    counts = np.bincount(place, minlength=NUM_WINDOWS).astype(np.float64)
-    rate: Floats = counts * (NUM_WINDOWS / last_s)
+    number = min(max(len(arrival_s) // REQUESTS_A_WINDOW, MIN_WINDOWS), MAX_WINDOWS)
+    edges_s: Floats = np.linspace(0.0, last_s, number + 1)
+    place = np.clip(np.searchsorted(edges_s, arrival_s, "right") - 1, 0, number - 1)
+    counts = np.bincount(place, minlength=number).astype(np.float64)
+    rate: Floats = counts * (number / last_s)
     windows = Windows(edges_s, rate, {}, {})
     served = is_served(run)
     for metric in MEANINGS:
         values = run.requests[f"{metric}_s"]
         known = served & np.isfinite(values)
-        groups = _grouped(place[known], values[known])
+        groups = _grouped(place[known], values[known], number)
         windows.median[metric] = _of_groups(groups, 50.0, 1)
         windows.p99[metric] = _of_groups(groups, 99.0, _LEAST_OF_P99)
     return windows
 
 
-def _grouped(place: Any, values: Floats) -> list[Floats]:
+def _grouped(place: Any, values: Floats, number: int) -> list[Floats]:
     order = np.argsort(place, kind="stable")
-    borders = np.searchsorted(place[order], np.arange(1, NUM_WINDOWS))
+    borders = np.searchsorted(place[order], np.arange(1, number))
     return np.split(values[order], borders)
 
 
@@ -215,8 +217,8 @@ def _over_time(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
     what = "Median and 99th percentile" if len(runs) == 1 else "Median"
     return Chart(
         "latency-over-time",
-        f"{what} of the requests that arrived in each hundredth of the time, and how "
-        f"many arrived.",
+        f"{what} of the requests that arrived in each of equal windows of time, and "
+        f"how many arrived.",
         tuple(panels),
         x=clock.axis("time of arrival"),
         height_px=620,
@@ -250,7 +252,7 @@ def _against_load(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
             known = np.isfinite(y)
             values += y[known].tolist()
             rates += found.rate[known].tolist()
-            label = name(runs, run, "a hundredth of the time" if len(runs) == 1 else "")
+            label = name(runs, run, "a window of time" if len(runs) == 1 else "")
             texts = tuple(
                 f"{run.label}\narrived from {begin:,.0f} s on\n"
                 f"{rate:.3g} requests/s, median {METRICS[metric]} {value:.4g} s"
@@ -273,8 +275,8 @@ def _against_load(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
         panels.append(Panel(value_axis(title, values), tuple(series), x=x))
     return Chart(
         "latency-against-load",
-        "Latency against offered load: each point is the requests that arrived in a "
-        "hundredth of the time.",
+        "Latency against offered load: each point is the requests that arrived in one "
+        "window of time.",
         tuple(panels),
         height_px=360,
     )

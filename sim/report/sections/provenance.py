@@ -42,8 +42,7 @@ def show_provenance(runs: Sequence[Run]) -> Iterator[Markup]:
 def _honest(run: Run) -> Iterator[Markup]:
     """Yield what a reader should know before believing a number."""
     s = run.summary
-    cost = s.get("cost") or {}
-    kind = str(cost.get("kind"))
+    kind = _kind(run)
     if s.get("profile"):
         yield join(
             ["Step times: cost model ", kind, ", from the profile ", _profile(s)]
@@ -76,6 +75,12 @@ def _honest(run: Run) -> Iterator[Markup]:
     if outside := (s.get("capacity") or {}).get("extrapolated"):
         told = "; ".join(outside)
         yield join(["Number of KV blocks, outside of what was measured: ", told, "."])
+
+
+def _kind(run: Run) -> str:
+    """Return the cost model's kind; a user's own class need not name itself."""
+    asked = (run.config.get("cost") or {}).get("kind")
+    return str((run.summary.get("cost") or {}).get("kind") or asked)
 
 
 def _profile(summary: Mapping[str, Any]) -> str:
@@ -117,10 +122,8 @@ def _intervals(runs: Sequence[Run], run: Run) -> Markup:
         show = milliseconds if key.endswith("_ms") else decimal
         low, high = found
         rows.append([label, datum(run, key, show(value)), show(low), show(high)])
-    whose = f" of {run.label}" if len(runs) > 1 else ""
-    caption = (
-        f"If the cost model is off{whose}: every step at its lower, its upper bound"
-    )
+    whose = f" ({run.label})" if len(runs) > 1 else ""
+    caption = f"If the cost model is off{whose}: all steps at either bound"
     return table(caption, ["", "value", "from", "to"], rows)
 
 

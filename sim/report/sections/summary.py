@@ -74,6 +74,7 @@ ROWS: Final = (
 """What the table shows, in its order; a row that is 0 in all runs is left out where it
 counts what often does not happen."""
 
+_HARDLY: Final = 0.001
 _SCATTERED: Final = 0.2
 """Half of the preemptions in no less of the time are nowhere in particular."""
 
@@ -225,7 +226,7 @@ def _comparison(runs: Sequence[Run]) -> Iterator[Markup]:
             continue
         ranked = sorted(known, key=lambda run: run.summary[key], reverse=is_high_good)
         best, worst = ranked[0], ranked[-1]
-        if best.summary[key] == worst.summary[key]:
+        if show(best.summary[key]) == show(worst.summary[key]):
             shown = datum(best, key, show(best.summary[key]))
             yield join([f"{label}: the same in all, ", shown, "."])
             continue
@@ -300,4 +301,6 @@ def _difference(first: Any, value: Any) -> str:
     if not first:
         return "new"
     change = value / first - 1.0
+    if abs(change) < _HARDLY:
+        return f"< {percent(_HARDLY)}"
     return f"x {value / first:.3g}" if change >= 2.0 else f"{100 * change:+.1f} %"

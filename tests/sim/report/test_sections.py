@@ -1,0 +1,130 @@
+"""What each section says of runs of known kinds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from sim.capacity import format_capacity
+from sim.report.sections.binding import bound_by
+from sim.report.sections.capacity import estimate_of
+from sim.report.sections.configuration import differences
+from sim.report.sections.latency import windows_of
+from sim.report.source import load_runs
+from tests.identity.measured_profile import measured_profile
+from tests.sim.report.pages import crowded, page_of, results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODEL = "meta-llama/Llama-3.1-8B"
+
+
+def roomy(rate: float, **engine: Any) -> dict[str, Any]:
+    """A run with as many blocks as it likes."""
+    data = crowded(num_gpu_blocks_override=4000, **engine)
+    data["workload"]["synthetic"]["arrivals"] = {"kind": "poisson", "rate": rate}
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (crowded(), "Bound by KV capacity: "),
+        (roomy(50.0, max_num_seqs=2), "Bound by admission: "),
+        (roomy(0.2), "Bound by nothing: the engine is idle for "),
+        (roomy(8.0), "Bound by the time of steps: steps spend 100 % of their time on "),
+        (
+            roomy(2000.0, max_num_batched_tokens=64, max_num_seqs=64),
+            "Bound by the time of steps: prompts wait for the 64 tokens of a step",
+        ),
+    ],
+)
+def test_what_binds(data: dict[str, Any], said: str, tmp_path: Path) -> None:
+    directory = results(tmp_path / "run", data)
+    (run,) = load_runs([directory])
+    assert bound_by(run).startswith(said)
+    assert bound_by(run) in page_of(directory).visible
+
+
+def test_only_what_differs_is_listed(crowded_run: Path, plain_run: Path) -> None:
+    found = differences(load_runs([crowded_run, plain_run]))
+    assert found == [("engine.num_gpu_blocks_override", [40, 60])]
+    page = page_of(crowded_run, plain_run)
+    assert "engine.num_gpu_blocks_override" in page.visible
+
+
+def test_the_same_configuration_twice(plain_run: Path, tmp_path: Path) -> None:
+    again = results(tmp_path / "again", crowded(num_gpu_blocks_override=60))
+    page = page_of(plain_run, again)
+    assert "The configurations are the same." in page.visible
+    assert "the same in all" in page.visible
+    assert page.data(1) != []
+    assert [value for _, value in page.data(1)][:4] == [
+        value for _, value in page.data(2)
+    ][:4]
+
+
+def test_capacity_is_what_the_command_prints(plain_run: Path) -> None:
+    (run,) = load_runs([plain_run])
+    printed = " ".join(format_capacity(estimate_of(run)).split())
+    assert printed in page_of(plain_run).visible
+
+
+def test_histograms_are_those_of_blocks_json(swapping_run: Path) -> None:
+    blocks = json.loads((swapping_run / "blocks.json").read_text())
+    residency = blocks["tiers"]["gpu"]["residency"]
+    page = page_of(swapping_run)
+    (line,) = page.figures["block-times"]["data"]
+    inside = np.array(residency["counts"][1:-1])
+    assert sum(line["y"]) == pytest.approx(100 * inside.sum() / residency["count"])
+    kept = np.flatnonzero(inside)
+    assert line["x"][0] == pytest.approx(blocks["bin_edges_s"][kept[0]])
+    assert line["x"][-1] == pytest.approx(blocks["bin_edges_s"][kept[-1] + 1])
+    assert "no reuse gap" in page.visible
+    assert f"{residency['count']:,}" in page.visible
+
+
+def test_windows_hold_every_request(plain_run: Path) -> None:
+    (run,) = load_runs([plain_run])
+    windows = windows_of(run)
+    assert windows.edges_s.size == 11  # of 150 requests: no fewer than ten windows
+    numbers = windows.rate * np.diff(windows.edges_s)
+    assert numbers.sum() == pytest.approx(len(run.requests["arrival_s"]))
+    first = run.requests["arrival_s"] < windows.edges_s[1]
+    assert windows.median["ttft"][0] == pytest.approx(
+        np.median(run.requests["ttft_s"][first])
+    )
+
+
+def test_intervals_profile_and_extrapolation_of_a_measured_run(tmp_path: Path) -> None:
+    data = crowded()
+    data["cost"] = {"kind": "measured", "profile": measured_profile(MODEL)}
+    directory = results(tmp_path / "measured", data)
+    summary = json.loads((directory / "summary.json").read_text())
+    page = page_of(directory)
+    assert f"from the profile {summary['profile']}" in page.visible
+    assert "the run was repeated with every step at its bounds" in page.visible
+    assert ("extrapolated_share", summary["extrapolated_share"]) in page.data()
+    rows = [i for i, word in enumerate(page.words) if word == "p99 TTFT"]
+    low, high = summary["p99_ttft_ms_interval"]
+    told = page.words[rows[-1] + 1 : rows[-1] + 4]
+    assert [float(each.split()[0]) for each in told] == pytest.approx(
+        [
+            value if value < 999.5 else value / 1e3
+            for value in (summary["p99_ttft_ms"], low, high)
+        ],
+        rel=5e-3,
+    )
+
+
+def test_warnings_of_a_run_are_told(crowded_run: Path) -> None:
+    summary = json.loads((crowded_run / "summary.json").read_text())
+    (warning,) = summary["warnings"]
+    page = page_of(crowded_run)
+    assert f"Warning: {warning}" in page.visible.replace("Warning:  ", "Warning: ")
+    begin = page.visible.index("What matters first", 200)
+    assert warning[1:40] in page.visible[begin : begin + 200]  # it says overloaded
