@@ -14,7 +14,7 @@ from sim.errors import ConfigError
 from sim.fast.exact import NotExactError, check_order
 from sim.future_reads import WorkloadReads
 from sim.recording.extras import recording
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.sim.build import spec
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write
