@@ -91,31 +91,13 @@ def table(
         Of the table, for its looks.
     """
     looks = ["left" if place in left else None for place in range(len(head))]
-    columns = element(
-        "tr",
-        *(
-            element("th", cell, scope="col", class_=look)
-            for cell, look in zip(head, looks, strict=True)
-        ),
-    )
-    body = (
-        element(
-            "tr",
-            *(
-                element("td", cell, class_=looks[place])
-                if place
-                else element("th", cell, scope="row")
-                for place, cell in enumerate(row)
-            ),
-        )
-        for row in rows
-    )
+    body = (_row(row, looks) for row in rows)
     return element(
         "div",
         element(
             "table",
             element("caption", caption),
-            element("thead", columns),
+            element("thead", _head(head, looks)),
             element("tbody", *body),
             class_=class_,
         ),
@@ -124,6 +106,22 @@ def table(
         aria_label=caption,
         tabindex="0",
     )
+
+
+def _head(cells: Sequence[object], looks: Sequence[str | None]) -> Markup:
+    named = zip(cells, looks, strict=True)
+    return element(
+        "tr", *(element("th", cell, scope="col", class_=look) for cell, look in named)
+    )
+
+
+def _row(cells: Sequence[object], looks: Sequence[str | None]) -> Markup:
+    first, *others = cells
+    told = (
+        element("td", cell, class_=look)
+        for cell, look in zip(others, looks[1:], strict=True)
+    )
+    return element("tr", element("th", first, scope="row"), *told)
 
 
 def details(summary: object, *children: object, is_open: bool = False) -> Markup:

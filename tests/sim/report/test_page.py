@@ -173,41 +173,33 @@ def test_words_of_users_are_only_shown(crowded_run: Path, tmp_path: Path) -> Non
         (directory / "summary.json").write_text(json.dumps(summary))
         config = directory / "config.yaml"
         config.write_text(config.read_text() + f"note: {json.dumps(EVIL)}\n")
-    for is_static in (False, True):
-        for directories in ((evil,), (evil, other)):
-            found = page_of(*directories, is_static=is_static)
-            names = [name for name, _ in found.elements]
-            assert names.count("script") == (1 if is_static else 4)
-            assert "img" not in names
-            assert "alert(1)" in found.visible
-            assert EVIL in found.visible
+    for is_static, directories in ((True, (evil,)), (False, (evil, other))):
+        found = page_of(*directories, is_static=is_static)
+        names = [name for name, _ in found.elements]
+        assert names.count("script") == (1 if is_static else 4)
+        assert "img" not in names
+        assert EVIL in found.visible
     figures = json.dumps(page_of(evil, other).figures)
     assert "<script" not in figures
     assert "<img" not in figures
 
 
+@pytest.mark.parametrize("is_static", [False, True])
 def test_the_same_results_give_the_same_bytes(
-    crowded_run: Path, swapping_run: Path, tmp_path: Path
+    swapping_run: Path, *, is_static: bool
 ) -> None:
     program = (
         "import sys; from pathlib import Path; from sim.report import build_page;"
-        "sys.stdout.buffer.write(build_page([Path(sys.argv[1]), Path(sys.argv[2])],"
-        " is_static=sys.argv[3] == 'static').encode())"
+        "sys.stdout.buffer.write(build_page([Path(sys.argv[1])],"
+        f" is_static={is_static}).encode())"
     )
-    for figures in ("static", "interactive"):
-        command = [sys.executable, "-c", program]
-        command += [str(crowded_run), str(swapping_run), figures]
-        first, second = (
-            subprocess.run(
-                command,
-                check=True,
-                capture_output=True,
-                env=os.environ | {"PYTHONHASHSEED": seed},
-            ).stdout
-            for seed in ("1", "2")
-        )
-        assert first == second
-        assert b"<!DOCTYPE html>" in first
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", program, str(swapping_run)],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+    ).stdout
+    assert elsewhere == build_page([swapping_run], is_static=is_static).encode()
 
 
 def test_without_plotly_the_page_is_drawn_as_svg(
