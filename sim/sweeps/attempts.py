@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from sim.sweeps.job import Outcome
@@ -42,6 +43,7 @@ class Attempts:
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._jobs = iter(jobs)
+        self._ahead: deque[Job] = deque()
         self._again: deque[Attempt] = deque()
         self._alone: deque[Attempt] = deque()
         self._num_going = 0
@@ -59,9 +61,29 @@ class Attempts:
             self._num_going += 1
         return attempt
 
+    def next_few(self, most: int, num_takers: int) -> list[Attempt]:
+        """Return new ones to be run in a row, or a single one that was tried before.
+
+        Fewer than `most` towards the end, so that all takers have some to the last.
+        """
+        is_new = not self._again
+        first = self.next()
+        if first is None:
+            return []
+        few = [first]
+        if is_new and first.number == 1:
+            self._look_ahead(2 * num_takers * most)
+            for _ in range(min(most - 1, len(self._ahead) // (2 * num_takers))):
+                few.append(Attempt(self._ahead.popleft()))
+                self._num_going += 1
+        return few
+
+    def _look_ahead(self, num: int) -> None:
+        self._ahead.extend(islice(self._jobs, max(0, num - len(self._ahead))))
+
     def _fresh(self) -> Attempt | None:
-        job = next(self._jobs, None)
-        return None if job is None else Attempt(job)
+        self._look_ahead(1)
+        return Attempt(self._ahead.popleft()) if self._ahead else None
 
     def ended(self) -> None:
         """Note that a run came to its end, whichever."""

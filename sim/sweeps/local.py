@@ -8,6 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
+from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,7 @@ from sim.errors import UserError
 from sim.sweeps import worker
 from sim.sweeps.attempts import Attempt, Attempts
 from sim.sweeps.forks import signals_held_back, start_method, warm_up
-from sim.sweeps.perform import perform
+from sim.sweeps.perform import perform_several
 from sim.sweeps.supplies import NOTHING, Supplies
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 _SHORT_S = 0.1
 """Of runs shorter than this, a worker has the next one with it, so that it never waits.
 Of longer ones it has not: at the end, one worker would have two and another none."""
+_TOGETHER_S = 0.05
+"""Of runs shorter than this, so many go to a worker at once as take about that long: a
+message costs as much as the tenth part of a run of some milliseconds."""
+_MOST_TOGETHER = 64
+_MOST_TOGETHER_S = 0.1
+"""When a worker hands over what it has done, and gives back the rest."""
+_LAST_S = 0.5
+"""How long a sweep that is stopped waits for what workers have not handed over."""
 _POLL_S = 0.1
 """How soon a request to stop is seen."""
 _MOST_FALSE_STARTS = 3
@@ -59,7 +68,7 @@ class LocalExecutor:
     ) -> None:
         self.num_workers = num_workers or num_cpus()
         context = _context()
-        self._ended: SimpleQueue[Future[Outcome]] = SimpleQueue()
+        self._ended: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
         self._slots = [
             _Slot(context, supplies, self._ended) for _ in range(self.num_workers)
         ]
@@ -96,7 +105,7 @@ class LocalExecutor:
                 if not any(slot.going for slot in self._slots):
                     return
                 yield from self._collected(attempts, wait_s=_POLL_S)
-            yield from self._collected(attempts, wait_s=0.0)
+            yield from self._last(attempts)
         finally:  # nobody will ask for what is still going on
             for slot in self._slots:
                 slot.give_up()
@@ -108,10 +117,26 @@ class LocalExecutor:
             for slot in self._slots:
                 if len(slot.going) >= depth:
                     continue
-                attempt = attempts.next()
-                if attempt is None:
+                few = attempts.next_few(self._num_together(), self.num_workers)
+                if not few:
                     return
-                slot.submit(attempt, task)
+                slot.submit(few, task)
+
+    def _num_together(self) -> int:
+        """Return how many runs a worker is given at once."""
+        if self._latest_s > _TOGETHER_S / 2:
+            return 1
+        return min(_MOST_TOGETHER, int(_TOGETHER_S / max(self._latest_s, 1e-6)))
+
+    def _last(self, attempts: Attempts) -> Iterator[Outcome]:
+        """Yield what has ended, also where a worker has not handed it over yet."""
+        until_s = perf_counter() + _LAST_S
+        while True:
+            yield from self._collected(attempts, wait_s=0.0)
+            left_s = until_s - perf_counter()
+            if left_s <= 0 or not any(slot.has_several for slot in self._slots):
+                return
+            yield from self._collected(attempts, wait_s=left_s)
 
     def _collected(self, attempts: Attempts, wait_s: float) -> Iterator[Outcome]:
         """Yield what has ended; wait for the first of it."""
@@ -124,16 +149,19 @@ class LocalExecutor:
                 if outcome is not None:
                     yield outcome
                 continue
-            del slot.going[future]
-            attempts.ended()
-            outcome = future.result()
-            self._latest_s = outcome.wall_s
-            yield outcome
+            few, _ = slot.going.pop(future)
+            outcomes = future.result()
+            for attempt in few[len(outcomes) :]:
+                attempts.innocent(attempt)
+            self._latest_s = fmean(outcome.wall_s for outcome in outcomes)
+            for outcome in outcomes:
+                attempts.ended()
+                yield outcome
 
 
 def _arrived(
-    ended: SimpleQueue[Future[Outcome]], wait_s: float
-) -> Iterator[Future[Outcome]]:
+    ended: SimpleQueue[Future[list[Outcome]]], wait_s: float
+) -> Iterator[Future[list[Outcome]]]:
     """Yield what is in a queue by the time that there is something."""
     try:
         yield ended.get(timeout=wait_s)
@@ -144,15 +172,20 @@ def _arrived(
 
 
 def _buried(slot: _Slot, attempts: Attempts) -> Outcome | None:
-    """Clear a slot whose process died: the first in line was at work."""
-    (suspect, started_s), *waiting = slot.going.values()
+    """Clear a slot whose process died: the first in line was at work.
+
+    Of several that it had at once nobody knows which: each is run again, by itself.
+    """
+    (suspects, started_s), *waiting = slot.going.values()
     is_false_start = slot.bury()
-    for attempt, _ in waiting:
-        attempts.innocent(attempt)
-    if is_false_start:
-        attempts.innocent(suspect)
+    for few, _ in waiting:
+        for attempt in few:
+            attempts.innocent(attempt)
+    if is_false_start or len(suspects) > 1:
+        for attempt in suspects:
+            attempts.innocent(attempt)
         return None
-    return attempts.died(suspect, perf_counter() - started_s)
+    return attempts.died(suspects[0], perf_counter() - started_s)
 
 
 class _Slot:
@@ -162,7 +195,7 @@ class _Slot:
         self,
         context: _Context,
         supplies: Supplies,
-        ended: SimpleQueue[Future[Outcome]],
+        ended: SimpleQueue[Future[list[Outcome]]],
     ) -> None:
         self._context = context
         self._supplies = supplies
@@ -171,20 +204,28 @@ class _Slot:
         self._ready: Future[int] | None = None
         self._processes: list[BaseProcess] = []
         self._num_false_starts = 0
-        self.going: dict[Future[Outcome], tuple[Attempt, float]] = {}
+        self.going: dict[Future[list[Outcome]], tuple[list[Attempt], float]] = {}
 
-    def submit(self, attempt: Attempt, task: Task) -> None:
-        """Put a run before the worker, which is started if there is none."""
+    @property
+    def has_several(self) -> bool:
+        """Whether the worker may have finished runs that it has not handed over."""
+        return any(len(few) > 1 for few, _ in self.going.values())
+
+    def submit(self, few: list[Attempt], task: Task) -> None:
+        """Put runs before the worker, which is started if there is none."""
+        jobs = [attempt.job for attempt in few]
         try:
-            future = self._running_pool().submit(perform, attempt.job, task)
+            future = self._running_pool().submit(
+                perform_several, jobs, task, _MOST_TOGETHER_S
+            )
         except BrokenProcessPool as error:
             if not self.going:  # it died of nothing that is known
                 self.join()
-                self.submit(attempt, task)
+                self.submit(few, task)
                 return
             future = Future()
             future.set_exception(error)
-        self.going[future] = (attempt, perf_counter())
+        self.going[future] = (few, perf_counter())
         future.add_done_callback(self._ended.put)
 
     def _running_pool(self) -> ProcessPoolExecutor:

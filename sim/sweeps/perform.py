@@ -12,7 +12,7 @@ from sim.sweeps.job import Outcome
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sim.sweeps.job import Job, Status, Task
 
@@ -35,6 +35,23 @@ def perform(job: Job, task: Task) -> Outcome:
     except (Exception, SystemExit) as fault:
         status, error = "failed", _traceback(fault)
     return Outcome(job.index, status, summary, error, perf_counter() - started_s)
+
+
+def perform_several(jobs: Sequence[Job], task: Task, most_s: float) -> list[Outcome]:
+    """Carry out jobs one after the other, and no further one after `most_s` seconds.
+
+    Returns
+    -------
+    list of Outcome
+        Of the first jobs, at least one.
+    """
+    started_s = perf_counter()
+    outcomes = []
+    for job in jobs:
+        outcomes.append(perform(job, task))
+        if perf_counter() - started_s >= most_s:
+            break
+    return outcomes
 
 
 def _traceback(fault: BaseException) -> str:

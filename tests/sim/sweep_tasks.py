@@ -60,3 +60,16 @@ def die_when_watched(config: Mapping[str, Any]) -> dict[str, Any]:
     time.sleep(0.05)
     mark.unlink()
     return {"others": others if config["seed"] == 0 else None}
+
+
+def die_at(config: Mapping[str, Any]) -> dict[str, Any]:
+    """End the process where the seed says so."""
+    if config["seed"] == config["dies_at"]:
+        os._exit(3)
+    return {}
+
+
+def leave_a_mark(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a file as the last thing."""
+    Path(config["mark"]).touch()
+    return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -13,13 +14,16 @@ import pytest
 from sim.sweeps.attempts import CRASHED, Attempts
 from sim.sweeps.directory import identity
 from sim.sweeps.local import LocalExecutor
+from sim.sweeps.perform import perform_several
 from sim.sweeps.serial import SerialExecutor
 from sim.sweeps.session import Tally, run_sweep
 from sim.sweeps.task import run_summary
 from tests.sim.sweep_files import CRASHER, by_index, seeded_jobs, sweep_of
 from tests.sim.sweep_tasks import (
     add_one,
+    die_at,
     die_when_watched,
+    leave_a_mark,
     leave_a_mark_and_sleep,
     tell_pid,
     with_a_number,
@@ -76,19 +80,75 @@ def test_every_way_to_go_wrong_is_a_row() -> None:
     assert by_index(o for i, o in found.items() if i != 4) == expected
 
 
-def test_a_killed_worker_costs_the_run_that_was_on_it_a_second_try() -> None:
-    jobs = seeded_jobs(60)
+def test_a_killed_worker_costs_the_runs_that_were_on_it_a_second_try() -> None:
+    jobs = seeded_jobs(1) * 600
+    jobs = [replace(job, index=i) for i, job in enumerate(jobs)]
+    killed: list[int] = []
     with LocalExecutor(2) as local:
         outcomes: list[Outcome] = []
         for outcome in local.run(jobs, tell_pid):
             outcomes.append(outcome)
-            if len(outcomes) in (10, 30):
-                assert outcome.summary is not None
-                os.kill(outcome.summary["pid"], signal.SIGKILL)
-    assert sorted(outcome.index for outcome in outcomes) == list(range(60))
+            assert outcome.summary is not None
+            pid = outcome.summary["pid"]
+            if len(outcomes) > (100, 300, 10**9)[len(killed)] and pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+    assert sorted(outcome.index for outcome in outcomes) == list(range(600))
     assert {outcome.status for outcome in outcomes} == {"done"}
     pids = {o.summary["pid"] for o in outcomes if o.summary is not None}
     assert len(pids) == 4
+
+
+def test_of_runs_that_go_together_only_the_one_that_crashes_is_lost() -> None:
+    jobs = [replace(seeded_jobs(1)[0], index=i) for i in range(300)]
+    for i, job in enumerate(jobs):
+        jobs[i] = replace(job, config=dict(job.config) | {"seed": i, "dies_at": 200})
+    with LocalExecutor(2) as local:
+        found = {o.index: o for o in local.run(jobs, die_at)}
+    assert len(found) == 300
+    assert found[200].error == CRASHED
+    assert {o.status for i, o in found.items() if i != 200} == {"done"}
+
+
+def test_a_long_run_among_short_ones_gives_the_others_back() -> None:
+    jobs = [replace(seeded_jobs(1)[0], index=i) for i in range(4)]
+    first = perform_several(jobs, tell_pid, most_s=60.0)
+    assert [outcome.index for outcome in first] == [0, 1, 2, 3]
+    (only,) = perform_several(jobs, tell_pid, most_s=0.0)
+    assert only.index == 0
+
+
+def test_a_stop_keeps_what_is_finished_but_not_handed_over(tmp_path: Path) -> None:
+    jobs = [replace(seeded_jobs(1)[0], index=i) for i in range(2000)]
+    for i, job in enumerate(jobs):
+        jobs[i] = replace(
+            job, config=dict(job.config) | {"mark": str(tmp_path / f"{i}")}
+        )
+    kept = []
+    with LocalExecutor(1) as local:
+        for outcome in local.run(jobs, leave_a_mark):
+            kept.append(outcome.index)
+            if len(kept) == 200:
+                local.stop()
+    assert 200 <= len(kept) < 2000
+    assert sorted(kept) == sorted(int(mark.name) for mark in tmp_path.iterdir())
+
+
+def test_few_runs_are_shared_to_the_last() -> None:
+    jobs = seeded_jobs(1) * 40
+    attempts = Attempts(jobs)
+    sizes = []
+    while few := attempts.next_few(8, num_takers=2):
+        sizes.append(len(few))
+    assert sum(sizes) == 40
+    assert sizes[0] == 8
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-4:] == [1] * 4
+    # What was tried before goes alone.
+    attempts = Attempts(jobs)
+    for attempt in attempts.next_few(8, num_takers=2):
+        attempts.innocent(attempt)
+    assert [len(attempts.next_few(8, num_takers=2)) for _ in range(9)] == [1] * 8 + [8]
 
 
 def test_a_worker_that_is_killed_while_idle_is_nobodys_fault() -> None:
