@@ -36,7 +36,7 @@ class Panels:
     axes: Sequence[Axes]
 
     def set_time_axes(self, stop_s: float) -> None:
-        """Make x simulated time: of the last panel, and of those that do not share it."""
+        """Make x simulated time: of the last panel, and of those not tied to it."""
         last = self.axes[-1]
         for each in self.axes:
             if each is last or not last.get_shared_x_axes().joined(each, last):
