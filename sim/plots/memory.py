@@ -134,7 +134,7 @@ def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     if is_shared:
         look = ("tokens saved by sharing", PURPLE)
         _draw_share(panels.axes[2], tables, "saved_percent", look)
-    set_time_axis(panels.axes[-1], tables.stop_s)
+    panels.set_time_axes(tables.stop_s)
     return panels.figure
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.errors import ConfigError
-from sim.plots.style import new_figure
+from sim.plots.style import new_figure, set_time_axis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,13 @@ class Panels:
 
     figure: Figure
     axes: Sequence[Axes]
+
+    def set_time_axes(self, stop_s: float) -> None:
+        """Make x simulated time: of the last panel, and of those not tied to it."""
+        last = self.axes[-1]
+        for each in self.axes:
+            if each is last or not last.get_shared_x_axes().joined(each, last):
+                set_time_axis(each, stop_s)
 
 
 def new_panels(
