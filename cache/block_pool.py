@@ -194,10 +194,7 @@ class BlockPool:
             block.ref_cnt += 1
 
     def cache_full_blocks(
-        self,
-        blocks: Sequence[KVCacheBlock],
-        block_hashes: Sequence[int],
-        first_depth: int = 0,
+        self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[int]
     ) -> None:
         """Make full blocks findable under their hashes.
 
@@ -205,15 +202,12 @@ class BlockPool:
         ----------
         blocks, block_hashes
             Equally long; each block must be in use and not cached yet.
-        first_depth
-            Blocks before the first of them in its table, for eviction policies.
 
         Raises
         ------
         CacheError
             If a block has a hash already; nothing changes for it and those behind.
         """
-        del first_depth
         insert = self.cached_blocks.insert
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if block.block_hash is not None:

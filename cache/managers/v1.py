@@ -321,9 +321,11 @@ class KVCacheManager:
             hashes = self._block_hashes(request, num_full_blocks)
             blocks = request.block_table[first:num_full_blocks]
             request.num_cached_blocks = first + len(blocks)
-            self.block_pool.cache_full_blocks(
-                blocks, hashes[first : request.num_cached_blocks], first
-            )
+            own = hashes[first : request.num_cached_blocks]
+            if self._policy_pool is None:
+                self.block_pool.cache_full_blocks(blocks, own)
+            else:
+                self._policy_pool.cache_full_blocks(blocks, own, first)
         # The token that completes the next block wants us back, to register it.
         request.num_quiet_tokens = min(
             request.num_quiet_tokens,
