@@ -122,6 +122,7 @@ class VllmScheduler:
             ),
         )
         self._requests: dict[str, Request] = {}
+        self._num_running = 0
         self._tokens = HostedTokens(has_content=enable_prefix_caching)
         self._step: HostedStep | None = None
 
@@ -178,6 +179,7 @@ class VllmScheduler:
 
     def abort(self, request: Request) -> None:
         """Withdraw an unfinished request, wherever it stands."""
+        self._num_running -= request.status is RequestStatus.RUNNING
         request.move_to(RequestStatus.FINISHED_ABORTED)
         key = _key(request)
         self.engine.abort(key)
@@ -190,10 +192,16 @@ class VllmScheduler:
         output = SchedulerOutput()
         step = self._step = self.engine.schedule()
         for preemption in step.preemptions:
-            output.preemptions.append(self._mirror_preemption(preemption))
+            victim = self._requests[preemption.request_id]
+            if victim.status is RequestStatus.RUNNING:
+                output.preemptions.append(self._mirror_preemption(victim, preemption))
         batch = Batch(0)
         for key, num_new_tokens in step.num_scheduled_tokens.items():
             self._mirror_entry(key, num_new_tokens, now_s, output, batch)
+        if self._num_running != self.num_running:
+            raise self._differs(
+                f"{self.num_running} running requests", self._num_running
+            )
         for key in self.engine.running():
             if key not in step.num_scheduled_tokens:
                 self._requests[key].end_streak()
@@ -205,8 +213,10 @@ class VllmScheduler:
         )
         return output
 
-    def _mirror_preemption(self, preemption: HostedPreemption) -> Preemption:
-        victim = self._requests[preemption.request_id]
+    def _mirror_preemption(
+        self, victim: Request, preemption: HostedPreemption
+    ) -> Preemption:
+        self._num_running -= 1
         before, after = (
             preemption.num_free_blocks_before,
             preemption.num_free_blocks_after,
@@ -232,17 +242,26 @@ class VllmScheduler:
         output: SchedulerOutput,
         batch: Batch,
     ) -> None:
-        """Advance one request of the batch as vLLM has advanced its own."""
+        """Advance one request of the batch as vLLM has advanced its own.
+
+        Raises
+        ------
+        SchedulerError
+            If the two count differently.
+        """
         request = self._requests[key]
         num_tokens, after = self.engine.num_tokens(key)
+        name = f"request {request.request_id}"
         if num_tokens != request.num_tokens:
-            raise self._differs(f"{num_tokens} tokens", request)
+            raise self._differs(f"{num_tokens} tokens of {name}", request.num_tokens)
         before = after - num_new_tokens
         if request.status is not RequestStatus.RUNNING:
             self._admit(request, before, now_s)
             output.admitted.append(request)
         elif before != request.num_computed_tokens:
-            raise self._differs(f"{before} computed tokens", request)
+            raise self._differs(
+                f"{before} computed tokens of {name}", request.num_computed_tokens
+            )
         request.num_computed_tokens = after
         output.scheduled.append(request)
         output.num_scheduled_tokens.append(num_new_tokens)
@@ -259,16 +278,16 @@ class VllmScheduler:
                 request.num_tokens, num_hits, preempted=resumed
             )
         request.move_to(RequestStatus.RUNNING)
+        self._num_running += 1
         if not resumed:
             request.first_scheduled_s = now_s
             request.num_cached_tokens = num_hits
 
-    def _differs(self, what: str, request: Request) -> SchedulerError:
+    def _differs(self, theirs: str, ours: object) -> SchedulerError:
         return SchedulerError(
-            f"vLLM {self.installed} counts {what} of request {request.request_id}, the "
-            f"simulation {request.num_tokens} and {request.num_computed_tokens} "
-            f"computed: it does something that hosting does not mirror (speculation, "
-            f"connectors); take scheduler v1"
+            f"vLLM {self.installed} has {theirs}, the simulation {ours}: it does "
+            f"something that hosting does not mirror (speculation, connectors, ...); "
+            f"take scheduler v1"
         )
 
     def update(self, finished: Sequence[Request]) -> None:
@@ -286,9 +305,11 @@ class VllmScheduler:
         self.engine.update(step, sampled)
         for key in step.num_scheduled_tokens:
             if self.engine.holds(key) == (key in ended):
-                raise self._differs("another end", self._requests[key])
+                number = self._requests[key].request_id
+                raise self._differs(f"another end of request {number}", "its own")
         for key in ended:
             del self._requests[key]
+        self._num_running -= len(ended)
 
     # -- proof ----------------------------------------------------------------
 

@@ -28,6 +28,7 @@ LIGHT = frozenset(
         "gguf",
         "ijson",
         "llguidance",
+        "mistral-common",
         "msgspec",
         "numpy",
         "openai",

@@ -21,7 +21,7 @@ from sim.scheduler import vllm_api
 from sim.scheduler.vllm import VllmScheduler
 from sim.scheduler.vllm_api import VllmApi, installed_version, nearest_release
 from sim.scheduler.vllm_tokens import HostedTokens
-from tests.sim.fake_vllm import SchedulerConfig, fake_api, load_from, modules
+from tests.sim.fake_vllm import Inner, SchedulerConfig, fake_api, load_from, modules
 
 if TYPE_CHECKING:
     from sim.decisions import DecisionWorkload
@@ -237,6 +237,47 @@ def test_tokens_that_vllm_makes_up_are_noticed(host: Any) -> None:
     host(api)
     log = compare(random_workload(0, "0.33")).lines
     assert "it does something that hosting does not mirror" in log[-1]["error"]
+
+
+def test_a_preemption_that_nobody_hears_of_is_noticed(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with blocks that are freed later, by another way."""
+
+    def release(self: Any, request: Any) -> int:
+        self.release_now(request)
+        return 0
+
+    monkeypatch.setattr(Inner, "_release", release)
+    host(fake_api())
+    for seed in range(25):
+        lines = compare(random_workload(seed, "0.33")).lines
+        if "error" in lines[-1]:
+            assert "something that hosting does not mirror" in lines[-1]["error"]
+            return
+    pytest.fail("no workload preempted anybody")
+
+
+def test_blocks_freed_of_who_does_not_run_are_no_preemption(host: Any) -> None:
+    api = fake_api()
+
+    def schedule(self: Any) -> Any:
+        for request in self.waiting:
+            if not request.ours.block_table:
+                self.kv_cache_manager.block_pool.get_num_free_blocks()
+                self.freed(request)
+        return super(kind, self).schedule()
+
+    def freed(self: Any, request: Any) -> None:
+        inner, self.inner.release_now = self.inner.release_now, lambda _: None
+        self.kv_cache_manager.free(request)
+        self.inner.release_now = inner
+
+    kind = type("S", (api.Scheduler,), {"schedule": schedule, "freed": freed})
+    change(api, "Scheduler", kind)
+    host(api)
+    for seed in range(10):
+        assert compare(random_workload(seed, "0.33")).difference is None
 
 
 def test_a_key_that_the_release_does_not_have_is_refused() -> None:
