@@ -77,8 +77,14 @@ def show(
     from sim.profile import read_profile
 
     if crossover:
-        from calibrate.crossover import Question, show_crossover
+        from calibrate.crossover import show_crossover
+        from sim.costs.crossover_question import Question
 
+        if model is None:
+            raise UserError(
+                "--crossover compares for a model; give --model, such as "
+                "meta-llama/Llama-3.1-8B"
+            )
         question = Question(
             file=file,
             gpu=gpu,

@@ -20,7 +20,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from sim.config import load_config
 from sim.plots.style import BLUE, ORANGE, house_style, to_png
-from sim.simulate import simulate
+from sim.simulation import simulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,1 +1,65 @@
-"""The clock, the engine, the schedulers, and what is recorded."""
+"""The clock, the engine, the schedulers, and what is recorded.
+
+The names below are what scripts and notebooks need; `docs/python.md` is their page::
+
+    from sim import load_config, simulate
+
+    results = simulate(load_config("examples/demo.yaml"))
+    results.summary["num_preemptions"], results.preemptions
+    results.plot.kv_cache_usage()
+
+Each is imported when it is first asked for, so that ``import sim`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.api import (
+        crossover,
+        hit_curve,
+        plan,
+        read_requests,
+        sweep,
+        validate,
+    )
+    from sim.capacity import estimate_capacity
+    from sim.config import load_config
+    from sim.profile import read_profile
+    from sim.results import Results
+    from sim.simulation import simulate
+
+__all__ = [
+    "Results",
+    "crossover",
+    "estimate_capacity",
+    "hit_curve",
+    "load_config",
+    "plan",
+    "read_profile",
+    "read_requests",
+    "simulate",
+    "sweep",
+    "validate",
+]
+
+_HOMES = dict.fromkeys(__all__, "sim.api") | {
+    "Results": "sim.results",
+    "estimate_capacity": "sim.capacity",
+    "load_config": "sim.config",
+    "read_profile": "sim.profile",
+    "simulate": "sim.simulation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sim' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from pydantic import (
 
 from sim.config_types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.errors import ConfigError
-from sim.files import find_files, parse_yaml, read_yaml
+from sim.files import find_files, read_yaml
 from sim.generations import (
     GENERATION_KEYS,
     GENERATIONS,
@@ -24,6 +24,7 @@ from sim.generations import (
     generation_of,
     owners,
 )
+from sim.overrides import Overrides, override
 from sim.plug import did_you_mean
 from sim.workload_config import WorkloadConfig  # noqa: TC001 - pydantic's
 
@@ -210,7 +211,7 @@ class RunConfig(ConfigTable):
         return dumped
 
 
-def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConfig:
+def load_config(path: Path | str, overrides: Overrides = ()) -> RunConfig:
     """Read a configuration file.
 
     Parameters
@@ -218,22 +219,31 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
     path
         YAML file.
     overrides
-        ``key.path=value`` assignments, values in YAML, applied in order.
+        Values by dotted key, or ``key.path=value`` assignments with values in YAML;
+        applied in order.
 
     Raises
     ------
     ConfigError
         With the path of the key, the rule, the value and the remedy.
+
+    Examples
+    --------
+    >>> from sim import load_config
+    >>> config = load_config("examples/demo.yaml", {"engine.max_num_seqs": 128})
+    >>> config.engine.model, config.engine.max_num_seqs
+    ('Qwen/Qwen3-32B', 128)
+    >>> load_config("examples/demo.yaml", ["engine.gpu=h100_sxm", "seed=1"]).seed
+    1
     """
     path = Path(path)
     data = read_yaml(path)
-    for override in overrides or []:
-        assign(data, override)
+    override(data, overrides)
     find_files(data, path.parent)
     return parse_config(data)
 
 
-def load_traffic(path: Path | str, overrides: list[str]) -> TrafficConfig:
+def load_traffic(path: Path | str, overrides: Overrides = ()) -> TrafficConfig:
     """Read the workload and seed of a configuration file.
 
     Parameters
@@ -251,8 +261,7 @@ def load_traffic(path: Path | str, overrides: list[str]) -> TrafficConfig:
     """
     path = Path(path)
     data = read_yaml(path)
-    for override in overrides:
-        assign(data, override)
+    override(data, overrides)
     find_files(data, path.parent)
     if "engine" in data:
         config = parse_config(data)
@@ -275,28 +284,6 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError(one_line(error)) from error
-
-
-def assign(data: dict[str, Any], override: str) -> None:
-    """Apply one ``key.path=value``, the value in YAML, in place.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such assignment, or its path leads through something else.
-    """
-    key, equals, text = override.partition("=")
-    names = key.split(".")
-    if not equals or not all(names):
-        raise ConfigError(f"--set takes key.path=value, got '{override}'")
-    value = parse_yaml(text, f"--set {key}")
-    table = data
-    for name in names[:-1]:
-        inner = table.setdefault(name, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"--set {key}: '{name}' is not a table")
-        table = inner
-    table[names[-1]] = value
 
 
 def one_line(error: ValidationError, model: type[BaseModel] | None = None) -> str:

@@ -15,6 +15,10 @@ class OutputError(UserError):
     """A results directory that cannot be written."""
 
 
+class ResultsError(UserError):
+    """A results directory that cannot be read, or does not hold what is asked of it."""
+
+
 class CapacityError(UserError):
     """A model, GPU and engine configuration that leaves no room for a KV cache."""
 

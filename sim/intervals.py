@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sim.config import RunConfig
     from sim.engine import Engine
     from sim.recorder import Recording
-    from sim.results import Results
-    from sim.simulate import Progress, Simulation
+    from sim.results import SimulationResults
+    from sim.simulation import Progress, Simulation
 
 STATISTICS: Final = ("mean", "median", "p50", "p90", "p95", "p99")
 LATENCIES: Final = ("ttft", "tpot", "e2el")
@@ -42,11 +42,11 @@ INTERRUPTED: Final = "interrupted"
 
 def with_intervals(
     simulation: Simulation,
-    results: Results,
+    results: SimulationResults,
     on_progress: Callable[[Progress], None] | None = None,
     *,
     progress_every: int = 512,
-) -> Results:
+) -> SimulationResults:
     """Return the results of a run with the intervals of the summary filled in.
 
     There are none if the configuration says so, the cost model knows no bounds, or
@@ -83,7 +83,7 @@ def with_intervals(
     return replace(results, summary={**results.summary, **found})
 
 
-def _why_none(simulation: Simulation, results: Results) -> str | None:
+def _why_none(simulation: Simulation, results: SimulationResults) -> str | None:
     reason = why_never(simulation.config, results.recording)
     return reason or (INTERRUPTED if simulation.stop_requested else None)
 

@@ -12,6 +12,9 @@ from workloads.chains import has_chains
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+    from matplotlib.figure import Figure
+
     from sim.kv_memory import KvMemory
     from workloads.analysis import CacheNeed, HitCurve, PrefixCurve
     from workloads.spec import RequestSpec
@@ -134,6 +137,19 @@ class PrefixReport:
                 "sentence": self.sentence(),
             },
         }
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """`rows` as a frame."""
+        import pandas as pd  # noqa: PLC0415 - slow to import
+
+        return pd.DataFrame(self.rows())
+
+    def plot(self) -> Figure:
+        """Draw the curve, its bound and the answer."""
+        from sim.plots.traffic_curve import prefix_hits  # noqa: PLC0415 - matplotlib
+
+        return prefix_hits(self)
 
     def sentence(self) -> str:
         """Return the answer in one sentence."""

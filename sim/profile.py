@@ -22,13 +22,13 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 NAME: Final = "kvprofile"
 MAJOR: Final = 1
@@ -107,14 +107,22 @@ def profile_id(body: Mapping[str, Any]) -> str:
     return f"sha256:{digest}"
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path | str) -> Profile:
     """Read a profile from a file.
 
     Raises
     ------
     ProfileError
         As `parse_profile`, and when there is no readable file.
+
+    Examples
+    --------
+    >>> from sim import read_profile
+    >>> profile = read_profile("tests/sim/golden/kvprofile_1.json")
+    >>> profile.kind, profile.device["name"]
+    ('imported', 'h200_sxm')
     """
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from sim.config import EngineConfig, parse_config
 from sim.errors import ConfigError, SwapSpaceError
 from sim.generations import GENERATION_KEYS, GENERATIONS
 from sim.schema import TRAFFIC
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.workload_config import SOURCES, WorkloadConfig
 from tests.sim.test_config import minimal
 from tests.test_configuration_page import meanings

@@ -29,7 +29,7 @@ from sim.files import parse_yaml
 from sim.hardware import GpuSpec, load_gpu
 from sim.roles import ROLES
 from sim.schema import PREEMPTIONS, STEPS
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from sim.workload_config import (
     SOURCES,
     PresetConfig,

@@ -10,7 +10,7 @@ import pytest
 
 from sim.cli import run as kvsim
 from sim.config import load_config
-from sim.simulate import simulate
+from sim.simulation import simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

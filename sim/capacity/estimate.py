@@ -179,6 +179,15 @@ def estimate_capacity(
         When an argument is impossible, or the model leaves no room for the cache.
     ConfigError
         When the model or GPU is unknown.
+
+    Examples
+    --------
+    >>> from sim import estimate_capacity
+    >>> pool = estimate_capacity("meta-llama/Llama-3.1-8B", "h200_sxm")
+    >>> pool.num_gpu_blocks, pool.num_gpu_blocks_low, pool.num_gpu_blocks_high
+    (55191, 54329, 56052)
+    >>> round(pool.weights_bytes / 2**30, 2)
+    14.99
     """
     if isinstance(model, str):
         model = load_model(model)

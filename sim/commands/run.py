@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sim.config import RunConfig
-    from sim.results import Results
-    from sim.simulate import Simulation
+    from sim.results import Results, SimulationResults
+    from sim.simulation import Simulation
 
 EXIT_INTERRUPTED = 130
 
@@ -94,7 +94,7 @@ def run(
     from sim.output import output_directory
     from sim.recording.parquet import StepsFile
     from sim.results import write_json
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
     started_s = perf_counter()
     if check < 0:
@@ -184,7 +184,7 @@ def _stopping_on_interrupt(simulation: Simulation) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before_term)
 
 
-def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
+def _run(simulation: Simulation, check: int, *, show: bool) -> SimulationResults:
     """Run under a progress bar, if there is somebody to see it."""
     if not show or not sys.stderr.isatty():
         return simulation.run(check_every=check)
@@ -194,7 +194,9 @@ def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
         return simulation.run(on_progress, check_every=check)
 
 
-def _bounded(simulation: Simulation, results: Results, *, show: bool) -> Results:
+def _bounded(
+    simulation: Simulation, results: SimulationResults, *, show: bool
+) -> SimulationResults:
     """Add intervals to the summary, under another progress bar."""
     from sim.intervals import with_intervals
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from sim.simulate import Progress as RunProgress
+    from sim.simulation import Progress as RunProgress
 
 
 _BOUNDS = {"lo": "lower", "hi": "upper"}

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sim.validation.observed import Observed
     from sim.validation.run import Validation
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -66,27 +65,19 @@ def validate(
     json
         Print the report as JSON.
     """
-    from dataclasses import replace
-
     from sim.config import load_config
     from sim.output import output_directory
-    from sim.validation.fit import parse_term
     from sim.validation.output import VALIDATION_FILES, write_validation
-    from sim.validation.readers import read
-    from sim.validation.readers.requests_csv import read_timeseries
-    from sim.validation.run import validate as run
+    from sim.validation.run import validate_file
 
-    _check_share(fit_on)
-    terms = [parse_term(text) for text in fit or []]
-    run_config = load_config(config, list(set_ or []))
-    observed: Observed = read(measured)
-    if timeseries is not None:
-        observed = replace(observed, series=read_timeseries(timeseries))
+    run_config = load_config(config, set_ or [])
     directory = out or Path("results") / f"validate-{config.stem}"
     with output_directory(
         directory, overwrite=overwrite, files=VALIDATION_FILES
     ) as partial:
-        validation = run(run_config, observed, terms, fit_on)
+        validation = validate_file(
+            run_config, measured, timeseries, fit=fit or [], fit_on=fit_on
+        )
         report = write_validation(validation, partial)
         if figures:
             from sim.plots.validation import draw_validation
@@ -94,15 +85,6 @@ def validate(
             draw_validation(validation, partial / "figures")
     _show(validation, report, directory, quiet=quiet, as_json=json)
     return 0
-
-
-def _check_share(fit_on: float) -> None:
-    from sim.errors import ConfigError
-
-    if not 0.0 < fit_on < 1.0:
-        raise ConfigError(
-            f"--fit-on is a share of the run's time, between 0 and 1; got {fit_on:g}"
-        )
 
 
 def _show(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.recorder import Recording
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
     Columns = Mapping[str, NDArray[Any]]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from sim.engine import Engine
     from sim.planning.objectives import Objective
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
     from workloads.spec import RequestSpec
 
 EVERY_STEPS = 512

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    import pandas as pd
+
     from sim.planning.spec import PlanConfig
     from sim.sweeps.job import Executor
 
@@ -53,6 +55,16 @@ class PlanResult:
     configs: Mapping[str, str]
     stopped_in: str = ""
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each candidate: its highest rate with its interval, and the price.
+
+        Columns are empty where a candidate does not fit or misses the objectives.
+        """
+        import pandas as pd  # noqa: PLC0415 - slow to import
+
+        return pd.DataFrame([_row(each) for each in self.data["candidates"]])
+
     def write(self, directory: Path, *, wall_s: float, figures: bool) -> None:
         """Write everything into `directory`, which exists.
 
@@ -69,6 +81,23 @@ class PlanResult:
             from sim.plots.plan_figures import draw_plan  # noqa: PLC0415  # matplotlib
 
             draw_plan(self.data, directory / "figures")
+
+
+def _row(each: Mapping[str, Any]) -> dict[str, Any]:
+    rate, binding = each.get("rate") or {}, each.get("binding") or {}
+    return {
+        "name": each["name"],
+        "status": each["status"],
+        "reason": each["reason"],
+        "num_gpu_blocks": each.get("num_gpu_blocks"),
+        "rate": rate.get("value"),
+        "rate_low": rate.get("low"),
+        "rate_high": rate.get("high"),
+        "binds": binding.get("resource"),
+        "replicas": each.get("replicas"),
+        "num_gpus": each.get("num_gpus"),
+        "cost_per_hour": each.get("cost_per_hour"),
+    }
 
 
 def executor_for(

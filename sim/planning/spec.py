@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from sim.config import EngineConfig, assign, one_line
+from sim.config import EngineConfig, one_line
 from sim.config_types import ConfigTable, Kind, Positive
 from sim.errors import ConfigError
 from sim.files import find_files, found_path, read_yaml
+from sim.overrides import Overrides, override
 from sim.planning.objectives import Objective, parse_objectives
 from sim.planning.prices import Prices, parse_prices
 from sim.plug import did_you_mean
@@ -163,7 +164,7 @@ def _check_axis(key: str, values: Any, where: str = "candidates") -> None:
         raise ValueError(f"{where}.{key}: a value stands twice in {values!r}")
 
 
-def load_plan(path: Path, overrides: list[str] | None = None) -> PlanConfig:
+def load_plan(path: Path | str, overrides: Overrides = ()) -> PlanConfig:
     """Read a plan.
 
     Parameters
@@ -172,16 +173,16 @@ def load_plan(path: Path, overrides: list[str] | None = None) -> PlanConfig:
         YAML file. Files it names are looked for from the working directory, then
         beside it.
     overrides
-        ``key.path=value`` assignments, as of `sim.config.load_config`.
+        As of `sim.config.load_config`.
 
     Raises
     ------
     ConfigError
         With the path of the key, the rule, the value and the remedy.
     """
+    path = Path(path)
     data = read_yaml(path, "workload, candidates, objectives and prices")
-    for override in overrides or []:
-        assign(data, override)
+    override(data, overrides)
     _find_files(data, path.parent)
     try:
         plan = PlanConfig.model_validate(data)

@@ -18,7 +18,7 @@ from sim.planning.objectives import parse_objectives
 from sim.planning.rate_search import find_threshold
 from sim.planning.trial import Trial, perform, warmup_of
 from sim.planning.warmup import MAX_SHARE, numbers_in_system, warmup_share
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from sim.planning.objectives import Objective
 from sim.planning.observation import sample_of, values_of
 from sim.planning.overload import OverloadWatch, is_overloaded
 from sim.recorder import Recorder
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from workloads.columns import RequestColumns
 from workloads.splitting import replicas_of, share_of
 
@@ -182,7 +182,7 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
     Raises
     ------
     ConfigError, CapacityError, WorkloadError
-        See `sim.simulate.Simulation`.
+        See `sim.simulation.Simulation`.
     """
     factor = trial.step_time
     asked = tuple(_shortened(each, 1 / factor) for each in trial.objectives)

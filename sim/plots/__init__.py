@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.plots.latency import latency_cdfs
 from sim.plots.memory import fragmentation, kv_cache_usage
@@ -24,16 +24,18 @@ from sim.plots.style import to_png
 from sim.plots.tables import Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from sim.step_table import StepTable
 
 __all__ = [
     "FIGURES",
+    "RunFigure",
     "Tables",
     "draw_all",
     "fragmentation",
@@ -45,7 +47,16 @@ __all__ = [
     "to_png",
 ]
 
-FIGURES: dict[str, Callable[[Tables], Figure]] = {
+
+class RunFigure(Protocol):
+    """Draws one run: a function of its tables, its docstring's first line a legend."""
+
+    def __call__(self, tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
+        """Draw on new panels, or on axes of the user's."""
+        ...
+
+
+FIGURES: dict[str, RunFigure] = {
     "kv_cache_usage": kv_cache_usage,
     "queues": queues,
     "preemptions": preemption_history,

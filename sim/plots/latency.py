@@ -16,7 +16,9 @@ from sim.plots.style import (
     ORANGE,
     VERMILLION,
     YELLOW,
+    Panels,
     blank_figure,
+    given_panels,
     house_style,
     plain_number,
     say,
@@ -26,6 +28,8 @@ from sim.plots.style import (
 from sim.plots.tables import column, words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -56,15 +60,27 @@ _METRICS = (
 
 
 @house_style
-def latency_cdfs(tables: Tables) -> Figure:
+def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the distributions of TTFT, TPOT and end-to-end latency."""
     facts = tables.facts(
         completed="{:,.0f} completed requests",
         request_throughput="{:,.4g} requests/s",
         output_throughput="{:,.0f} output tokens/s",
     )
-    figure = blank_figure(tables, f"Latency: {facts}" if facts else "Latency")
-    panels = figure.subplots(
+    title = f"Latency: {facts}" if facts else "Latency"
+    panels = _new_panels(tables, title) if on is None else given_panels(on, 3)
+    finished = finished_requests(tables)
+    for metric, axes in zip(_METRICS, panels.axes, strict=True):
+        values = column(tables.requests, metric.column)[finished]
+        _draw_cdf(axes, tables, metric, values[np.isfinite(values)])
+        set_percent_axis(axes, "", 100.0)
+    panels.axes[0].set_ylabel("finished requests (%)")
+    return panels.figure
+
+
+def _new_panels(tables: Tables, title: str) -> Panels:
+    figure = blank_figure(tables, title)
+    figure.subplots(
         ncols=3,
         gridspec_kw={
             "left": 0.065,
@@ -74,13 +90,7 @@ def latency_cdfs(tables: Tables) -> Figure:
             "wspace": 0.2,
         },
     )
-    finished = finished_requests(tables)
-    for metric, axes in zip(_METRICS, panels, strict=True):
-        values = column(tables.requests, metric.column)[finished]
-        _draw_cdf(axes, tables, metric, values[np.isfinite(values)])
-        set_percent_axis(axes, "", 100.0)
-    panels[0].set_ylabel("finished requests (%)")
-    return figure
+    return Panels(figure, figure.axes)
 
 
 def finished_requests(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

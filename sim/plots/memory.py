@@ -21,7 +21,7 @@ from sim.plots.style import (
     draw_mean,
     house_style,
     legend_above,
-    new_figure,
+    new_panels,
     say,
     set_count_axis,
     set_percent_axis,
@@ -31,6 +31,8 @@ from sim.plots.style import (
 from sim.plots.tables import column
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -41,7 +43,7 @@ NUM_MARKER_COLUMNS = 400
 
 
 @house_style
-def kv_cache_usage(tables: Tables) -> Figure:
+def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the usage of the KV cache over time, with the preemptions on it."""
     facts = tables.facts(
         kv_cache_usage_mean="mean {:.1%}",
@@ -49,8 +51,8 @@ def kv_cache_usage(tables: Tables) -> Figure:
         num_preemptions="{:,.0f} preemptions",
     ).replace("%", " %")
     title = f"KV cache usage: {facts}" if facts else "KV cache usage"
-    figure = new_figure(tables, title, right=0.91)
-    (axes,) = figure.axes
+    panels = new_panels(tables, title, right=0.91, on=on)
+    (axes,) = panels.axes
     if tables.has_steps:
         usage = tables.curves.state["kv_cache_usage_percent"]
         draw_band(axes, usage, SKY, "GPU blocks, min to max")
@@ -63,7 +65,7 @@ def kv_cache_usage(tables: Tables) -> Figure:
     _add_block_scale(axes, tables)
     set_time_axis(axes, tables.stop_s)
     legend_above(axes)
-    return figure
+    return panels.figure
 
 
 def _draw_cpu_usage(axes: Axes, tables: Tables) -> None:
@@ -114,11 +116,11 @@ def _add_block_scale(axes: Axes, tables: Tables) -> None:
 
 
 @house_style
-def fragmentation(tables: Tables) -> Figure:
+def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw blocks in use against tokens in use, and the share that is wasted."""
     block_size = tables.number("block_size")
     if not tables.has_steps or not block_size:
-        return _no_fragmentation(tables)
+        return _no_fragmentation(tables, on)
     totals = tables.curves.totals
     room = totals["capacity_tokens"].mean_over_time
     stored = totals["num_physical_tokens"].mean_over_time
@@ -126,14 +128,14 @@ def fragmentation(tables: Tables) -> Figure:
     title = f"Fragmentation: {empty:.2%} of the token slots of blocks in use are empty"
     is_shared = totals["is_shared"].high > 0.0
     heights = (3.0, 1.5, 1.5) if is_shared else (3.0, 2.0)
-    figure = new_figure(tables, title.replace("%", " %"), heights)
-    _draw_tokens(figure.axes[0], tables, block_size, is_shared=is_shared)
-    _draw_share(figure.axes[1], tables, "empty_percent", ("empty slots", ORANGE))
+    panels = new_panels(tables, title.replace("%", " %"), heights, on=on)
+    _draw_tokens(panels.axes[0], tables, block_size, is_shared=is_shared)
+    _draw_share(panels.axes[1], tables, "empty_percent", ("empty slots", ORANGE))
     if is_shared:
         look = ("tokens saved by sharing", PURPLE)
-        _draw_share(figure.axes[2], tables, "saved_percent", look)
-    set_time_axis(figure.axes[-1], tables.stop_s)
-    return figure
+        _draw_share(panels.axes[2], tables, "saved_percent", look)
+    set_time_axis(panels.axes[-1], tables.stop_s)
+    return panels.figure
 
 
 def _draw_share(axes: Axes, tables: Tables, name: str, look: tuple[str, str]) -> None:
@@ -148,15 +150,15 @@ def _draw_share(axes: Axes, tables: Tables, name: str, look: tuple[str, str]) ->
     legend_above(axes)
 
 
-def _no_fragmentation(tables: Tables) -> Figure:
-    figure = new_figure(tables, "Fragmentation")
-    (axes,) = figure.axes
+def _no_fragmentation(tables: Tables, on: Sequence[Axes] | None) -> Figure:
+    panels = new_panels(tables, "Fragmentation", on=on and on[:1])
+    (axes,) = panels.axes
     has_steps = tables.has_steps
     missing = "block_size is not in the summary" if has_steps else "No engine step"
     say(axes, f"{missing}: fragmentation is not known")
     set_percent_axis(axes, "share (%)")
     set_time_axis(axes, tables.stop_s)
-    return figure
+    return panels.figure
 
 
 def _draw_tokens(

@@ -17,7 +17,7 @@ from sim.plots.style import (
     add_steps,
     house_style,
     legend_above,
-    new_figure,
+    new_panels,
     say,
     set_count_axis,
     set_time_axis,
@@ -26,6 +26,8 @@ from sim.plots.style import (
 from sim.plots.tables import column, words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -42,7 +44,7 @@ _LOOKS = {
 
 
 @house_style
-def preemption_history(tables: Tables) -> Figure:
+def preemption_history(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw preemptions so far and preemptions per minute, by mode."""
     formats = {
         "num_preemptions": "{:,.0f} in all",
@@ -54,8 +56,8 @@ def preemption_history(tables: Tables) -> Figure:
         formats["swapped_out_blocks"] = "{:,.0f} blocks out"
     facts = tables.facts(**formats)
     title = f"Preemptions: {facts}" if facts else "Preemptions"
-    figure = new_figure(tables, title, right=0.91)
-    (rate,) = figure.axes
+    panels = new_panels(tables, title, right=0.91, on=on)
+    (rate,) = panels.axes
     total = rate.twinx()
     by_mode = _times_by_mode(tables)
     if by_mode:
@@ -72,7 +74,7 @@ def preemption_history(tables: Tables) -> Figure:
     pairs = itertools.zip_longest(lines, bars)
     named = [artist for pair in pairs for artist in pair if artist is not None]
     legend_above(total, named, num_columns=3)
-    return figure
+    return panels.figure
 
 
 def bar_width_s(stop_s: float) -> float:

@@ -23,7 +23,7 @@ from sim.plots.style import (
     draw_stack,
     house_style,
     legend_above,
-    new_figure,
+    new_panels,
     plain_number,
     say,
     set_count_axis,
@@ -34,6 +34,8 @@ from sim.plots.style import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -57,15 +59,16 @@ PARTS: dict[str, tuple[str, str, str]] = {
 
 
 @house_style
-def queues(tables: Tables) -> Figure:
+def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the requests in each queue over time."""
     facts = tables.facts(
         completed="completed {:,.0f} requests",
         rejected="rejected {:,.0f}",
         duration="{:,.1f} s",
     )
-    figure = new_figure(tables, f"Queues: {facts}" if facts else "Queues", (1.0, 1.0))
-    upper, lower = figure.axes
+    title = f"Queues: {facts}" if facts else "Queues"
+    panels = new_panels(tables, title, (1.0, 1.0), on=on)
+    upper, lower = panels.axes
     absent: list[Artist] = []
     if tables.has_steps:
         _draw_queue(upper, tables, "running", (SKY, BLUE, "-"))
@@ -81,7 +84,7 @@ def queues(tables: Tables) -> Figure:
     set_time_axis(lower, tables.stop_s)
     legend_above(upper, [*_handles(upper), *absent])
     legend_above(lower)
-    return figure
+    return panels.figure
 
 
 def _handles(axes: Axes) -> list[Artist]:
@@ -100,7 +103,7 @@ def _draw_queue(
 
 
 @house_style
-def step_costs(tables: Tables) -> Figure:
+def step_costs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw latency, its parts and the batch of the engine's steps over time.
 
     Parts are shares of time, which long steps dominate; the batch is per step, each
@@ -112,8 +115,8 @@ def step_costs(tables: Tables) -> Figure:
         total_output_tokens="{:,.0f} output tokens",
     )
     title = f"Engine: {facts}" if facts else "Engine steps"
-    figure = new_figure(tables, title, (1.2, 1.0, 1.0))
-    latency, parts, batch = figure.axes
+    panels = new_panels(tables, title, (1.2, 1.0, 1.0), on=on)
+    latency, parts, batch = panels.axes
     if tables.has_steps:
         _draw_latency(latency, tables)
         _draw_parts(parts, tables)
@@ -124,9 +127,9 @@ def step_costs(tables: Tables) -> Figure:
     latency.set_ylabel("step latency (ms)")
     set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
     set_time_axis(batch, tables.stop_s)
-    for axes in figure.axes:
+    for axes in panels.axes:
         legend_above(axes)
-    return figure
+    return panels.figure
 
 
 def _draw_latency(axes: Axes, tables: Tables) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -18,6 +19,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
+from sim.errors import ConfigError
 from sim.plots.png import png_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ DPI = 150
 WIDTH_PX, HEIGHT_PX = 1600, 900
 MAX_TITLE_CHARACTERS = 110
 MAX_SUBTITLE_CHARACTERS = 120
+_TITLE_PAD = 22.0
+"""Points above axes of the user's, where the legend is."""
 
 _NOT_LOOKS = ("backend", "interactive", "toolbar", "timezone", "date", "webagg")
 _STYLE = {
@@ -111,14 +115,86 @@ def new_figure(
     return figure
 
 
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Where a figure is drawn: panels of its own, or axes of the user's.
+
+    Parameters
+    ----------
+    figure
+        What holds them.
+    axes
+        Top to bottom, or left to right.
+    """
+
+    figure: Figure
+    axes: Sequence[Axes]
+
+
+def new_panels(
+    tables: Tables,
+    title: str,
+    heights: Sequence[float] = (1.0,),
+    *,
+    right: float = 0.98,
+    on: Sequence[Axes] | None = None,
+) -> Panels:
+    """Return a panel per height: those of a new figure, or the user's own axes.
+
+    Parameters
+    ----------
+    tables, title, heights, right
+        See `new_figure`.
+    on
+        Axes of the user's, as many as there are heights; they keep their look, and the
+        first gets the title.
+
+    Raises
+    ------
+    ConfigError
+        If there are more or fewer.
+    """
+    if on is None:
+        figure = new_figure(tables, title, heights, right=right)
+        return Panels(figure, figure.axes)
+    panels = given_panels(on, len(heights))
+    panels.axes[0].set_title(title, loc="left", pad=_TITLE_PAD, fontsize="medium")
+    return panels
+
+
+def given_panels(on: Sequence[Axes], num_panels: int) -> Panels:
+    """Return axes of the user's, if there are as many as needed.
+
+    Raises
+    ------
+    ConfigError
+        If there are not.
+    """
+    if len(on) != num_panels:
+        raise ConfigError(
+            f"ax: this figure has {num_panels} panels, got {len(on)} axes; give those "
+            f"of plt.subplots({num_panels}), or none"
+        )
+    figure = on[0].get_figure(root=True)
+    assert figure is not None
+    return Panels(figure, on)
+
+
 def blank_figure(tables: Tables, title: str) -> Figure:
     """Return a figure with its two title lines and no panel yet."""
     return titled_figure(title, str(tables.summary.get("title") or ""))
 
 
+class ShownFigure(Figure):
+    """A figure that notebooks show, though pyplot knows nothing of it."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
 def titled_figure(title: str, below: str) -> Figure:
     """Return a figure with a title, a line below it and no panel yet."""
-    figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI)
+    figure = ShownFigure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI)
     FigureCanvasAgg(figure)
     headline = _one_line(title, MAX_TITLE_CHARACTERS)
     figure.text(0.02, 0.955, headline, fontsize=12, fontweight="bold")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.recording.blocks import BlockStore
-    from sim.simulate import Simulation
+    from sim.simulation import Simulation
 
 RECORDS = ("schedule", "blocks")
 """What can be recorded besides."""

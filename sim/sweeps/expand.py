@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from sim.config import RunConfig, parse_config
 from sim.errors import ConfigError
 from sim.files import find_files
+from sim.overrides import put
 from sim.sweeps.job import Job
 from workloads.streams import Streams
 
@@ -151,26 +152,6 @@ def _latin_hypercube(block: DrawnBlock, rng: np.random.Generator) -> list[Overri
         {key: r.at(share) for (key, r), share in zip(ranges, row, strict=True)}
         for ranges, row in ((block.ranges.items(), row) for row in shares.tolist())
     ]
-
-
-def put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key with dots, in place.
-
-    Raises
-    ------
-    ConfigError
-        If its path leads through something that is no table.
-    """
-    *tables, last = key.split(".")
-    table = data
-    for name in tables:
-        inner = table.get(name)
-        if inner is None:
-            inner = table[name] = {}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{key}: '{name}' is not a table")
-        table = inner
-    table[last] = copy.deepcopy(value)
 
 
 def value_at(data: Mapping[str, Any], key: str) -> Any:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from sim.config import assign
 from sim.config_types import ConfigTable, Positive, shortened
 from sim.errors import ConfigError
 from sim.files import read_yaml
+from sim.overrides import Overrides, override
 from sim.plug import did_you_mean
 from sim.sweeps.ranges import distinct, parse_range, parse_values
 
@@ -128,7 +128,7 @@ class SweepFile:
     given: Mapping[str, Any]
 
 
-def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepFile:
+def load_sweep(path: Path | str, overrides: Overrides = ()) -> SweepFile:
     """Read a sweep file and its base.
 
     Parameters
@@ -136,7 +136,7 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepFile:
     path
         YAML file; see docs/sweeps.md.
     overrides
-        ``key.path=value`` assignments to the base.
+        Changes to the base, as of `sim.config.load_config`.
 
     Raises
     ------
@@ -154,8 +154,7 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepFile:
         base, directory = read_yaml(file), file.parent
     else:
         base, directory = spec.base, path.parent
-    for override in overrides:
-        assign(base, override)
+    override(base, overrides)
     return SweepFile(spec, base, directory, data | {"base": base})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.config import parse_config
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from sim.step_table import MemorySteps
 
 if TYPE_CHECKING:

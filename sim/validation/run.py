@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.assemble_workload import make_workload
 from sim.config import parse_config
-from sim.simulate import Simulation
+from sim.errors import ConfigError
+from sim.simulation import Simulation
 from sim.validation import compare
-from sim.validation.fit import ended_by, fit_terms
+from sim.validation.fit import ended_by, fit_terms, parse_term
 from sim.validation.inputs import Inputs, inputs_of
 from sim.validation.predicted import observed_of, series_of, usage_over
+from sim.validation.readers import read
+from sim.validation.readers.requests_csv import read_timeseries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    import pandas as pd
 
     from sim.config import RunConfig
     from sim.results import Results
@@ -60,6 +66,14 @@ class Validation:
         if self.fit is None or requests is None:
             return None
         return ~ended_by(requests, self.fit.split_s)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each metric: predicted, measured, and the error in percent."""
+        import pandas as pd  # noqa: PLC0415 - slow to import
+
+        found = compare.metrics(self.predicted, self.measured)
+        return pd.DataFrame.from_dict(found, orient="index")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that was found, JSON-ready."""
@@ -138,6 +152,45 @@ def validate(
         fit=fit,
         notes=(*measured.notes, *inputs.notes),
     )
+
+
+def validate_file(
+    config: RunConfig,
+    measured: Path,
+    timeseries: Path | None = None,
+    *,
+    fit: Sequence[str] = (),
+    fit_on: float = 1.0 / 3.0,
+) -> Validation:
+    """Do what `validate` does with files of measurements.
+
+    Parameters
+    ----------
+    config
+        See `validate`.
+    measured
+        requests.csv, the JSON of ``vllm bench serve``, or the text of ``/metrics``.
+    timeseries
+        States over time, a CSV.
+    fit
+        Texts for `sim.validation.fit.parse_term`.
+    fit_on
+        See `validate`.
+
+    Raises
+    ------
+    ConfigError, MeasuredError
+        Also if a file cannot be read.
+    """
+    if not 0.0 < fit_on < 1.0:
+        raise ConfigError(
+            f"fit_on is a share of the run's time, between 0 and 1; got {fit_on:g}"
+        )
+    terms = [parse_term(text) for text in fit]
+    observed = read(measured)
+    if timeseries is not None:
+        observed = replace(observed, series=read_timeseries(timeseries))
+    return validate(config, observed, terms, fit_on)
 
 
 def _inputs(config: RunConfig, measured: Observed) -> Inputs:

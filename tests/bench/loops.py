@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import simpy
 
 from sim.config import load_config
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.bench.reference import PlainEngine
 from tests.shared import ROOT, shared
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim.config import load_config
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.bench.loops import AZURE, X3, plain_engine
 from tests.shared import ROOT, shared
 

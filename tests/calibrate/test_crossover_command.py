@@ -66,7 +66,7 @@ def test_smaller_chunks_take_longer(file, capsys):
         (["FILE", "--crossover"], "give --model"),
         (["--crossover", "--model", MODEL], "give one of them"),
         (["FILE", "--gpu", "h100_sxm", *ASK], "profile is of h200_sxm"),
-        (["FILE", *ASK, "--block-size", "0"], "--block-size must be 1 to"),
+        (["FILE", *ASK, "--block-size", "0"], "block_size must be 1 to"),
         (["FILE", *ASK, "--out", "a.pdf"], "must end in .png"),
         (["FILE", *ASK, "--tensor-parallel-size", "4"], "no tables of .* on 4 ranks"),
         (["FILE", "--model", MODEL], "belong to --crossover"),

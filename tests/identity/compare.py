@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.identity.trail import Trail
 from tests.shared import ROOT
 

@@ -127,7 +127,7 @@ class LoggedRun:
                 self.engine.abort(request, "its client withdrew it")
 
     def check(self) -> None:
-        """See `sim.simulate.Simulation.check`."""
+        """See `sim.simulation.Simulation.check`."""
         self.scheduler.check()
         self.recorder.check(self.scheduler)
 

@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 class Watched(Protocol):
-    """What is watched: a `sim.simulate.Simulation`, or what stands for one."""
+    """What is watched: a `sim.simulation.Simulation`, or what stands for one."""
 
     env: simpy.Environment
     engine: Engine

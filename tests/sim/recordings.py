@@ -14,7 +14,7 @@ import pyarrow as pa
 from sim.config import RunConfig, parse_config
 from sim.errors import UserError
 from sim.recording.extras import RECORDS, recording
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.identity.random_configs import LISTED_TRACE, draw_case
 from tests.shared import shared
 

@@ -12,7 +12,7 @@ from sim.config import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
 from sim.files import parse_yaml
 from sim.generations import GENERATIONS
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

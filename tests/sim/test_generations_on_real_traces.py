@@ -8,7 +8,7 @@ import pytest
 
 from sim.config import parse_config
 from sim.generations import GENERATIONS
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.shared import shared
 
 MODES = {

@@ -9,7 +9,7 @@ import pytest
 from cache.sequences import SequenceStatus
 from sim.config import parse_config
 from sim.errors import ConfigError
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 
 
 def simulation(workload: dict[str, Any], *, num_requests: int, **engine: Any) -> Any:

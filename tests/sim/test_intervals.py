@@ -26,7 +26,7 @@ from sim.intervals import (
     with_intervals,
 )
 from sim.profile import read_profile
-from sim.simulate import Progress, Simulation, simulate
+from sim.simulation import Progress, Simulation, simulate
 from tests.identity.compare import compare
 from tests.sim.test_config import minimal
 from tests.sim.test_config import write as write_config

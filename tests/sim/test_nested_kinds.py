@@ -13,7 +13,7 @@ from sim.cli import run as kvsim
 from sim.config import load_config, parse_config
 from sim.errors import ConfigError
 from sim.plug import build
-from sim.simulate import simulate
+from sim.simulation import simulate
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write
 from workloads.lengths import FixedLength, LognormalLength

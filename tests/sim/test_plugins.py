@@ -12,7 +12,7 @@ import pytest
 from sim.cli import run as kvsim
 from sim.config import parse_config
 from sim.errors import ConfigError
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write
 

@@ -12,7 +12,7 @@ from sim.decisions import DecisionDriver, first_difference, read_log
 from sim.decisions.workload import parse_workload
 from sim.generations import GENERATIONS
 from sim.recording.schedule import ScheduleFile
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.identity.random_configs import draw_case
 from tests.shared import ROOT
 from tests.sim.build import Run, spec

@@ -16,7 +16,7 @@ from sim.cli import run as kvsim
 from sim.config import load_config
 from sim.metrics import PERCENTILES
 from sim.recording.parquet import StepsFile
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.step_table import ParquetSteps
 from tests.sim.commands import files
 

@@ -12,7 +12,7 @@ from sim.errors import ConfigError, SchedulerError
 from sim.generation import sample
 from sim.request import RequestStatus
 from sim.scheduler.hf_fifo import FIFOScheduler
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.shared import ROOT, shared
 from tests.sim.build import request_from_spec, spec
 from tests.sim.test_config import minimal, write

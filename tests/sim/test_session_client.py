@@ -13,7 +13,7 @@ from sim.config import parse_config
 from sim.costs.constant import ConstantCost
 from sim.errors import ConfigError
 from sim.generations import GENERATIONS
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.sim.build import Run
 from tests.sim.closed_loops import chat_config, check_sending_times, listed, turn
 from workloads.chains import in_order

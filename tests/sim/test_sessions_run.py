@@ -12,7 +12,7 @@ from sim.cli import run as kvsim
 from sim.commands.terminal import summary_rows
 from sim.config import load_config, parse_config
 from sim.errors import ConfigError
-from sim.simulate import Simulation, simulate
+from sim.simulation import Simulation, simulate
 from tests.shared import ROOT
 from tests.sim.closed_loops import chat_config
 from tests.sim.test_config import minimal, write

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from sim.files import parse_yaml
+from sim.overrides import put
 from sim.sweeps.columns import to_column
 from sim.sweeps.dataset import RunDataset
-from sim.sweeps.expand import put
 from sim.sweeps.job import Job, Outcome
 from sim.sweeps.rows import RowMaker, flow, summary_of, text_keys
 from tests.shared import ROOT

@@ -11,8 +11,9 @@ import yaml
 
 from sim.config import parse_config
 from sim.errors import ConfigError
+from sim.overrides import put
 from sim.sweeps.checks import check_runs, check_size
-from sim.sweeps.expand import Sweep, put, value_at
+from sim.sweeps.expand import Sweep, value_at
 from sim.sweeps.spec import load_sweep
 from tests.sim.sweep_files import sweep_of, tiny, write_sweep
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.config import load_config, parse_config
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.sweeps.directory import identity
 from sim.sweeps.job import Job
 from sim.sweeps.local import LocalExecutor

@@ -23,7 +23,7 @@ from sim.costs.transfers import (
 from sim.errors import ConfigError
 from sim.generations import GENERATIONS, SwapRule
 from sim.hardware import GPUS
-from sim.simulate import simulate
+from sim.simulation import simulate
 from tests.sim.test_config import minimal
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, ROUND, TINY, bare, decodes
 

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from sim.config import load_config
-from sim.simulate import Simulation
+from sim.simulation import Simulation
 from tests.shared import ROOT, shared
 from workloads.analysis import prefix_curve
 from workloads.traces import MooncakeTraceReader

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from sim.output import ResultFiles
     from sim.prefix_need import PrefixReport
-    from workloads.analysis import PrefixCurve
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -90,74 +89,32 @@ def curve(
         Print everything as JSON.
     """
     from sim.commands.workload.source import requests_of
-    from sim.kv_memory import kv_memory
     from sim.output import check_output
-    from sim.prefix_need import PrefixReport, what_is_left_out
-    from workloads.analysis import prefix_curve
+    from sim.prefix_report import CurveQuestion, prefix_report
 
     if out is not None:
         check_output(out, overwrite=overwrite, files=_files())
-    if model is None:
-        _refuse_without_model(gpu, tensor_parallel_size, dtype, kv_cache_dtype)
-    memory = model and kv_memory(
-        model,
-        gpu,
-        block_size=block_size,
+    question = CurveQuestion(
+        model=model,
+        gpu=gpu,
         tensor_parallel_size=tensor_parallel_size,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        share=share,
+        prompts_only=prompts_only,
+        sample=sample,
+        sample_seed=sample_seed,
+        bounds=bounds,
     )
+    memory = question.memory()
     silent = quiet or json
     requests = requests_of(file, from_, set_ or [], skip_bad_lines, quiet=silent)
-    found = prefix_curve(
-        requests,
-        block_size,
-        prompts_only=prompts_only,
-        sample_rate=sample,
-        sample_seed=sample_seed,
-    )
-    report = PrefixReport(
-        title=_title(file, found, prompts_only),
-        curve=found,
-        bounds=found.bounds(bounds),
-        need=found.need(share),
-        memory=memory or None,
-        notes=what_is_left_out(requests),
-    )
+    report = prefix_report(file.name, requests, question, memory)
     if out is not None:
         _write(report, out, overwrite=overwrite)
     _print(report, out, quiet=quiet, as_json=json)
     return 0
-
-
-def _refuse_without_model(
-    gpu: str | None, tensor_parallel_size: int, dtype: str, kv_cache_dtype: str
-) -> None:
-    """Refuse options that would say nothing."""
-    from sim.errors import ConfigError
-
-    for option, value, default in (
-        ("--gpu", gpu, None),
-        ("--tensor-parallel-size", tensor_parallel_size, 1),
-        ("--dtype", dtype, "auto"),
-        ("--kv-cache-dtype", kv_cache_dtype, "auto"),
-    ):
-        if value != default:
-            raise ConfigError(
-                f"{option} {value} needs --model: GiB and pools are those of a model"
-            )
-
-
-def _title(file: Path, curve: PrefixCurve, prompts_only: bool) -> str:
-    from sim.plots.tables import singular
-
-    paths = curve.paths
-    kept = "prompts only" if prompts_only else "prompts and answers"
-    if curve.sampled is not None:
-        kept = f"{kept} (a sample of {100 * paths.sample_rate:g} %)"
-    said = singular(f"{paths.num_requests:,} requests", paths.num_requests)
-    said += " one after the other"
-    return f"{file.name}: {said}, {kept} cached"
 
 
 def _files() -> ResultFiles:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from workloads.spec import RequestSpec
 
-_CONFIG_SUFFIXES = (".yaml", ".yml")
-
 
 def requests_of(
     file: Path,
@@ -50,7 +48,9 @@ def requests_of(
     -----
     The workload's warnings are printed on stderr, one line each.
     """
-    if file.suffix.lower() in _CONFIG_SUFFIXES:
+    from sim.traffic_source import CONFIG_SUFFIXES
+
+    if file.suffix.lower() in CONFIG_SUFFIXES:
         return _configured(file, kind, list(settings), skip_bad_lines)
     return _recorded(file, kind, settings, skip_bad_lines, quiet=quiet)
 
@@ -64,22 +64,19 @@ def _recorded(
     quiet: bool,
 ) -> Sequence[RequestSpec]:
     """Return the requests of a trace."""
-    from sim.assemble_workload import make_workload
-    from sim.workload_config import WorkloadConfig
+    from sim.traffic_source import recorded_requests
     from workloads.traces import guess_kind
 
     if kind is None:
         kind = guess_kind(file)
         if not quiet:
             print(f"kvsim: '{file}' is read as {kind}", file=sys.stderr)
-    config: dict[str, Any] = {"kind": kind, "path": str(file)}
-    if skip_bad_lines:
-        config["skip_bad_lines"] = True
     given = table_of(settings)
     refuse_named(given, ("kind", "path"), "--set ", "FILE and --from")
-    config |= given
+    if skip_bad_lines:
+        given = {"skip_bad_lines": True, **given}
     with _warnings_in_a_line():
-        return make_workload(WorkloadConfig(trace=config), seed=0).requests()
+        return recorded_requests(file, kind, given)
 
 
 @contextmanager
@@ -104,7 +101,7 @@ def table_of(settings: Sequence[str]) -> dict[str, Any]:
     ConfigError
         If one is no assignment.
     """
-    from sim.config import assign
+    from sim.overrides import assign
 
     table: dict[str, Any] = {}
     for setting in settings:
@@ -136,9 +133,8 @@ def _configured(
     file: Path, kind: str | None, settings: list[str], skip_bad_lines: bool
 ) -> Sequence[RequestSpec]:
     """Return the requests of a configuration's workload."""
-    from sim.assemble_workload import make_workload
-    from sim.config import load_traffic
     from sim.errors import ConfigError
+    from sim.traffic_source import configured_requests
 
     if kind is not None:
         raise ConfigError(
@@ -146,6 +142,5 @@ def _configured(
         )
     if skip_bad_lines:
         settings.append("workload.trace.skip_bad_lines=true")
-    traffic = load_traffic(file, settings)
     with _warnings_in_a_line():
-        return make_workload(traffic.workload, traffic.seed).requests()
+        return configured_requests(file, settings)

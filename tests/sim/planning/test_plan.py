@@ -10,7 +10,7 @@ import pytest
 from sim.cli import run as kvsim
 from sim.config import load_config
 from sim.planning.solve import PLAN_FILES
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.sweeps.serial import SerialExecutor
 from tests.sim.planning.plans import STEP_S, BackToFront, small, solved, written
 

@@ -13,7 +13,7 @@ from sim.planning.objectives import parse_objectives
 from sim.planning.overload import is_overloaded
 from sim.planning.trial import Trial, perform, split_table, with_scale
 from sim.planning.warmup import MAX_SHARE, warmup_share
-from sim.simulate import simulate
+from sim.simulation import simulate
 from workloads.streams import Streams
 
 

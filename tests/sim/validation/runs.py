@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sim.config import parse_config
-from sim.simulate import simulate
+from sim.simulation import simulate
 from sim.validation.predicted import observed_of, series_of
 
 if TYPE_CHECKING:

@@ -271,7 +271,7 @@ def test_the_command_prints_json_and_repeats_itself(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--fit-on", "1.5"], "--fit-on is a share of the run's time"),
+        (["--fit-on", "1.5"], "fit_on is a share of the run's time"),
         (["--fit", "ghost"], "--fit takes 'host'"),
         (["--fit", "cost.overhead=0:1"], "overhead"),
         (["--set", "workload.synthetic.num_requests=7"], "7 requests, the measurement"),

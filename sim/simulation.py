@@ -35,7 +35,7 @@ from sim.hardware import load_gpu
 from sim.model import load_model
 from sim.recorder import Recorder, Recording
 from sim.recording.traffic import Traffic
-from sim.results import Results
+from sim.results import SimulationResults
 from sim.scheduler.groups import GroupScheduler
 from sim.session_client import SessionClient
 from workloads.chains import has_chains
@@ -210,7 +210,7 @@ class Simulation:
         *,
         progress_every: int = 512,
         check_every: int = 0,
-    ) -> Results:
+    ) -> SimulationResults:
         """Run to the end, or until `stop`; see `sim.intervals` for what is uncertain.
 
         Parameters
@@ -287,7 +287,7 @@ class Simulation:
         self.scheduler.check()
         self.recorder.check(self.scheduler)
 
-    def _results(self) -> Results:
+    def _results(self) -> SimulationResults:
         engine = self.engine
         forgotten = len(self.recorder.active)
         if forgotten and not (engine.stop_requested or engine.stalled):
@@ -298,7 +298,7 @@ class Simulation:
         traffic = Traffic.of(self.specs)
         recording = traffic.joined(self.recorder.finish(self.env.now))
         self._check_rejections(recording)
-        return Results(
+        return SimulationResults(
             config=self.config,
             recording=recording,
             summary=self._summary(recording, traffic),
@@ -399,13 +399,22 @@ def _sampler(scheduler: Scheduler) -> Sampler:
     return sampler_for(scheduler) if isinstance(scheduler, GroupScheduler) else sample
 
 
-def simulate(config: RunConfig) -> Results:
+def simulate(config: RunConfig) -> SimulationResults:
     """Run one simulation and return its results, intervals included.
 
     Raises
     ------
     ConfigError, CapacityError, WorkloadError
         See `Simulation`.
+
+    Examples
+    --------
+    >>> from sim import load_config, simulate
+    >>> minute = {"workload.preset.duration_s": 60}
+    >>> results = simulate(load_config("examples/demo.yaml", minute))
+    >>> summary = results.summary
+    >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
+    (15587, 366, 0)
     """
     simulation = Simulation(config)
     return intervals.with_intervals(simulation, simulation.run())

@@ -1,0 +1,318 @@
+"""What notebooks and scripts ask besides a run, each in one call.
+
+`sim` names these functions; the work is done where the commands have it done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.costs.crossover_question import CrossoverReport, Question
+from sim.differences import differing
+from sim.errors import ConfigError
+from sim.planning.solve import PlanResult, executor_for, solve
+from sim.planning.spec import load_plan
+from sim.prefix_report import CurveQuestion, prefix_report
+from sim.sweeps.expand import Sweep
+from sim.sweeps.job import Job
+from sim.sweeps.local import LocalExecutor, num_cpus
+from sim.sweeps.rows import RowMaker, text_keys
+from sim.sweeps.serial import SerialExecutor
+from sim.sweeps.spec import load_sweep
+from sim.sweeps.supplies import gather
+from sim.sweeps.task import run_summary
+from sim.traffic_source import read_requests
+from sim.validation.run import Validation, validate_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pandas as pd
+
+    from sim.config import RunConfig
+    from sim.overrides import Overrides
+    from sim.prefix_need import PrefixReport
+    from sim.sweeps.job import Executor
+    from workloads.spec import RequestSpec
+
+__all__ = ["crossover", "hit_curve", "plan", "read_requests", "sweep", "validate"]
+
+
+def sweep(
+    runs: Iterable[RunConfig] | Path | str, *, num_workers: int | None = None
+) -> pd.DataFrame:
+    """Run many configurations on this machine; a row for each, in their order.
+
+    Parameters
+    ----------
+    runs
+        Configurations, or the path of a sweep file (docs/sweeps.md).
+    num_workers
+        Processes; one for each processor unless given, and with 1 this process does
+        the work. A script with more needs ``if __name__ == "__main__":``.
+
+    Returns
+    -------
+    DataFrame
+        Columns as in a sweep's dataset: the keys in which the runs differ, ``status``
+        and ``error``, the numbers of the summary.
+
+    Raises
+    ------
+    ConfigError
+        If there is no run, or for a mistake in the sweep file.
+
+    Examples
+    --------
+    >>> from sim import load_config, sweep
+    >>> short, rate = {"workload.preset.duration_s": 30}, "workload.preset.rate_scale"
+    >>> configs = [
+    ...     load_config("examples/demo.yaml", short | {rate: scale})
+    ...     for scale in (0.5, 1.0)
+    ... ]
+    >>> runs = sweep(configs, num_workers=1)
+    >>> runs[[rate, "status", "completed"]].values.tolist()
+    [[0.5, 'done', 75], [1.0, 'done', 164]]
+    """
+    import pandas as pd  # noqa: PLC0415 - slow to import
+
+    jobs, rows = _jobs(runs)
+    by_index = {job.index: job for job in jobs}
+    with _executor(jobs, num_workers) as executor:
+        found = {
+            outcome.index: rows.row(by_index[outcome.index], outcome)
+            for outcome in executor.run(jobs, run_summary)
+        }
+    frame = pd.DataFrame([found[index] for index in sorted(found)])
+    others = [name for name in frame.columns if name not in rows.leaders]
+    return frame[[*rows.leaders, *others]]
+
+
+def _jobs(runs: Iterable[RunConfig] | Path | str) -> tuple[list[Job], RowMaker]:
+    """Return the runs, and what makes rows of them."""
+    if isinstance(runs, str | Path):
+        plan = Sweep(load_sweep(runs))
+        jobs, keys, repeats = list(plan.jobs()), list(plan.spec.keys), plan.spec.repeats
+    else:
+        data = [config.to_data() for config in runs]
+        varied = differing(data)
+        keys, repeats = list(varied), 1
+        jobs = [
+            Job(i, {key: values[i] for key, values in varied.items()}, each)
+            for i, each in enumerate(data)
+        ]
+    if not jobs:
+        raise ConfigError("a sweep needs a configuration at least, got none; give some")
+    return jobs, RowMaker(keys, text_keys(jobs, keys), repeats)
+
+
+def _executor(jobs: Sequence[Job], num_workers: int | None) -> Executor:
+    num = num_workers or min(num_cpus(), len(jobs))
+    if num < 1:
+        raise ConfigError(f"num_workers must be at least 1, got {num_workers}")
+    return (
+        SerialExecutor(gather(jobs)) if num == 1 else LocalExecutor(num, gather(jobs))
+    )
+
+
+def hit_curve(
+    requests: Sequence[RequestSpec] | Path | str, **question: Any
+) -> PrefixReport:
+    """Say which share of the prompts a prefix cache of each size finds.
+
+    The miss ratio is what is left; ``kvsim workload curve`` says the same.
+
+    Parameters
+    ----------
+    requests
+        In order of arrival; or a trace or configuration, see `read_requests`.
+    **question
+        See `sim.prefix_report.CurveQuestion`: ``model``, ``gpu``, ``block_size``,
+        ``share``, ``sample`` and so on.
+
+    Returns
+    -------
+    PrefixReport
+        With ``table``, ``plot()``, ``need`` and ``sentence()``.
+
+    Raises
+    ------
+    ConfigError, WorkloadError
+        If the file cannot be read, or a number is out of range.
+
+    Examples
+    --------
+    >>> from sim import hit_curve, read_requests
+    >>> requests = read_requests("examples/chat_sessions.yaml")[:500]
+    >>> report = hit_curve(requests, share=0.9)
+    >>> report.need.num_blocks
+    1138
+    >>> bool(report.table["lru_hit_rate"].is_monotonic_increasing)
+    True
+    """
+    try:
+        asked = CurveQuestion(**question)
+    except TypeError as error:
+        names = ", ".join(CurveQuestion.__dataclass_fields__)
+        unknown = sorted(set(question) - set(CurveQuestion.__dataclass_fields__))
+        raise ConfigError(
+            f"'{unknown[0]}' is nothing that a curve is asked (there are: {names})"
+        ) from error
+    memory = asked.memory()
+    name = "requests"
+    if isinstance(requests, str | Path):
+        name, requests = Path(requests).name, read_requests(requests)
+    return prefix_report(name, requests, asked, memory)
+
+
+def plan(
+    path: Path | str, overrides: Overrides = (), *, num_workers: int | None = None
+) -> PlanResult:
+    """Find the cheapest way to serve traffic, and how much each candidate holds.
+
+    Parameters
+    ----------
+    path
+        A plan (docs/plans.md).
+    overrides
+        As of `sim.load_config`.
+    num_workers
+        As of `sweep`.
+
+    Returns
+    -------
+    PlanResult
+        With ``table``, a row for each candidate, and ``data``, that of ``plan.json``.
+
+    Raises
+    ------
+    ConfigError, CapacityError, WorkloadError
+        For a mistake in the plan, and where no candidate meets the objectives.
+
+    Examples
+    --------
+    >>> from sim import plan
+    >>> traffic = {"synthetic": {
+    ...     "num_requests": 100,
+    ...     "arrivals": {"kind": "poisson", "rate": 4.0},
+    ...     "prompt_tokens": {"kind": "fixed", "tokens": 500},
+    ...     "output_tokens": {"kind": "fixed", "tokens": 50},
+    ... }}
+    >>> asked = {
+    ...     "workload": traffic,
+    ...     "candidates": {"model": ["Qwen/Qwen2.5-7B"], "gpu": ["l40s", "h100_sxm"]},
+    ...     "search": {"num_seeds": 3, "tolerance": 0.2, "curve": [], "curve_seeds": 1},
+    ...     "sensitivity": None,
+    ... }
+    >>> found = plan("examples/plan_chat.yaml", asked, num_workers=1)
+    >>> found.table["status"].tolist()
+    ['ok', 'ok']
+    """
+    asked = load_plan(path, overrides)
+    executor = (
+        SerialExecutor() if num_workers == 1 else executor_for(asked, num_workers)
+    )
+    with executor:
+        return solve(asked, executor)
+
+
+def crossover(
+    model: str,
+    *,
+    profile: Path | str | None = None,
+    gpu: str | None = None,
+    **engine: Any,
+) -> CrossoverReport:
+    """Compare swapping a preempted sequence out and in with computing it again.
+
+    Parameters
+    ----------
+    model
+        Bundled name, or path to a config.json.
+    profile
+        A kvprofile/1 file with tables of the model; the GPU's datasheet unless given.
+    gpu
+        GPU name, or a datasheet; the profile's unless given.
+    **engine
+        ``tensor_parallel_size``, ``block_size``, ``max_num_batched_tokens``,
+        ``kv_cache_dtype``.
+
+    Returns
+    -------
+    CrossoverReport
+        With ``sentences``, ``table`` and ``plot()``.
+
+    Raises
+    ------
+    UserError
+        If neither profile nor GPU is given, or something does not fit.
+
+    Examples
+    --------
+    >>> from sim import crossover
+    >>> report = crossover("meta-llama/Llama-3.1-8B", gpu="h200_sxm")
+    >>> list(report.sentences)
+    ['loop', 'batch', 'kernel']
+    >>> list(report.table)
+    ['recompute_ms', 'swap_loop_ms', 'swap_batch_ms', 'swap_kernel_ms']
+    """
+    file = None if profile is None else Path(profile)
+    return Question(model=model, file=file, gpu=gpu, **engine).answer()
+
+
+def validate(
+    config: RunConfig,
+    measured: Path | str,
+    timeseries: Path | str | None = None,
+    *,
+    fit: Sequence[str] = (),
+    fit_on: float = 1.0 / 3.0,
+) -> Validation:
+    """Simulate a run that was measured, and say how far off the simulation is.
+
+    Parameters
+    ----------
+    config
+        The engine and the workload as they were.
+    measured
+        requests.csv, the JSON of ``vllm bench serve``, or the text of ``/metrics``.
+    timeseries
+        States over time, a CSV.
+    fit
+        What to fit on the first part of the run: ``host``, or ``cost.KEY=LOW:HIGH``.
+    fit_on
+        That part, as a share of the run's time; the rest is judged.
+
+    Returns
+    -------
+    Validation
+        With ``table``, a row for each metric.
+
+    Raises
+    ------
+    ConfigError, MeasuredError
+        If a file cannot be read, or does not fit the configuration.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from sim import load_config, simulate, validate
+    >>> config = load_config("examples/demo.yaml", {"workload.preset.duration_s": 30})
+    >>> served = simulate(config).requests
+    >>> names = {
+    ...     "first_scheduled_s": "queued_s",
+    ...     "finish_s": "last_token_s",
+    ...     "num_prompt_tokens": "prompt_tokens",
+    ...     "num_output_tokens": "output_tokens",
+    ... }
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "requests.csv"
+    ...     served.rename(columns=names).to_csv(path, index=False)
+    ...     table = validate(config, path).table
+    >>> float(table.loc["mean_ttft_ms", "error_pct"].round(3))
+    0.0
+    """
+    series = None if timeseries is None else Path(timeseries)
+    return validate_file(config, Path(measured), series, fit=fit, fit_on=fit_on)

@@ -1,0 +1,76 @@
+"""In which keys configurations differ: what a legend says, and a table's columns."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MISSING = object()
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return plain data with dotted keys: one entry for every value that is no table.
+
+    Examples
+    --------
+    >>> flat({"engine": {"gpu": "h200_sxm", "watermark": None}, "seed": 0})
+    {'engine.gpu': 'h200_sxm', 'engine.watermark': None, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the keys whose values are not the same in all configurations.
+
+    Parameters
+    ----------
+    configs
+        Configurations as plain data.
+
+    Returns
+    -------
+    dict
+        From dotted key to one value for each configuration, None where it has none;
+        in the order in which the keys first come.
+    """
+    tables = [flat(config) for config in configs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    found = {key: [table.get(key, _MISSING) for table in tables] for key in keys}
+    return {
+        key: [None if value is _MISSING else value for value in values]
+        for key, values in found.items()
+        if len({_text(value) for value in values}) > 1
+    }
+
+
+def _text(value: Any) -> str:
+    return "" if value is _MISSING else json.dumps(value, sort_keys=True, default=str)
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the shortest ends of dotted keys that tell them apart.
+
+    Examples
+    --------
+    >>> short_names(["engine.gpu", "workload.a.name", "workload.b.name"])
+    {'engine.gpu': 'gpu', 'workload.a.name': 'a.name', 'workload.b.name': 'b.name'}
+    """
+    return {key: _short(key, keys) for key in keys}
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    parts = key.split(".")
+    for num in range(1, len(parts)):
+        end = ".".join(parts[-num:])
+        if sum(f".{other}".endswith(f".{end}") for other in keys) == 1:
+            return end
+    return key
