@@ -92,7 +92,7 @@ def _run(notebook: NotebookNode, name: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             client.execute(env=_environment(folder))
     except CellExecutionError as error:
-        raise BuildError(f"{name}: {error}") from error
+        raise BuildError(f"{name} fails: {error.ename}: {error.evalue}") from error
 
 
 def _environment(folder: str) -> dict[str, str]:
