@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all fuzz check bench format clean help
+.PHONY: demo notebooks test test-all fuzz check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,8 +31,12 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
 # make test-all: what is too heavy for every day, too; and the real transformers beside ours.
-test-all: $(VENV)/.installed-reference
+test-all: $(VENV)/.installed-reference $(VENV)/.installed-notebooks
 	$(PYTEST)
+
+# make notebooks: run all notebooks and store what they show.
+notebooks: $(VENV)/.installed-notebooks
+	$(BIN)/python -m notebooks.build
 
 # make fuzz N=2000: random configurations, both paths.
 N ?= 1000
@@ -80,4 +84,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-reference: $(VENV)/.installed-dev
 	$(UV_PIP) --group reference
+	@touch $@
+
+$(VENV)/.installed-notebooks: $(VENV)/.installed-dev
+	$(UV_PIP) --group notebooks
 	@touch $@

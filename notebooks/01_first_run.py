@@ -60,15 +60,28 @@ results.plot.queues()
 # H200 does not have so many, and the summary of that run would warn of it.)
 
 # %%
-endless = simulate(load_config("../examples/demo.yaml", {
-    "workload.preset.rate_scale": 1.15,
-    "engine.num_gpu_blocks_override": 40_000,
-}))
-names = ["num_preemptions", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"]
-pd.DataFrame({
-    "this cache": pd.Series(results.summary)[names],
-    "endless": pd.Series(endless.summary)[names],
-}).astype(float).round(1)
+endless = simulate(
+    load_config(
+        "../examples/demo.yaml",
+        {
+            "workload.preset.rate_scale": 1.15,
+            "engine.num_gpu_blocks_override": 40_000,
+        },
+    )
+)
+names = [
+    "num_preemptions",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_e2el_ms",
+]
+pd.DataFrame(
+    {
+        "this cache": pd.Series(results.summary)[names],
+        "endless": pd.Series(endless.summary)[names],
+    }
+).astype(float).round(1)
 
 # %% [markdown]
 # ## What we have learned

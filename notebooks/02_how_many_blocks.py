@@ -24,14 +24,19 @@ print(f"{pool.num_gpu_blocks:,} blocks, {pool.kv_cache_tokens:,} tokens")
 import pandas as pd
 
 GIB = 2**30
-parts = pd.Series({
-    "not granted": pool.total_bytes - pool.requested_bytes,
-    "weights": pool.weights_bytes,
-    "activation peak": pool.activation_peak_bytes,
-    "non-torch": pool.non_torch_bytes,
-    "CUDA graphs": pool.cuda_graph_bytes,
-    "KV cache": pool.available_kv_bytes,
-}) / GIB
+parts = (
+    pd.Series(
+        {
+            "not granted": pool.total_bytes - pool.requested_bytes,
+            "weights": pool.weights_bytes,
+            "activation peak": pool.activation_peak_bytes,
+            "non-torch": pool.non_torch_bytes,
+            "CUDA graphs": pool.cuda_graph_bytes,
+            "KV cache": pool.available_kv_bytes,
+        }
+    )
+    / GIB
+)
 axes = parts[::-1].plot.barh(figsize=(8, 2.8), color="#0072B2", xlabel="GiB")
 axes.bar_label(axes.containers[0], fmt="%.1f", padding=3)
 axes.set_title(f"The {pool.total_bytes / GIB:.0f} GiB of an {gpu} with {model}")
@@ -73,13 +78,16 @@ changes = {
     "h100_sxm": {"gpu": "h100_sxm"},
 }
 estimates = {
-    name: estimate_capacity(model, **{"gpu": gpu} | change) for name, change in changes.items()
+    name: estimate_capacity(model, **{"gpu": gpu} | change)
+    for name, change in changes.items()
 }
-table = pd.DataFrame({
-    "blocks": {name: each.num_gpu_blocks for name, each in estimates.items()},
-    "at least": {name: each.num_gpu_blocks_low for name, each in estimates.items()},
-    "at most": {name: each.num_gpu_blocks_high for name, each in estimates.items()},
-})
+table = pd.DataFrame(
+    {
+        "blocks": {name: each.num_gpu_blocks for name, each in estimates.items()},
+        "at least": {name: each.num_gpu_blocks_low for name, each in estimates.items()},
+        "at most": {name: each.num_gpu_blocks_high for name, each in estimates.items()},
+    }
+)
 table["times"] = (table["blocks"] / pool.num_gpu_blocks).round(2)
 table
 
@@ -102,21 +110,35 @@ sizes = sorted(
     [round(share * pool.num_gpu_blocks) for share in shares]
     + [pool.num_gpu_blocks_low, pool.num_gpu_blocks_high]
 )
-runs = sweep([
-    load_config("../examples/demo.yaml", {"engine.num_gpu_blocks_override": size})
-    for size in sizes
-])
-columns = ["engine.num_gpu_blocks_override", "num_preemptions", "mean_ttft_ms", "p99_ttft_ms"]
-curve = runs[columns].set_index(columns[0]).astype(float).round()
+runs = sweep(
+    [
+        load_config("../examples/demo.yaml", {"engine.num_gpu_blocks_override": size})
+        for size in sizes
+    ]
+)
+columns = [
+    "engine.num_gpu_blocks_override",
+    "num_preemptions",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+]
+curve = runs[columns].set_index(columns[0]).round().astype(int)
 curve
 
 # %%
 axes = curve.plot(
-    subplots=True, figsize=(8, 4.5), marker="o", color=["#D55E00", "#0072B2", "#009E73"],
-    ylim=(0, None), xlabel="KV blocks", title="An hour of chats, by the size of the cache",
+    subplots=True,
+    figsize=(8, 4.5),
+    marker="o",
+    color=["#D55E00", "#0072B2", "#009E73"],
+    ylim=(0, None),
+    xlabel="KV blocks",
+    title="An hour of chats, by the size of the cache",
 )
 for each in axes:
-    each.axvspan(pool.num_gpu_blocks_low, pool.num_gpu_blocks_high, alpha=0.2, color="grey")
+    each.axvspan(
+        pool.num_gpu_blocks_low, pool.num_gpu_blocks_high, alpha=0.2, color="grey"
+    )
     each.axvline(pool.num_gpu_blocks, color="grey", linestyle=":")
 
 # %% [markdown]
@@ -125,11 +147,13 @@ for each in axes:
 # The grey band is the interval of the estimate, the dotted line its best guess.
 
 # %%
+low, high = curve.loc[[pool.num_gpu_blocks_high, pool.num_gpu_blocks_low], columns[1]]
 few, all_of_them = curve.loc[sizes[1]], curve.loc[pool.num_gpu_blocks]
 print(
     f"{1 - sizes[1] / pool.num_gpu_blocks:.0%} fewer blocks are "
     f"{few['num_preemptions'] / all_of_them['num_preemptions']:.1f} times the preemptions and "
     f"{few['mean_ttft_ms'] / all_of_them['mean_ttft_ms']:.1f} times the mean TTFT.\n"
+    f"Within the interval of the estimate alone there are {low} to {high} of them.\n"
     f"An FP8 cache, or a second GPU, has {table['times']['KV cache in FP8']:g} or "
-    f"{table['times']['two GPUs (TP 2)']:g} times as many."
+    f"{table['times']['two GPUs (TP 2)']:g} times as many blocks."
 )

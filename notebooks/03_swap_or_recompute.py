@@ -47,31 +47,38 @@ report.table.loc[[32, 320, 2_000, 8_000, 40_000]].round(1)
 # %%
 answers = {150: 300, 1_000: 1_000, 4_000: 1_000, 8_000: 1_000, 40_000: 2_000}
 configs = [
-    load_config("../examples/beams_under_pressure.yaml", {
-        "workload": {
-            "synthetic": {
-                "num_requests": 20,
-                "arrivals": {"kind": "burst", "burst_size": 20, "interval_s": 1.0},
-                "prompt_tokens": {"kind": "fixed", "tokens": prompt},
-                "output_tokens": {"kind": "fixed", "tokens": answer},
+    load_config(
+        "../examples/beams_under_pressure.yaml",
+        {
+            "workload": {
+                "synthetic": {
+                    "num_requests": 20,
+                    "arrivals": {"kind": "burst", "burst_size": 20, "interval_s": 1.0},
+                    "prompt_tokens": {"kind": "fixed", "tokens": prompt},
+                    "output_tokens": {"kind": "fixed", "tokens": answer},
+                },
+                "max_tokens": answer,
             },
-            "max_tokens": answer,
+            "engine.num_gpu_blocks_override": int(
+                6 * (prompt + 0.4 * answer) / 0.99 / 16
+            ),
+            "engine.max_model_len": prompt + answer,
+            "engine.max_num_batched_tokens": prompt + max(answer, 2_048),
+            "engine.enable_chunked_prefill": False,
+            "engine.swap_space": 512.0,
+            "engine.preemption_mode": mode,
+            "cost": {"kind": "roofline", "swap_variant": way},
         },
-        "engine.num_gpu_blocks_override": int(6 * (prompt + 0.4 * answer) / 0.99 / 16),
-        "engine.max_model_len": prompt + answer,
-        "engine.max_num_batched_tokens": prompt + max(answer, 2_048),
-        "engine.enable_chunked_prefill": False,
-        "engine.swap_space": 512.0,
-        "engine.preemption_mode": mode,
-        "cost": {"kind": "roofline", "swap_variant": way},
-    })
+    )
     for prompt, answer in answers.items()
     for mode, way in [("recompute", None), ("swap", "loop"), ("swap", "batch")]
 ]
 runs = sweep(configs)
-runs["way"] = runs["engine.preemption_mode"].str.cat(
-    runs["cost.swap_variant"], sep=" ", na_rep=""
-).str.strip()
+runs["way"] = (
+    runs["engine.preemption_mode"]
+    .str.cat(runs["cost.swap_variant"], sep=" ", na_rep="")
+    .str.strip()
+)
 runs["prompt"] = runs["workload.synthetic.prompt_tokens.tokens"]
 seconds = runs.pivot(index="prompt", columns="way", values="duration")
 seconds.round(2)
@@ -92,7 +99,8 @@ names = np.array(["recompute", "swap loop"])
 verdicts = seconds.assign(
     curve_says=names[(at["swap_loop"] < at["recompute"]).astype(int)],
     engine_says=names[(seconds["swap loop"] < seconds["recompute"]).astype(int)],
-    batched_copies_win=seconds["swap batch"] < seconds[["recompute", "swap loop"]].min(axis=1),
+    batched_copies_win=seconds["swap batch"]
+    < seconds[["recompute", "swap loop"]].min(axis=1),
 )
 verdicts.drop(columns=seconds.columns)
 

@@ -17,15 +17,28 @@ from sim.cli import run as kvsim
 
 folder = TemporaryDirectory()
 trace = Path(folder.name, "chats.jsonl")
-status = kvsim([
-    "workload", "generate", "../examples/chat_sessions.yaml", "--out", str(trace), "--quiet",
-    "--set", "workload.sessions.num_sessions=400",
-    "--set", "workload.sessions.arrivals={kind: poisson, rate: 0.25}",
-    "--set", "workload.max_concurrent_users=null",
-])
+status = kvsim(
+    [
+        "workload",
+        "generate",
+        "../examples/chat_sessions.yaml",
+        "--out",
+        str(trace),
+        "--quiet",
+        "--set",
+        "workload.sessions.num_sessions=400",
+        "--set",
+        "workload.sessions.arrivals={kind: poisson, rate: 0.25}",
+        "--set",
+        "workload.max_concurrent_users=null",
+    ]
+)
 assert status == 0
 with trace.open() as lines:
-    print(*[line.strip()[:120] for line, _ in zip(lines, range(3), strict=False)], sep="\n")
+    print(
+        *[line.strip()[:120] for line, _ in zip(lines, range(3), strict=False)],
+        sep="\n",
+    )
 
 # %% [markdown]
 # In kvsim's own format a prompt is a list of *segments*, `[id, tokens]`: where two prompts begin
@@ -40,21 +53,26 @@ from workloads.analysis import describe
 
 requests = read_requests(trace)
 found = describe(requests)
-pd.Series({
-    "requests": len(requests),
-    "sessions": found.sessions.num_sessions,
-    "turns of a session, mean": round(found.sessions.turns.mean(), 1),
-    "prompt tokens, median": found.prompts.p50,
-    "output tokens, median": found.outputs.p50,
-    "prompt tokens that an earlier prompt had, %": round(100 * found.sharing[-1].statistics.token_hit_rate, 1),
-}, name="").to_frame()
+pd.Series(
+    {
+        "requests": len(requests),
+        "sessions": found.sessions.num_sessions,
+        "turns of a session, mean": round(found.sessions.turns.mean(), 1),
+        "prompt tokens, median": found.prompts.p50,
+        "output tokens, median": found.outputs.p50,
+        "prompt tokens that an earlier prompt had, %": round(
+            100 * found.sharing[-1].statistics.token_hit_rate, 1
+        ),
+    },
+    name="",
+).to_frame()
 
 # %% [markdown]
 # ## How large must the cache be?
 #
 # The curve says for every size of an LRU cache which share of the prompt tokens it finds;
-# what is missing to 100 % is the miss ratio. The dashed line is a cache that knows the future and
-# forgets what is needed last: no policy can do better.
+# what is missing to 100 % is the miss ratio. The green points (Belady) are a cache that
+# knows the future and forgets what is needed last: no policy can do better.
 
 # %%
 model, gpu = "Qwen/Qwen3-32B", "h200_sxm"
@@ -74,21 +92,30 @@ print(*report.notes, sep="\n")
 
 # %%
 sizes = [4_000, 6_000, 9_000, 15_587, 25_000]
-runs = sweep([
-    load_config("../examples/chat_sessions.yaml", {
-        "workload": {"trace": {"kind": "kvsim", "path": str(trace)}},
-        "engine.num_gpu_blocks_override": size,
-    })
-    for size in sizes
-]).set_index("engine.num_gpu_blocks_override")
-table = pd.DataFrame({
-    "curve": [100 * report.curve.hit_rate_at(size) for size in sizes],
-    "engine": 100 * runs["prefix_cache_hits"] / runs["prefix_cache_queries"],
-    "in use": 100 * runs["kv_cache_usage_mean"],
-    "mean TTFT, ms": runs["mean_ttft_ms"],
-})
+runs = sweep(
+    [
+        load_config(
+            "../examples/chat_sessions.yaml",
+            {
+                "workload": {"trace": {"kind": "kvsim", "path": str(trace)}},
+                "engine.num_gpu_blocks_override": size,
+            },
+        )
+        for size in sizes
+    ]
+).set_index("engine.num_gpu_blocks_override")
+table = pd.DataFrame(
+    {
+        "curve": [100 * report.curve.hit_rate_at(size) for size in sizes],
+        "engine": 100 * runs["prefix_cache_hits"] / runs["prefix_cache_queries"],
+        "in use": 100 * runs["kv_cache_usage_mean"],
+        "mean TTFT, ms": runs["mean_ttft_ms"],
+    }
+)
 left_over = runs.index * (1 - runs["kv_cache_usage_mean"])
-table["curve of what is left"] = [100 * report.curve.hit_rate_at(each) for each in left_over]
+table["curve of what is left"] = [
+    100 * report.curve.hit_rate_at(each) for each in left_over
+]
 table.index.name = "blocks"
 table.round(1)
 
@@ -99,8 +126,13 @@ table.round(1)
 
 # %%
 axes = table[["curve", "curve of what is left", "engine"]].plot(
-    figsize=(8, 3.4), style=["o-", "s--", "D-"], ylim=(0, 100), grid=True, xlabel="KV blocks",
-    ylabel="prompt tokens found again (%)", color=["#0072B2", "#56B4E9", "#D55E00"],
+    figsize=(8, 3.4),
+    style=["o-", "s--", "D-"],
+    ylim=(0, 100),
+    grid=True,
+    xlabel="KV blocks",
+    ylabel="prompt tokens found again (%)",
+    color=["#0072B2", "#56B4E9", "#D55E00"],
     title="Prefix hits: one request after the other, and in an engine",
 )
 

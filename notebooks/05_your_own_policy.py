@@ -35,6 +35,7 @@ class KeepStarts(KeyedPolicy):
 # smallest of them: the least work is lost, and the old ones are still safe. What a policy sees of a
 # request are views: facts that a real engine has, never how long its answer will be.
 
+
 # %%
 class SmallestOfTheNewest:
     """Preempts the smallest of those that came last."""
@@ -43,7 +44,9 @@ class SmallestOfTheNewest:
         self.num_newest = num_newest
 
     def choose(self, running, needs):
-        newest = sorted(running, key=lambda request: request.arrival_s)[-self.num_newest :]
+        newest = sorted(running, key=lambda request: request.arrival_s)[
+            -self.num_newest :
+        ]
         return min(newest, key=lambda request: request.num_tokens)
 
 
@@ -78,14 +81,24 @@ chats = {
     "engine.num_gpu_blocks_override": 3_000,
 }
 evictors = ["lru", "lfu", "s3_fifo", "arc", f"{mine}:KeepStarts", "clairvoyant"]
-runs = sweep([
-    load_config("../examples/chat_sessions.yaml", chats | {"engine.evictor": each})
-    for each in evictors
-])
-eviction = pd.DataFrame({
-    "prompt tokens found, %": 100 * runs["prefix_cache_hits"] / runs["prefix_cache_queries"],
-    "mean TTFT, ms": runs["mean_ttft_ms"],
-}).set_index(pd.Index(["lru", "lfu", "s3_fifo", "arc", "KeepStarts", "clairvoyant"], name="evictor"))
+runs = sweep(
+    [
+        load_config("../examples/chat_sessions.yaml", chats | {"engine.evictor": each})
+        for each in evictors
+    ]
+)
+eviction = pd.DataFrame(
+    {
+        "prompt tokens found, %": 100
+        * runs["prefix_cache_hits"]
+        / runs["prefix_cache_queries"],
+        "mean TTFT, ms": runs["mean_ttft_ms"],
+    }
+).set_index(
+    pd.Index(
+        ["lru", "lfu", "s3_fifo", "arc", "KeepStarts", "clairvoyant"], name="evictor"
+    )
+)
 eviction.sort_values("mean TTFT, ms").round(1)
 
 # %% [markdown]
@@ -102,17 +115,28 @@ victims = {
     "SmallestOfTheNewest": f"{mine}:SmallestOfTheNewest",
 }
 races = [(name, kind, seed) for name, kind in victims.items() for seed in (0, 1, 2)]
-runs = sweep([
-    load_config("../examples/demo.yaml", {
-        "workload.preset.duration_s": 300,
-        "workload.preset.rate_scale": 1.25,
-        "engine.preemption_victim": kind,
-        "seed": seed,
-    })
-    for _, kind, seed in races
-])
+runs = sweep(
+    [
+        load_config(
+            "../examples/demo.yaml",
+            {
+                "workload.preset.duration_s": 300,
+                "workload.preset.rate_scale": 1.25,
+                "engine.preemption_victim": kind,
+                "seed": seed,
+            },
+        )
+        for _, kind, seed in races
+    ]
+)
 runs[["victim", "seed"]] = [(name, seed) for name, _, seed in races]
-names = ["num_preemptions", "recomputed_tokens", "mean_ttft_ms", "mean_e2el_ms", "p99_e2el_ms"]
+names = [
+    "num_preemptions",
+    "recomputed_tokens",
+    "mean_ttft_ms",
+    "mean_e2el_ms",
+    "p99_e2el_ms",
+]
 means = runs.groupby("victim")[names].mean().loc[list(victims)]
 means.round().astype(int)
 
@@ -120,7 +144,9 @@ means.round().astype(int)
 ttft = runs.pivot(index="seed", columns="victim", values="mean_ttft_ms")[list(victims)]
 ratio = ttft.div(ttft["the engine's own"], axis=0)
 axes = ratio.T.plot.barh(
-    figsize=(8, 3), color=["#0072B2", "#E69F00", "#009E73"], ylabel="",
+    figsize=(8, 3),
+    color=["#0072B2", "#E69F00", "#009E73"],
+    ylabel="",
     xlabel="mean time to the first token, over that of the engine's own rule (shorter is better)",
 )
 axes.axvline(1.0, color="black", linewidth=0.8)

@@ -6,8 +6,9 @@
     python -m notebooks.build 03 05      # some
     python -m notebooks.build --check    # run them, and say what has changed
 
-A source is a script in the percent format (jupytext); what is built of it holds no times,
-no paths, no ids of its own: a difference between two commits is one that somebody made.
+A source is a script in the percent format (jupytext). What is built of it holds no
+times, no paths, no ids of its own: a difference between two commits is one that
+somebody made.
 """
 
 from __future__ import annotations

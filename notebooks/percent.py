@@ -31,11 +31,11 @@ def sources() -> list[Path]:
 
 
 def cells_of(text: str) -> list[Cell]:
-    """Return the cells of a source in the percent format.
+    r"""Return the cells of a source in the percent format.
 
     Examples
     --------
-    >>> cells_of("# %% [markdown]\\n# Why?\\n\\n# %%\\n1 + 1\\n")
+    >>> cells_of("# %% [markdown]\n# Why?\n\n# %%\n1 + 1\n")
     [Cell(kind='markdown', source='Why?'), Cell(kind='code', source='1 + 1')]
     """
     cells: list[tuple[str, list[str]]] = []
