@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all hosted test-hosted fuzz check bench format clean help
+.PHONY: demo notebooks test test-all hosted test-hosted fuzz check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev
 
 # make test-all: what is too heavy for every day, too; the real transformers beside ours; reports
 # in a browser, where chromium and chromedriver are installed.
-test-all: $(VENV)/.installed-reference
+test-all: $(VENV)/.installed-reference $(VENV)/.installed-notebooks
 	$(PYTEST)
 
 # make test-hosted VLLM="0.11.2 0.33.0": our v1 beside the real ones, each in an environment of its own.
@@ -44,6 +44,10 @@ hosted: $(VLLM:%=.venv-hosted-%/.installed)
 
 test-hosted-%: .venv-hosted-%/.installed
 	.venv-hosted-$*/bin/python -m pytest -q tests/hosted
+
+# make notebooks: run all notebooks and store what they show.
+notebooks: $(VENV)/.installed-notebooks
+	$(BIN)/python -m notebooks.build
 
 # make fuzz N=2000: random configurations, both paths.
 N ?= 1000
@@ -91,6 +95,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-reference: $(VENV)/.installed-dev
 	$(UV_PIP) --group reference --group browser
+	@touch $@
+
+$(VENV)/.installed-notebooks: $(VENV)/.installed-dev
+	$(UV_PIP) --group notebooks
 	@touch $@
 
 # vLLM's wheel without what it depends on, what its scheduler imports, and CPU torch.

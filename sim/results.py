@@ -149,6 +149,11 @@ class Results:
 
         return RunPlots(self)
 
+    def __repr__(self) -> str:
+        told = self.summary
+        done = f"{told['completed']:,} of {told['num_requests']:,} requests completed"
+        return f"<Results: {told['title']}; {done}>"
+
     def _repr_html_(self) -> str:
         """Return the summary as a notebook shows it."""
         from sim.html import summary_html  # noqa: PLC0415 - notebooks only
@@ -169,7 +174,7 @@ class Results:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SimulationResults(Results):
     """Results fresh from a simulation, which can be written.
 

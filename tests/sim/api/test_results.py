@@ -44,6 +44,13 @@ def directory(
     return directory
 
 
+def test_its_repr_is_one_line(results: SimulationResults, directory: Path) -> None:
+    """A notebook stores it beside the table: no arrays, no addresses."""
+    for each in (results, Results.load(directory)):
+        assert repr(each).startswith(f"<Results: {results.summary['title']}; ")
+        assert repr(each).endswith("120 of 120 requests completed>")
+
+
 def test_what_is_loaded_equals_what_was_found(
     results: SimulationResults, directory: Path
 ) -> None:

@@ -1,0 +1,1 @@
+"""Notebooks that teach, one question each; `build` makes them of their sources."""
