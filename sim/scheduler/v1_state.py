@@ -67,7 +67,11 @@ class V1State:
             block_size,
             enable_caching=enable_prefix_caching,
             sliding_window=sliding_window,
-            unhashed_first=self.dialect.puts_unhashed_blocks_first,
+            unhashed_first=(
+                self.dialect.puts_unhashed_blocks_first
+                if sliding_window is None
+                else self.dialect.puts_unhashed_window_blocks_first
+            ),
             max_model_len=settings.max_model_len,
         )
         self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
