@@ -56,6 +56,8 @@ class V1Dialect:
         Of blocks that are freed, those without a hash are reused next, ahead of
         everything in the free queue, since no hit can come of them. From 0.24 on;
         before, all join the back.
+    puts_unhashed_window_blocks_first
+        The same where attention has a sliding window: from 0.23 on.
     spares_lone_requests
         ``long_prefill_token_threshold`` does not apply in a call that starts with one
         request in the engine, nobody else being there to wait. From 0.31 on.
@@ -78,6 +80,7 @@ class V1Dialect:
     skips_over_budget_heads: bool
     reserves_full_isl: bool
     puts_unhashed_blocks_first: bool
+    puts_unhashed_window_blocks_first: bool
     spares_lone_requests: bool
     passes_over_self_preempted: bool
     steps_back_for_unplanned_victims: bool
@@ -104,8 +107,9 @@ def dialect_of(engine_version: str) -> V1Dialect:
     """Return the rules of a release.
 
     Releases that were hosted on the conformance workloads are 0.8.5, 0.11.2, 0.12,
-    0.13, 0.16, 0.20, 0.22, 0.24, 0.26 and 0.29 to 0.33. One in between follows the
-    older neighbour where the two differ: 0.23 is as 0.22, 0.9 and 0.10 as 0.8.
+    0.13, 0.16, 0.20, 0.22, 0.24, 0.26 and 0.29 to 0.33; on random ones 0.17, 0.18 and
+    0.23 as well. One in between follows the older neighbour where the two differ: 0.9
+    and 0.10 are as 0.8.
 
     Parameters
     ----------
@@ -140,6 +144,7 @@ def dialect_of(engine_version: str) -> V1Dialect:
         skips_over_budget_heads=minor <= 11,
         reserves_full_isl=minor >= KEYS_SINCE["scheduler_reserve_full_isl"],
         puts_unhashed_blocks_first=minor >= 24,
+        puts_unhashed_window_blocks_first=minor >= 23,
         spares_lone_requests=minor >= 31,
         passes_over_self_preempted=minor >= 33,
         steps_back_for_unplanned_victims=minor >= 28,

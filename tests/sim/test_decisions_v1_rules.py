@@ -61,3 +61,30 @@ def test_prompt_within_max_model_len_registers_full_blocks_only() -> None:
         workload("0.11.2", [request("a", 9, 3)], block_size=5, max_model_len=11)
     )
     assert column(lines, "hashes") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("release", "window", "reused"),
+    [
+        ("0.22.0", 7, [3]),
+        ("0.23.0", 7, [1]),
+        ("0.23.0", None, [3]),
+        ("0.24.0", None, [1]),
+    ],
+)
+def test_unhashed_blocks_go_first_behind_windows_in_0_23(
+    release: str, window: int | None, reused: list[int]
+) -> None:
+    """The rule of 0.24 begins with the manager of sliding windows."""
+    two = workload(
+        "0.24.0",
+        [request("a", 1, 1), request("b", 2, 2)],
+        block_size=2,
+        num_gpu_blocks=5,
+        max_num_batched_tokens=16,
+        max_model_len=8,
+        sliding_window=window,
+        enable_prefix_caching=False,
+    )
+    lines = decide(two | {"reference": f"vllm {release}"})
+    assert lines[1]["bt"] == {"b": [1, reused]}
