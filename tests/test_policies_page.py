@@ -55,3 +55,13 @@ def test_the_policies_on_the_page_are_taken(
         arguments = ["run", str(path), "--out", out, "--no-figures", "--quiet"]
         assert kvsim(arguments) == 0
     capsys.readouterr()
+
+
+def test_the_readme_quotes_the_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted = re.findall(
+        r"(?<=\| )[^|`]*\([-+][\d.]+ to [-+][\d.]+\)|x [\d.]+ to [\d.]+", readme
+    )
+    assert len(quoted) >= 40
+    for cell in quoted:
+        assert cell in PAGE, cell
