@@ -74,6 +74,15 @@ def test_the_steps_of_a_log_have_the_shapes_that_were_priced(
             assert len(query.table) * 4 >= query.context
 
 
+def test_the_log_of_a_hosted_vllm_is_read_as_that_of_v1(tmp_path: Path) -> None:
+    ours = written(small_run("v1", {"enable_prefix_caching": True}, 1), tmp_path)
+    header, *lines = ours.path.read_text().splitlines(keepends=True)
+    hosted = json.dumps(json.loads(header) | {"scheduler": "vllm"})
+    path = tmp_path / "hosted.jsonl"
+    path.write_text("".join([hosted + "\n", *lines]))
+    assert list(Schedule(path).steps()) == list(ours.steps())
+
+
 def test_tables_of_random_runs_hold_every_context(tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl.zst"
     num_steps = 0
