@@ -127,9 +127,9 @@ def dialect_of(engine_version: str) -> V1Dialect:
     """Return the rules of a release.
 
     Releases that were hosted on the conformance workloads are 0.8.5, 0.11.2, 0.12,
-    0.13, 0.16, 0.20, 0.22, 0.24, 0.26 and 0.29 to 0.33; on random ones 0.15, 0.17, 0.18,
-    0.23, 0.27 and 0.28 as well. One in between follows the older neighbour where the two differ: 0.9
-    and 0.10 are as 0.8.
+    0.13, 0.16, 0.20, 0.22, 0.24, 0.26 and 0.29 to 0.33; on random ones 0.15, 0.17,
+    0.18, 0.23, 0.27 and 0.28 as well. One in between follows the older neighbour where
+    the two differ: 0.9 and 0.10 are as 0.8.
 
     Parameters
     ----------
