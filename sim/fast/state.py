@@ -89,7 +89,9 @@ class FastV1State:
         tables = make(
             num_gpu_blocks,
             block_size,
-            unhashed_first=settings.dialect.puts_unhashed_blocks_first,
+            unhashed_first=settings.dialect.reuses_unhashed_first(
+                caching=enable_prefix_caching, windowed=False
+            ),
         )
         self.tables: FastTables = tables
         self._ids = tables if isinstance(tables, IdTables) else None

@@ -58,6 +58,9 @@ class V1Dialect:
         before, all join the back.
     puts_unhashed_window_blocks_first
         The same where attention has a sliding window: from 0.23 on.
+    puts_blocks_first_without_caching
+        Whether that holds without prefix caching, too, where no block has a hash. Not
+        in 0.27: all join the back there.
     spares_lone_requests
         ``long_prefill_token_threshold`` does not apply in a call that starts with one
         request in the engine, nobody else being there to wait. From 0.31 on.
@@ -81,6 +84,7 @@ class V1Dialect:
     reserves_full_isl: bool
     puts_unhashed_blocks_first: bool
     puts_unhashed_window_blocks_first: bool
+    puts_blocks_first_without_caching: bool
     spares_lone_requests: bool
     passes_over_self_preempted: bool
     steps_back_for_unplanned_victims: bool
@@ -90,6 +94,22 @@ class V1Dialect:
     def release(self) -> str:
         """The release, as users write it: ``0.33``."""
         return f"0.{self.minor}"
+
+    def reuses_unhashed_first(self, *, caching: bool, windowed: bool) -> bool:
+        """Whether freed blocks without a hash are the next to be reused.
+
+        Parameters
+        ----------
+        caching
+            Whether prefix caching is on.
+        windowed
+            Whether attention has a sliding window.
+        """
+        if not caching and not self.puts_blocks_first_without_caching:
+            return False
+        if windowed:
+            return self.puts_unhashed_window_blocks_first
+        return self.puts_unhashed_blocks_first
 
     def has_key(self, key: str) -> bool:
         """Whether the release has this engine argument."""
@@ -107,9 +127,9 @@ def dialect_of(engine_version: str) -> V1Dialect:
     """Return the rules of a release.
 
     Releases that were hosted on the conformance workloads are 0.8.5, 0.11.2, 0.12,
-    0.13, 0.16, 0.20, 0.22, 0.24, 0.26 and 0.29 to 0.33; on random ones 0.17, 0.18 and
-    0.23 as well. One in between follows the older neighbour where the two differ: 0.9
-    and 0.10 are as 0.8.
+    0.13, 0.16, 0.20, 0.22, 0.24, 0.26 and 0.29 to 0.33; on random ones 0.15, 0.17,
+    0.18, 0.23, 0.27 and 0.28 as well. One in between follows the older neighbour where
+    the two differ: 0.9 and 0.10 are as 0.8.
 
     Parameters
     ----------
@@ -145,6 +165,7 @@ def dialect_of(engine_version: str) -> V1Dialect:
         reserves_full_isl=minor >= KEYS_SINCE["scheduler_reserve_full_isl"],
         puts_unhashed_blocks_first=minor >= 24,
         puts_unhashed_window_blocks_first=minor >= 23,
+        puts_blocks_first_without_caching=minor != 27,
         spares_lone_requests=minor >= 31,
         passes_over_self_preempted=minor >= 33,
         steps_back_for_unplanned_victims=minor >= 28,

@@ -77,10 +77,8 @@ class V1State:
             block_size,
             enable_caching=enable_prefix_caching,
             sliding_window=sliding_window,
-            unhashed_first=(
-                self.dialect.puts_unhashed_blocks_first
-                if sliding_window is None
-                else self.dialect.puts_unhashed_window_blocks_first
+            unhashed_first=self.dialect.reuses_unhashed_first(
+                caching=enable_prefix_caching, windowed=sliding_window is not None
             ),
             max_model_len=settings.max_model_len,
             policy=evictor() if evictor is not None and enable_prefix_caching else None,

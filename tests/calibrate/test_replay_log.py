@@ -132,3 +132,12 @@ def test_contexts_that_no_table_or_model_holds_are_refused(tmp_path: Path) -> No
         with pytest.raises(UserError, match="record it again") as caught:
             list(written(config, tmp_path, spoil).steps())
         assert message in str(caught.value)
+
+
+def test_the_log_of_a_hosted_vllm_is_read_as_that_of_v1(tmp_path: Path) -> None:
+    ours = written(small_run("v1", {"enable_prefix_caching": True}, 1), tmp_path)
+    header, *lines = ours.path.read_text().splitlines(keepends=True)
+    hosted = json.dumps(json.loads(header) | {"scheduler": "vllm"})
+    path = tmp_path / "hosted.jsonl"
+    path.write_text("".join([hosted + "\n", *lines]))
+    assert list(Schedule(path).steps()) == list(ours.steps())

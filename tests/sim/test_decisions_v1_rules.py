@@ -88,3 +88,25 @@ def test_unhashed_blocks_go_first_behind_windows_in_0_23(
     )
     lines = decide(two | {"reference": f"vllm {release}"})
     assert lines[1]["bt"] == {"b": [1, reused]}
+
+
+@pytest.mark.parametrize(
+    ("release", "caching", "reused"),
+    [
+        ("0.26.0", False, [1]),
+        ("0.27.0", False, [3]),
+        ("0.27.0", True, [1]),
+        ("0.28.0", False, [1]),
+    ],
+)
+def test_without_prefix_caching_0_27_has_no_unhashed_blocks(
+    release: str, caching: bool, reused: list[int]
+) -> None:
+    two = workload(
+        "0.24.0",
+        [request("a", 1, 1), request("b", 2, 2)],
+        block_size=2,
+        enable_prefix_caching=caching,
+    )
+    lines = decide(two | {"reference": f"vllm {release}"})
+    assert lines[1]["bt"] == {"b": [1, reused]}
