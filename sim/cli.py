@@ -51,6 +51,10 @@ COMMANDS = {
         "sim.commands.validate:validate",
         "Simulate a run that was measured, and report the errors.",
     ),
+    "plot": (
+        "sim.commands.plot:plot",
+        "Draw figures of runs, of a sweep or of a plan.",
+    ),
     "workload": (
         "sim.commands.workload:app",
         "Traffic: statistics, generation, conversion, miss-ratio curves.",
@@ -59,7 +63,6 @@ COMMANDS = {
 
 NOT_BUILT = (
     "conform",
-    "plot",
     "report",
 )
 

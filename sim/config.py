@@ -28,6 +28,8 @@ from sim.overrides import Overrides, override
 from sim.plug import did_you_mean
 from sim.workload_config import WorkloadConfig  # noqa: TC001 - pydantic's
 
+Limit = Annotated[float, Field(gt=0)]
+
 NOT_BUILT = {
     "speculative_config": "speculative decoding",
     "num_speculative_tokens": "speculative decoding",
@@ -190,6 +192,25 @@ class TrafficConfig(ConfigTable):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
+class GoodputConfig(ConfigTable):
+    """What a good request keeps to; see `sim.metrics.goodput`."""
+
+    ttft_ms: Limit | None = None
+    tpot_ms: Limit | None = None
+    e2el_ms: Limit | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> GoodputConfig:
+        if not self.limits_ms:
+            raise ValueError("should be a latency at least, such as {ttft_ms: 2000}")
+        return self
+
+    @property
+    def limits_ms(self) -> dict[str, float]:
+        """The limits that are set, in milliseconds by latency."""
+        return {key: value for key, value in self if value is not None}
+
+
 class RunConfig(ConfigTable):
     """One simulation."""
 
@@ -197,6 +218,7 @@ class RunConfig(ConfigTable):
     engine: EngineConfig
     cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
     cost_intervals: bool = True
+    goodput: GoodputConfig | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def to_yaml(self) -> str:

@@ -10,13 +10,14 @@ import numpy.typing as npt
 from sim.recording.selection import percentiles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sim.recorder import Recording
     from sim.recording.tables import ResultTable
     from sim.recording.tokens import InterTokenLatencies
 
 PERCENTILES = (50, 90, 95, 99)
+USAGE_PERCENTILES = (5, 25, 50, 75, 95)
 SERVED = ("finished_stopped", "finished_length_capped")
 
 Floats = npt.NDArray[np.float64]
@@ -120,6 +121,36 @@ def throughput(
     }
 
 
+def goodput(
+    requests: ResultTable,
+    limits_ms: Mapping[str, float],
+    num_requests: int,
+    duration_s: float,
+) -> dict[str, Any]:
+    """Return how many requests were served within all limits, and how many a second.
+
+    Parameters
+    ----------
+    requests
+        The requests that arrived.
+    limits_ms
+        From ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` to the most that is good. A
+        request of one token has no TPOT to miss.
+    num_requests, duration_s
+        See `throughput`.
+    """
+    is_good = requests.is_one_of("status", SERVED)
+    for name, limit_ms in limits_ms.items():
+        column = f"{name.removesuffix('_ms')}_s"
+        is_good &= ~(requests[column] * 1e3 > limit_ms)
+    num_good = int(is_good.sum())
+    return {
+        "goodput": dict(limits_ms),
+        "goodput_share": num_good / num_requests if num_requests else 0.0,
+        "request_goodput": num_good / duration_s if duration_s > 0 else 0.0,
+    }
+
+
 def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
     """Return preemptions, cache usage and queue lengths; means are over time.
 
@@ -142,6 +173,10 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
         "num_requests_preempted": len(np.unique(preemptions["request_id"])),
         "kv_cache_usage_mean": mean_over_time("kv_cache_usage"),
         "kv_cache_usage_max": totals.max["kv_cache_usage"],
+        **{
+            f"p{percent}_kv_cache_usage": totals.usage_percentile(percent, duration_s)
+            for percent in USAGE_PERCENTILES
+        },
         "num_running_mean": mean_over_time("num_running"),
         "num_running_max": int(totals.max["num_running"]),
         "num_waiting_mean": mean_over_time("num_waiting"),

@@ -32,6 +32,7 @@ from sim.fast.v1 import FastV1Scheduler
 from sim.generation import sample
 from sim.generation_groups import sampler_for
 from sim.hardware import load_gpu
+from sim.metrics import goodput
 from sim.model import load_model
 from sim.recorder import Recorder, Recording
 from sim.recording.traffic import Traffic
@@ -328,6 +329,7 @@ class Simulation:
             {"title": summary.title(self.config)}
             | numbers
             | summary.groups(recording, traffic)
+            | self._goodput(recording)
             | self.scheduler.summary()
             | {
                 "interrupted": self.engine.stop_requested,
@@ -347,6 +349,14 @@ class Simulation:
                 intervals.why_never(self.config, recording) or intervals.NOT_ASKED
             )
         )
+
+    def _goodput(self, recording: Recording) -> dict[str, Any]:
+        """Return what was served within the limits, if the configuration has any."""
+        asked = self.config.goodput
+        if asked is None:
+            return {}
+        table, num_requests = recording.request_table, self.num_requests
+        return goodput(table, asked.limits_ms, num_requests, self.env.now)
 
     def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:
         """Say where numbers could be taken for more than they are."""

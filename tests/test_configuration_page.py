@@ -493,6 +493,7 @@ def test_the_admission_check_does_what_the_page_says() -> None:
 @pytest.mark.parametrize("caching", [False, True])
 def test_terms_mean_what_the_page_says(caching: bool) -> None:
     data = minimal(num_gpu_blocks_override=40, enable_prefix_caching=caching)
+    data["goodput"] = {"ttft_ms": 1000.0}
     data["workload"]["synthetic"] |= {
         "num_requests": 40,
         "prompt_tokens": {"kind": "uniform", "low": 40, "high": 120},

@@ -89,13 +89,7 @@ class RunPlots:
 
     @cached_property
     def _tables(self) -> Tables:
-        recording = self._results.recording
-        return Tables(
-            recording.step_table,
-            recording.request_table,
-            recording.preemption_table,
-            self._results.summary,
-        )
+        return Tables.of(self._results)
 
     def __getattr__(self, name: str) -> Drawer:
         if name not in FIGURES:

@@ -10,15 +10,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.metrics import SERVED
 from sim.plots.binning import cdf_points
+from sim.plots.panels import Panels, given_panels
 from sim.plots.style import (
     BLUE,
     GREY,
     ORANGE,
     VERMILLION,
     YELLOW,
-    Panels,
     blank_figure,
-    given_panels,
     house_style,
     plain_number,
     say,
@@ -44,7 +43,9 @@ _MARKS = {50: ("o", YELLOW), 90: ("s", ORANGE), 99: ("^", VERMILLION)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Metric:
+class Metric:
+    """A latency that is drawn."""
+
     column: str
     key: str
     """As in the summary: ``p50_{key}_ms``."""
@@ -52,10 +53,10 @@ class _Metric:
     meaning: str
 
 
-_METRICS = (
-    _Metric("ttft_s", "ttft", "TTFT", "time to first token"),
-    _Metric("tpot_s", "tpot", "TPOT", "time per output token"),
-    _Metric("e2el_s", "e2el", "E2E", "end-to-end latency"),
+METRICS = (
+    Metric("ttft_s", "ttft", "TTFT", "time to first token"),
+    Metric("tpot_s", "tpot", "TPOT", "time per output token"),
+    Metric("e2el_s", "e2el", "E2E", "end-to-end latency"),
 )
 
 
@@ -70,7 +71,7 @@ def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     title = f"Latency: {facts}" if facts else "Latency"
     panels = _new_panels(tables, title) if on is None else given_panels(on, 3)
     finished = finished_requests(tables)
-    for metric, axes in zip(_METRICS, panels.axes, strict=True):
+    for metric, axes in zip(METRICS, panels.axes, strict=True):
         values = column(tables.requests, metric.column)[finished]
         _draw_cdf(axes, tables, metric, values[np.isfinite(values)])
         set_percent_axis(axes, "", 100.0)
@@ -98,7 +99,7 @@ def finished_requests(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.bool
     return np.isin(words(tables.requests, "status"), SERVED)
 
 
-def _draw_cdf(axes: Axes, tables: Tables, metric: _Metric, values: Floats) -> None:
+def _draw_cdf(axes: Axes, tables: Tables, metric: Metric, values: Floats) -> None:
     axes.set_title(f"{metric.name}, n = {values.size:,}", loc="left", pad=26, size=10)
     if not values.size:
         say(axes, "No finished request\nwith this latency")
@@ -110,11 +111,11 @@ def _draw_cdf(axes: Axes, tables: Tables, metric: _Metric, values: Floats) -> No
     axes.step(x, 100.0 * share, where="post", color=BLUE, linewidth=1.6)
     _mark_percentiles(axes, tables, metric, values, scale)
     axes.set_xlabel(f"{metric.meaning} ({unit})")
-    _scale_x(axes, float(x[0]), float(x[-1]))
+    scale_x(axes, float(x[0]), float(x[-1]))
 
 
 def _mark_percentiles(
-    axes: Axes, tables: Tables, metric: _Metric, values: Floats, scale: float
+    axes: Axes, tables: Tables, metric: Metric, values: Floats, scale: float
 ) -> None:
     """Mark p50, p90 and p99, the summary's where it has them, and list them above."""
     for percent, (marker, colour) in _MARKS.items():
@@ -153,7 +154,7 @@ def _quantity(milliseconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
-def _scale_x(axes: Axes, low: float, high: float) -> None:
+def scale_x(axes: Axes, low: float, high: float) -> None:
     """Choose a linear axis from 0, or a logarithmic one where the range needs it."""
     if high > LOG_FROM_RATIO * low > 0.0:
         axes.set_xscale("log")

@@ -9,6 +9,7 @@ from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.plots.binning import extremes_per_column
+from sim.plots.panels import new_panels
 from sim.plots.style import (
     BLACK,
     BLUE,
@@ -21,7 +22,6 @@ from sim.plots.style import (
     draw_mean,
     house_style,
     legend_above,
-    new_panels,
     say,
     set_count_axis,
     set_percent_axis,
@@ -134,7 +134,7 @@ def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     if is_shared:
         look = ("tokens saved by sharing", PURPLE)
         _draw_share(panels.axes[2], tables, "saved_percent", look)
-    set_time_axis(panels.axes[-1], tables.stop_s)
+    panels.set_time_axes(tables.stop_s)
     return panels.figure
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.plots.curves import NUM_PIXEL_COLUMNS
+from sim.plots.panels import new_panels
 from sim.plots.style import (
     BLACK,
     GREY,
@@ -17,7 +18,6 @@ from sim.plots.style import (
     add_steps,
     house_style,
     legend_above,
-    new_panels,
     say,
     set_count_axis,
     set_time_axis,

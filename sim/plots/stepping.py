@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from sim.plots.panels import new_panels
 from sim.plots.style import (
     BLACK,
     BLUE,
@@ -23,13 +24,11 @@ from sim.plots.style import (
     draw_stack,
     house_style,
     legend_above,
-    new_panels,
     plain_number,
     say,
     set_count_axis,
     set_log_axis,
     set_percent_axis,
-    set_time_axis,
     set_wide_count_axis,
 )
 
@@ -81,7 +80,7 @@ def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         say(upper, "No engine step in this run")
     set_count_axis(upper, "running (requests)")
     set_count_axis(lower, "waiting (requests)")
-    set_time_axis(lower, tables.stop_s)
+    panels.set_time_axes(tables.stop_s)
     legend_above(upper, [*_handles(upper), *absent])
     legend_above(lower)
     return panels.figure
@@ -126,7 +125,7 @@ def step_costs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         set_count_axis(batch, "tokens per step")
     latency.set_ylabel("step latency (ms)")
     set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
-    set_time_axis(batch, tables.stop_s)
+    panels.set_time_axes(tables.stop_s)
     for axes in panels.axes:
         legend_above(axes)
     return panels.figure

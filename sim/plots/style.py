@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
@@ -19,11 +22,10 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from sim.errors import ConfigError
 from sim.plots.png import png_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -43,13 +45,13 @@ BLUE = "#0072B2"
 VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
 GREY = "#555555"
+COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK, GREY)
+"""Of what is compared, in this order."""
 
 DPI = 150
 WIDTH_PX, HEIGHT_PX = 1600, 900
 MAX_TITLE_CHARACTERS = 110
 MAX_SUBTITLE_CHARACTERS = 120
-_TITLE_PAD = 22.0
-"""Points above axes of the user's, where the legend is."""
 
 _NOT_LOOKS = ("backend", "interactive", "toolbar", "timezone", "date", "webagg")
 _STYLE = {
@@ -57,6 +59,11 @@ _STYLE = {
     for key, value in mpl.rcParamsDefault.items()
     if not key.startswith(_NOT_LOOKS)
 } | {
+    "figure.figsize": (WIDTH_PX / DPI, HEIGHT_PX / DPI),
+    "figure.dpi": DPI,
+    "figure.titlesize": 12.0,
+    "figure.titleweight": "bold",
+    "axes.prop_cycle": cycler(color=COLOURS),
     "font.family": "DejaVu Sans",
     "text.hinting": "no_hinting",  # as legible at this size, and quicker
     "font.size": 9.0,
@@ -73,8 +80,34 @@ _STYLE = {
     "lines.linewidth": 1.1,
 }
 
-house_style = mpl.rc_context(_STYLE)
+_user_style: ContextVar[Mapping[Any, Any]] = ContextVar(
+    "user_style", default=MappingProxyType({})
+)
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    with mpl.rc_context({**_STYLE, **_user_style.get()}):
+        yield
+
+
+house_style = _styled()
 """Decorator: draw in our style, whatever the user's matplotlibrc says."""
+
+
+@contextmanager
+def on_top(settings: Mapping[Any, Any]) -> Iterator[None]:
+    """Let matplotlib settings win over ours, where our figures do not say themselves.
+
+    Colours that mean something stay; fonts, grids, spines, sizes and the colours of
+    runs that are compared change.
+    """
+    looks = {k: v for k, v in settings.items() if not k.startswith(_NOT_LOOKS)}
+    token = _user_style.set(looks)
+    try:
+        yield
+    finally:
+        _user_style.reset(token)
 
 
 def new_figure(
@@ -115,71 +148,6 @@ def new_figure(
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class Panels:
-    """Where a figure is drawn: panels of its own, or axes of the user's.
-
-    Parameters
-    ----------
-    figure
-        What holds them.
-    axes
-        Top to bottom, or left to right.
-    """
-
-    figure: Figure
-    axes: Sequence[Axes]
-
-
-def new_panels(
-    tables: Tables,
-    title: str,
-    heights: Sequence[float] = (1.0,),
-    *,
-    right: float = 0.98,
-    on: Sequence[Axes] | None = None,
-) -> Panels:
-    """Return a panel per height: those of a new figure, or the user's own axes.
-
-    Parameters
-    ----------
-    tables, title, heights, right
-        See `new_figure`.
-    on
-        Axes of the user's, as many as there are heights; they keep their look, and the
-        first gets the title.
-
-    Raises
-    ------
-    ConfigError
-        If there are more or fewer.
-    """
-    if on is None:
-        figure = new_figure(tables, title, heights, right=right)
-        return Panels(figure, figure.axes)
-    panels = given_panels(on, len(heights))
-    panels.axes[0].set_title(title, loc="left", pad=_TITLE_PAD, fontsize="medium")
-    return panels
-
-
-def given_panels(on: Sequence[Axes], num_panels: int) -> Panels:
-    """Return axes of the user's, if there are as many as needed.
-
-    Raises
-    ------
-    ConfigError
-        If there are not.
-    """
-    if len(on) != num_panels:
-        raise ConfigError(
-            f"ax: this figure has {num_panels} panels, got {len(on)} axes; give those "
-            f"of plt.subplots({num_panels}), or none"
-        )
-    figure = on[0].get_figure(root=True)
-    assert figure is not None
-    return Panels(figure, on)
-
-
 def blank_figure(tables: Tables, title: str) -> Figure:
     """Return a figure with its two title lines and no panel yet."""
     return titled_figure(title, str(tables.summary.get("title") or ""))
@@ -194,10 +162,16 @@ class ShownFigure(Figure):
 
 def titled_figure(title: str, below: str) -> Figure:
     """Return a figure with a title, a line below it and no panel yet."""
-    figure = ShownFigure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI)
+    figure = ShownFigure()
     FigureCanvasAgg(figure)
     headline = _one_line(title, MAX_TITLE_CHARACTERS)
-    figure.text(0.02, 0.955, headline, fontsize=12, fontweight="bold")
+    figure.text(
+        0.02,
+        0.955,
+        headline,
+        fontsize=mpl.rcParams["figure.titlesize"],
+        fontweight=mpl.rcParams["figure.titleweight"],
+    )
     line = _one_line(below, MAX_SUBTITLE_CHARACTERS)
     figure.text(0.02, 0.918, line, color=GREY, parse_math=False)
     return figure
@@ -212,10 +186,10 @@ def _one_line(text: str, max_characters: int) -> str:
 def to_png(figure: Figure) -> bytes:
     """Return the figure as PNG bytes, the same for the same figure at any time."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="rgba", dpi=DPI)
+    figure.savefig(buffer, format="rgba", dpi=figure.dpi)
     pixels = np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
-    width_px = round(float(figure.get_size_inches()[0]) * DPI)
-    return png_bytes(pixels.reshape(-1, width_px, 4), DPI)
+    width_px = int(figure.bbox.width)
+    return png_bytes(pixels.reshape(-1, width_px, 4), figure.dpi)
 
 
 def plain_number(value: float, _position: int | None = None) -> str:

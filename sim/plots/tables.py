@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sim.plots.binning import Floats
     from sim.plots.curves import Curves
+    from sim.results import Results
     from sim.step_table import StepTable
 
 
@@ -63,6 +64,13 @@ class Tables:
     requests: pd.DataFrame | Mapping[str, Any]
     preemptions: pd.DataFrame | Mapping[str, Any]
     summary: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, results: Results) -> Tables:
+        """Return the tables of a run, in memory or on disk."""
+        found = results.recording
+        tables = found.step_table, found.request_table, found.preemption_table
+        return cls(*tables, results.summary)
 
     @cached_property
     def step_table(self) -> StepTable:

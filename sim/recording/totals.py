@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from sim.step_table import Batch
 
 _AVERAGED = ("kv_cache_usage", "num_running", "num_waiting")
+_USAGE = "kv_cache_usage"
+NUM_USAGE_BINS = 2000
+"""Usage is ranked to the nearest of so many parts of the cache."""
 _COUNTED = (
     "num_swapped_in_blocks",
     "num_swapped_out_blocks",
@@ -45,6 +48,7 @@ class StepTotals:
         self._busy_s: list[float] = []
         self._extrapolated_s: list[float] = []
         self._integrals: dict[str, list[float]] = {name: [] for name in _AVERAGED}
+        self._usage_s = np.zeros(NUM_USAGE_BINS + 1)
 
     def add(self, batch: Batch) -> None:
         """Take a batch: columns of `sim.schema.STEPS`."""
@@ -59,6 +63,8 @@ class StepTotals:
             column = batch[name].astype(np.float64)
             sums.append(float((column * latency_s).sum()))
             self.max[name] = max(self.max[name], float(column.max()))
+        bins = np.rint(batch[_USAGE] * NUM_USAGE_BINS).astype(np.intp)
+        self._usage_s += np.bincount(bins, latency_s, NUM_USAGE_BINS + 1)
         for name in self.total:
             self.total[name] += int(batch[name].sum())
 
@@ -71,6 +77,22 @@ class StepTotals:
     def extrapolated_share(self) -> float:
         """Share of the busy time in steps that the cost model extrapolated."""
         return fsum(self._extrapolated_s) / max(self.busy_s, 1e-300)
+
+    def usage_percentile(self, percent: float, duration_s: float) -> float:
+        """Return the usage of the cache that is not exceeded for so much of the time.
+
+        Parameters
+        ----------
+        percent
+            Share of the time in percent, above 0.
+        duration_s
+            Length of the run; what is no step counts as an empty cache.
+        """
+        spent_s = self._usage_s.copy()
+        spent_s[0] += max(duration_s - float(spent_s.sum()), 0.0)
+        until_s = np.add.accumulate(spent_s)
+        wanted_s = until_s[-1] * percent / 100.0
+        return int(until_s.searchsorted(wanted_s)) / NUM_USAGE_BINS
 
     def integral(self, name: str) -> float:
         """Return the sum of a column times the length of each step."""

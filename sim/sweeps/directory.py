@@ -26,10 +26,10 @@ FORMAT = "kvsim-sweep/1"
 RUNS = "runs"
 """Folder of the dataset."""
 
-_IDENTITY, _SPEC = "sweep.json", "sweep.yaml"
+_IDENTITY, SPEC = "sweep.json", "sweep.yaml"
 
 SWEEP_FILES = ResultFiles(
-    "a sweep", _IDENTITY, frozenset({_IDENTITY, _SPEC, RUNS, "run.json"})
+    "a sweep", _IDENTITY, frozenset({_IDENTITY, SPEC, RUNS, "run.json"})
 )
 
 
@@ -65,7 +65,7 @@ def begin(
         If it exists and must not be replaced, or cannot be written.
     """
     with output_directory(directory, overwrite=overwrite, files=SWEEP_FILES) as new:
-        write_text(new / _SPEC, yaml.safe_dump(dict(given), sort_keys=False))
+        write_text(new / SPEC, yaml.safe_dump(dict(given), sort_keys=False))
         write_json(new / _IDENTITY, facts)
         (new / RUNS).mkdir()
 

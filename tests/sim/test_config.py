@@ -383,3 +383,18 @@ RUNS = [
 @pytest.mark.parametrize("path", RUNS)
 def test_examples_are_configurations(path: Path) -> None:
     parse_config(yaml.safe_load(path.read_text()))
+
+
+def test_goodput_limits_are_counted_and_checked() -> None:
+    data = minimal() | {"goodput": {"ttft_ms": 1e6, "tpot_ms": 1e-6}}
+    summary = simulate(parse_config(data)).summary
+    assert summary["goodput"] == data["goodput"]
+    assert summary["goodput_share"] == summary["request_goodput"] == 0.0
+    assert "goodput" not in simulate(parse_config(minimal())).summary
+    for wrong, message in (
+        ({}, "a latency at least"),
+        ({"ttft_ms": 0.0}, "greater than 0"),
+        ({"tfft_ms": 1.0}, "did you mean 'ttft_ms'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_config(minimal() | {"goodput": wrong})

@@ -24,7 +24,7 @@ import pytest
 from cache.errors import InvariantError
 from sim.cost import BatchShape, StepCost
 from sim.costs.constant import ConstantCost
-from sim.metrics import cache_and_queues, latencies, throughput
+from sim.metrics import cache_and_queues, goodput, latencies, throughput
 from tests.sim.build import Run, spec
 
 
@@ -131,3 +131,37 @@ def test_the_books_are_checked_against_the_queues() -> None:
     run.engine.observe(2, lambda _: setattr(run.recorder, "num_arrived", 2))
     with pytest.raises(InvariantError, match="2 requests arrived, 1 are queued"):
         run.go()
+
+
+def test_usage_is_ranked_over_time(summary: dict[str, Any]) -> None:
+    """Of 12 s, 2 idle: 1/4 of the blocks for 2 s, 3/4 for 4 s, all of them for 4 s."""
+    found = {percent: summary[f"p{percent}_kv_cache_usage"] for percent in (5, 25, 95)}
+    assert found == {5: 0.0, 25: 0.25, 95: 1.0}
+    assert summary["p50_kv_cache_usage"] == summary["p75_kv_cache_usage"] - 0.25 == 0.75
+
+
+def test_goodput_counts_those_within_all_limits() -> None:
+    run = Run(
+        [
+            spec(0, 0.0, 7, 3),
+            spec(1, 0.0, 7, 3),
+            spec(2, 1.0, 50, 3),
+            spec(3, 10.0, 4, 1),
+        ],
+        ConstantCost(step_s=2.0),
+        num_gpu_blocks=5,
+        block_size=4,
+        max_model_len=16,
+    )
+    table = run.go().request_table
+    # TTFT 2 s for all that are served; TPOT 2 s of request 0, 3 s of request 1.
+    for limits, num_good in (
+        ({"ttft_ms": 1999.0}, 0),
+        ({"ttft_ms": 2000.0}, 3),
+        ({"ttft_ms": 2000.0, "tpot_ms": 2500.0}, 2),  # request 3 has no TPOT
+        ({"ttft_ms": 2000.0, "tpot_ms": 2500.0, "e2el_ms": 2500.0}, 1),
+    ):
+        found = goodput(table, limits, 4, 12.0)
+        assert found["goodput"] == limits
+        assert found["goodput_share"] == num_good / 4
+        assert found["request_goodput"] == num_good / 12
