@@ -100,9 +100,7 @@ second.table.loc[metrics].round(1)
 # preemptions, at the tail of TTFT, and at the states over time:
 
 # %%
-from sim.plots.validation import states
-
-states(second)
+second.plot.states()
 
 # %% [markdown]
 # Where the cache of the engine is full, ours is not: the share of the cache in use differs by a

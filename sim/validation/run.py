@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.config import RunConfig
+    from sim.plots.named import NamedFigures
     from sim.results import Results
     from sim.validation.fit import Fit, Term
     from sim.validation.observed import Floats, Observed, TimeSeries
@@ -74,6 +75,14 @@ class Validation:
 
         found = compare.metrics(self.predicted, self.measured)
         return pd.DataFrame.from_dict(found, orient="index")
+
+    @property
+    def plot(self) -> NamedFigures:
+        """The figures by name, such as ``plot.states()``; `dir` lists them."""
+        from sim.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.plots.validation import figures_of  # noqa: PLC0415
+
+        return NamedFigures(figures_of(self), self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that was found, JSON-ready."""
