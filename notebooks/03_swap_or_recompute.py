@@ -10,15 +10,16 @@
 from sim import crossover, load_config, sweep
 
 model, gpu = "meta-llama/Llama-3.1-8B", "h200_sxm"
-profile = None  # the path of a profile; None: prices from the GPU's datasheet
+profile = None  # the path of a profile of that GPU; None: prices from its datasheet
 report = crossover(model, gpu=gpu, profile=profile, max_num_batched_tokens=65_536)
 report.plot()
 
 # %% [markdown]
 # The curve asks a *profile*: kernel and copy times that were measured. `kvsim calibrate`
 # makes one on your GPU (notebook 07 shows how). None is bundled, so what you see here is
-# from the datasheet of the H200 and has no bounds; put the path of yours into `profile`
-# and run the notebook again.
+# from the datasheet of the H200 and has no bounds; put the path of yours into `profile`,
+# and its GPU into `gpu`, and run the notebook again: the engine below is then priced by it,
+# too.
 #
 # Three ways to copy: `loop` is one call for each piece of a block, as the engines before V1
 # do it, 64 pieces a block with this model; `batch` is one call for all; `kernel` copies
@@ -45,6 +46,7 @@ report.table.loc[[32, 320, 2_000, 8_000, 40_000]].round(1)
 # their answers are there, and then no more. We do so for five lengths, in both modes.
 
 # %%
+prices = {"kind": "measured", "profile": profile} if profile else {"kind": "roofline"}
 answers = {150: 300, 1_000: 1_000, 4_000: 1_000, 8_000: 1_000, 40_000: 2_000}
 configs = [
     load_config(
@@ -67,7 +69,8 @@ configs = [
             "engine.enable_chunked_prefill": False,
             "engine.swap_space": 512.0,
             "engine.preemption_mode": mode,
-            "cost": {"kind": "roofline", "swap_variant": way},
+            "engine.gpu": gpu,
+            "cost": prices | {"swap_variant": way},
         },
     )
     for prompt, answer in answers.items()

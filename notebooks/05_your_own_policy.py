@@ -66,7 +66,7 @@ lines = mine.write_text("\n".join(In[-3:-1]))
 # ## The race for the cache
 #
 # Sixty people chat; each prompt is the whole conversation so far, and begins with one of eight
-# system prompts. The cache holds about half of what they talk about. `clairvoyant` has read the
+# system prompts. The cache is too small for all that they talk about. `clairvoyant` has read the
 # prompts to come: it is no policy that an engine could have, but says what there is to gain.
 
 # %%

@@ -52,9 +52,7 @@ table[["rate", "rate_low", "rate_high", "binds", "replicas", "cost_per_hour"]].r
 # Where a line ends early, the engine no longer keeps up: its queue would grow without end.
 
 # %%
-from sim.plots.plan_figures import PLAN_FIGURES
-
-PLAN_FIGURES["capacity_curves"](found.data)
+found.plot.capacity_curves()
 
 # %% [markdown]
 # ## Dear GPUs, cheap tokens

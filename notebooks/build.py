@@ -54,6 +54,11 @@ def build(source: Path) -> str:
 
     notebook = _read(source)
     _run(notebook, source.name)
+    # Only now: the kernel has added its release.
+    notebook.metadata = {
+        "kernelspec": dict(_KERNEL),
+        "language_info": {"name": "python"},
+    }
     for number, cell in enumerate(_code(notebook), 1):
         where = f"{source.name}, code cell {number}"
         cell.execution_count = number
@@ -66,10 +71,7 @@ def _read(source: Path) -> NotebookNode:
     import jupytext  # noqa: PLC0415
 
     notebook = jupytext.read(source, fmt="py:percent")
-    notebook.metadata = {
-        "kernelspec": dict(_KERNEL),
-        "language_info": {"name": "python"},
-    }
+    notebook.metadata = {"kernelspec": dict(_KERNEL)}
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for number, cell in enumerate(notebook.cells):
         cell.id = f"{source.stem.replace('_', '-')}-{number:02d}"

@@ -183,7 +183,8 @@ def plan(
     Returns
     -------
     PlanResult
-        With ``table``, a row for each candidate, and ``data``, that of ``plan.json``.
+        With ``table``, a row for each candidate, ``data``, that of ``plan.json``, and
+        ``plot``, the figures by name.
 
     Raises
     ------
@@ -208,6 +209,7 @@ def plan(
     >>> found = plan("examples/plan_chat.yaml", asked, num_workers=1)
     >>> found.table["status"].tolist()
     ['ok', 'ok']
+    >>> figure = found.plot.pareto()
     """
     asked = load_plan(path, overrides)
     executor = (
@@ -287,7 +289,7 @@ def validate(
     Returns
     -------
     Validation
-        With ``table``, a row for each metric.
+        With ``table``, a row for each metric, and ``plot``, the figures by name.
 
     Raises
     ------
@@ -302,7 +304,6 @@ def validate(
     >>> config = load_config("examples/demo.yaml", {"workload.preset.duration_s": 30})
     >>> served = simulate(config).requests
     >>> names = {
-    ...     "first_scheduled_s": "queued_s",
     ...     "finish_s": "last_token_s",
     ...     "num_prompt_tokens": "prompt_tokens",
     ...     "num_output_tokens": "output_tokens",
@@ -310,9 +311,10 @@ def validate(
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder) / "requests.csv"
     ...     served.rename(columns=names).to_csv(path, index=False)
-    ...     table = validate(config, path).table
-    >>> float(table.loc["mean_ttft_ms", "error_pct"].round(3))
+    ...     found = validate(config, path)
+    >>> float(found.table.loc["mean_ttft_ms", "error_pct"].round(3))
     0.0
+    >>> figure = found.plot.latencies()
     """
     series = None if timeseries is None else Path(timeseries)
     return validate_file(config, Path(measured), series, fit=fit, fit_on=fit_on)

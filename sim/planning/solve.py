@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.planning.spec import PlanConfig
+    from sim.plots.named import NamedFigures
     from sim.sweeps.job import Executor
 
 PLAN_FILES = ResultFiles(
@@ -64,6 +65,14 @@ class PlanResult:
         import pandas as pd  # noqa: PLC0415 - slow to import
 
         return pd.DataFrame([_row(each) for each in self.data["candidates"]])
+
+    @property
+    def plot(self) -> NamedFigures:
+        """The figures by name: ``plot.capacity_curves()``; `dir` lists them."""
+        from sim.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.plots.plan_figures import PLAN_FIGURES  # noqa: PLC0415
+
+        return NamedFigures(PLAN_FIGURES, self.data)
 
     def write(self, directory: Path, *, wall_s: float, figures: bool) -> None:
         """Write everything into `directory`, which exists.

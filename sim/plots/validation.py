@@ -29,6 +29,7 @@ from sim.plots.style import (
 from sim.validation.compare import relative_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -49,22 +50,27 @@ PREDICTED: Final = {"color": ORANGE, "linewidth": 1.6, "label": "predicted"}
 
 def draw_validation(validation: Validation, directory: Path) -> list[Path]:
     """Draw every figure that the measurement has something for, as PNG files."""
-    figures = {}
-    if validation.series is not None:
-        figures["states"] = states(validation)
-    if validation.measured.requests is not None:
-        figures["latencies"] = latencies(validation)
-        figures["per_request"] = per_request(validation)
-        if validation.sharpness.has_pressure:  # else a curve of pressure is of load
-            figures["errors_by_kv_usage"] = errors_by_kv_usage(validation)
-            figures["block_counts"] = block_counts(validation)
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, figure in figures.items():
+    for name, draw in figures_of(validation).items():
         path = directory / f"{name}.png"
-        path.write_bytes(to_png(figure))
+        path.write_bytes(to_png(draw(validation)))
         paths.append(path)
     return paths
+
+
+def figures_of(validation: Validation) -> dict[str, Callable[[Validation], Figure]]:
+    """Return the figures that the measurement has something for, by name."""
+    figures: dict[str, Callable[[Validation], Figure]] = {}
+    if validation.series is not None:
+        figures["states"] = states
+    if validation.measured.requests is not None:
+        figures["latencies"] = latencies
+        figures["per_request"] = per_request
+        if validation.sharpness.has_pressure:  # else a curve of pressure is of load
+            figures["errors_by_kv_usage"] = errors_by_kv_usage
+            figures["block_counts"] = block_counts
+    return figures
 
 
 @house_style

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.config import RunConfig
+    from sim.plots.named import NamedFigures
     from sim.results import Results
     from sim.validation.fit import Fit, Term
     from sim.validation.observed import (
@@ -96,6 +97,14 @@ class Validation:
         series = self.measured.series
         known = series is not None and series.kv_cache_usage is not None
         return "the measurement" if known else "the simulation"
+
+    @property
+    def plot(self) -> NamedFigures:
+        """The figures by name, such as ``plot.states()``; `dir` lists them."""
+        from sim.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.plots.validation import figures_of  # noqa: PLC0415
+
+        return NamedFigures(figures_of(self), self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that was found, JSON-ready."""

@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from notebooks import build
-from notebooks.percent import sources
+from notebooks.percent import HERE, cells_of, sources
 from notebooks.pictures import WIDTH_PX, small_png
-from tests.shared import ROOT
+from sim.cli import run as kvsim
+from tests.shared import ROOT, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,3 +119,30 @@ def test_it_runs_and_says_what_is_stored(source: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "as stored" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_swap_or_recompute_takes_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its text says: name a profile and its GPU, and everything is priced by it."""
+    profile = tmp_path / "profile.json"
+    tables = shared("profiles/llmservingsim/RTXPRO6000/Llama-3.1-8B")
+    asked = ["llmservingsim", "--path", str(tables), "--out", str(profile), "--quiet"]
+    assert kvsim(["profile", "import", *asked]) == 0
+    source = (HERE / "03_swap_or_recompute.py").read_text(encoding="utf-8")
+    code = "\n".join(c.source for c in cells_of(source) if c.kind == "code")
+    for there, instead in {
+        "profile = None": f"profile = {str(profile)!r}",
+        '"h200_sxm"': '"rtx_pro_6000_server"',
+        "sweep(configs)": "sweep(configs, num_workers=1)",
+    }.items():
+        assert there in code
+        code = code.replace(there, instead)
+    monkeypatch.chdir(HERE)
+    said: dict[str, Any] = {}
+    exec(compile(code, "03", "exec"), said)
+    assert "profile profile.json" in said["report"].title
+    assert "within the bounds" in capsys.readouterr().out
+    assert (said["runs"]["status"] == "done").all()

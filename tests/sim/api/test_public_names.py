@@ -14,6 +14,7 @@ import pytest
 import sim
 from sim import differences
 from sim.plots.accessor import RunPlots
+from sim.plots.named import NamedFigures
 from tests.shared import ROOT
 
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
@@ -22,6 +23,7 @@ DOCUMENTED = {name: getattr(sim, name) for name in sim.__all__} | {
     "results.plot": RunPlots,
     "flat": differences.flat,
     "short_names": differences.short_names,
+    "NamedFigures": NamedFigures,
 }
 
 
@@ -38,7 +40,7 @@ def test_every_example_prints_what_it_says(
     monkeypatch.chdir(ROOT)
     monkeypatch.setitem(mpl.rcParams, "backend", "agg")
     test = examples(name, DOCUMENTED[name])
-    if name in ("flat", "short_names"):
+    if name in ("flat", "short_names", "NamedFigures"):
         test.globs[name] = DOCUMENTED[name]
     assert test.examples, f"{name} has no example"
     said: list[str] = []
@@ -76,6 +78,14 @@ def test_simulate_is_the_function_whatever_was_imported_before() -> None:
         "print(all(map(callable, (simulate, plan, sweep, validate, crossover))))"
     )
     assert in_a_process(code) == "True"
+
+
+def test_a_figure_that_is_not_there_is_answered_with_those_that_are() -> None:
+    figures = NamedFigures({"states": str, "latencies": str}, None)
+    with pytest.raises(AttributeError, match=r"'stats'.*there are: states, latencies"):
+        figures.stats()
+    with pytest.raises(AttributeError):
+        NamedFigures.__new__(NamedFigures)._figures  # noqa: B018
 
 
 def test_names_are_listed_and_a_wrong_one_says_so() -> None:
