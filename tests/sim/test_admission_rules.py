@@ -13,7 +13,7 @@ import pytest
 from sim.config import parse_config
 from sim.errors import ConfigError
 from sim.generation import sample
-from sim.generations import GENERATIONS
+from sim.generations import OURS
 from sim.scheduler.admission import (
     ADMISSION_RULES,
     AdmissionRule,
@@ -357,7 +357,7 @@ def test_what_a_rule_sees_is_the_engine(monkeypatch: pytest.MonkeyPatch) -> None
 # -- in a configuration -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("generation", sorted(set(GENERATIONS) - {"v1"}))
+@pytest.mark.parametrize("generation", sorted(set(OURS) - {"v1"}))
 def test_generations_without_rules_say_who_has_them(generation: str) -> None:
     message = (
         rf"engine\.admission: the {generation} generation has no such key \(v1 has"

@@ -49,7 +49,12 @@ def test_several_runs_lie_over_each_other(
         assert pixels_of(content).std() > 1.0
 
 
-@pytest.mark.parametrize("format_", ["png", "svg", "pdf"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "format_", ["svg", pytest.param("png", marks=SLOW), pytest.param("pdf", marks=SLOW)]
+)
 def test_the_same_figure_has_the_same_bytes_in_any_process(
     format_: str, two_runs: list[Path], pressed_sweep: Path, tmp_path: Path
 ) -> None:

@@ -76,7 +76,8 @@ def ideal_hits(trace: Path, block_size: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("block_size", [128, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [128, 16])
 def test_an_endless_cache_reaches_the_ideal_hit_rate(block_size: int) -> None:
     trace = shared(MOONCAKE)
     results = run(

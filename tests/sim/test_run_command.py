@@ -202,7 +202,6 @@ def test_bad_arguments(
     assert "--check takes" in line("run", str(config), "--check", "-1", *out)
     assert "Did you mean" in line("rum", str(config))
     assert "must be a whole number, got 1.7" in line("run", str(config), "--seed=1.7")
-    assert "not built yet" in line("plot", str(config))
     assert "unknown model: 'x'" in line("calibrate", "--model", "x", *out)
 
 

@@ -11,7 +11,7 @@ from sim.cli import run as kvsim
 from sim.config import parse_config
 from sim.errors import ConfigError, SchedulerError
 from sim.generation import sample
-from sim.generations import GENERATIONS
+from sim.generations import OURS
 from sim.scheduler import cacheflow, v0, v0_2
 from sim.scheduler.hf_fifo import FIFOScheduler
 from sim.scheduler.victims import (
@@ -299,7 +299,7 @@ def test_a_victim_gives_its_place_in_the_batch_back() -> None:
 # -- generations --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", OURS)
 @pytest.mark.parametrize("kind", VICTIMS)
 def test_every_generation_takes_every_policy(generation: str, kind: str) -> None:
     data = pressed(scheduler=generation, preemption_victim=kind, block_size=16)
@@ -312,7 +312,7 @@ def test_every_generation_takes_every_policy(generation: str, kind: str) -> None
     assert not results.summary["stalled"]
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", OURS)
 def test_policies_differ(generation: str) -> None:
     # Many small requests: hf_fifo chooses among those only that find no block at once.
     more = {"scheduler": generation, "num_gpu_blocks_override": 120, "block_size": 4}
