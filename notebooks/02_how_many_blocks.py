@@ -137,7 +137,7 @@ for each in axes:
 # %% [markdown]
 # ## What we have learned
 #
-# The preemptions depend on a tenth of the blocks more than the estimate can know.
+# A few percent of the blocks decide, and the estimate is no surer than that: measure yours.
 
 # %%
 low, high = curve.loc[[pool.num_gpu_blocks_high, pool.num_gpu_blocks_low], columns[1]]

@@ -77,8 +77,9 @@ metrics = [
     "mean_e2el_ms",
     "num_preemptions",
 ]
+columns = ["predicted", "measured", "error_pct"]
 first = validate(believed, measured, timeseries)
-first.table.loc[metrics].round(1)
+first.table.loc[metrics, columns].round(1)
 
 # %% [markdown]
 # Everything is too fast by about the same share, from the first request on. That smells of the host,
@@ -95,7 +96,7 @@ first.table.loc[metrics].round(1)
 # %%
 second = validate(believed, measured, timeseries, fit=["host"])
 print(f"fitted: {second.fit.values}, the truth is {truth['cost']['step_overhead_s']}")
-display(second.table.loc[metrics].round(1))
+display(second.table.loc[metrics, columns].round(1))
 second.plot.states()
 
 # %% [markdown]
