@@ -21,23 +21,25 @@ results
 # them. **TTFT** is the time to the first token, **TPOT** the time per token after it,
 # **E2E** the whole request. Each row of `results.requests`, `.steps` and `.preemptions`
 # is one of what its name says, and `results.plot` has the figures. First the cache, with
-# the preemptions in orange:
+# the preemptions in orange.
+#
+# The cache is full for minutes at a time, and that is when preemptions happen. The table
+# has a row each: at `time_s`, the request `for_request_id` needed a block and
+# `request_id`, the one that came last, had to go, with `num_tokens_lost` tokens already
+# computed.
 
 # %%
-results.plot.kv_cache_usage()
-
-# %% [markdown]
-# The cache is full for minutes at a time, and that is when preemptions happen. A row each:
-# at `time_s`, the request `for_request_id` needed a block and `request_id`, the one that
-# came last, had to go, with `num_tokens_lost` tokens already computed.
-
-# %%
+display(results.plot.kv_cache_usage())
 columns = ["time_s", "for_request_id", "request_id", "num_tokens_lost", "reason"]
 results.preemptions[columns].head(5).round(1)
 
 # %% [markdown]
 # So the preempted suffer? Long answers are there for longer and are preempted more often,
-# so we compare answers of about the same length. Seconds from arrival to the last token:
+# so the table compares answers of about the same length: seconds from arrival to the last
+# token. They wait a little longer, but not much. And they are few.
+#
+# Now look at the queue below it, that is at requests which have not begun and are
+# preempted by nobody.
 
 # %%
 import pandas as pd
@@ -45,13 +47,8 @@ import pandas as pd
 requests = results.requests
 length = pd.cut(requests["num_output_tokens"], [0, 100, 200, 400, 800])
 fate = (requests["num_preemptions"] > 0).map({False: "never", True: "preempted"})
-requests.groupby([length, fate], observed=True)["e2el_s"].mean().unstack().round(1)
-
-# %% [markdown]
-# They wait a little longer, but not much. And they are few. Now look at the queue, that is
-# at requests which have not begun and are preempted by nobody:
-
-# %%
+mean_e2el_s = requests.groupby([length, fate], observed=True)["e2el_s"].mean()
+display(mean_e2el_s.unstack().round(1))
 results.plot.queues()
 
 # %% [markdown]

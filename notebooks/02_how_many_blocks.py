@@ -4,16 +4,7 @@
 # The number of blocks decides everything else, and nobody sets it: an engine measures what
 # is left of the GPU's memory when it starts, and cuts that into blocks. kvsim does the
 # same sum without the GPU.
-
-# %%
-from sim import estimate_capacity, load_config, sweep
-from sim.model import load_model
-
-model, gpu = "Qwen/Qwen3-32B", "h200_sxm"
-pool = estimate_capacity(model, gpu)
-print(f"{pool.num_gpu_blocks:,} blocks, {pool.kv_cache_tokens:,} tokens")
-
-# %% [markdown]
+#
 # ## Where the memory goes
 #
 # `gpu_memory_utilization` (0.9 unless you say otherwise) grants the engine a share of the
@@ -22,6 +13,13 @@ print(f"{pool.num_gpu_blocks:,} blocks, {pool.kv_cache_tokens:,} tokens")
 
 # %%
 import pandas as pd
+
+from sim import estimate_capacity, load_config, sweep
+from sim.model import load_model
+
+model, gpu = "Qwen/Qwen3-32B", "h200_sxm"
+pool = estimate_capacity(model, gpu)
+print(f"{pool.num_gpu_blocks:,} blocks, {pool.kv_cache_tokens:,} tokens")
 
 GIB = 2**30
 parts = (
@@ -64,7 +62,9 @@ print(
 # %% [markdown]
 # ## What would change it
 #
-# Some settings are worth more than a GPU, others nothing.
+# Some settings are worth more than a GPU, others nothing. "At least" and "at most" are an
+# interval, because some parts were measured on other GPUs or releases; below the table the
+# estimate says which.
 
 # %%
 changes = {
@@ -89,20 +89,15 @@ table = pd.DataFrame(
     }
 )
 table["times"] = (table["blocks"] / pool.num_gpu_blocks).round(2)
-table
-
-# %% [markdown]
-# "At least" and "at most" are an interval, because some parts were measured on other GPUs
-# or releases. The estimate says which:
-
-# %%
+display(table)
 print(*pool.extrapolated, sep="\n")
 
 # %% [markdown]
 # ## Does a block more or less matter?
 #
 # The hour of chat traffic of `examples/demo.yaml` again, now with pools of different size.
-# The first and the last of the interval are among them.
+# The first and the last of the interval are among them: the grey band in the picture is the
+# interval of the estimate, the dotted line its best guess.
 
 # %%
 shares = [0.80, 0.90, 1.00, 1.10, 1.20, 1.30]
@@ -123,9 +118,7 @@ columns = [
     "p99_ttft_ms",
 ]
 curve = runs[columns].set_index(columns[0]).round().astype(int)
-curve
-
-# %%
+display(curve)
 axes = curve.plot(
     subplots=True,
     figsize=(8, 4.5),
@@ -144,7 +137,7 @@ for each in axes:
 # %% [markdown]
 # ## What we have learned
 #
-# The grey band is the interval of the estimate, the dotted line its best guess.
+# A few percent of the blocks decide, and the estimate is no surer than that: measure yours.
 
 # %%
 low, high = curve.loc[[pool.num_gpu_blocks_high, pool.num_gpu_blocks_low], columns[1]]

@@ -23,18 +23,15 @@ report.plot()
 #
 # Three ways to copy: `loop` is one call for each piece of a block, as the engines before V1
 # do it, 64 pieces a block with this model; `batch` is one call for all; `kernel` copies
-# with some of the GPU's processors. In words:
-
-# %%
-for way, sentence in report.sentences.items():
-    print(f"{way:7s}{sentence}")
-
-# %% [markdown]
+# with some of the GPU's processors. Below, the curve in words and, at five lengths, in numbers.
+#
 # Why is there a window in the middle? A short prompt costs a whole step however short it
 # is: all weights are read. A long one pays for attention, which grows with the square of
 # the length, while bytes to copy only grow with the length.
 
 # %%
+for way, sentence in report.sentences.items():
+    print(f"{way:7s}{sentence}")
 report.table.loc[[32, 320, 2_000, 8_000, 40_000]].round(1)
 
 # %% [markdown]

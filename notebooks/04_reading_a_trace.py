@@ -6,8 +6,8 @@
 # much of a trace could be found again, and how large must the cache be?
 #
 # No trace is bundled, so we write a sample: 400 people who chat, drawn from
-# `examples/chat_sessions.yaml`. With a trace of your own, put its path into `trace` and
-# leave the next cell out; eight formats are read.
+# `examples/chat_sessions.yaml`. With a trace of your own, put its path into `trace` at the
+# end of the next cell; eight formats are read.
 
 # %%
 from pathlib import Path
@@ -72,16 +72,14 @@ pd.Series(
 #
 # The curve says for every size of an LRU cache which share of the prompt tokens it finds;
 # what is missing to 100 % is the miss ratio. The green points (Belady) are a cache that
-# knows the future and forgets what is needed last: no policy can do better.
+# knows the future and forgets what is needed last: no policy can do better. The sentence
+# above the picture says what it takes of this GPU, and what the curve leaves out.
 
 # %%
 model, gpu = "Qwen/Qwen3-32B", "h200_sxm"
 report = hit_curve(requests, model=model, gpu=gpu)
+print(report.sentence(), *report.notes, sep="\n")
 report.plot()
-
-# %%
-print(report.sentence())
-print(*report.notes, sep="\n")
 
 # %% [markdown]
 # ## And in an engine?
@@ -89,6 +87,10 @@ print(*report.notes, sep="\n")
 # The curve serves one request after the other, so the whole cache is there to remember. An engine
 # works on many at once, and their blocks are not free to be forgotten or kept. We run the same trace
 # through V1's own block pool, in caches of five sizes.
+#
+# In percent, but for TTFT. The engine is below the curve where requests at work fill the cache (`in
+# use`, on average), and meets it where there is room to spare. The last column reads the curve at
+# the number of blocks that are *not* in use: that is close to what the engine finds.
 
 # %%
 sizes = [4_000, 6_000, 9_000, 15_587, 25_000]
@@ -117,14 +119,7 @@ table["curve of what is left"] = [
     100 * report.curve.hit_rate_at(each) for each in left_over
 ]
 table.index.name = "blocks"
-table.round(1)
-
-# %% [markdown]
-# In percent, but for TTFT. The engine is below the curve where requests at work fill the cache (`in
-# use`, on average), and meets it where there is room to spare. The last column reads the curve at
-# the number of blocks that are *not* in use: that is close to what the engine finds.
-
-# %%
+display(table.round(1))
 axes = table[["curve", "curve of what is left", "engine"]].plot(
     figsize=(8, 3.4),
     style=["o-", "s--", "D-"],

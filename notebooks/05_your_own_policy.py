@@ -51,28 +51,26 @@ class SmallestOfTheNewest:
 
 
 # %% [markdown]
+# ## The race for the cache
+#
 # kvsim takes a policy from a file, as `path/to/file.py:Class`. So what you have typed into the two
 # cells above goes into one (`In` is what a notebook was told so far).
-
-# %%
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-folder = TemporaryDirectory()
-mine = Path(folder.name, "mine.py")
-lines = mine.write_text("\n".join(In[-3:-1]))
-
-# %% [markdown]
-# ## The race for the cache
 #
 # Sixty people chat; each prompt is the whole conversation so far, and begins with one of eight
 # system prompts. The cache is too small for all that they talk about. `clairvoyant` has read the
 # prompts to come: it is no policy that an engine could have, but says what there is to gain.
 
 # %%
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pandas as pd
 
 from sim import load_config, sweep
+
+folder = TemporaryDirectory()
+mine = Path(folder.name, "mine.py")
+mine.write_text("\n".join(In[-3:-1]))
 
 chats = {
     "workload.sessions.num_sessions": 60,
@@ -105,7 +103,7 @@ eviction.sort_values("mean TTFT, ms").round(1)
 # ## The race for the blocks
 #
 # Five minutes of the chat traffic of `examples/demo.yaml`, a quarter faster than it was, with three
-# seeds. All policies meet the same requests, so we compare seed by seed.
+# seeds. All policies meet the same requests, so the picture compares seed by seed.
 
 # %%
 victims = {
@@ -138,9 +136,7 @@ names = [
     "p99_e2el_ms",
 ]
 means = runs.groupby("victim")[names].mean().loc[list(victims)]
-means.round().astype(int)
-
-# %%
+display(means.round().astype(int))
 ttft = runs.pivot(index="seed", columns="victim", values="mean_ttft_ms")[list(victims)]
 ratio = ttft.div(ttft["the engine's own"], axis=0)
 axes = ratio.T.plot.barh(

@@ -87,7 +87,7 @@ worth.astype(float).round(1)
 # ## Does the plan hold?
 #
 # The plan wrote a configuration for each fleet. We take one replica of the cheapest, with a seed that
-# the plan has not seen, and simply run it.
+# the plan has not seen, and simply run it. Below that is what the plan says of itself.
 
 # %%
 from pathlib import Path
@@ -103,11 +103,8 @@ with TemporaryDirectory() as folder:
         for seed in (1_000, 1_001, 1_002)
     ]
 promised = ["p95_ttft_ms", "p95_tpot_ms"]
-pd.DataFrame(runs, index=["seed 1000", "1001", "1002"])[
-    [*promised, "request_throughput"]
-].round(1)
-
-# %%
+again = pd.DataFrame(runs, index=["seed 1000", "1001", "1002"])
+display(again[[*promised, "request_throughput"]].round(1))
 print(*found.data["notes"], sep="\n")
 
 # %% [markdown]

@@ -8,7 +8,8 @@
 # **Nothing in this notebook was measured.** Not everybody has a GPU at hand, so it takes a
 # *dry run*: everything but the kernels, on a fake clock, with made-up times of a device like an H200.
 # On a machine with an NVIDIA GPU set `dry_run` to False: a profile of an 8B model is expected
-# to take five to eight minutes.
+# to take five to eight minutes. And kvsim does not simulate with made-up times: it refuses them,
+# as you see below the cell.
 
 # %%
 import sys
@@ -36,16 +37,34 @@ with redirect_stderr(sys.stdout):
     )
 assert status == 0
 
+config = load_config(
+    "../examples/demo.yaml",
+    {
+        "engine.model": "meta-llama/Llama-3.1-8B",
+        "cost": {"kind": "measured", "profile": str(file)},
+    },
+)
+try:
+    simulate(config)
+except ValueError as error:
+    print(str(error).replace(folder.name, "..."))
+
 # %% [markdown]
 # ## What is in a profile
 #
 # Points: an operation, a shape, and the times of many calls. And where they come from.
+#
+# Points are visited in random order, and every twenty visits three *sentinels* are timed again. If
+# the GPU gets hot and slows down, they say so: the ratio of their slowest to their fastest times.
 
 # %%
 import pandas as pd
 
 profile = read_profile(file)
 print(f"{profile.kind}: {profile.device['name']}, {profile.provenance['tool']}")
+stability = profile.provenance["stability"]
+print({name: round(ratio, 3) for name, ratio in stability["ratios"].items()})
+print(f"stable: {stability['stable']} (allowed: {stability['threshold']})")
 points = pd.DataFrame(
     [
         (table.operation, table.num_points)
@@ -57,37 +76,25 @@ points = pd.DataFrame(
 points.groupby("operation").sum().T
 
 # %% [markdown]
-# Points are visited in random order, and every twenty visits three *sentinels* are timed again. If
-# the GPU gets hot and slows down, they say so: the ratio of their slowest to their fastest times.
-
-# %%
-stability = profile.provenance["stability"]
-print({name: round(ratio, 3) for name, ratio in stability["ratios"].items()})
-print(f"stable: {stability['stable']} (allowed: {stability['threshold']})")
-
-# %% [markdown]
 # ## How good is the fit?
 #
 # A fit that has seen a point knows it, which says little. So a fifth of the points is held out and
 # predicted from the rest (*inside*), and so are the longest lengths from the shorter ones
 # (*beyond*). The *floor* is what two measurements of one shape differ by: no method can do better.
 # All in percent.
-
-# %%
-from calibrate.fit_report import fit_report
-
-columns = ["n", "mape_inside", "p90_inside", "mape_beyond", "bias", "floor"]
-errors = pd.DataFrame(fit_report(profile).to_json()).T[columns]
-errors.astype(float).round(2)
-
-# %% [markdown]
-# Decode attention, the kernel that reads the cache, in a picture: points are times, lines the fit,
-# and below are the errors on points held out.
+#
+# The picture is of decode attention, the kernel that reads the cache: points are times, lines the
+# fit, and below are the errors on points held out.
 
 # %%
 from calibrate.figures.fitted import measured_and_fitted
 from calibrate.figures.source import source_line
 from calibrate.figures.subject import subjects
+from calibrate.fit_report import fit_report
+
+columns = ["n", "mape_inside", "p90_inside", "mape_beyond", "bias", "floor"]
+errors = pd.DataFrame(fit_report(profile).to_json()).T[columns]
+display(errors.astype(float).round(2))
 
 (decode,), _ = subjects(profile, ["decode_attention"])
 measured_and_fitted(decode, source_line(profile))
@@ -119,29 +126,9 @@ for table in body["ops"]:
 spoilt = parse_profile(json.dumps(body | {"id": profile_id(body)}))
 worse = pd.DataFrame(fit_report(spoilt, only=["decode_attention"]).to_json()).T[columns]
 both = pd.concat([errors.loc[["decode_attention"]], worse.loc[["decode_attention"]]])
-both.set_axis(["as it was", "spoilt"]).astype(float).round(2)
-
-# %%
+display(both.set_axis(["as it was", "spoilt"]).astype(float).round(2))
 (broken,), _ = subjects(spoilt, ["decode_attention"])
 measured_and_fitted(broken, source_line(spoilt))
-
-# %% [markdown]
-# ## What kvsim does with made-up times
-#
-# It refuses them.
-
-# %%
-config = load_config(
-    "../examples/demo.yaml",
-    {
-        "engine.model": "meta-llama/Llama-3.1-8B",
-        "cost": {"kind": "measured", "profile": str(file)},
-    },
-)
-try:
-    simulate(config)
-except ValueError as error:
-    print(str(error).replace(folder.name, "..."))
 
 # %% [markdown]
 # ## What we have learned

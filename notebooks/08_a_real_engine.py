@@ -8,8 +8,14 @@
 # the next cell makes one: kvsim plays an engine that differs from what we believe in two ways.
 # Its host takes 4 ms longer for each step, and its cache has fewer blocks than we think. Can
 # `validate` find both? To look at your own engine, put your files into `measured` and
-# `timeseries`, your arguments into `believed`, and leave the next cell out. What came out for
-# published runs of real engines stands in [tests/truth](../tests/truth/README.md).
+# `timeseries` and your arguments into `believed`, above the last line of the next cell; what
+# is compared with the truth has no meaning then. What came out for published runs of real
+# engines stands in [tests/truth](../tests/truth/README.md).
+#
+# ## A row a request
+#
+# That is all that is needed of an engine: when a request came, when its first and its last token
+# came, and how many tokens there were. A row for each second of queues and cache helps.
 
 # %%
 from pathlib import Path
@@ -56,13 +62,6 @@ pd.DataFrame(
     }
 ).to_csv(timeseries, index=False)
 
-# %% [markdown]
-# ## A row a request
-#
-# That is all that is needed of an engine: when a request came, when its first and its last token
-# came, and how many tokens there were. A row for each second of queues and cache helps.
-
-# %%
 pd.read_csv(measured).head(3).round(2)
 
 # %% [markdown]
@@ -78,8 +77,9 @@ metrics = [
     "mean_e2el_ms",
     "num_preemptions",
 ]
+columns = ["predicted", "measured", "error_pct"]
 first = validate(believed, measured, timeseries)
-first.table.loc[metrics].round(1)
+first.table.loc[metrics, columns].round(1)
 
 # %% [markdown]
 # Everything is too fast by about the same share, from the first request on. That smells of the host,
@@ -89,17 +89,14 @@ first.table.loc[metrics].round(1)
 #
 # `fit=["host"]` finds the host's time a step on requests that ended in the first third of the
 # run. The rest is what it is judged by.
+#
+# The time per token is right now, and so is the whole request; one could stop here. But look at the
+# preemptions, at the tail of TTFT, and at the states over time.
 
 # %%
 second = validate(believed, measured, timeseries, fit=["host"])
 print(f"fitted: {second.fit.values}, the truth is {truth['cost']['step_overhead_s']}")
-second.table.loc[metrics].round(1)
-
-# %% [markdown]
-# The time per token is right now, and so is the whole request; one could stop here. But look at the
-# preemptions, at the tail of TTFT, and at the states over time:
-
-# %%
+display(second.table.loc[metrics, columns].round(1))
 second.plot.states()
 
 # %% [markdown]
