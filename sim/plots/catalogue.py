@@ -183,7 +183,7 @@ def _of_sweep(runs: SweepRuns, keys: HeatMapKeys) -> dict[str, Drawing]:
 def _read_plan(directory: Path) -> dict[str, Any]:
     path = directory / "plan.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ResultsError(
             f"'{path}' is no plan that can be read; make it again"
