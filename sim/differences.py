@@ -56,6 +56,25 @@ def _text(value: Any) -> str:
     return "" if value is _MISSING else json.dumps(value, sort_keys=True, default=str)
 
 
+def short_value(value: Any) -> str:
+    """Return a value in few words: of a table its kind and keys, of a path the file.
+
+    Examples
+    --------
+    >>> short_value({"kind": "/home/me/my.py:InTurn", "most_times": 2})
+    'my.py:InTurn most_times=2'
+    >>> short_value("/home/me/my.py:InTurn"), short_value("lru"), short_value(None)
+    ('my.py:InTurn', 'lru', 'null')
+    """
+    if isinstance(value, dict):
+        rest = (f"{k}={short_value(v)}" for k, v in value.items() if k != "kind")
+        kind = [short_value(value["kind"])] if "kind" in value else []
+        return " ".join([*kind, *rest])
+    if isinstance(value, str):
+        return value.rpartition("/")[2] if ".py:" in value else value
+    return json.dumps(value, default=str)
+
+
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Return the shortest ends of dotted keys that tell them apart.
 

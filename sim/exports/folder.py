@@ -44,7 +44,7 @@ class RunFolder:
     Raises
     ------
     OutputError
-        If it holds no results of a run, or not all of them.
+        If it holds no results of a run, not all of them, or a table that is cut off.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -60,6 +60,8 @@ class RunFolder:
                     f"'{directory}' holds no results of a run: there is no {name}; "
                     f"give the --out of a 'kvsim run'"
                 )
+        for path in sorted(directory.glob("*.parquet")):
+            _check_whole(path)
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -68,7 +70,7 @@ class RunFolder:
         Raises
         ------
         OutputError
-            If it is cut off.
+            If it is cut off; or later, when a number is asked for that it has not.
         """
         path = self.directory / "summary.json"
         try:
@@ -77,7 +79,7 @@ class RunFolder:
             raise OutputError(f"'{path}' is no JSON ({error}); run it again") from error
         if not isinstance(data, dict):
             raise OutputError(f"'{path}' is no table; run it again")
-        return data
+        return _Summary(path, data)
 
     @cached_property
     def engine(self) -> Mapping[str, Any]:
@@ -113,6 +115,29 @@ class RunFolder:
                 f"'{path}' cannot be read ({str(error)[:100]}); run it again"
             ) from error
         return {name: _array(found[name].combine_chunks()) for name in names}
+
+
+class _Summary(dict[str, Any]):
+    """A summary that says where a number is missing from."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self._path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise OutputError(
+            f"'{self._path}' has no number '{key}': it is of another version of kvsim; "
+            f"run it again"
+        )
+
+
+def _check_whole(path: Path) -> None:
+    try:
+        pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise OutputError(
+            f"'{path}' cannot be read ({str(error)[:100]}); run it again"
+        ) from error
 
 
 def _array(column: pa.Array) -> npt.NDArray[Any]:

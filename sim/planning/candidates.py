@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.assemble import make_capacity, make_cost_model
 from sim.config import parse_config
+from sim.differences import short_value
 from sim.errors import CapacityError, ConfigError
 from sim.hardware import load_gpu
 from sim.model import load_model
@@ -144,6 +145,10 @@ def _name(plan: PlanConfig, engine: Mapping[str, Any]) -> str:
     num_gpus = engine.get("tensor_parallel_size", 1)
     parts = [Path(str(engine["model"])).name, Path(str(engine["gpu"])).stem]
     parts.append(f"tp{num_gpus}")
-    parts += [f"{key}={engine[key]}" for key in _varied(plan) if key in engine]
+    parts += [f"{key}={_said(engine[key])}" for key in _varied(plan) if key in engine]
     text = "_".join(parts)
     return "".join(c if c.isalnum() or c in "._=-" else "-" for c in text)
+
+
+def _said(value: object) -> str:
+    return short_value(value) if isinstance(value, dict) else str(value)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim import summary
 from sim.config import parse_config
+from sim.plan_file import PLAN_FORMAT
 from sim.planning.fleets import cost_of
 from sim.planning.prices import per_million
 from sim.planning.sensitivity import cheapest, verdict
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from sim.planning.outcome import CandidatePlan, Effect, Fleet
     from sim.planning.planner import Planner
 
-FORMAT = "kvplan/1"
 _WIDE_POOL = 0.05
 _STRETCHED = 2.0
 
@@ -34,7 +34,7 @@ def plan_json(
     best = cheapest(plans)
     front = pareto_front(planner, plans)
     return {
-        "format": FORMAT,
+        "format": PLAN_FORMAT,
         "traffic": {
             "title": summary.workload_title(parse_config(dict(first.run)).workload),
             "rate": planner.target_rate,

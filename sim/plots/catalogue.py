@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sim.errors import ResultsError, UserError
+from sim.plan_file import plan_fault
 from sim.plots import FIGURES, Tables
 from sim.plots.overlays import OVERLAYS
 from sim.plots.plan_figures import PLAN_FIGURES
@@ -182,11 +183,11 @@ def _of_sweep(runs: SweepRuns, keys: HeatMapKeys) -> dict[str, Drawing]:
 def _read_plan(directory: Path) -> dict[str, Any]:
     path = directory / "plan.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ResultsError(
             f"'{path}' is no plan that can be read; make it again"
         ) from error
-    if not isinstance(found, dict) or "candidates" not in found:
-        raise ResultsError(f"'{path}' is no plan; give the --out of 'kvsim plan'")
+    if fault := plan_fault(found):
+        raise ResultsError(f"'{path}' {fault}")
     return found

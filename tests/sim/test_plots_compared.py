@@ -172,6 +172,25 @@ def test_lines_are_means_over_seeds_and_bands_all_of_them(sweep: SweepRuns) -> N
     assert load_of(sweep)[1] == "offered load (requests/s)"
 
 
+def test_policies_are_named_in_few_words_in_a_heat_map() -> None:
+    own = json.dumps({"kind": "/home/me/my.py:InTurn", "most_times": 2})
+    rows = [(e, v, 1.0) for e in ('"lru"', "null") for v in ('"most_blocks"', own)]
+    keys = ("engine.evictor", "engine.preemption_victim")
+    frame = pd.DataFrame(rows, columns=[*keys, "mean_ttft_ms"])
+    runs = SweepRuns("chats", frame, keys)
+    figure = HeatMap("evictor", "preemption_victim", "mean_ttft_ms")(runs)
+    axes = figure.axes[0]
+    assert [each.get_text() for each in axes.get_xticklabels()] == ["lru", "null"]
+    names = axes.get_yticklabels()
+    assert {each.get_text() for each in names} == {
+        "most_blocks",
+        "my.py:InTurn\nmost_times=2",
+    }
+    figure.canvas.draw()
+    drawn = [*names, axes.yaxis.label]
+    assert all(each.get_window_extent().x0 >= 0.0 for each in drawn)
+
+
 def test_cells_of_a_heat_map_are_means_over_seeds(sweep: SweepRuns) -> None:
     figure = HeatMap("rate_scale", "preemption_mode", "num_preemptions")(sweep)
     panels = [axes for axes in figure.axes if axes.images]

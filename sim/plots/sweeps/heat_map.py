@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter
 
-from sim.differences import short_names
+from sim.differences import short_names, short_value
 from sim.plots.style import house_style, short_number, titled_figure
 from sim.plots.sweeps.table import NotShownError
 from sim.plug import did_you_mean
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 METRIC = "p99_ttft_ms"
 MAX_PANELS = 4
 _COLOURS = "cividis"
+_MAX_ACROSS = 8
+"""Characters of a row's name that fit beside the panel."""
 _LOG_FROM = 30.0
 """Values that differ by more are coloured by their logarithms."""
 
@@ -151,7 +154,9 @@ def _groups(frame: pd.DataFrame, others: list[str]) -> list[tuple[str, pd.DataFr
     names = short_names(others)
     return [
         (
-            ", ".join(f"{names[k]} {v}" for k, v in zip(others, values, strict=True)),
+            ", ".join(
+                f"{names[k]} {_text(v)}" for k, v in zip(others, values, strict=True)
+            ),
             rows,
         )
         for values, rows in frame.groupby(others, dropna=False)
@@ -175,7 +180,14 @@ def _draw_cells(
     image = axes.imshow(mean, aspect="auto", origin="lower", **looks)
     names = cells["mean"].columns, cells["mean"].index
     axes.set_xticks(range(len(names[0])), [_text(value) for value in names[0]])
-    axes.set_yticks(range(len(names[1])), [_text(value) for value in names[1]])
+    rows_said = [_text(value) for value in names[1]]
+    axes.set_yticks(
+        range(len(rows_said)), [each.replace(" ", "\n") for each in rows_said]
+    )
+    if max(map(len, rows_said)) > _MAX_ACROSS:  # the margin holds no more
+        axes.tick_params(axis="y", labelrotation=90.0)
+        for label in axes.get_yticklabels():
+            label.set_verticalalignment("center")
     axes.set_xlabel(x)
     axes.grid(visible=False)
     for (row, column), value in np.ndenumerate(mean):
@@ -186,7 +198,13 @@ def _draw_cells(
 
 
 def _text(value: object) -> str:
-    return f"{value:,g}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float):
+        return f"{value:,g}"
+    try:
+        # Texts, tables and nothing under one key are JSON in a sweep's dataset.
+        return short_value(json.loads(str(value)))
+    except ValueError:
+        return str(value)
 
 
 def _write(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.plan_file import plan_fault
 from sim.plots.plan_curves import load_points
 from sim.report.charts import (
     DASHES,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-FORMAT: Final = "kvplan/1"
 _OUT_OF_SIGHT: Final = 6.0
 """Values beyond so many times the limit tell nothing more."""
 
@@ -52,14 +52,11 @@ def load_plan(path: Path) -> Plan:
     Raises
     ------
     ReportError
-        If it cannot be read, or is of another version.
+        If it cannot be read, is damaged or of another version.
     """
     plan = read_json(path / "plan.json")
-    if plan.get("format") != FORMAT:
-        raise ReportError(
-            f"'{path / 'plan.json'}' is of format {plan.get('format')!r}, this is for "
-            f"'{FORMAT}'; plan again with this version of kvsim"
-        )
+    if fault := plan_fault(plan):
+        raise ReportError(f"'{path / 'plan.json'}' {fault}")
     return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -119,3 +120,40 @@ def test_broken_results_leave_nothing_behind(
     out = str(tmp_path / "bench.json")
     arguments = ["export", str(results), "--to", "bench", "--out", out]
     assert "requests.parquet" in refused(arguments, capsys, tmp_path)
+
+
+@pytest.mark.parametrize("to", ["chrome", "bench", "prometheus", "csv"])
+@pytest.mark.parametrize("table", ["steps", "itl", "preemptions"])
+def test_tables_that_are_cut_off_are_refused(
+    to: str,
+    table: str,
+    results: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = results / f"{table}.parquet"
+    path.write_bytes(path.read_bytes()[:500])
+    arguments = ["export", str(results), "--to", to, "--out", str(tmp_path / "out")]
+    line = refused(arguments, capsys, tmp_path)
+    assert f"{table}.parquet' cannot be read" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "key"), [("bench", "request_rate"), ("prometheus", "num_preemptions")]
+)
+def test_summaries_of_other_versions_are_refused(
+    to: str,
+    key: str,
+    results: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = results / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary[key]
+    path.write_text(json.dumps(summary))
+    arguments = ["export", str(results), "--to", to, "--out", str(tmp_path / "out")]
+    line = refused(arguments, capsys, tmp_path)
+    assert f"has no number '{key}'" in line
+    assert not (tmp_path / "out").exists()

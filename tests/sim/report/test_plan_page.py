@@ -106,3 +106,32 @@ def test_plans_of_other_formats_are_refused(
     (tmp_path / "plan.json").write_text('{"format": "kvplan/9"}')
     told = ["report", str(tmp_path), "--out", str(tmp_path / "x.html")]
     assert "is of format 'kvplan/9'" in refused(told, capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"candidates": 3}, "has no list 'candidates'"),
+        ({"candidates": [3]}, "candidate 0 has no 'name'"),
+        ({"candidates": [{"name": "a"}]}, "candidate 0 has no 'model'"),
+        ({"prices": None}, "has no table 'prices'"),
+        ({"cheapest": []}, "has no table 'cheapest'"),
+        ({"format": "kvplan/9"}, "is of format 'kvplan/9'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["report", "plot"])
+def test_damaged_plans_are_refused_in_a_line(  # noqa: PLR0917 - fixtures
+    command: str,
+    damage: dict[str, Any],
+    message: str,
+    directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = json.loads((directory / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(plan | damage))
+    told = [command, str(tmp_path), "--out", str(tmp_path / "out")]
+    line = refused(told, capsys, tmp_path)
+    assert message in line
+    assert "plan again" in line
+    assert not (tmp_path / "out").exists()

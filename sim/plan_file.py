@@ -1,0 +1,52 @@
+"""What ``plan.json`` must hold to be drawn, whoever draws it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+PLAN_FORMAT: Final = "kvplan/1"
+
+_WHOLE: Final[dict[str, type]] = {
+    "traffic": dict,
+    "objectives": list,
+    "prices": dict,
+    "search": dict,
+    "candidates": list,
+    "cheapest": dict,
+    "pareto": dict,
+    "notes": list,
+    "versions": dict,
+}
+_CANDIDATE: Final = ("name", "model", "gpu", "tensor_parallel_size", "status")
+
+
+def plan_fault(plan: object) -> str | None:
+    """Return why these contents of ``plan.json`` cannot be drawn, or None.
+
+    Examples
+    --------
+    >>> plan_fault([])
+    'holds no table; plan again'
+    >>> plan_fault({"format": "kvplan/1", "candidates": 3, "traffic": {}})
+    "is damaged: it has no list 'objectives'; plan again"
+    """
+    if not isinstance(plan, dict):
+        return "holds no table; plan again"
+    if plan.get("format") != PLAN_FORMAT:
+        return (
+            f"is of format {plan.get('format')!r}, this is for '{PLAN_FORMAT}'; plan "
+            f"again with this version of kvsim"
+        )
+    for key, kind in _WHOLE.items():
+        if not isinstance(plan.get(key), kind):
+            what = "table" if kind is dict else "list"
+            return f"is damaged: it has no {what} '{key}'; plan again"
+    return _candidates_fault(plan["candidates"])
+
+
+def _candidates_fault(candidates: list[Any]) -> str | None:
+    for number, each in enumerate(candidates):
+        for key in _CANDIDATE:
+            if not isinstance(each, dict) or key not in each:
+                return f"is damaged: candidate {number} has no '{key}'; plan again"
+    return None
