@@ -46,6 +46,7 @@ def test_both_paths_are_equal(seeds: range) -> None:
         regimes_of_seed(seed)
 
 
+@pytest.mark.slow  # runs all cases once more in a process of its own
 def test_the_cases_reach_every_regime() -> None:
     counts = Counter(
         name for seed in range(NUM_CASES) for name in regimes_of_seed(seed)

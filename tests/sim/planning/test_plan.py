@@ -71,6 +71,7 @@ def test_replicas_are_the_fewest_that_hold(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_same_plan_same_bytes_in_any_order(tmp_path: Path) -> None:
     plan = small(cost_band=0.1, sensitivity={"num_seeds": 1})
     plan["workload"]["synthetic"] |= {
@@ -84,6 +85,7 @@ def test_same_plan_same_bytes_in_any_order(tmp_path: Path) -> None:
     assert first.data["sensitivity"]
 
 
+@pytest.mark.slow
 def test_sensitivity_names_the_lever_that_binds(tmp_path: Path) -> None:
     found = solved(small(sensitivity={"num_seeds": 1}), tmp_path).data
     (sensitivity,) = found["sensitivity"].values()
@@ -95,6 +97,7 @@ def test_sensitivity_names_the_lever_that_binds(tmp_path: Path) -> None:
     assert "more than of anything else" in sensitivity["verdict"]
 
 
+@pytest.mark.slow
 def test_slower_steps_hold_as_much_less(tmp_path: Path) -> None:
     """Time has no scale of its own but for the bound, which is far away here."""
     found = only(solved(small(cost_band=0.25), tmp_path).data)
@@ -258,6 +261,7 @@ class Bounded:
 """
 
 
+@pytest.mark.slow
 def test_bounds_of_the_cost_model_go_before_the_band(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_BOUNDS)
     plan = small(
