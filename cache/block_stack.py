@@ -1,7 +1,7 @@
 """Physical blocks with reference counts and a last-in, first-out free list.
 
 What the generations before V1 allocate from: the block freed last is the next one
-used. V1's pool (`cache.block_pool`) keeps a queue instead, since it evicts from it.
+used. V1's pool (`cache.v1.block_pool`) keeps a queue instead, since it evicts from it.
 """
 
 from __future__ import annotations

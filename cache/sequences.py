@@ -2,8 +2,8 @@
 
 The 2023 manager and block manager v2 place *sequences*, which belong to groups: one
 prompt, sampled in parallel or searched with beams. A sequence's status says where its
-blocks are. `sim.sequence` has the classes; the roles are here, since the arrow points
-from ``sim`` to ``cache``.
+blocks are. `sim.scheduler.groups.sequence` has the classes; the roles are here, since
+the arrow points from ``sim`` to ``cache``.
 """
 
 from __future__ import annotations

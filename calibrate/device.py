@@ -10,7 +10,7 @@ from sim.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sim.hardware import GpuSpec
+    from sim.hardware.gpus import GpuSpec
 
 # Streaming multiprocessors and L2 bytes by the start of a system's name, longest first:
 # NVIDIA's architecture white papers and data sheets.

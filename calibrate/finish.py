@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
+from sim.costs.profile import DRY_RUN, read_profile
 from sim.errors import UserError
-from sim.profile import DRY_RUN, read_profile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.architecture import ModelArchitecture
+    from sim.hardware.models.architecture import ModelArchitecture
 
 _NEEDED = ("decode_attention", "prefill_attention", "gemm")
 """Without points of these no step can be priced."""

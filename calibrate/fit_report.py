@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from calibrate.estimators.kernel import Columns
     from calibrate.points import Points
     from calibrate.repeats import Uneven
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
     Floats = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from calibrate.device import DeviceFacts
     from calibrate.estimators import KernelEstimator
-    from sim.profile import OpTable, Profile
+    from sim.costs.profile import OpTable, Profile
 
 _LAUNCH = "launch_s"
 APART = ("swap", "copy")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.profile import OpTable, Profile
+    from sim.costs.profile import OpTable, Profile
 
     Floats = NDArray[np.float64]
 

@@ -20,19 +20,19 @@ from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
 from calibrate.tables.tokens import DTYPES_OF_BITS, TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
+from sim.config.generations import GraphRule
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured.geometry import geometry_of, weight_bits_of
 from sim.errors import ConfigError, UserError
-from sim.generations import GraphRule
-from sim.hardware import datasheet_of, load_gpu
+from sim.hardware.gpus import datasheet_of, load_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from calibrate.tables.fits import Fits
-    from sim.architecture import ModelArchitecture
-    from sim.hardware import GpuSpec
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
+    from sim.hardware.gpus import GpuSpec
+    from sim.hardware.models.architecture import ModelArchitecture
 
 _NO_TIME_S: Final = 1e-9
 _KV: Final = {"bfloat16": 2, "fp8": 1}

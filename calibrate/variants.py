@@ -11,7 +11,7 @@ from sim.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sim.profile import OpTable
+    from sim.costs.profile import OpTable
 
 TYPICAL: Final[dict[str, dict[str, int]]] = {
     "decode_attention": {"batch": 64, "context": 2048},

@@ -8,12 +8,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.profile import MAJOR, NAME, UNITS, canonical_json, parse_profile, profile_id
+from sim.costs.profile import (
+    MAJOR,
+    NAME,
+    UNITS,
+    canonical_json,
+    parse_profile,
+    profile_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
 
 def op_table(
@@ -50,7 +57,7 @@ def build_profile(
     kind
         ``measured`` or ``imported``.
     provenance, ops, fit
-        As `sim.profile` documents; the tool's version is added.
+        As `sim.costs.profile` documents; the tool's version is added.
     parts
         ``steps``, ``interference`` and whatever else is to be kept.
     """

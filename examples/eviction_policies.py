@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cache.policies import CACHE_POLICIES
-from sim.config import load_config
-from sim.simulation import Simulation
+from cache.v1.policies import CACHE_POLICIES
+from sim.config.tables import load_config
+from sim.simulation.run import Simulation
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "policies.md"

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import t as student
 
-from sim.config import load_config
-from sim.simulation import Simulation
+from sim.config.tables import load_config
+from sim.simulation.run import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -18,14 +18,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from sim.config import load_config
-from sim.plots.style import BLUE, ORANGE, house_style, to_png
-from sim.simulation import simulate
+from sim.config.tables import load_config
+from sim.simulation.run import simulate
+from sim.views.plots.style import BLUE, ORANGE, house_style, to_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sim.results import Results
+    from sim.results.run_results import Results
 
 CONFIG = Path(__file__).with_name("beams_under_pressure.yaml")
 GENERATIONS = {"cacheflow": "cacheflow (vLLM 0.1.0)", "v0": "v0 (vLLM 0.7.3)"}

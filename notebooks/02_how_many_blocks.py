@@ -15,7 +15,7 @@
 import pandas as pd
 
 from sim import estimate_capacity, load_config, sweep
-from sim.model import load_model
+from sim.hardware.models.bundled import load_model
 
 model, gpu = "Qwen/Qwen3-32B", "h200_sxm"
 pool = estimate_capacity(model, gpu)

@@ -13,7 +13,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 
 folder = TemporaryDirectory()
 trace = Path(folder.name, "chats.jsonl")

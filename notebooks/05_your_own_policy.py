@@ -14,7 +14,7 @@
 # their last use.
 
 # %%
-from cache.policies import KeyedPolicy
+from cache.v1.policies import KeyedPolicy
 
 
 class KeepStarts(KeyedPolicy):

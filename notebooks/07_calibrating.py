@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sim import load_config, read_profile, simulate
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 
 dry_run = True
 folder = TemporaryDirectory()
@@ -111,7 +111,7 @@ measured_and_fitted(decode, source_line(profile))
 import json
 from random import Random
 
-from sim.profile import parse_profile, profile_id
+from sim.costs.profile import parse_profile, profile_id
 
 random, body = Random(0), json.loads(file.read_text())
 for table in body["ops"]:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         sweep,
         validate,
     )
-    from sim.capacity import estimate_capacity
-    from sim.config import load_config
-    from sim.profile import read_profile
-    from sim.results import Results
-    from sim.simulation import simulate
+    from sim.config.tables import load_config
+    from sim.costs.profile import read_profile
+    from sim.hardware.capacity import estimate_capacity
+    from sim.results.run_results import Results
+    from sim.simulation.run import simulate
 
 __all__ = [
     "Results",
@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "sim.api") | {
-    "Results": "sim.results",
-    "estimate_capacity": "sim.capacity",
-    "load_config": "sim.config",
-    "read_profile": "sim.profile",
-    "simulate": "sim.simulation",
+    "Results": "sim.results.run_results",
+    "estimate_capacity": "sim.hardware.capacity",
+    "load_config": "sim.config.tables",
+    "read_profile": "sim.costs.profile",
+    "simulate": "sim.simulation.run",
 }
 
 

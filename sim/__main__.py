@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.cli import main
+from sim.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -9,31 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.costs.crossover_question import CrossoverReport, Question
-from sim.differences import differing
 from sim.errors import ConfigError
-from sim.planning.solve import PlanResult, executor_for, solve
-from sim.planning.spec import load_plan
-from sim.prefix_report import CurveQuestion, prefix_report
-from sim.sweeps.expand import Sweep
-from sim.sweeps.job import Job
-from sim.sweeps.local import LocalExecutor, num_cpus
-from sim.sweeps.rows import RowMaker, text_keys
-from sim.sweeps.serial import SerialExecutor
-from sim.sweeps.spec import load_sweep
-from sim.sweeps.supplies import gather
-from sim.sweeps.task import run_summary
-from sim.traffic_source import read_requests
-from sim.validation.run import Validation, validate_file
+from sim.results.differences import differing
+from sim.simulation.traffic_source import read_requests
+from sim.studies.planning.solve import PlanResult, executor_for, solve
+from sim.studies.planning.spec import load_plan
+from sim.studies.prefixes.report import CurveQuestion, prefix_report
+from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.job import Job
+from sim.studies.sweeps.local import LocalExecutor, num_cpus
+from sim.studies.sweeps.rows import RowMaker, text_keys
+from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.spec import load_sweep
+from sim.studies.sweeps.supplies import gather
+from sim.studies.sweeps.task import run_summary
+from sim.studies.validation.run import Validation, validate_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pandas as pd
 
-    from sim.config import RunConfig
-    from sim.overrides import Overrides
-    from sim.prefix_need import PrefixReport
-    from sim.sweeps.job import Executor
+    from sim.config.overrides import Overrides
+    from sim.config.tables import RunConfig
+    from sim.studies.prefixes.need import PrefixReport
+    from sim.studies.sweeps.job import Executor
     from workloads.spec import RequestSpec
 
 __all__ = ["crossover", "hit_curve", "plan", "read_requests", "sweep", "validate"]
@@ -128,8 +128,8 @@ def hit_curve(
     requests
         In order of arrival; or a trace or configuration, see `read_requests`.
     **question
-        See `sim.prefix_report.CurveQuestion`: ``model``, ``gpu``, ``block_size``,
-        ``share``, ``sample`` and so on.
+        See `sim.studies.prefixes.report.CurveQuestion`: ``model``, ``gpu``,
+        ``block_size``, ``share``, ``sample`` and so on.
 
     Returns
     -------

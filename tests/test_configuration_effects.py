@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.config import EngineConfig, parse_config
+from sim.config.generations import GENERATION_KEYS, OURS
+from sim.config.tables import EngineConfig, parse_config
+from sim.config.workload import SOURCES, WorkloadConfig
 from sim.errors import ConfigError, SwapSpaceError
-from sim.generations import GENERATION_KEYS, OURS
-from sim.schema import TRAFFIC
-from sim.simulation import simulate
-from sim.workload_config import SOURCES, WorkloadConfig
+from sim.results.schema import TRAFFIC
+from sim.simulation.run import simulate
 from tests.sim.test_config import minimal
 from tests.test_configuration_page import meanings
 

@@ -13,27 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from cache.policies import CACHE_POLICIES
-from sim.assemble_workload import _SESSION_KEYS, TRACE_KEYS
-from sim.capacity import constants, estimate_capacity
-from sim.cli import run as kvsim
-from sim.config import (
+from cache.v1.policies import CACHE_POLICIES
+from sim.cli.main import run as kvsim
+from sim.config.files import parse_yaml
+from sim.config.roles import ROLES
+from sim.config.tables import (
     EngineConfig,
     RunConfig,
     load_config,
     parse_config,
 )
-from sim.costs import COST_MODELS
-from sim.costs.roofline_parameters import RooflineParameters
-from sim.errors import ConfigError
-from sim.files import parse_yaml
-from sim.hardware import GpuSpec, load_gpu
-from sim.roles import ROLES
-from sim.scheduler.admission import ADMISSION_RULES
-from sim.scheduler.victims import VICTIMS
-from sim.schema import PREEMPTIONS, STEPS
-from sim.simulation import Simulation, simulate
-from sim.workload_config import (
+from sim.config.workload import (
     SOURCES,
     PresetConfig,
     ResampleConfig,
@@ -41,6 +31,16 @@ from sim.workload_config import (
     SyntheticConfig,
     WorkloadConfig,
 )
+from sim.costs import COST_MODELS
+from sim.costs.roofline_parameters import RooflineParameters
+from sim.errors import ConfigError
+from sim.hardware.capacity import constants, estimate_capacity
+from sim.hardware.gpus import GpuSpec, load_gpu
+from sim.results.schema import PREEMPTIONS, STEPS
+from sim.scheduler.admission import ADMISSION_RULES
+from sim.scheduler.victims import VICTIMS
+from sim.simulation.run import Simulation, simulate
+from sim.simulation.workload import _SESSION_KEYS, TRACE_KEYS
 from tests.shared import ROOT
 from tests.sim.test_config import minimal, write
 from workloads.preset import preset_names
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from sim.results import Results
+    from sim.results.run_results import Results
 
 PATH = ROOT / "docs/configuration.md"
 PAGE = PATH.read_text(encoding="utf-8")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.commands.plot import plot
-from sim.plots import FIGURES
-from sim.plots.sweeps import SWEEP_FIGURES
-from sim.sweeps.checks import check_runs
-from sim.sweeps.expand import Sweep
-from sim.sweeps.spec import load_sweep
+from sim.cli.plot import plot
+from sim.studies.sweeps.checks import check_runs
+from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.spec import load_sweep
+from sim.views.plots import FIGURES
+from sim.views.plots.sweeps import SWEEP_FIGURES
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

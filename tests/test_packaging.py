@@ -46,8 +46,8 @@ def test_a_wheel_holds_models_and_presets(tmp_path: Path) -> None:
     preset = "workloads/presets/azure_conv_2023.json"
     assert preset in names
     assert json.loads(zipfile.ZipFile(wheel).read(preset))["num_requests"] == 19_366
-    assert sum(name.startswith("sim/models/") for name in names) >= 11
+    assert sum(name.startswith("sim/hardware/models/configs/") for name in names) >= 11
     assert "calibrate/kernels/kvsim_cuda.cu" in names
-    assert "sim/report/assets/figures.js" in names
+    assert "sim/views/report/assets/figures.js" in names
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
     assert not any(name.startswith(("tests/", "docs/")) for name in names)

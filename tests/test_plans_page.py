@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
-from sim.planning.objectives import parse_objectives
-from sim.planning.spec import PlanConfig, load_plan
+from sim.studies.planning.objectives import parse_objectives
+from sim.studies.planning.spec import PlanConfig, load_plan
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

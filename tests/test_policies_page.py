@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from cache.policies import CACHE_POLICIES
-from sim.config import load_config
+from cache.v1.policies import CACHE_POLICIES
+from sim.config.tables import load_config
 from tests.shared import ROOT
 from tests.sim.commands import kvsim
 

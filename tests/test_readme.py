@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.config import load_config
-from sim.simulation import simulate
+from sim.cli.main import run as kvsim
+from sim.config.tables import load_config
+from sim.simulation.run import simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.cli import run as kvsim
-from sim.sweeps.checks import check_runs
-from sim.sweeps.expand import Sweep
-from sim.sweeps.ranges import KINDS, parse_range
-from sim.sweeps.spec import SweepSpec, load_sweep
+from sim.cli.main import run as kvsim
+from sim.studies.sweeps.checks import check_runs
+from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.ranges import KINDS, parse_range
+from sim.studies.sweeps.spec import SweepSpec, load_sweep
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

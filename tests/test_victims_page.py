@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.config import load_config, parse_config
+from sim.config.tables import load_config, parse_config
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.victims import VICTIMS
-from sim.simulation import Simulation, simulate
+from sim.simulation.run import Simulation, simulate
 from tests.shared import ROOT
 from tests.sim.test_config import write
 from tests.sim.test_victims import pressed

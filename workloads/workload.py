@@ -24,7 +24,7 @@ from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import WorkloadError
 from workloads.lengths import CoupledLengths, LengthDistribution, LengthPairs
 from workloads.lengths.base import checked_tokens
-from workloads.resampling import Resampling  # noqa: TC001 - `sim.plug` resolves it
+from workloads.resampling import Resampling  # noqa: TC001 - `sim.config.plug` resolves it
 from workloads.spec import RequestSpec
 from workloads.streams import Streams
 from workloads.superposition import superposed

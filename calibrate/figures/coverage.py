@@ -18,7 +18,7 @@ from calibrate.figures.axes import (
     title_of,
 )
 from calibrate.figures.subject import spread
-from sim.plots.style import BLUE, GREY, house_style, titled_figure
+from sim.views.plots.style import BLUE, GREY, house_style, titled_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ from calibrate.figures.fitted import measured_and_fitted
 from calibrate.figures.placement import roofline_placement
 from calibrate.figures.source import source_line
 from calibrate.figures.subject import subjects
-from sim.output import ResultFiles, output_directory
-from sim.plots.style import to_png
-from sim.results import write_json
+from sim.results.output import ResultFiles, output_directory
+from sim.results.run_results import write_json
+from sim.views.plots.style import to_png
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from calibrate.figures.subject import Subject
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
 FILES: Final = ResultFiles(
     "kvsim profile plot", "errors.json", frozenset({"errors.json", "figures"})
@@ -51,7 +51,7 @@ def draw_profile(
     Raises
     ------
     UserError
-        As `subjects`; as `sim.output.output_directory`.
+        As `subjects`; as `sim.results.output.output_directory`.
     """
     found, left_out = subjects(profile, only)
     with output_directory(directory, overwrite=overwrite, files=FILES) as partial:

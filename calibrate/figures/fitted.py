@@ -16,7 +16,7 @@ from calibrate.figures.axes import (
     title_of,
 )
 from calibrate.figures.subject import NUM_CURVES
-from sim.plots.style import (
+from sim.views.plots.style import (
     BLACK,
     BLUE,
     GREEN,

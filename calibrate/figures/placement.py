@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from calibrate.device import DeviceFacts
 from calibrate.figures.axes import title_of
-from sim.plots.style import (
+from sim.views.plots.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibrate.figures.subject import Subject
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
     Floats = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
 
 def source_line(profile: Profile) -> str:

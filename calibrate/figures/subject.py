@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
     from calibrate.points import Points
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]

@@ -15,7 +15,7 @@ import torch
 
 from calibrate.harness.device import Physics
 from calibrate.kernels.cuda_build import find_nvcc, nvcc_version
-from sim.hardware import datasheet_of
+from sim.hardware.gpus import datasheet_of
 
 SALT = b"kvsim profile"
 FLOPS_PER_CLOCK = {8: 2048, 9: 4096, 10: 8192}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sim.architecture import dtype_bytes
 from sim.errors import UserError
+from sim.hardware.models.architecture import dtype_bytes
 
 if TYPE_CHECKING:
-    from sim.architecture import ModelArchitecture
+    from sim.hardware.models.architecture import ModelArchitecture
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calibrate.measurement import leading_metric
-from sim.architecture import DTYPE_BYTES
+from sim.hardware.models.architecture import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

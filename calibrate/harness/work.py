@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.architecture import DTYPE_BYTES
+from sim.hardware.models.architecture import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from calibrate.harness.device import Physics

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from calibrate.importers.geometry import ModelShapes
-    from sim.architecture import ModelArchitecture
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
+    from sim.hardware.models.architecture import ModelArchitecture
 
 _PACKAGE: Final = "aiconfigurator_core"
 _ROOTS: Final = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sim.weights import TensorRole, weight_tensors
+from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
-    from sim.architecture import ModelArchitecture
+    from sim.hardware.models.architecture import ModelArchitecture
 
 RANKS: Final = (1, 2, 4, 8)
 """Tensor-parallel sizes that an import keeps shapes for."""

@@ -20,15 +20,15 @@ from calibrate.device import DeviceFacts
 from calibrate.repeats import EVEN, SKEWED
 from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
-from sim.hardware import load_gpu
-from sim.model import load_model
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sim.architecture import ModelArchitecture
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
+    from sim.hardware.models.architecture import ModelArchitecture
 
 _US: Final = 1e-6
 _GPUS: Final = {"RTXPRO6000": "rtx_pro_6000_server"}

@@ -16,15 +16,15 @@ import pandas as pd
 from calibrate.device import DeviceFacts
 from calibrate.writing import build_profile, op_table
 from sim.errors import UserError
-from sim.hardware import load_gpu
-from sim.model import bundled_models, load_model
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import bundled_models, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sim.architecture import ModelArchitecture
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
+    from sim.hardware.models.architecture import ModelArchitecture
 
 _MS: Final = 1e-3
 _ROOTS: Final = ("", "vidur", "profiling", "data/profiling")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 from calibrate.harness.command import Lines
 from calibrate.harness.device import MissingError
 from calibrate.replay.log import Facts, Schedule
-from sim.cli import EXIT_INTERRUPTED
+from sim.cli.main import EXIT_INTERRUPTED
+from sim.config.generations import DEFAULT_GENERATION, generation_of
+from sim.costs.profile import Profile, read_profile
 from sim.errors import UserError
-from sim.generations import DEFAULT_GENERATION, generation_of
-from sim.hardware import load_gpu
-from sim.model import load_model
-from sim.output import check_output, output_directory
-from sim.profile import Profile, read_profile
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.results.output import check_output, output_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from calibrate.replay.predict import Target
     from calibrate.replay.run import Plan, Replayed
     from calibrate.replay.timing import Executor
-    from sim.architecture import ModelArchitecture
+    from sim.hardware.models.architecture import ModelArchitecture
 
 _BLOCK_SIZE: Final = 16
 """Of the steps of --into where there is no schedule."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from calibrate.replay.timing import Timing
-    from sim.cost import BatchShape, StepCost
+    from sim.costs.base import BatchShape, StepCost
 
 GATES: Final = {
     "decode": 5.0,

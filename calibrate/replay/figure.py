@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sim.plots.style import (
+from sim.views.plots.style import (
     BLUE,
     GREEN,
     GREY,

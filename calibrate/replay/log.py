@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.decisions.log_files import SCHEDULE_FORMAT, read_header, read_log
 from sim.errors import UserError
 from sim.scheduler.batch import Batch
+from sim.scheduler.log.files import SCHEDULE_FORMAT, read_header, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from sim.cost import BatchShape
+    from sim.costs.base import BatchShape
 
 Pairs = tuple[tuple[int, int], ...]
 

@@ -13,15 +13,15 @@ from calibrate.replay.executor import TorchExecutor
 from calibrate.replay.memory import check_memory, free_host_bytes, needs
 from calibrate.replay.moves import Moves
 from calibrate.replay.stack import Stack
+from sim.config.generations import generation_of
 from sim.errors import UserError
-from sim.generations import generation_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from calibrate.gpu.gpu_device import GpuDevice
     from calibrate.replay.log import Facts
-    from sim.architecture import ModelArchitecture
+    from sim.hardware.models.architecture import ModelArchitecture
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _TINY: Final = {

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from calibrate.replay.timing import Executor
-    from sim.architecture import ModelArchitecture
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
+    from sim.hardware.models.architecture import ModelArchitecture
 
 Batch = tuple[tuple[int, int, int], ...]
 """``(sequences, query tokens of each, context of each)``."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from calibrate.replay.tokens import MadeUpTexts, Texts, WorkloadTexts
-from sim.assemble_workload import make_workload
-from sim.config import load_config
+from sim.config.tables import load_config
+from sim.simulation.workload import make_workload
 
 if TYPE_CHECKING:
     from pathlib import Path

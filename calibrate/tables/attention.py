@@ -17,16 +17,16 @@ from calibrate.tables.nodes import (
     product,
     rounded,
 )
-from sim.cost import BatchShape
 from sim.costs import RooflineCost
-from sim.hardware import load_gpu
+from sim.costs.base import BatchShape
+from sim.hardware.gpus import load_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from calibrate.tables.fits import Fits
-    from sim.architecture import ModelArchitecture
-    from sim.hardware import GpuSpec
+    from sim.hardware.gpus import GpuSpec
+    from sim.hardware.models.architecture import ModelArchitecture
 
 _FULL: Final = 0
 _MOST_QUERIES: Final = 32

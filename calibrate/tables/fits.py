@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from calibrate.estimators import KernelEstimator
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
 UNKNOWN: Final = (25.0, 50.0)
 """Half-widths in percent where there are too few points to hold any out."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from sim.cost import BatchShape
+from sim.costs.base import BatchShape
 from sim.errors import UserError
 
 if TYPE_CHECKING:

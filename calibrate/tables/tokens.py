@@ -10,7 +10,7 @@ from calibrate.estimators import Layer
 from calibrate.tables.nodes import TOKENS, nodes, rounded
 from sim.costs.measured.geometry import weight_bits_of
 from sim.errors import UserError
-from sim.weights import TensorRole, weight_tensors
+from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from calibrate.points import Points
     from calibrate.tables.fits import Fits
-    from sim.architecture import ModelArchitecture
     from sim.costs import RooflineCost
+    from sim.hardware.models.architecture import ModelArchitecture
 
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.cost import BatchShape, StepCost, own_method, pricer_of
+from sim.costs.base import BatchShape, StepCost, own_method, pricer_of
 from sim.costs.parts import FLAG, HI, LO, Memo
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.cost import Bound, CostModel
+    from sim.costs.base import Bound, CostModel
 
 
 class AtBound:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sim.cost import BatchShape, StepCost
+    from sim.costs.base import BatchShape, StepCost
 
 
 class ConstantCost:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.cost import BatchShape
+from sim.costs.base import BatchShape
 from sim.costs.parts import FLAG, HI, LO
 from sim.costs.transfers import VARIANTS
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from sim.config.generations import KvLayout, SwapVariant
     from sim.costs.transfers import Transfer
-    from sim.generations import KvLayout, SwapVariant
 
     Flags = NDArray[np.bool_]
     Seconds = NDArray[np.float64]

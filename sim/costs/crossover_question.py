@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from sim.costs.crossover import Crossover, crossover
 from sim.costs.measured import MeasuredCost
+from sim.costs.profile import DRY_RUN, read_profile
 from sim.costs.roofline import RooflineCost
 from sim.errors import UserError
-from sim.hardware import load_gpu
-from sim.model import load_model, resolved_model
-from sim.profile import DRY_RUN, read_profile
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model, resolved_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,6 +137,6 @@ class CrossoverReport:
 
     def plot(self) -> Figure:
         """Draw the comparison; both axes logarithmic."""
-        from sim.plots.crossover import swap_or_recompute  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.crossover import swap_or_recompute  # noqa: PLC0415 - matplotlib
 
         return swap_or_recompute(self.found, self.title)

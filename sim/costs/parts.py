@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from sim.cost import StepCost
+from sim.costs.base import StepCost
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:

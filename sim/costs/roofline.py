@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003 - `sim.plug` resolves annotations
+from collections.abc import Callable  # noqa: TC003 - `sim.config.plug` resolves annotations
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from sim.cost import DecodeEnds, StepCost, ends_by
+from sim.costs.base import DecodeEnds, StepCost, ends_by
 from sim.costs.parts import Memo, cost_columns, step_cost
 from sim.costs.roofline_constants import RooflineConstants
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sim.cost import BatchShape
+    from sim.costs.base import BatchShape
 
     Parts = TypeVar("Parts", bound=tuple[float, ...])
     Counts = NDArray[np.int64]
@@ -79,7 +79,7 @@ class RooflineCost(RooflineConstants):
     Parameters are read once: what depends on the number of tokens or of requests alone
     is kept after the first step that has it. ``dataclasses.replace`` makes a model with
     another parameter. A subclass with another formula redefines `step`, `decode_total`
-    and `columns`; see `sim.cost.pricer_of`.
+    and `columns`; see `sim.costs.base.pricer_of`.
     """
 
     _token_parts: Memo[tuple[float, float, float]] = field(
@@ -294,7 +294,7 @@ class RooflineCost(RooflineConstants):
         return not (self._sliding_share or is_slower)
 
     def decode_ends(self, num_decodes: int) -> DecodeEnds:
-        """Return when steps of so many decodes end; see `sim.cost.DecodeEnds`."""
+        """Return when steps of so many decodes end; see `sim.costs.base.DecodeEnds`."""
         ends = self._decode_ends.get(num_decodes)
         if ends is None:
             make = self._read_ends if self._decodes_only_read else self._other_ends

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.architecture import dtype_bytes
 from sim.costs.roofline_parameters import RooflineParameters
 from sim.costs.transfers import (
     Batch,
@@ -15,15 +14,16 @@ from sim.costs.transfers import (
     Swapping,
     pages_of,
 )
-from sim.quantization import quantization_scheme
-from sim.weights import TensorRole, weight_tensors
+from sim.hardware.models.architecture import dtype_bytes
+from sim.hardware.models.quantization import quantization_scheme
+from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
-    from sim.architecture import ModelArchitecture
+    from sim.config.generations import KvLayout, SwapVariant
     from sim.costs.transfers import Pages, Transfer
-    from sim.generations import KvLayout, SwapVariant
-    from sim.quantization import QuantizationScheme
-    from sim.weights import WeightTensor
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.hardware.models.quantization import QuantizationScheme
+    from sim.hardware.models.weights import WeightTensor
 
 
 _NO_GEMM: Final = frozenset(

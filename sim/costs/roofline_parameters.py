@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from sim.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture, dtype_bytes
+from sim.config.generations import KvLayout, SwapRule, SwapVariant
 from sim.costs.parts import at_least_zero, share
 from sim.costs.transfers import LAYOUTS, VARIANTS, check_choice, check_factor
 from sim.errors import ConfigError
-from sim.generations import KvLayout, SwapRule, SwapVariant
-from sim.hardware import GpuSpec  # noqa: TC001 - `sim.plug` resolves the annotations
+from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves the annotations
+from sim.hardware.models.architecture import (
+    KV_CACHE_DTYPE_BYTES,
+    ModelArchitecture,
+    dtype_bytes,
+)
 
 _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
 """Name prefixes of GPUs whose attention kernel keeps the query heads of a KV head

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, get_args
 
 import numpy as np
 
+from sim.config.generations import KvLayout, SwapVariant
 from sim.costs.parts import Memo
 from sim.costs.widths import ESTIMATE, Width, wider
 from sim.errors import ConfigError
-from sim.generations import KvLayout, SwapVariant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sim.architecture import ModelArchitecture
+    from sim.hardware.models.architecture import ModelArchitecture
 
     Counts = NDArray[np.int64]
     Seconds = NDArray[np.float64]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sim.scheduler.cacheflow import Scheduler as CacheflowScheduler
-from sim.scheduler.hf_fifo import FIFOScheduler
-from sim.scheduler.v0 import Scheduler as V0Scheduler
-from sim.scheduler.v0_2 import Scheduler as V02Scheduler
-from sim.scheduler.v1 import V1Scheduler
-from sim.scheduler.vllm import VllmScheduler
+from sim.scheduler.block_space.cacheflow import Scheduler as CacheflowScheduler
+from sim.scheduler.block_space.v0_2 import Scheduler as V02Scheduler
+from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.hosted.scheduler import VllmScheduler
+from sim.scheduler.v0.scheduler import Scheduler as V0Scheduler
+from sim.scheduler.v1.scheduler import V1Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

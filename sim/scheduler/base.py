@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sim.cost import EMPTY_SHAPE, BatchShape
+from sim.costs.base import EMPTY_SHAPE, BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.request import Request
+    from sim.scheduler.request import Request
 
 
 class PreemptionMode(Enum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.cost import BatchShape
+from sim.costs.base import BatchShape
 
 
 class Batch:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sim.request import Request
+    from sim.scheduler.request import Request
 
 
 class Holdings(Protocol):

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
 
-from sim.config import load_config
-from sim.simulation import Simulation
+from sim.config.tables import load_config
+from sim.simulation.run import Simulation
 from tests.bench.reference import PlainEngine
 from tests.shared import ROOT, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sim.config import RunConfig
+    from sim.config.tables import RunConfig
 
 AZURE = "traces/azure_llm_2023_conv.csv"
 MOONCAKE = "traces/mooncake_fast25_conversation.jsonl"

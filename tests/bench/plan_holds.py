@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.planning.tasks import observe, request_of
-from sim.sweeps.job import Job
-from sim.sweeps.local import LocalExecutor
+from sim.studies.planning.tasks import observe, request_of
+from sim.studies.sweeps.job import Job
+from sim.studies.sweeps.local import LocalExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-    from sim.config import RunConfig
+    from sim.config.tables import RunConfig
 
 INTERVAL_S = 0.001
 STDLIB = sysconfig.get_path("stdlib")

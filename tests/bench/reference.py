@@ -4,7 +4,7 @@ vLLM's V1 scheduler without prefix caching, rules of release 0.33, as one would 
 down first from its description: requests as objects, a list of running ones, every one
 of them visited in every step, blocks counted out one by one, a row a step. Nothing in
 here is needlessly slow, and nothing is clever. It takes the product's cost model and
-times of arrival (`sim.clock.At`), and shares no other line with it.
+times of arrival (`sim.engine.clock.At`), and shares no other line with it.
 
 Leave it as it is: ratios to it are comparable over time only while it stays the same.
 """
@@ -15,15 +15,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sim.clock import ARRIVAL_PRIORITY, At
-from sim.cost import BatchShape
+from sim.costs.base import BatchShape
+from sim.engine.clock import ARRIVAL_PRIORITY, At
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     import simpy
 
-    from sim.cost import CostModel
+    from sim.costs.base import CostModel
     from workloads.spec import RequestSpec
 
 

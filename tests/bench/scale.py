@@ -40,7 +40,7 @@ engine: {model: meta-llama/Llama-3.1-8B, gpu: h200_sxm, enable_prefix_caching: f
 cost: {kind: roofline}
 seed: 0
 """
-COMMAND = "from sim.cli import main; main()"
+COMMAND = "from sim.cli.main import main; main()"
 
 
 @dataclass(frozen=True, slots=True)

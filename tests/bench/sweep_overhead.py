@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from sim.sweeps.directory import identity
-from sim.sweeps.expand import Sweep
-from sim.sweeps.forks import start_method, warm_up
-from sim.sweeps.local import LocalExecutor
-from sim.sweeps.session import run_sweep
-from sim.sweeps.spec import load_sweep
-from sim.sweeps.supplies import gather
-from sim.sweeps.task import run_summary
+from sim.studies.sweeps.directory import identity
+from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.forks import start_method, warm_up
+from sim.studies.sweeps.local import LocalExecutor
+from sim.studies.sweeps.session import run_sweep
+from sim.studies.sweeps.spec import load_sweep
+from sim.studies.sweeps.supplies import gather
+from sim.studies.sweeps.task import run_summary
 from tests.shared import ROOT
 from tests.sim.sweep_files import tiny
 

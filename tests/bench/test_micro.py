@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cache.block_pool import BlockPool
-from cache.managers.cacheflow import BlockSpaceManager
-from cache.managers.v0 import SelfAttnBlockSpaceManager
-from cache.managers.v1 import KVCacheManager
-from cache.managers.v1_ids import IdTables
-from cache.managers.v1_runs import RunTables
+from cache.cacheflow.manager import BlockSpaceManager
 from cache.tokens import SegmentTokens, TokenRuns
-from sim.cost import BatchShape
+from cache.v0.manager import SelfAttnBlockSpaceManager
+from cache.v1.block_pool import BlockPool
+from cache.v1.id_tables import IdTables
+from cache.v1.manager import KVCacheManager
+from cache.v1.runs.tables import RunTables
 from sim.costs import MeasuredCost, RooflineCost
-from sim.hardware import load_gpu
-from sim.model import load_model
-from sim.recorder import QuietSteps, Recorder
+from sim.costs.base import BatchShape
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.results.recorder import QuietSteps, Recorder
 from sim.scheduler.base import SchedulerOutput
-from sim.sequence import Sequence, SequenceGroup
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.identity.measured_profile import measured_profile
 from tests.sim.build import request_from_spec, scheduler, spec
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from sim.request import Request
+    from sim.scheduler.request import Request
 
 NUM_BLOCKS = 1000
 POOL_BLOCKS = 4001

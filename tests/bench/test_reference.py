@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.config import load_config
-from sim.simulation import Simulation
+from sim.config.tables import load_config
+from sim.simulation.run import Simulation
 from tests.bench.loops import AZURE, X3, plain_engine
 from tests.shared import ROOT, shared
 

@@ -8,13 +8,13 @@ import pytest
 import simpy
 
 from sim.costs.roofline import RooflineCost
-from sim.engine import Engine
-from sim.fast.engine import FastEngine
-from sim.fast.v1 import FastV1Scheduler
-from sim.hardware import load_gpu
-from sim.model import load_model
-from sim.recorder import Recorder
-from sim.scheduler.v1 import V1Scheduler
+from sim.engine.fast import FastEngine
+from sim.engine.stepwise import Engine
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.results.recorder import Recorder
+from sim.scheduler.v1.fast import FastV1Scheduler
+from sim.scheduler.v1.scheduler import V1Scheduler
 from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:

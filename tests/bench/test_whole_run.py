@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from sim.config import RunConfig
+    from sim.config.tables import RunConfig
 
 NUM_ROUNDS = 5
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cache.sequences import SequenceStatus
-from sim.sequence import Sequence, SequenceGroup
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 
 BLOCK_SIZE = 4
 

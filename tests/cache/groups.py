@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.sequences import SequenceStatus
-from sim.sequence import Sequence, SequenceGroup
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
-    from cache.managers.v0 import SelfAttnBlockSpaceManager
     from cache.tokens import TokenSlice
+    from cache.v0.manager import SelfAttnBlockSpaceManager
 
 SIZE = 4
 

@@ -6,18 +6,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cache.managers.v1 import KVCacheManager
-from cache.managers.v1_fast import NOTHING_FOUND
-from cache.managers.v1_ids import IdTables
-from cache.managers.v1_runs import RunTables
 from cache.tokens import SegmentTokens
+from cache.v1.fast_tables import NOTHING_FOUND
+from cache.v1.id_tables import IdTables
+from cache.v1.manager import KVCacheManager
+from cache.v1.runs.tables import RunTables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cache.block import KVCacheBlock
-    from cache.managers.v1_fast import FastTables
     from cache.tokens import Segment, TokenIds
+    from cache.v1.fast_tables import FastTables
 
 
 @dataclass(eq=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cache.allocator import NaiveBlockAllocator
 from cache.errors import CacheError, DoubleFreeError, ImmutableBlockError
-from cache.interfaces import BlockAllocator
-from cache.naive_block import NaiveBlock, join_tokens
 from cache.tokens import TokenRuns
+from cache.v0.allocator import NaiveBlockAllocator
+from cache.v0.interfaces import BlockAllocator
+from cache.v0.naive_block import NaiveBlock, join_tokens
 
 
 def make(num_blocks: int = 4, block_size: int = 4) -> NaiveBlockAllocator:

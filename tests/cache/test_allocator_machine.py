@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache.allocator import NaiveBlockAllocator
 from cache.errors import DoubleFreeError, ImmutableBlockError, NoFreeBlocksError
-from cache.prefix_caching import PrefixCachingBlockAllocator
+from cache.v0.allocator import NaiveBlockAllocator
+from cache.v0.prefix_caching import PrefixCachingBlockAllocator
 
 if TYPE_CHECKING:
-    from cache.interfaces import Block
+    from cache.v0.interfaces import Block
 
 NUM_BLOCKS, SIZE = 7, 2
 token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=7)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cache.block_pool import BlockPool
 from cache.errors import (
     CacheError,
     DoubleFreeError,
     InvariantError,
     NoFreeBlocksError,
 )
+from cache.v1.block_pool import BlockPool
 from tests.cache.run_twins import Calls
 
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache.block_pool import BlockPool
 from cache.errors import DoubleFreeError, NoFreeBlocksError
+from cache.v1.block_pool import BlockPool
 
 if TYPE_CHECKING:
     from cache.block import KVCacheBlock

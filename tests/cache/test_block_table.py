@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.block_table import BlockTable
 from cache.errors import BlockTableError, InvariantError, NoFreeBlocksError
 from cache.sequences import Device
-from cache.tiered import CpuGpuBlockAllocator
 from cache.tokens import TokenRuns
+from cache.v0.block_table import BlockTable
+from cache.v0.tiered import CpuGpuBlockAllocator
 
 SIZE = 4
 

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.errors import CacheError, InvariantError
-from cache.evictor import EVICTORS, CachedBlock, KeyedEvictor, LRUEvictor, make_evictor
+from cache.v0.evictor import (
+    EVICTORS,
+    CachedBlock,
+    KeyedEvictor,
+    LRUEvictor,
+    make_evictor,
+)
 
 
 def drain(evictor: KeyedEvictor) -> list[int]:

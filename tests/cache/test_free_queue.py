@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cache.block import KVCacheBlock
 from cache.errors import CacheError, InvariantError, NoFreeBlocksError
-from cache.free_queue import FreeKVCacheBlockQueue
+from cache.v1.free_queue import FreeKVCacheBlockQueue
 
 
 def make(num_blocks: int) -> tuple[list[KVCacheBlock], FreeKVCacheBlockQueue]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cache.cacheflow.manager import BlockAllocator, BlockSpaceManager
 from cache.errors import (
     BlockTableError,
     CacheError,
@@ -13,12 +14,11 @@ from cache.errors import (
     InvariantError,
     NoFreeBlocksError,
 )
-from cache.managers.cacheflow import BlockAllocator, BlockSpaceManager
 from cache.sequences import AllocStatus, Device, SequenceStatus
 from tests.cache.cacheflow_groups import BLOCK_SIZE, group, grow, run, sequence
 
 if TYPE_CHECKING:
-    from sim.sequence import SequenceGroup
+    from sim.scheduler.groups.sequence import SequenceGroup
 
 
 def manager(

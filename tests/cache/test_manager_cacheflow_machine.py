@@ -16,14 +16,14 @@ from hypothesis.stateful import (
     rule,
 )
 
+from cache.cacheflow.manager import BlockAllocator, BlockSpaceManager
 from cache.errors import BlockTableError, DoubleFreeError, NoFreeBlocksError
-from cache.managers.cacheflow import BlockAllocator, BlockSpaceManager
 from cache.sequences import AllocStatus, Device, SequenceStatus
 from tests.cache.cacheflow_groups import BLOCK_SIZE, group, grow, run
 
 if TYPE_CHECKING:
     from cache.block import KVCacheBlock
-    from sim.sequence import Sequence, SequenceGroup
+    from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 
 NUM_BLOCKS = 12
 NUM_CPU_BLOCKS = 9

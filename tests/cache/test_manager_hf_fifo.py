@@ -15,9 +15,9 @@ from cache.errors import (
     InvariantError,
     NoFreeBlocksError,
 )
-from cache.managers.hf_fifo import PagedAttentionCache, num_blocks_held
-from cache.managers.hf_fifo_blocks import BlockManager
-from cache.managers.hf_fifo_offload import CpuPool
+from cache.hf_fifo.blocks import BlockManager
+from cache.hf_fifo.manager import PagedAttentionCache, num_blocks_held
+from cache.hf_fifo.offload import CpuPool
 from cache.tokens import ListTokens
 
 if TYPE_CHECKING:

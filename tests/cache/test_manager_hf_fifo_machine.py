@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cache.managers.hf_fifo import PagedAttentionCache
+from cache.hf_fifo.manager import PagedAttentionCache
 from tests.cache.test_manager_hf_fifo import Paged, paged
 
 BLOCK_SIZE = 4

@@ -11,10 +11,10 @@ from cache.errors import (
     NoFreeBlocksError,
     UnallocatedSequenceError,
 )
-from cache.managers.v0 import SelfAttnBlockSpaceManager
 from cache.sequences import AllocStatus, Device, SequenceStatus
 from cache.tokens import TokenRuns
-from sim.sequence import Sequence, SequenceGroup
+from cache.v0.manager import SelfAttnBlockSpaceManager
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.cache.groups import SIZE, fork, group, move, run
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.errors import NoFreeBlocksError
-from cache.managers.v0 import SelfAttnBlockSpaceManager
 from cache.sequences import AllocStatus, SequenceStatus
+from cache.v0.manager import SelfAttnBlockSpaceManager
 from tests.cache.groups import SIZE, fork, group, move
 
 if TYPE_CHECKING:
-    from sim.sequence import Sequence, SequenceGroup
+    from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 
 NUM_GPU, NUM_CPU, MAX_LEN = 12, 9, 24
 WAITING = SequenceStatus.WAITING

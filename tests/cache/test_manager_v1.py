@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.errors import CacheError, InvariantError
-from cache.managers.v1 import KVCacheManager
 from cache.tokens import Segment, SegmentTokens, TokenIds
+from cache.v1.manager import KVCacheManager
 
 if TYPE_CHECKING:
     from cache.block import KVCacheBlock

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cache.errors import CacheError, ImmutableBlockError, InvariantError
-from cache.interfaces import BlockAllocator
-from cache.prefix_caching import PrefixCachingBlockAllocator
-from cache.prefix_caching_block import hash_block_tokens
 from cache.tokens import TokenRuns
+from cache.v0.interfaces import BlockAllocator
+from cache.v0.prefix_caching import PrefixCachingBlockAllocator
+from cache.v0.prefix_caching_block import hash_block_tokens
 
 A, B, C = [1, 2], [3, 4], [5, 6]
 

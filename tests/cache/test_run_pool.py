@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from cache.errors import InvariantError
-from cache.extents import Extent, ExtentQueue, chain
-from cache.run_index import RunIndex
-from cache.run_pool import RunPool
+from cache.v1.runs.extents import Extent, ExtentQueue, chain
+from cache.v1.runs.index import RunIndex
+from cache.v1.runs.pool import RunPool
 
 KEY = 7
 

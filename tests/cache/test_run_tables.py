@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cache.errors import CacheError, InvariantError, NoFreeBlocksError
-from cache.extents import Extent, chain
-from cache.managers.v1_fast import NOTHING_FOUND
-from cache.managers.v1_runs import RunTables
 from cache.tokens import ListTokens, SegmentTokens
+from cache.v1.fast_tables import NOTHING_FOUND
+from cache.v1.runs.extents import Extent, chain
+from cache.v1.runs.tables import RunTables
 from tests.cache.run_twins import Calls, Twin
 
 if TYPE_CHECKING:
-    from cache.managers.v1_fast import FastTables, Found
     from cache.tokens import Segment
+    from cache.v1.fast_tables import FastTables, Found
 
 
 def request(request_id: int, *prompt: Segment, output: int | None = None) -> Twin:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cache.block import KVCacheBlock
 from cache.errors import CacheError, InvariantError
-from cache.managers.v1 import KVCacheManager
-from cache.sliding_window import SlidingWindow
+from cache.v1.manager import KVCacheManager
+from cache.v1.sliding_window import SlidingWindow
 from tests.cache.test_manager_v1 import Stub, admit, stub
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cache.allocator import NaiveBlockAllocator
 from cache.errors import CacheError, DoubleFreeError, ImmutableBlockError
-from cache.interfaces import DeviceAwareBlockAllocator
 from cache.sequences import Device
-from cache.tiered import CpuGpuBlockAllocator
+from cache.v0.allocator import NaiveBlockAllocator
+from cache.v0.interfaces import DeviceAwareBlockAllocator
+from cache.v0.tiered import CpuGpuBlockAllocator
 
 GPU, CPU = Device.GPU, Device.CPU
 NAIVE, CACHING = "naive", "prefix_caching"

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache.block_table import BlockTable
 from cache.errors import BlockTableError, NoFreeBlocksError
 from cache.sequences import Device
-from cache.tiered import CpuGpuBlockAllocator
+from cache.v0.block_table import BlockTable
+from cache.v0.tiered import CpuGpuBlockAllocator
 
 SIZE, NUM_GPU, NUM_CPU = 2, 8, 5
 OTHER = {Device.GPU: Device.CPU, Device.CPU: Device.GPU}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.replay.log import Facts, Schedule
 from calibrate.replay.timing import Timing
 from calibrate.replay.tokens import WorkloadTexts
-from sim.assemble_workload import make_workload
+from sim.simulation.workload import make_workload
 from tests.sim.recordings import lines_of, listed, record
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from calibrate.replay.log import Step
-    from sim.config import RunConfig
+    from sim.config.tables import RunConfig
 
 REQUESTS = [
     (0, [[7, 9]], 14),

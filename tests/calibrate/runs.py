@@ -11,7 +11,7 @@ from calibrate.harness.outcome import Settings
 from calibrate.harness.output import profile_of
 from calibrate.harness.session import Session
 from calibrate.measurement import OPERATIONS
-from sim.model import load_model
+from sim.hardware.models.bundled import load_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,7 @@
 import numpy as np
 
 from calibrate.device import DeviceFacts
-from sim.hardware import load_gpu
+from sim.hardware.gpus import load_gpu
 
 DEVICE = DeviceFacts.of_gpu(load_gpu("h200_sxm"))
 

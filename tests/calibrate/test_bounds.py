@@ -7,11 +7,11 @@ import pytest
 
 from calibrate.tabulate import with_tables
 from calibrate.writing import build_profile, op_table, write_profile
-from sim.cli import run
-from sim.cost import BatchShape
+from sim.cli.main import run
 from sim.costs import MeasuredCost
+from sim.costs.base import BatchShape
 from sim.costs.widths import read_widths
-from sim.hardware import load_gpu
+from sim.hardware.gpus import load_gpu
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
 from tests.calibrate.test_tabulate import LLAMA_8B, gemm_table, prefill_table
 from tests.shared import shared

@@ -14,13 +14,13 @@ from calibrate.tables.steps import fit_steps
 from calibrate.tabulate import measured_ranks, tabulated, with_tables
 from calibrate.variants import chosen, parse_variants
 from calibrate.writing import build_profile, op_table, write_profile
-from sim.cli import run
-from sim.cost import BatchShape
+from sim.cli.main import run
 from sim.costs import MeasuredCost
+from sim.costs.base import BatchShape
+from sim.costs.profile import parse_profile
 from sim.errors import ConfigError, UserError
-from sim.hardware import load_gpu
-from sim.model import load_model
-from sim.profile import parse_profile
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
 from tests.calibrate.calibrations import calibration
 from tests.calibrate.synthetic import DEVICE
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from PIL import Image
 
-from sim.cli import run
-from sim.profile import canonical_json, profile_id
+from sim.cli.main import run
+from sim.costs.profile import canonical_json, profile_id
 from tests.sim.test_costs import LLAMA_8B
 from tests.sim.test_costs_measured import entry, write
 

@@ -17,7 +17,7 @@ from calibrate.harness import dry_run
 from calibrate.harness.dry_run import DryRunDevice, DryTask
 from calibrate.harness.grid import PRESETS, build_grid
 from calibrate.measurement import canonical
-from sim.cli import run
+from sim.cli.main import run
 from sim.errors import UserError
 from tests.calibrate.runs import DyingDevice, Killed, calibrated, geometry, settings
 from tests.shared import ROOT
@@ -112,7 +112,7 @@ class Dying(dry_run.DryRunDevice):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().prepare(point, backend, seed)
 dry_run.DryRunDevice = Dying
-from sim.cli import main
+from sim.cli.main import main
 main(sys.argv[1:])
 """
 

@@ -26,7 +26,7 @@ from calibrate.figures.source import source_line
 from calibrate.figures.subject import NUM_CURVES, Subject, subjects
 from calibrate.fit_report import operation_report
 from calibrate.writing import build_profile, op_table, write_profile
-from sim.cli import run
+from sim.cli.main import run
 from sim.errors import UserError
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
 from tests.sim.plot_tables import pixels_of, texts_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from sim.profile import Profile
+    from sim.costs.profile import Profile
 
 PROVENANCE = {
     "date": "2026-01-01",
@@ -465,7 +465,7 @@ def test_values_are_said_in_units() -> None:
 
 
 def test_commands_are_found_without_matplotlib() -> None:
-    code = "import sys, calibrate.profile_commands; print('matplotlib' in sys.modules)"
+    code = "import sys, calibrate.cli.profile; print('matplotlib' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -29,8 +29,8 @@ from calibrate.harness.device import (
 from calibrate.harness.grid import Choice
 from calibrate.kernels import torch_ops
 from calibrate.measurement import OPERATIONS, Point, curve
-from sim.cli import run
-from sim.hardware import datasheet_of
+from sim.cli.main import run
+from sim.hardware.gpus import datasheet_of
 from tests.calibrate.bench_device import HEADS, TINY, cpu_device, small_points
 from tests.calibrate.paged import Shape, random_batch
 

@@ -18,7 +18,7 @@ from calibrate.harness.plan import BLOCK, ordered_blocks, refine, sentinels
 from calibrate.harness.work import floor_s, least_bytes, least_flops
 from calibrate.measurement import OPERATIONS, Point, curve, median, quantiles
 from sim.errors import UserError
-from sim.model import load_model
+from sim.hardware.models.bundled import load_model
 from tests.calibrate.runs import geometry
 
 DEVICE = DryRunDevice()

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from calibrate.profile_diff import diff_profiles
-from calibrate.profile_output import tell
+from calibrate.cli.diff import diff_profiles
+from calibrate.cli.output import tell
 from calibrate.writing import build_profile, op_table, write_profile
-from sim.cli import run
+from sim.cli.main import run
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
 
 PROVENANCE = {
@@ -137,7 +137,7 @@ def test_import_of_nothing_says_what_to_do(tmp_path, capsys):
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys; import calibrate.profile_commands; heavy = {'numpy', 'pandas',"
+        "import sys; import calibrate.cli.profile; heavy = {'numpy', 'pandas',"
         " 'scipy', 'sklearn', 'torch', 'pyarrow', 'simpy'} & set(sys.modules);"
         " sys.exit(str(heavy) if heavy else 0)"
     )

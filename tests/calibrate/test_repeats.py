@@ -8,7 +8,7 @@ from calibrate.importers.llmservingsim import import_llmservingsim
 from calibrate.points import points_of
 from calibrate.repeats import EVEN, SKEWED, floor_percent, uneven_decodes
 from calibrate.writing import build_profile, op_table, write_profile
-from sim.cli import run
+from sim.cli.main import run
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
 from tests.shared import shared
 

@@ -20,13 +20,13 @@ from calibrate.replay.run import Plan, Replay
 from calibrate.replay.whole import BATCHES, measured_steps, whole_steps, with_steps
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
-from sim.cli import run as kvsim
-from sim.cost import BatchShape
+from sim.cli.main import run as kvsim
+from sim.config.generations import SwapRule
+from sim.costs.base import BatchShape
+from sim.costs.profile import read_profile
 from sim.errors import UserError
-from sim.generations import SwapRule
-from sim.hardware import load_gpu
-from sim.model import load_model
-from sim.profile import read_profile
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
 from tests.calibrate.calibrations import calibration
 from tests.calibrate.missing import torch_only
 from tests.calibrate.replays import (

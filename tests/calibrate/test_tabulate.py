@@ -9,13 +9,13 @@ import pytest
 from calibrate.tables.fits import ESTIMATED
 from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
-from sim.cli import run
-from sim.cost import BatchShape
+from sim.cli.main import run
 from sim.costs import MeasuredCost, RooflineCost
+from sim.costs.base import BatchShape
 from sim.costs.measured.geometry import linear_elements
 from sim.errors import UserError
-from sim.hardware import load_gpu
-from sim.model import load_model
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
 from tests.shared import shared
 

@@ -6,7 +6,7 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.decisions.workload import DecisionWorkload, parse_workload
+from sim.studies.conformance.workload import DecisionWorkload, parse_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from sim.decisions import load_workload, write_log
-from sim.decisions.logs import TableChanges
-from sim.decisions.tokens import StreamTokens
+from sim.scheduler.log.lines import TableChanges
+from sim.scheduler.log.tokens import StreamTokens
+from sim.studies.conformance import load_workload, write_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.decisions.logs import Line
-    from sim.decisions.workload import DecisionRequest, DecisionWorkload
+    from sim.scheduler.log.lines import Line
+    from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
 
 RELEASE = "5.17"
 VOCABULARY = 50_000

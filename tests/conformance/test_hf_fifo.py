@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.decisions import (
+from sim.studies.conformance import (
     DecisionDriver,
     first_difference,
     load_workload,
@@ -34,7 +34,7 @@ from tests.conformance.hf_reference import Reference, why_missing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.decisions import Difference
+    from sim.studies.conformance import Difference
 
 FOLDER = Path(__file__).parent / "hf_fifo"
 ENDING = ".workload.json"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.decisions import (
+from sim.studies.conformance import (
     DecisionDriver,
     first_difference,
     load_workload,

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import sim.decisions.engines
-import sim.scheduler.v1
-from sim.decisions import DecisionDriver, first_difference, load_workload, read_log
+import sim.scheduler.v1.scheduler
+import sim.studies.conformance.engines
 from sim.scheduler.admission import FullPrompt, Watermark
-from sim.scheduler.settings import SchedulerConfig
-from sim.scheduler.v1 import V1Scheduler
+from sim.scheduler.groups.settings import SchedulerConfig
+from sim.scheduler.v1.scheduler import V1Scheduler
 from sim.scheduler.victims import LatestArrival, LowestPriority
+from sim.studies.conformance import (
+    DecisionDriver,
+    first_difference,
+    load_workload,
+    read_log,
+)
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:
-    from sim.decisions import DecisionWorkload
+    from sim.studies.conformance import DecisionWorkload
 
 ENDING = ".workload.json"
 V1_FOLDERS = ("v1", "v1_33")
@@ -46,7 +51,7 @@ def load(name: str) -> DecisionWorkload:
 
 def with_policies(monkeypatch: pytest.MonkeyPatch, **policies: Any) -> None:
     monkeypatch.setattr(
-        sim.scheduler.v1, "V1Scheduler", partial(V1Scheduler, **policies)
+        sim.scheduler.v1.scheduler, "V1Scheduler", partial(V1Scheduler, **policies)
     )
 
 
@@ -136,7 +141,7 @@ def test_who_arrived_last_is_whom_groups_preempt(
 ) -> None:
     shared(f"conformance/{folder}")
     monkeypatch.setattr(
-        sim.decisions.engines,
+        sim.studies.conformance.engines,
         "SchedulerConfig",
         partial(SchedulerConfig, preemption_victim=LatestArrival()),
     )

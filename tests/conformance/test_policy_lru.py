@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import sim.scheduler.v1
-from cache.policies import FIFO, LRU
-from sim.decisions import DecisionDriver, first_difference, load_workload, read_log
+import sim.scheduler.v1.scheduler
+from cache.v1.policies import FIFO, LRU
+from sim.studies.conformance import (
+    DecisionDriver,
+    first_difference,
+    load_workload,
+    read_log,
+)
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:
-    from cache.policies import CachePolicy
-    from sim.decisions import Difference
+    from cache.v1.policies import CachePolicy
+    from sim.studies.conformance import Difference
 
 ENDING = ".workload.json"
 NAMES = [
@@ -25,7 +30,7 @@ NAMES = [
     for folder in ("v1", "v1_33")
     for path in sorted((SHARED / "conformance" / folder).glob(f"*{ENDING}"))
 ]
-ENGINE = sim.scheduler.v1.V1Scheduler
+ENGINE = sim.scheduler.v1.scheduler.V1Scheduler
 
 
 def difference(
@@ -33,7 +38,7 @@ def difference(
 ) -> tuple[Difference | None, int]:
     """Where the log and an engine with `policy` part, and its evictions."""
     engine = partial(ENGINE, evictor=policy)
-    patch.setattr(sim.scheduler.v1, "V1Scheduler", engine)
+    patch.setattr(sim.scheduler.v1.scheduler, "V1Scheduler", engine)
     driver = DecisionDriver(
         load_workload(shared(f"conformance/{name}{ENDING}")), check="small" in name
     )

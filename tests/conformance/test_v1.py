@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.decisions import (
+from sim.studies.conformance import (
     DecisionDriver,
     DecisionWorkload,
     Difference,

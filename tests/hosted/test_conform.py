@@ -10,21 +10,21 @@ import pyarrow as pa
 import pytest
 from pandas.testing import assert_frame_equal
 
-from sim.cli import run as kvsim
-from sim.config import parse_config
-from sim.decisions import DecisionDriver, load_workload, write_log
-from sim.decisions.conform import compare
-from sim.decisions.engines import hosted_scheduler
-from sim.decisions.random_v1 import random_workload
+from sim.cli.main import run as kvsim
+from sim.config.tables import parse_config
 from sim.errors import SchedulerError
-from sim.scheduler.vllm_api import installed_version, nearest_release
-from sim.simulation import Simulation
+from sim.scheduler.hosted.api import installed_version, nearest_release
+from sim.simulation.run import Simulation
+from sim.studies.conformance import DecisionDriver, load_workload, write_log
+from sim.studies.conformance.conform import compare
+from sim.studies.conformance.engines import hosted_scheduler
+from sim.studies.conformance.random_v1 import random_workload
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results import Results
+    from sim.results.run_results import Results
 
 NUM_WORKLOADS, WORKLOADS_A_TEST = 500, 50
 GOLDEN = {"0.11": "v1", "0.33": "v1_33"}

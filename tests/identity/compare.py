@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from sim.simulation import Simulation
+from sim.simulation.run import Simulation
 from tests.identity.trail import Trail
 from tests.shared import ROOT
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from sim.config import RunConfig
+    from sim.config.tables import RunConfig
 
 TABLES = ("steps", "preemptions", "requests")
 NOT_COMPARED = frozenset({"path", "path_reason"})

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from sim.config import RunConfig, load_config
+from sim.config.tables import RunConfig, load_config
 from tests.identity.compare import Look, compare, look_of, report
 from tests.identity.random_configs import draw_case
 from tests.identity.regimes import regimes_of

@@ -7,7 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from sim.model import load_model
+from sim.hardware.models.bundled import load_model
 from tests.sim.test_costs_chunks import mixed_table, past_table
 from tests.sim.test_costs_measured import entry, write
 from tests.sim.test_costs_measured_rest import FIT, PARTS

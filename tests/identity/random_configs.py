@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from sim.config import RunConfig, parse_config
-from sim.scheduler.dialect import KEYS_SINCE
+from sim.config.tables import RunConfig, parse_config
+from sim.scheduler.v1.dialect import KEYS_SINCE
 from tests.identity.compare import ONLY_THE_END, Look, run
 from tests.identity.measured_profile import measured_profile
 from tests.identity.random_requests import Request, draw_requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from sim.config import RunConfig, parse_config
+from sim.config.tables import RunConfig, parse_config
 from sim.errors import ConfigError
 from tests.identity.compare import Look, compare
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sim.config import load_config, parse_config
+from sim.config.tables import load_config, parse_config
 from tests.identity import compare as compare_module
 from tests.identity import fuzz
 from tests.identity.compare import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from sim.config import RunConfig
+    from sim.config.tables import RunConfig
     from tests.identity.trail import Trail
 
 CONFIG = parse_config(

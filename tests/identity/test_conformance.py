@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import simpy
 
-from sim.clock import ARRIVAL_PRIORITY, At
 from sim.costs.constant import ConstantCost
-from sim.decisions import load_workload, read_log
-from sim.decisions.engines import make_request
-from sim.decisions.workload import V1Engine
-from sim.engine import Engine
-from sim.fast.engine import FastEngine
-from sim.fast.exact import NotExactError
-from sim.fast.v1 import FastV1Scheduler
-from sim.recorder import Recorder
-from sim.scheduler.v1 import V1Scheduler
+from sim.engine.clock import ARRIVAL_PRIORITY, At
+from sim.engine.fast import FastEngine
+from sim.engine.stepwise import Engine
+from sim.results.recorder import Recorder
+from sim.scheduler.v1.exact import NotExactError
+from sim.scheduler.v1.fast import FastV1Scheduler
+from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.studies.conformance import load_workload, read_log
+from sim.studies.conformance.engines import make_request
+from sim.studies.conformance.workload import V1Engine
 from tests.identity.compare import TABLES, table_difference, trail_differences
 from tests.identity.trail import Trail
 from tests.shared import SHARED, shared
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from sim.decisions.workload import DecisionWorkload
-    from sim.recorder import Recording
-    from sim.request import Request
+    from sim.results.recorder import Recording
+    from sim.scheduler.request import Request
+    from sim.studies.conformance.workload import DecisionWorkload
 
 ENDING = ".workload.json"
 NAMES = [
@@ -44,7 +44,7 @@ NAMES = [
 
 
 def arguments(workload: DecisionWorkload) -> dict[str, Any]:
-    """Return a scheduler's arguments, as `sim.decisions.engines` gives them."""
+    """Return the arguments of a scheduler, as `conformance.engines` gives them."""
     engine = workload.engine
     assert isinstance(engine, V1Engine)
     given = engine.model_dump()
@@ -127,7 +127,7 @@ class LoggedRun:
                 self.engine.abort(request, "its client withdrew it")
 
     def check(self) -> None:
-        """See `sim.simulation.Simulation.check`."""
+        """See `sim.simulation.run.Simulation.check`."""
         self.scheduler.check()
         self.recorder.check(self.scheduler)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.config import parse_config
+from sim.config.tables import parse_config
 from tests.identity.compare import Comparison, assert_equal_paths
 from tests.identity.random_configs import LISTED_TRACE
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.config import RunConfig, parse_config
+from sim.config.tables import RunConfig, parse_config
 from tests.identity.compare import (
     ONLY_THE_END,
     Comparison,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine import Engine
+    from sim.engine.stepwise import Engine
 
 PROOF_EVERY = 8
 """Notes of the state from one proof of all invariants to the next."""
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 class Watched(Protocol):
-    """What is watched: a `sim.simulation.Simulation`, or what stands for one."""
+    """What is watched: a `sim.simulation.run.Simulation`, or what stands for one."""
 
     env: simpy.Environment
     engine: Engine
@@ -69,7 +69,7 @@ class Cache(Protocol):
 
 
 class StepwiseCache:
-    """Of the reference: `cache.managers.v1.KVCacheManager`."""
+    """Of the reference: `cache.v1.manager.KVCacheManager`."""
 
     def __init__(self, manager: Any) -> None:
         self.owner = manager
@@ -86,7 +86,7 @@ class StepwiseCache:
 
 
 class FastCache:
-    """Of the fast path: `cache.managers.v1_fast.FastTables`."""
+    """Of the fast path: `cache.v1.fast_tables.FastTables`."""
 
     def __init__(self, tables: Any) -> None:
         self.owner = self.pool = tables

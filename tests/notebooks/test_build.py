@@ -16,7 +16,7 @@ from PIL import Image
 from notebooks import build
 from notebooks.percent import HERE, cells_of, sources
 from notebooks.pictures import WIDTH_PX, small_png
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from tests.shared import ROOT, shared
 
 if TYPE_CHECKING:

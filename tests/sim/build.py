@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from sim.clients import FanOutClient, RequestFactory, open_loop
 from sim.costs.constant import ConstantCost
-from sim.engine import Engine
-from sim.recorder import Recorder, Recording
-from sim.scheduler.v1 import V1Scheduler
-from sim.session_client import SessionClient
+from sim.engine.clients import FanOutClient, RequestFactory, open_loop
+from sim.engine.session_client import SessionClient
+from sim.engine.stepwise import Engine
+from sim.results.recorder import Recorder, Recording
+from sim.scheduler.v1.scheduler import V1Scheduler
 from workloads.chains import has_chains
 from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.cost import CostModel
-    from sim.request import Request
+    from sim.costs.base import CostModel
+    from sim.scheduler.request import Request
 
 
 def spec(

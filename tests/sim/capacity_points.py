@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from sim.architecture import ModelArchitecture
-from sim.capacity import CapacityEstimate, constants, estimate_capacity
 from sim.errors import ConfigError
-from sim.hardware import GIB, GpuSpec, load_gpu
-from sim.model import load_model
+from sim.hardware.capacity import CapacityEstimate, constants, estimate_capacity
+from sim.hardware.gpus import GIB, GpuSpec, load_gpu
+from sim.hardware.models.architecture import ModelArchitecture
+from sim.hardware.models.bundled import load_model
 from tests.shared import shared
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tests.sim.build import spec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sim.simulation import Simulation
+    from sim.simulation.run import Simulation
     from workloads.spec import RequestSpec
 
 LISTED = f"{ROOT}/tests/identity/listed_trace.py:ListedTrace"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from tests.sim.test_config import minimal, write
 
 if TYPE_CHECKING:

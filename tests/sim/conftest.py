@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.plots import Tables  # noqa: TC001
+from sim.views.plots import Tables  # noqa: TC001
 from tests.sim.plot_directories import pressed_sweep, two_runs
 from tests.sim.plot_tables import a_run
 from tests.sim.test_config import minimal, write

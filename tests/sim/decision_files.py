@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sim.decisions import DecisionDriver
-from sim.decisions.workload import parse_workload
+from sim.studies.conformance import DecisionDriver
+from sim.studies.conformance.workload import parse_workload
 
 if TYPE_CHECKING:
     from pathlib import Path

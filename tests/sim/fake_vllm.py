@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.tokens import ListTokens
-from sim.request import Request as OurRequest
-from sim.request import RequestStatus as OurStatus
-from sim.scheduler.v1 import V1Scheduler
-from sim.scheduler.vllm_api import VllmApi
+from sim.scheduler.hosted.api import VllmApi
+from sim.scheduler.request import Request as OurRequest
+from sim.scheduler.request import RequestStatus as OurStatus
+from sim.scheduler.v1.scheduler import V1Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

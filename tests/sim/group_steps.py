@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cache.tokens import SegmentTokens
-from sim.generation_groups import sampler_for
-from sim.request import Request
-from sim.scheduler.groups import GroupScheduler
-from sim.scheduler.settings import CacheConfig, SchedulerConfig
+from sim.engine.sampling_groups import sampler_for
+from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.request import Request
 
 if TYPE_CHECKING:
-    from sim.scheduler.group_output import GroupSchedulerOutput
-    from sim.sequence import Sequence
+    from sim.scheduler.groups.output import GroupSchedulerOutput
+    from sim.scheduler.groups.sequence import Sequence
 
 CACHE_KEYS = frozenset(
     {

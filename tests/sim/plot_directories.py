@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.config import parse_config
-from sim.results import write_json
-from sim.simulation import simulate
-from sim.sweeps import directory as folder
-from sim.sweeps.serial import SerialExecutor
-from sim.sweeps.session import run_sweep
+from sim.config.tables import parse_config
+from sim.results.run_results import write_json
+from sim.simulation.run import simulate
+from sim.studies.sweeps import directory as folder
+from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.session import run_sweep
 from tests.sim.sweep_files import sweep_of, tiny
 
 if TYPE_CHECKING:

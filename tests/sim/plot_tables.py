@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.patches import StepPatch
 from PIL import Image
 
-from sim import schema
-from sim.plots import FIGURES, Tables, to_png
+from sim.results import schema
+from sim.views.plots import FIGURES, Tables, to_png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from sim.cost import BatchShape
+from sim.costs.base import BatchShape
 from sim.costs.linear import LinearCost
-from sim.recorder import QuietSteps, Recorder
+from sim.results.recorder import QuietSteps, Recorder
 from sim.scheduler.base import CacheUsage, SchedulerOutput
 
 if TYPE_CHECKING:
-    from sim.cost import CostModel, StepCost
+    from sim.costs.base import CostModel, StepCost
 
 COST = LinearCost(
     base_s=1.1e-3,

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from sim.config import RunConfig, parse_config
+from sim.config.tables import RunConfig, parse_config
 from sim.errors import UserError
-from sim.recording.extras import RECORDS, recording
-from sim.simulation import Simulation
+from sim.simulation.extras import RECORDS, recording
+from sim.simulation.run import Simulation
 from tests.identity.random_configs import LISTED_TRACE, draw_case
 from tests.shared import shared
 
 if TYPE_CHECKING:
-    from sim.capacity import CapacityEstimate
-    from sim.results import Results
+    from sim.hardware.capacity import CapacityEstimate
+    from sim.results.run_results import Results
 
 
 NUM_RANDOM_RUNS = 24

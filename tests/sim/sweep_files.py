@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.config import parse_config
-from sim.sweeps.expand import Sweep
-from sim.sweeps.job import Job
-from sim.sweeps.spec import load_sweep
+from sim.config.tables import parse_config
+from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.job import Job
+from sim.studies.sweeps.spec import load_sweep
 from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from sim.sweeps.job import Outcome
+    from sim.studies.sweeps.job import Outcome
 
 CRASHER = """
 import os
-from sim.cost import StepCost
+from sim.costs.base import StepCost
 
 class Crash:
     def step(self, shape):

@@ -15,13 +15,13 @@ from typing import Any
 import pandas as pd
 from ray.cluster_utils import Cluster
 
-from sim.cli import run as kvsim
-from sim.sweeps.expand import Sweep
-from sim.sweeps.ray_cluster import RayExecutor
-from sim.sweeps.serial import SerialExecutor
-from sim.sweeps.spec import load_sweep
-from sim.sweeps.supplies import gather
-from sim.sweeps.task import run_summary
+from sim.cli.main import run as kvsim
+from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.ray_cluster import RayExecutor
+from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.spec import load_sweep
+from sim.studies.sweeps.supplies import gather
+from sim.studies.sweeps.task import run_summary
 from tests.sim.commands import TRACE, files
 from tests.sim.sweep_files import CRASHER, by_index, tiny, write_sweep
 

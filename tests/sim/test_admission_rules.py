@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sim.config import parse_config
+from sim.config.generations import OURS
+from sim.config.tables import parse_config
+from sim.engine.sampling import sample
 from sim.errors import ConfigError
-from sim.generation import sample
-from sim.generations import OURS
 from sim.scheduler.admission import (
     ADMISSION_RULES,
     AdmissionRule,
@@ -26,7 +26,7 @@ from sim.scheduler.admission.output_lengths import OutputLengths
 from sim.scheduler.admission.past_future import _peak
 from sim.scheduler.victims import VICTIMS
 from sim.scheduler.views import EngineView, RequestView, WaitingRequest
-from sim.simulation import Simulation, simulate
+from sim.simulation.run import Simulation, simulate
 from tests.sim.build import Run, request_from_spec, scheduler, spec
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sim.scheduler.v1 import V1Scheduler
+    from sim.scheduler.v1.scheduler import V1Scheduler
 
 
 def known(lengths: list[int], **more: int) -> OutputLengths:

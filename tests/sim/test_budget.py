@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.errors import SchedulerError
-from sim.scheduler.budget import SchedulingBudget
+from sim.scheduler.v0.budget import SchedulingBudget
 
 
 def test_what_is_entered_is_spent() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.capacity import CapacityEstimate, estimate_capacity, format_capacity
-from sim.capacity.constants import ERAS, era_of
 from sim.errors import CapacityError, ConfigError
-from sim.hardware import GIB, load_gpu
-from sim.model import load_model
+from sim.hardware.capacity import CapacityEstimate, estimate_capacity, format_capacity
+from sim.hardware.capacity.constants import ERAS, era_of
+from sim.hardware.gpus import GIB, load_gpu
+from sim.hardware.models.bundled import load_model
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -322,7 +322,7 @@ def test_text_and_json_tell_the_same() -> None:
 
 def test_importing_is_cheap() -> None:
     code = (
-        "import sys, sim.capacity;"
+        "import sys, sim.hardware.capacity;"
         "print([m for m in ('pandas', 'scipy', 'numpy', 'simpy') if m in sys.modules])"
     )
     done = subprocess.run(

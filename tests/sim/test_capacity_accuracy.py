@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.capacity import constants, estimate_capacity
-from sim.hardware import GIB
+from sim.hardware.capacity import constants, estimate_capacity
+from sim.hardware.gpus import GIB
 from tests.sim.capacity_points import (
     CAUSES,
     CAUSES_COUNTED,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 
 H100 = ["capacity", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100_sxm"]
 PUBLISHED = [*H100, "--engine-version", "0.19", "--gpu-memory-utilization", "0.95"]

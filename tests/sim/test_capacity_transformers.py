@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
-from sim.capacity import CapacityEstimate, estimate_capacity
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from sim.errors import CapacityError
-from sim.hardware import GIB, load_gpu
-from sim.model import load_model
+from sim.hardware.capacity import CapacityEstimate, estimate_capacity
+from sim.hardware.gpus import GIB, load_gpu
+from sim.hardware.models.bundled import load_model
 from tests.conformance.hf_reference import why_missing
 
 MODELS = ("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.2-1B")

@@ -9,7 +9,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At
+from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At
 
 if TYPE_CHECKING:
     from collections.abc import Generator

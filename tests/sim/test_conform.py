@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.config import parse_config
-from sim.decisions import DecisionDriver, load_workload, read_log
-from sim.decisions.conform import as_file, compare, smallest
-from sim.decisions.random_v1 import random_workload
-from sim.decisions.shrink import shrunk
+from sim.cli.main import run as kvsim
+from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.scheduler import vllm as hosting
-from sim.scheduler import vllm_api
-from sim.simulation import simulate
+from sim.scheduler.hosted import api as vllm_api
+from sim.scheduler.hosted import scheduler as hosting
+from sim.simulation.run import simulate
+from sim.studies.conformance import DecisionDriver, load_workload, read_log
+from sim.studies.conformance.conform import as_file, compare, smallest
+from sim.studies.conformance.random_v1 import random_workload
+from sim.studies.conformance.shrink import shrunk
 from tests.shared import ROOT
 from tests.sim.commands import refused
 from tests.sim.decision_files import request, workload, write_workload
@@ -28,8 +28,8 @@ from tests.sim.fake_vllm import fake_api
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.decisions import DecisionWorkload
-    from sim.scheduler.vllm_api import VllmApi
+    from sim.scheduler.hosted.api import VllmApi
+    from sim.studies.conformance import DecisionWorkload
 
 Capture = pytest.CaptureFixture[str]
 
@@ -338,8 +338,9 @@ def test_nothing_else_imports_vllm(tmp_path: Path) -> None:
         tmp_path / "w.json", workload("0.33.0", [request("a", 9, 2)])
     )
     script = (
-        "import sys, sim.scheduler, sim.decisions.conform, sim.recording.schedule\n"
-        "from sim.cli import run\n"
+        "import sys, sim.scheduler, sim.results.schedule\n"
+        "import sim.studies.conformance.conform\n"
+        "from sim.cli.main import run\n"
         f"assert run(['run', {str(config)!r}, '--out', {str(tmp_path / 'out')!r},"
         " '--quiet', '--no-figures']) == 0\n"
         f"assert run(['decisions', {str(asked)!r}, '--out',"

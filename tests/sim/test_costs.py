@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
-from sim.capacity import estimate_capacity
-from sim.cost import STEP_PARTS, BatchShape, StepCost
+from sim.config.plug import build
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
+from sim.costs.base import STEP_PARTS, BatchShape, StepCost
 from sim.costs.parts import step_cost
 from sim.errors import ConfigError
-from sim.hardware import GpuSpec
-from sim.model import resolved_model
-from sim.plug import build
+from sim.hardware.capacity import estimate_capacity
+from sim.hardware.gpus import GpuSpec
+from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
+from sim.hardware.models.bundled import resolved_model
 
 EMPTY = BatchShape(0, 0, 0, 0, 0, 0)
 

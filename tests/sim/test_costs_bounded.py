@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cost import BOUNDS, BatchShape, StepCost, pricer_of
 from sim.costs import LinearCost, MeasuredCost, RooflineCost
+from sim.costs.base import BOUNDS, BatchShape, StepCost, pricer_of
 from sim.costs.bounded import AtBound
 from sim.costs.parts import step_cost
 from tests.sim.test_costs import H200, LLAMA_8B

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sim.cost import BatchShape
 from sim.costs import MeasuredCost
+from sim.costs.base import BatchShape
 from sim.costs.measured.factors import (
     BesideFactor,
     PastFactor,

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cost import BatchShape, StepCost, pricer_of
+from sim.config.plug import build
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
+from sim.costs.base import BatchShape, StepCost, pricer_of
 from sim.costs.measured.geometry import geometry_of, linear_elements
 from sim.costs.measured.tables import Curve, Surface
+from sim.costs.profile import canonical_json, profile_id
 from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
-from sim.plug import build
-from sim.profile import canonical_json, profile_id
 from tests.sim.test_costs import H200, LLAMA_8B, MOE, TINY, chunk, decodes, shapes
 from tests.sim.test_costs_pricer import (
     GRID,

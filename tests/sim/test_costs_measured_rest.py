@@ -2,10 +2,10 @@
 
 import pytest
 
+from sim.config.generations import OURS, GraphRule, SwapRule
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
-from sim.generations import OURS, GraphRule, SwapRule
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, chunk, decodes
 from tests.sim.test_costs_measured import entry, write
 from tests.sim.test_costs_pricer import (

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cost import BatchShape, CostModel, StepCost, StepPricer, pricer_of
 from sim.costs import ConstantCost, LinearCost, RooflineCost
 from sim.costs import parts as cost_parts
+from sim.costs.base import BatchShape, CostModel, StepCost, StepPricer, pricer_of
 from sim.costs.parts import Memo, cost_columns, step_cost
 from sim.costs.transfers import LAYOUTS, VARIANTS
-from sim.fast.prices import batch_total_of, decode_ends_of
+from sim.engine.prices import batch_total_of, decode_ends_of
 from tests.sim.test_costs import (
     BARE,
     COEFFICIENTS,
@@ -289,7 +289,7 @@ def test_columns_are_added_in_the_order_of_the_fields():
 
 
 def test_the_annotations_of_a_roofline_resolve():
-    # `sim.plug` checks types of the configuration by them
+    # `sim.config.plug` checks types of the configuration by them
     assert get_type_hints(RooflineCost)["swap_efficiency"] is float
 
 

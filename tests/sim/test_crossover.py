@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from sim.cost import BatchShape
 from sim.costs import MeasuredCost, RooflineCost
+from sim.costs.base import BatchShape
 from sim.costs.crossover import (
     LAYOUTS,
     Range,
@@ -20,8 +20,8 @@ from sim.costs.crossover import (
     ranges,
     recompute,
 )
-from sim.plots.crossover import crossings, swap_or_recompute
-from sim.plots.style import to_png
+from sim.views.plots.crossover import crossings, swap_or_recompute
+from sim.views.plots.style import to_png
 from tests.sim.test_costs import H200, LLAMA_8B
 from tests.sim.test_costs_measured import entry, write
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.decisions import DecisionDriver
+from sim.cli.main import run as kvsim
+from sim.studies.conformance import DecisionDriver
 from tests.sim.commands import files, refused
 from tests.sim.decision_files import decide, request, workload, write_workload
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.decisions.tokens import token
-from sim.decisions.workload import load_workload
+from sim.scheduler.log.tokens import token
+from sim.studies.conformance.workload import load_workload
 from tests.sim.commands import refused
 from tests.sim.decision_files import (
     column,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cache.policies import CACHE_POLICIES, LRU
-from sim.config import load_config, parse_config
+from cache.v1.policies import CACHE_POLICIES, LRU
+from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.fast.exact import NotExactError, check_order
-from sim.future_reads import WorkloadReads
-from sim.recording.extras import recording
-from sim.simulation import Simulation
+from sim.scheduler.v1.exact import NotExactError, check_order
+from sim.simulation.extras import recording
+from sim.simulation.future_reads import WorkloadReads
+from sim.simulation.run import Simulation
 from tests.sim.build import spec
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write
@@ -22,7 +22,7 @@ from tests.sim.test_config import minimal, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results import Results
+    from sim.results.run_results import Results
 
 BLOCK = 16
 
@@ -205,7 +205,10 @@ def test_wrong_keys_are_refused_in_a_line(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("class Mine:\n    pass\n", "must be a subclass of cache.policies.CachePolicy"),
+        (
+            "class Mine:\n    pass\n",
+            "must be a subclass of cache.v1.policies.CachePolicy",
+        ),
         ("class Mine(KeyedPolicy):\n    pass\n", "cannot be made: TypeError.*abstract"),
         (
             "class Mine(KeyedPolicy):\n    def key(self, block): return block.size\n",
@@ -234,7 +237,9 @@ def test_a_users_policy_is_held_to_its_contract(
 ) -> None:
     tmp_path = trace.parent
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    (tmp_path / "mine.py").write_text(f"from cache.policies import KeyedPolicy\n{body}")
+    (tmp_path / "mine.py").write_text(
+        f"from cache.v1.policies import KeyedPolicy\n{body}"
+    )
     path = write(tmp_path, config(trace, evictor="mine.py:Mine"))
     line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
     assert line.startswith("kvsim: engine.evictor")
@@ -243,7 +248,7 @@ def test_a_users_policy_is_held_to_its_contract(
 
 def test_a_users_policy_decides(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from cache.policies import KeyedPolicy\n"
+        "from cache.v1.policies import KeyedPolicy\n"
         "class Newest(KeyedPolicy):\n"
         "    def __init__(self, num_blocks, keep=0):\n"
         "        super().__init__()\n"

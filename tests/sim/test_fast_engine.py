@@ -10,29 +10,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.errors import InvariantError
-from sim.clients import FanOutClient, PulledArrivals, RequestFactory, open_loop
-from sim.clock import At, advance
-from sim.config import parse_config
-from sim.cost import BatchShape, StepCost
+from sim.config.tables import parse_config
+from sim.costs.base import BatchShape, StepCost
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
-from sim.engine import Engine
+from sim.engine.clients import FanOutClient, PulledArrivals, RequestFactory, open_loop
+from sim.engine.clock import At, advance
+from sim.engine.conditions import why_stepwise
+from sim.engine.fast import FastEngine
+from sim.engine.stepwise import Engine
 from sim.errors import CostError
-from sim.fast.conditions import why_stepwise
-from sim.fast.engine import FastEngine
-from sim.fast.exact import NotExactError
-from sim.fast.v1 import FastV1Scheduler
-from sim.recorder import QuietSteps, Recorder
-from sim.request import Request, RequestStatus
+from sim.results.recorder import QuietSteps, Recorder
 from sim.scheduler.admission import Conservative, FullPrompt, Watermark
-from sim.scheduler.v1 import V1Scheduler
+from sim.scheduler.request import Request, RequestStatus
+from sim.scheduler.v1.exact import NotExactError
+from sim.scheduler.v1.fast import FastV1Scheduler
+from sim.scheduler.v1.scheduler import V1Scheduler
 from sim.scheduler.victims import LatestArrival, MostBlocks
 from tests.sim.build import spec
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from sim.cost import CostModel
+    from sim.costs.base import CostModel
     from workloads.spec import RequestSpec
 
 MAX_MODEL_LEN = 200
@@ -91,7 +91,7 @@ class Run:
         **changes: Any,
     ) -> None:
         self.env = env or simpy.Environment()
-        # Who counts is told of stretches; without, the loop of `sim.fast.loop` runs.
+        # Who counts is told of stretches; without, the loop of `sim.engine.loop` runs.
         self.recorder = CountingRecorder() if counting else Recorder()
         self.factory = Keeping(MAX_MODEL_LEN)
         client = FanOutClient(self.factory)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.clients import PulledArrivals, RequestFactory
 from sim.costs.constant import ConstantCost
-from sim.fast.books import may_write_books
-from sim.fast.engine import FastEngine
-from sim.fast.requests import FastRequest, requests_of
-from sim.fast.v1 import FastV1Scheduler
-from sim.recorder import Recorder
-from sim.request import Request
+from sim.engine.books import may_write_books
+from sim.engine.clients import PulledArrivals, RequestFactory
+from sim.engine.fast import FastEngine
+from sim.engine.requests import FastRequest, requests_of
+from sim.results.recorder import Recorder
+from sim.scheduler.request import Request
+from sim.scheduler.v1.fast import FastV1Scheduler
 from tests.sim.build import spec
 from tests.sim.test_fast_engine import (
     MAX_MODEL_LEN,
@@ -29,7 +29,7 @@ from tests.sim.test_fast_engine import (
 from workloads.columns import RequestColumns
 
 if TYPE_CHECKING:
-    from sim.engine import Engine
+    from sim.engine.stepwise import Engine
     from workloads.spec import RequestSpec
 
 

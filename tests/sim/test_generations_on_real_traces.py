@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sim.config import parse_config
-from sim.generations import OURS
-from sim.simulation import Simulation
+from sim.config.generations import OURS
+from sim.config.tables import parse_config
+from sim.simulation.run import Simulation
 from tests.shared import shared
 
 MODES = {

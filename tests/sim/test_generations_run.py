@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cache.sequences import SequenceStatus
-from sim.config import parse_config
+from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.simulation import Simulation
+from sim.simulation.run import Simulation
 
 
 def simulation(workload: dict[str, Any], *, num_requests: int, **engine: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim.errors import ConfigError
-from sim.hardware import GPUS, load_gpu
+from sim.hardware.gpus import GPUS, load_gpu
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from tests.sim.commands import files, refused
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def interrupting(
 @pytest.mark.parametrize(
     ("options", "place", "nth"),
     [
-        (["--stepwise"], "sim.engine.Engine._end_step", 200),
-        ([], "sim.fast.v1.FastV1Scheduler.quiet_steps", 100),
+        (["--stepwise"], "sim.engine.stepwise.Engine._end_step", 200),
+        ([], "sim.scheduler.v1.fast.FastV1Scheduler.quiet_steps", 100),
     ],
     ids=["stepwise", "fast"],
 )
@@ -78,10 +78,10 @@ def test_ctrl_c_while_writing_or_drawing_keeps_the_tables(
 ) -> None:
     out = tmp_path / "out"
     arguments = ["run", str(config), "--quiet", "--out", str(out)]
-    interrupting("sim.results._write_parquet", 2)
+    interrupting("sim.results.run_results._write_parquet", 2)
     assert kvsim(arguments) == 130
     assert len(files(out)) == 12
-    interrupting("sim.plots.to_png", 3)
+    interrupting("sim.views.plots.to_png", 3)
     assert kvsim([*arguments, "--overwrite"]) == 130
     assert not (out / "figures").exists()
     assert len(files(out)) == 6

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import sim.intervals
-from sim.cli import run as kvsim
-from sim.config import parse_config
-from sim.cost import BOUNDS
+import sim.simulation.intervals
+from sim.cli.main import run as kvsim
+from sim.config.tables import parse_config
+from sim.costs.base import BOUNDS
 from sim.costs.bounded import AtBound
 from sim.costs.measured import MeasuredCost
-from sim.intervals import (
+from sim.costs.profile import read_profile
+from sim.simulation.intervals import (
     INTERRUPTED,
     NO_BOUNDS,
     NOT_ASKED,
@@ -25,8 +26,7 @@ from sim.intervals import (
     intervals,
     with_intervals,
 )
-from sim.profile import read_profile
-from sim.simulation import Progress, Simulation, simulate
+from sim.simulation.run import Progress, Simulation, simulate
 from tests.identity.compare import compare
 from tests.sim.test_config import minimal
 from tests.sim.test_config import write as write_config
@@ -37,11 +37,11 @@ from tests.sim.test_costs_measured import write as write_profile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sim.config import RunConfig
-    from sim.cost import Bound, CostModel
+    from sim.config.tables import RunConfig
+    from sim.costs.base import Bound, CostModel
 
 CONSTANT = """
-from sim.cost import StepCost
+from sim.costs.base import StepCost
 
 class Mine:
     def __init__(self, lo: float = 0.5, hi: float = 3.0):
@@ -208,14 +208,14 @@ def test_progress_counts_both_runs_as_one(profile: str) -> None:
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ctrl-C as the second run at a bound begins."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    original, calls = sim.intervals.numbers_at_bound, iter(range(1, 100))
+    original, calls = sim.simulation.intervals.numbers_at_bound, iter(range(1, 100))
 
     def wrapped(run: Simulation) -> Any:
         if next(calls) == 2:
             signal.raise_signal(signal.SIGINT)
         return original(run)
 
-    monkeypatch.setattr(sim.intervals, "numbers_at_bound", wrapped)
+    monkeypatch.setattr(sim.simulation.intervals, "numbers_at_bound", wrapped)
     yield
     signal.signal(signal.SIGINT, before)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics import distribution_ms
-from sim.recording.selection import percentiles
+from sim.results.metrics import distribution_ms
+from sim.results.selection import percentiles
 
 pairs = st.lists(
     st.tuples(st.floats(0, 100, allow_nan=False), st.integers(0, 5)),

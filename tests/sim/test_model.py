@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from sim.architecture import dtype_bytes
 from sim.errors import CapacityError, ConfigError
-from sim.model import bundled_models, load_model, resolved_model
-from sim.quantization import quantization_scheme
-from sim.weights import (
+from sim.hardware.models.architecture import dtype_bytes
+from sim.hardware.models.bundled import bundled_models, load_model, resolved_model
+from sim.hardware.models.quantization import quantization_scheme
+from sim.hardware.models.weights import (
     MIB,
     TensorRole,
     allocated_bytes,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.capacity import estimate_capacity, format_capacity
 from sim.costs import RooflineCost
 from sim.errors import CapacityError, ConfigError
-from sim.hardware import load_gpu
-from sim.model import bundled_models, load_model, model_from_config
-from sim.weights import count_parameters
+from sim.hardware.capacity import estimate_capacity, format_capacity
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import bundled_models, load_model, model_from_config
+from sim.hardware.models.weights import count_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

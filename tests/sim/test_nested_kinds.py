@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.assemble_workload import make_workload
-from sim.cli import run as kvsim
-from sim.config import load_config, parse_config
+from sim.cli.main import run as kvsim
+from sim.config.plug import build
+from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.plug import build
-from sim.simulation import simulate
+from sim.simulation.run import simulate
+from sim.simulation.workload import make_workload
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write
 from workloads.lengths import FixedLength, LognormalLength

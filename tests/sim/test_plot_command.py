@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.plots import FIGURES
-from sim.plots.catalogue import FIGURES_OF, HeatMapKeys, drawings
-from sim.plots.overlays import OVERLAYS
-from sim.plots.sweeps import SWEEP_FIGURES
+from sim.cli.main import run as kvsim
+from sim.views.plots import FIGURES
+from sim.views.plots.catalogue import FIGURES_OF, HeatMapKeys, drawings
+from sim.views.plots.overlays import OVERLAYS
+from sim.views.plots.sweeps import SWEEP_FIGURES
 from tests.shared import ROOT
 from tests.sim.commands import files, refused
 from tests.sim.plot_directories import pressed, said, write_sweep_results

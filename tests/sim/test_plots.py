@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from sim.plots import FIGURES, Tables, draw_all, to_png
-from sim.step_table import ParquetSteps
+from sim.results.step_table import ParquetSteps
+from sim.views.plots import FIGURES, Tables, draw_all, to_png
 from tests.sim.plot_tables import (
     a_run,
     assert_draws,

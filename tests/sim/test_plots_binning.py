@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.plots.binning import (
+from sim.views.plots.binning import (
     Envelope,
     Medians,
     StepColumns,
@@ -16,14 +16,14 @@ from sim.plots.binning import (
     cdf_points,
     extremes_per_column,
 )
-from sim.plots.style import plain_number, short_number, time_unit
+from sim.views.plots.style import plain_number, short_number, time_unit
 from tests.sim.whole_columns import WholeColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.plots import Tables
-    from sim.plots.binning import Floats
+    from sim.views.plots import Tables
+    from sim.views.plots.binning import Floats
 
 NAN = float("nan")
 
@@ -95,7 +95,7 @@ def test_an_idle_engine_is_empty() -> None:
 
 
 def test_mean_of_the_curve_is_the_mean_of_the_summary(full_run: Tables) -> None:
-    """`sim.metrics` counts idle time as an empty cache; so does the figure."""
+    """`sim.results.metrics` counts idle time as an empty cache; so does the figure."""
     usage, latency_s = (full_run.steps[c] for c in ("kv_cache_usage", "latency_s"))
     drawn = full_run.curves.state["kv_cache_usage_percent"].mean.mean()
     mean = 100.0 * (usage @ latency_s) / full_run.stop_s

@@ -10,22 +10,22 @@ import pandas as pd
 import pytest
 
 from sim import Results
-from sim.differences import differing
 from sim.errors import ConfigError
-from sim.plots import FIGURES
-from sim.plots.overlays import OVERLAYS
-from sim.plots.runs import Run, in_common, labels_of, looks_of
-from sim.plots.style import to_png
-from sim.plots.sweeps import SWEEP_FIGURES, HeatMap
-from sim.plots.sweeps.series import load_of, series_of
-from sim.plots.sweeps.table import (
+from sim.results.differences import differing
+from sim.views.plots import FIGURES
+from sim.views.plots.overlays import OVERLAYS
+from sim.views.plots.runs import Run, in_common, labels_of, looks_of
+from sim.views.plots.style import to_png
+from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
+from sim.views.plots.sweeps.series import load_of, series_of
+from sim.views.plots.sweeps.table import (
     PREEMPTION_RATE,
     NotShownError,
     SweepRuns,
     read_plan,
     read_sweep,
 )
-from sim.plots.tables import Tables
+from sim.views.plots.tables import Tables
 from tests.sim.plot_directories import BLOCKS, MODE, RATE, said, write_sweep_results
 
 if TYPE_CHECKING:

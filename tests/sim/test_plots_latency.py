@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from sim.metrics import SERVED
-from sim.plots import FIGURES, Tables
-from sim.plots.latency import finished_requests
-from sim.request import RequestStatus
+from sim.results.metrics import SERVED
+from sim.scheduler.request import RequestStatus
+from sim.views.plots import FIGURES, Tables
+from sim.views.plots.latency import finished_requests
 from tests.sim.plot_tables import (
     a_run,
     assert_draws,

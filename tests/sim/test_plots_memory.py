@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.markers import CARETDOWN
 
-from sim.plots import FIGURES, Tables
-from sim.plots.style import time_unit
+from sim.views.plots import FIGURES, Tables
+from sim.views.plots.style import time_unit
 from tests.sim.plot_tables import (
     legend_of,
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sim.plots.png import png_bytes
+from sim.views.plots.png import png_bytes
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (9, 1), (40, 30)])

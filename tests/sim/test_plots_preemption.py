@@ -8,10 +8,10 @@ import pytest
 from matplotlib.markers import CARETDOWN
 from matplotlib.patches import StepPatch
 
-from sim import schema
-from sim.plots import FIGURES, Tables
-from sim.plots.preemption import MAX_BARS, bar_edges_s, bar_width_s
-from sim.plots.style import time_unit
+from sim.results import schema
+from sim.views.plots import FIGURES, Tables
+from sim.views.plots.preemption import MAX_BARS, bar_edges_s, bar_width_s
+from sim.views.plots.style import time_unit
 from tests.sim.plot_tables import (
     a_run,
     assert_draws,

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from matplotlib.patches import StepPatch
 
-from sim import schema
-from sim.plots import FIGURES, Tables
-from sim.plots.curves import NUM_BINS
+from sim.results import schema
+from sim.views.plots import FIGURES, Tables
+from sim.views.plots.curves import NUM_BINS
 from tests.sim.plot_tables import (
     PARTS,
     a_run,

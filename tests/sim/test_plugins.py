@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.config import parse_config
+from sim.cli.main import run as kvsim
+from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.simulation import Simulation, simulate
+from sim.simulation.run import Simulation, simulate
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COST_CLASS = """
-from sim.cost import StepCost
+from sim.costs.base import StepCost
 class Mine:
     def step(self, shape):
         {step}
@@ -70,7 +70,7 @@ def test_a_scheduler_that_forgets_requests_is_found_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "from sim.scheduler.v1 import V1Scheduler\n"
+        "from sim.scheduler.v1.scheduler import V1Scheduler\n"
         "class Forgetful(V1Scheduler):\n"
         "    def __init__(self, *args, every: int = 2, **more):\n"
         "        super().__init__(*args, **more)\n"
@@ -140,7 +140,7 @@ def test_a_users_scheduler_of_groups(
 
 def test_a_constructor_that_takes_anything_is_given_everything(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from sim.scheduler.v1 import V1Scheduler\n"
+        "from sim.scheduler.v1.scheduler import V1Scheduler\n"
         "class Mine(V1Scheduler):\n"
         "    def __init__(self, **more): super().__init__(**more)\n"
         "class Wrapped:\n"
@@ -184,7 +184,7 @@ def test_the_release_says_the_defaults_of_a_users_scheduler(
     [
         (
             "class Mine:\n    pass\n",
-            "'.*mine.py:Mine' must be a subclass of cache.evictor",
+            "'.*mine.py:Mine' must be a subclass of cache.v0.evictor",
         ),
         (
             "class Mine(KeyedEvictor):\n    pass\n",
@@ -217,7 +217,9 @@ def test_a_users_evictor_is_held_to_its_contract(
     message: str,
 ) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    (tmp_path / "mine.py").write_text(f"from cache.evictor import KeyedEvictor\n{body}")
+    (tmp_path / "mine.py").write_text(
+        f"from cache.v0.evictor import KeyedEvictor\n{body}"
+    )
     engine = {"scheduler": "v0", "enable_prefix_caching": True}
     path = write(tmp_path, minimal(evictor="mine.py:Mine", **engine))
     line = refused(["run", str(path), "--out", str(tmp_path / "o")], capsys, tmp_path)
@@ -231,7 +233,7 @@ def test_a_configuration_runs_from_anywhere_with_the_files_beside_it(
     there = tmp_path / "there"
     there.mkdir()
     (there / "mine.py").write_text(
-        "from sim.cost import StepCost\n"
+        "from sim.costs.base import StepCost\n"
         "class Mine:\n"
         "    def __init__(self, step_s: float = 0.5): self.step_s = step_s\n"
         "    def step(self, shape): return StepCost(self.step_s)\n"
@@ -273,7 +275,7 @@ def test_a_fault_of_ours_is_not_hidden(
     def broken(*_: Any) -> None:
         raise ValueError("ours")
 
-    monkeypatch.setattr("sim.recording.requests.RequestRows.add", broken)
+    monkeypatch.setattr("sim.results.requests.RequestRows.add", broken)
     with pytest.raises(ValueError, match="ours"):
         kvsim(["run", str(config), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

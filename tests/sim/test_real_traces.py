@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.config import load_config
-from sim.simulation import Simulation
+from sim.config.tables import load_config
+from sim.simulation.run import Simulation
 from tests.shared import ROOT, shared
 from workloads.traces.mooncake import MooncakeTraceReader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results import Results
+    from sim.results.run_results import Results
 
 AZURE = "traces/azure_llm_2023_conv.csv"
 MOONCAKE = "traces/mooncake_fast25_conversation.jsonl"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.config import parse_config
-from sim.recording import blocks
-from sim.recording.blocks import BlockTimes
-from sim.recording.histogram import BIN_EDGES_S, NUM_BINS, DurationHistogram
+from sim.config.tables import parse_config
+from sim.results import blocks
+from sim.results.blocks import BlockTimes
+from sim.results.histogram import BIN_EDGES_S, NUM_BINS, DurationHistogram
 from tests.sim.recordings import (
     NUM_RANDOM_RUNS,
     Recorded,
@@ -396,7 +396,7 @@ def test_every_generation_times_its_tiers(
         both.to_dict = times.to_dict  # type: ignore[attr-defined]
         return both
 
-    monkeypatch.setattr("sim.recording.extras.BlockTimes", told_twice)
+    monkeypatch.setattr("sim.simulation.extras.BlockTimes", told_twice)
     recorded = record(config, stepwise=True)
     assert recorded.results is not None
     tiers = tiers_of(recorded)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.decisions import DecisionDriver, first_difference, read_log
-from sim.decisions.workload import parse_workload
-from sim.generations import OURS
-from sim.recording.schedule import ScheduleFile
-from sim.simulation import Simulation
+from sim.cli.main import run as kvsim
+from sim.config.generations import OURS
+from sim.results.schedule import ScheduleFile
+from sim.simulation.run import Simulation
+from sim.studies.conformance import DecisionDriver, first_difference, read_log
+from sim.studies.conformance.workload import parse_workload
 from tests.identity.random_configs import draw_case
 from tests.shared import ROOT
 from tests.sim.build import Run, spec
@@ -326,7 +326,7 @@ def test_recording_changes_no_result(config: Path, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_a_whole_file(
     config: Path, tmp_path: Path, interrupting: Callable[[str, int], None]
 ) -> None:
-    interrupting("sim.engine.Engine._begin_step", 200)
+    interrupting("sim.engine.stepwise.Engine._begin_step", 200)
     out = tmp_path / "out"
     arguments = ["run", str(config), "--out", str(out), *options("--stepwise")]
     assert kvsim([*arguments, "--record", "schedule", "--record", "blocks"]) == 130
@@ -355,7 +355,7 @@ def test_what_cannot_be_recorded_is_refused_in_a_line(
 
 
 OWN_SCHEDULER = """
-from sim.scheduler.v1 import V1Scheduler
+from sim.scheduler.v1.scheduler import V1Scheduler
 
 class Mine:
     def __init__(self, num_gpu_blocks, block_size, max_num_batched_tokens,

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import schema
-from sim.metrics import cache_and_queues
-from sim.recorder import QuietSteps, Recorder, Recording
-from sim.recording.parquet import StepsFile, copy_steps
-from sim.request import Request, RequestStatus
-from sim.step_table import FrameSteps, ParquetSteps
+from sim.results import schema
+from sim.results.metrics import cache_and_queues
+from sim.results.parquet import StepsFile, copy_steps
+from sim.results.recorder import QuietSteps, Recorder, Recording
+from sim.results.step_table import FrameSteps, ParquetSteps
+from sim.scheduler.request import Request, RequestStatus
 from tests.sim.build import Run, spec
 from tests.sim.recorded import COST, StepByStep, Teller, Told, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sim.cost import CostModel
+    from sim.costs.base import CostModel
 
 BATCH_ROWS = 7
 CHUNK_ROWS = 3
@@ -38,10 +38,10 @@ CHUNK_ROWS = 3
 def short_batches() -> Iterator[None]:
     """Make batches so short that a few steps fill several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("step_table", "recording.rows", "recording.parquet"):
-            patch.setattr(f"sim.{module}.BATCH_ROWS", BATCH_ROWS)
-        for module in ("recorder", "recording.rows"):
-            patch.setattr(f"sim.{module}.CHUNK_ROWS", CHUNK_ROWS)
+        for module in ("step_table", "rows", "parquet"):
+            patch.setattr(f"sim.results.{module}.BATCH_ROWS", BATCH_ROWS)
+        for module in ("recorder", "rows"):
+            patch.setattr(f"sim.results.{module}.CHUNK_ROWS", CHUNK_ROWS)
         yield
 
 
@@ -154,7 +154,7 @@ def ended(request_id: int, num_output: int, status: RequestStatus) -> Request:
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 100])
 def test_rows_of_requests(monkeypatch: pytest.MonkeyPatch, chunk_rows: int) -> None:
-    monkeypatch.setattr("sim.recording.requests._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("sim.results.requests._CHUNK_ROWS", chunk_rows)
     recorder = Recorder()
     requests = [
         ended(3, 5, RequestStatus.FINISHED_STOPPED),

@@ -11,13 +11,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from sim import schema
-from sim.cli import run as kvsim
-from sim.config import load_config
-from sim.metrics import PERCENTILES
-from sim.recording.parquet import StepsFile
-from sim.simulation import simulate
-from sim.step_table import ParquetSteps
+from sim.cli.main import run as kvsim
+from sim.config.tables import load_config
+from sim.results import schema
+from sim.results.metrics import PERCENTILES
+from sim.results.parquet import StepsFile
+from sim.results.step_table import ParquetSteps
+from sim.simulation.run import simulate
 from tests.sim.commands import files
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ TABLES = ("steps.parquet", "requests.parquet", "preemptions.parquet", "itl.parqu
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a run of some hundred steps fill several batches."""
-    for module in ("step_table", "recording.rows", "recording.parquet"):
-        monkeypatch.setattr(f"sim.{module}.BATCH_ROWS", 64)
-    monkeypatch.setattr("sim.recording.parquet._ITL_BATCH_ROWS", 1000)
-    for module in ("recorder", "recording.rows"):
-        monkeypatch.setattr(f"sim.{module}.CHUNK_ROWS", 20)
+    for module in ("step_table", "rows", "parquet"):
+        monkeypatch.setattr(f"sim.results.{module}.BATCH_ROWS", 64)
+    monkeypatch.setattr("sim.results.parquet._ITL_BATCH_ROWS", 1000)
+    for module in ("recorder", "rows"):
+        monkeypatch.setattr(f"sim.results.{module}.CHUNK_ROWS", 20)
     return 64
 
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import schema
-from sim.metrics import PERCENTILES
-from sim.recording.selection import percentiles
-from sim.recording.tokens import InterTokenLatencies, Streaks, token_times
-from sim.step_table import FrameSteps
+from sim.results import schema
+from sim.results.metrics import PERCENTILES
+from sim.results.selection import percentiles
+from sim.results.step_table import FrameSteps
+from sim.results.tokens import InterTokenLatencies, Streaks, token_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,9 +65,9 @@ def test_latencies_and_times_of_tokens(
         ]
         streaks.add(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
-        patch.setattr("sim.step_table.BATCH_ROWS", batch_rows)
-        patch.setattr("sim.recording.tokens.BATCH_ROWS", batch_rows)
-        patch.setattr("sim.recording.tokens._MAX_NUM_KEPT", batch_rows * 2)
+        patch.setattr("sim.results.step_table.BATCH_ROWS", batch_rows)
+        patch.setattr("sim.results.tokens.BATCH_ROWS", batch_rows)
+        patch.setattr("sim.results.tokens._MAX_NUM_KEPT", batch_rows * 2)
         itl = InterTokenLatencies(steps, streaks)
         expected = [np.diff(end_s[sorted(each)]) for each in tokens]
         every = np.sort(np.concatenate([np.zeros(0), *expected]))

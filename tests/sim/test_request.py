@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.request import TRANSITIONS, IllegalTransitionError, RequestStatus
+from sim.scheduler.request import TRANSITIONS, IllegalTransitionError, RequestStatus
 from tests.sim.build import request_from_spec, spec
 
 

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from sim import schema
-from sim.cli import run as kvsim
-from sim.generations import OURS
+from sim.cli.main import run as kvsim
+from sim.config.generations import OURS
+from sim.results import schema
 from tests.sim.commands import TRACE, files, refused, trace_config
 from tests.sim.test_config import minimal, write
 
@@ -273,7 +273,7 @@ def test_a_failure_while_writing_leaves_the_old_results(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sim.results._write_parquet", full)
+    monkeypatch.setattr("sim.results.run_results._write_parquet", full)
     assert kvsim([*arguments, "--overwrite"]) == 2
     assert files(tmp_path) == before
 
@@ -299,7 +299,7 @@ def test_what_the_user_should_know_is_said(
 
 def test_help_needs_no_heavy_import() -> None:
     program = (
-        "import sys; from sim.cli import run; run(['--help']); "
+        "import sys; from sim.cli.main import run; run(['--help']); "
         "heavy = {'pandas', 'numpy', 'matplotlib', 'simpy', 'pydantic', 'pyarrow'}; "
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )

@@ -9,12 +9,12 @@ import pytest
 
 from cache.sequences import SequenceStatus
 from sim.errors import SchedulerError, SwapSpaceError
-from sim.request import RequestStatus
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.cacheflow import Scheduler
-from sim.scheduler.policy import FCFS, PolicyFactory
-from sim.scheduler.settings import CacheConfig, SchedulerConfig
-from sim.sequence import SamplingParams, Sequence, SequenceGroup
+from sim.scheduler.block_space.cacheflow import Scheduler
+from sim.scheduler.block_space.policy import FCFS, PolicyFactory
+from sim.scheduler.groups.sequence import SamplingParams, Sequence, SequenceGroup
+from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.request import RequestStatus
 from tests.sim.group_steps import Steps, batch, make, preempted, queued
 
 

@@ -15,14 +15,14 @@ from hypothesis.stateful import (
 )
 
 from cache.sequences import SequenceStatus
-from sim.request import RequestStatus
-from sim.scheduler import cacheflow, v0_2
 from sim.scheduler.base import PreemptionMode
+from sim.scheduler.block_space import cacheflow, v0_2
+from sim.scheduler.request import RequestStatus
 from tests.sim import policies
 from tests.sim.group_steps import Steps, make
 
 if TYPE_CHECKING:
-    from sim.scheduler.group_output import GroupSchedulerOutput
+    from sim.scheduler.groups.output import GroupSchedulerOutput
     from sim.scheduler.victims import VictimPolicy
 
 NUM_GPU_BLOCKS = 16

@@ -8,13 +8,14 @@ import pytest
 
 from cache.sequences import SequenceStatus
 from sim.errors import SchedulerError
-from sim.scheduler import cacheflow, v0, v0_2
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.settings import CacheConfig, SchedulerConfig
-from sim.sequence import Sequence, SequenceGroup
+from sim.scheduler.block_space import cacheflow, v0_2
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
+from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.v0 import scheduler as v0
 
 if TYPE_CHECKING:
-    from sim.scheduler.group_output import GroupSchedulerOutput
+    from sim.scheduler.groups.output import GroupSchedulerOutput
 
 RUNNING, STOPPED = SequenceStatus.RUNNING, SequenceStatus.FINISHED_STOPPED
 SIZE = 4

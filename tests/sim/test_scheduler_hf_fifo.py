@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.config import load_config, parse_config
+from sim.cli.main import run as kvsim
+from sim.config.tables import load_config, parse_config
+from sim.engine.sampling import sample
 from sim.errors import ConfigError, SchedulerError
-from sim.generation import sample
-from sim.request import RequestStatus
-from sim.scheduler.hf_fifo import FIFOScheduler
-from sim.simulation import Simulation, simulate
+from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.request import RequestStatus
+from sim.simulation.run import Simulation, simulate
 from tests.shared import ROOT, shared
 from tests.sim.build import request_from_spec, spec
 from tests.sim.test_config import minimal, write
@@ -20,8 +20,8 @@ from tests.sim.test_config import minimal, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.request import Request
-    from sim.scheduler.hf_fifo_batch import HfFifoOutput
+    from sim.scheduler.hf_fifo.batch import HfFifoOutput
+    from sim.scheduler.request import Request
 
 LONGEST = 1000
 
@@ -444,7 +444,7 @@ def test_mistakes_are_answered_in_a_line(
 
 def test_a_class_of_ones_own_gets_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from sim.scheduler.hf_fifo import FIFOScheduler\n"
+        "from sim.scheduler.hf_fifo.scheduler import FIFOScheduler\n"
         "class Mine(FIFOScheduler):\n"
         "    def __init__(self, *args, patience: int, **more):\n"
         "        super().__init__(*args, **more)\n"

@@ -14,15 +14,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from sim.generation import sample
+from sim.engine.sampling import sample
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.hf_fifo import FIFOScheduler
+from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
 from tests.sim import policies
 from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
-    from sim.request import Request
-    from sim.scheduler.hf_fifo_batch import HfFifoOutput
+    from sim.scheduler.hf_fifo.batch import HfFifoOutput
+    from sim.scheduler.request import Request
 
 MAX_MODEL_LEN = 60
 

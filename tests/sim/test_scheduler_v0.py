@@ -8,10 +8,10 @@ import pytest
 
 from cache.sequences import SequenceStatus
 from sim.errors import SwapSpaceError
-from sim.request import RequestStatus
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.v0 import Scheduler
-from sim.sequence import SamplingParams, Sequence, SequenceGroup
+from sim.scheduler.groups.sequence import SamplingParams, Sequence, SequenceGroup
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.v0.scheduler import Scheduler
 from tests.sim.group_steps import Steps, batch, chunks, make, preempted, queued
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP

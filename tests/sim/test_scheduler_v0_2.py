@@ -8,9 +8,9 @@ import pytest
 
 from cache.sequences import SequenceStatus
 from sim.errors import SwapSpaceError
-from sim.request import RequestStatus
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.v0_2 import Scheduler
+from sim.scheduler.block_space.v0_2 import Scheduler
+from sim.scheduler.request import RequestStatus
 from tests.sim.group_steps import Steps, batch, make, preempted, queued
 
 

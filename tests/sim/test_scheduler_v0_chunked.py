@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cache.evictor import LRUEvictor
 from cache.sequences import Device
+from cache.v0.evictor import LRUEvictor
 from sim.errors import SchedulerError
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.v0 import Scheduler
+from sim.scheduler.v0.scheduler import Scheduler
 from tests.sim.group_steps import Steps, batch, chunks, make, queued
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.v0 import Scheduler
+from sim.scheduler.v0.scheduler import Scheduler
 from tests.sim.group_steps import Steps, make
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP

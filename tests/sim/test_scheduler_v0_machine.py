@@ -15,15 +15,15 @@ from hypothesis.stateful import (
 )
 
 from cache.sequences import SequenceStatus
-from sim.request import RequestStatus
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.v0 import Scheduler
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.v0.scheduler import Scheduler
 from tests.sim import policies
 from tests.sim.group_steps import Steps, make
 
 if TYPE_CHECKING:
-    from sim.request import Request
-    from sim.scheduler.group_output import GroupSchedulerOutput, ScheduledSequenceGroup
+    from sim.scheduler.groups.output import GroupSchedulerOutput, ScheduledSequenceGroup
+    from sim.scheduler.request import Request
 
 BLOCK_SIZE = 4
 NUM_GPU_BLOCKS = 24

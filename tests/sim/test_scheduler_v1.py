@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cache.errors import InvariantError
-from sim.cost import BatchShape
-from sim.generation import sample
+from sim.costs.base import BatchShape
+from sim.engine.sampling import sample
 from tests.sim.build import request_from_spec, scheduler, spec
 
 if TYPE_CHECKING:
-    from sim.request import Request
     from sim.scheduler.base import SchedulerOutput
-    from sim.scheduler.v1 import V1Scheduler
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.scheduler import V1Scheduler
     from workloads.spec import RequestSpec
 
 

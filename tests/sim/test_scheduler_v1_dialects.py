@@ -8,13 +8,13 @@ import pytest
 
 from cache.errors import CacheError
 from sim.errors import SchedulerError
-from sim.scheduler.dialect import KEYS_SINCE, dialect_of
+from sim.scheduler.v1.dialect import KEYS_SINCE, dialect_of
 from tests.sim.build import request_from_spec, scheduler, spec
 from tests.sim.test_scheduler_v1 import Steps
 
 if TYPE_CHECKING:
-    from sim.request import Request
     from sim.scheduler.base import SchedulerOutput
+    from sim.scheduler.request import Request
 
 
 def ids(requests: Any) -> list[int]:

@@ -11,20 +11,20 @@ from unittest.mock import patch
 import pytest
 
 from cache.tokens import SegmentTokens
-from sim.decisions.conform import compare
-from sim.decisions.engines import hosted_scheduler
-from sim.decisions.random_v1 import as_workload, random_workload
 from sim.errors import SchedulerError
-from sim.request import Request
-from sim.scheduler import vllm as hosting
-from sim.scheduler import vllm_api
-from sim.scheduler.vllm import VllmScheduler
-from sim.scheduler.vllm_api import VllmApi, installed_version, nearest_release
-from sim.scheduler.vllm_tokens import HostedTokens
+from sim.scheduler.hosted import api as vllm_api
+from sim.scheduler.hosted import scheduler as hosting
+from sim.scheduler.hosted.api import VllmApi, installed_version, nearest_release
+from sim.scheduler.hosted.scheduler import VllmScheduler
+from sim.scheduler.hosted.tokens import HostedTokens
+from sim.scheduler.request import Request
+from sim.studies.conformance.conform import compare
+from sim.studies.conformance.engines import hosted_scheduler
+from sim.studies.conformance.random_v1 import as_workload, random_workload
 from tests.sim.fake_vllm import Inner, SchedulerConfig, fake_api, load_from, modules
 
 if TYPE_CHECKING:
-    from sim.decisions import DecisionWorkload
+    from sim.studies.conformance import DecisionWorkload
 
 SMALL = {
     "num_gpu_blocks": 20,
@@ -84,7 +84,7 @@ def test_another_release_is_told_apart(host: Any) -> None:
 
 def test_a_hosted_scheduler_proves_its_books(host: Any) -> None:
     host(fake_api())
-    from sim.decisions import DecisionDriver  # noqa: PLC0415
+    from sim.studies.conformance import DecisionDriver  # noqa: PLC0415
 
     workload = random_workload(1, "0.33")
     driver = DecisionDriver(workload, check=True, scheduler=hosted_scheduler(workload))

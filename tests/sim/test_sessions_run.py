@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.cli import run as kvsim
-from sim.commands.terminal import summary_rows
-from sim.config import load_config, parse_config
+from sim.cli.main import run as kvsim
+from sim.cli.terminal import summary_rows
+from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.simulation import Simulation, simulate
+from sim.simulation.run import Simulation, simulate
 from tests.shared import ROOT
 from tests.sim.closed_loops import chat_config
 from tests.sim.test_config import minimal, write

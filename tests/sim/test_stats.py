@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.sequences import SequenceStatus
-from sim.scheduler import cacheflow, v0_2
 from sim.scheduler.base import PreemptionMode
-from sim.stats import Stats
+from sim.scheduler.block_space import cacheflow, v0_2
+from sim.scheduler.block_space.stats import Stats
 from tests.sim.group_steps import Steps, make
 
 KINDS = (cacheflow.Scheduler, v0_2.Scheduler)

@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 from cache.errors import InvariantError
-from sim.cost import BatchShape, StepCost
+from sim.costs.base import BatchShape, StepCost
 from sim.costs.constant import ConstantCost
-from sim.metrics import cache_and_queues, goodput, latencies, throughput
+from sim.results.metrics import cache_and_queues, goodput, latencies, throughput
 from tests.sim.build import Run, spec
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import yaml
 
-from sim.config import parse_config
+from sim.config.overrides import put
+from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.overrides import put
-from sim.sweeps.checks import check_runs, check_size
-from sim.sweeps.expand import Sweep, value_at
-from sim.sweeps.spec import load_sweep
+from sim.studies.sweeps.checks import check_runs, check_size
+from sim.studies.sweeps.expand import Sweep, value_at
+from sim.studies.sweeps.spec import load_sweep
 from tests.sim.sweep_files import sweep_of, tiny, write_sweep
 
 if TYPE_CHECKING:

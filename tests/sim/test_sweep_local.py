@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
-from sim.sweeps.attempts import CRASHED, Attempts
-from sim.sweeps.directory import identity
-from sim.sweeps.local import LocalExecutor
-from sim.sweeps.perform import perform_several
-from sim.sweeps.serial import SerialExecutor
-from sim.sweeps.session import Tally, run_sweep
-from sim.sweeps.task import run_summary
+from sim.studies.sweeps.attempts import CRASHED, Attempts
+from sim.studies.sweeps.directory import identity
+from sim.studies.sweeps.local import LocalExecutor
+from sim.studies.sweeps.perform import perform_several
+from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.session import Tally, run_sweep
+from sim.studies.sweeps.task import run_summary
 from tests.sim.sweep_files import CRASHER, by_index, seeded_jobs, sweep_of
 from tests.sim.sweep_tasks import (
     add_one,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sim.sweeps.expand import Sweep
-    from sim.sweeps.job import Outcome
+    from sim.studies.sweeps.expand import Sweep
+    from sim.studies.sweeps.job import Outcome
 
 
 def test_processes_find_what_one_process_finds() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.sweeps.ranges import Range, parse_range, parse_values
+from sim.studies.sweeps.ranges import Range, parse_range, parse_values
 
 
 @pytest.mark.parametrize(

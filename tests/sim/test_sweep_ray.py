@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.errors import UserError
-from sim.summary import versions
-from sim.sweeps.ray_cluster import run_on_node
+from sim.results.summary import versions
+from sim.studies.sweeps.ray_cluster import run_on_node
 from tests.shared import ROOT
 from tests.sim.commands import refused
 from tests.sim.sweep_files import seeded_jobs, write_sweep

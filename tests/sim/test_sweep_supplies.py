@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.config import load_config, parse_config
-from sim.simulation import simulate
-from sim.sweeps.directory import identity
-from sim.sweeps.job import Job
-from sim.sweeps.local import LocalExecutor
-from sim.sweeps.perform import perform
-from sim.sweeps.relocation import Relocation
-from sim.sweeps.serial import SerialExecutor
-from sim.sweeps.supplies import gather, named_files
-from sim.sweeps.task import run_summary
-from sim.trace_shelf import PackedShelf, ReadTrace, key_of, pack
+from sim.config.tables import load_config, parse_config
+from sim.config.trace_shelf import PackedShelf, ReadTrace, key_of, pack
+from sim.simulation.run import simulate
+from sim.studies.sweeps.directory import identity
+from sim.studies.sweeps.job import Job
+from sim.studies.sweeps.local import LocalExecutor
+from sim.studies.sweeps.perform import perform
+from sim.studies.sweeps.relocation import Relocation
+from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.supplies import gather, named_files
+from sim.studies.sweeps.task import run_summary
 from tests.shared import ROOT, shared
 from tests.sim.commands import TRACE
 from tests.sim.sweep_files import by_index, tiny
@@ -172,7 +172,7 @@ def test_files_travel_and_leave_no_trace_of_the_way(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     (here / "model").mkdir(parents=True)
     (here / "mine.py").write_text(MODULE)
-    bundled = ROOT / "sim/models/meta-llama--Llama-3.1-8B.json"
+    bundled = ROOT / "sim/hardware/models/configs/meta-llama--Llama-3.1-8B.json"
     shutil.copy(bundled, here / "model" / "config.json")
     jobs = [user_job(here, "Mine"), user_job(here, "Broken")]
     expected = [perform(job, run_summary) for job in jobs]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from sim import schema
-from sim.metrics import by_slo_class, sessions
-from sim.recorder import Recording
-from sim.recording.tables import ResultTable
-from sim.recording.traffic import Traffic
+from sim.results import schema
+from sim.results.metrics import by_slo_class, sessions
+from sim.results.recorder import Recording
+from sim.results.table import ResultTable
+from sim.results.traffic import Traffic
 from tests.sim.build import spec
 from workloads.columns import RequestColumns
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.config import parse_config
+from sim.config.generations import GENERATIONS, SwapRule
+from sim.config.tables import parse_config
 from sim.costs import RooflineCost
 from sim.costs.transfers import (
     VARIANTS,
@@ -21,9 +22,8 @@ from sim.costs.transfers import (
     pages_of,
 )
 from sim.errors import ConfigError
-from sim.generations import GENERATIONS, SwapRule
-from sim.hardware import GPUS
-from sim.simulation import simulate
+from sim.hardware.gpus import GPUS
+from sim.simulation.run import simulate
 from tests.sim.test_config import minimal
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, ROUND, TINY, bare, decodes
 

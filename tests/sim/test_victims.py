@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.config import parse_config
+from sim.cli.main import run as kvsim
+from sim.config.generations import OURS
+from sim.config.tables import parse_config
+from sim.engine.sampling import sample
 from sim.errors import ConfigError, SchedulerError
-from sim.generation import sample
-from sim.generations import OURS
-from sim.scheduler import cacheflow, v0, v0_2
-from sim.scheduler.hf_fifo import FIFOScheduler
+from sim.scheduler.block_space import cacheflow, v0_2
+from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.v0 import scheduler as v0
 from sim.scheduler.victims import (
     VICTIMS,
     CheapestToRecompute,
@@ -24,7 +25,7 @@ from sim.scheduler.victims import (
     VictimPolicy,
 )
 from sim.scheduler.views import RequestView, RunningRequest, WaitingRequest
-from sim.simulation import Simulation, simulate
+from sim.simulation.run import Simulation, simulate
 from tests.sim.build import Run, request_from_spec, scheduler, spec
 from tests.sim.commands import refused
 from tests.sim.group_steps import Steps, make
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sim.scheduler.v1 import V1Scheduler
+    from sim.scheduler.v1.scheduler import V1Scheduler
 
 PRESSURE: dict[str, Any] = {
     "num_gpu_blocks_override": 40,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.commands.workload.source import requests_of
+from sim.cli.main import run as kvsim
+from sim.cli.workload.source import requests_of
 from sim.errors import ConfigError
 from tests.sim.commands import TRACE, refused
 from tests.sim.test_config import minimal, write

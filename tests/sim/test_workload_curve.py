@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.capacity import estimate_capacity
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from sim.errors import CapacityError
-from sim.hardware import GIB
-from sim.kv_memory import kv_memory
-from sim.model import load_model
-from sim.plots.style import to_png
-from sim.plots.traffic_curve import prefix_hits
-from sim.prefix_need import PrefixReport, what_is_left_out
+from sim.hardware.capacity import estimate_capacity
+from sim.hardware.gpus import GIB
+from sim.hardware.models.bundled import load_model
+from sim.hardware.models.kv_memory import kv_memory
+from sim.studies.prefixes.need import PrefixReport, what_is_left_out
+from sim.views.plots.style import to_png
+from sim.views.plots.traffic_curve import prefix_hits
 from tests.shared import shared
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_workload_describe import chat

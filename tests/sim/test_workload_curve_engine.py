@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sim.config import load_config
-from sim.simulation import Simulation
+from sim.config.tables import load_config
+from sim.simulation.run import Simulation
 from tests.shared import ROOT, shared
 from workloads.analysis import prefix_curve
 from workloads.traces import MooncakeTraceReader
@@ -34,7 +34,7 @@ from workloads.workload import TraceWorkload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.results import Results
+    from sim.results.run_results import Results
     from workloads.analysis import PrefixCurve
     from workloads.spec import RequestSpec
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sim.cli import run as kvsim
-from sim.commands.workload.tables import description_rows
-from sim.plots.png import png_bytes
-from sim.plots.traffic import arrivals, draw_traffic, sharing
+from sim.cli.main import run as kvsim
+from sim.cli.workload.tables import description_rows
+from sim.views.plots.png import png_bytes
+from sim.views.plots.traffic import arrivals, draw_traffic, sharing
 from tests.shared import shared
 from tests.sim.commands import TRACE, files, refused
 from workloads.analysis import describe

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from tests.sim.closed_loops import chat_config
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write

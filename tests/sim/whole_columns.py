@@ -1,4 +1,4 @@
-"""What `sim.plots.binning` gathers batch by batch, of whole arrays at once."""
+"""What `sim.views.plots.binning` gathers batch by batch, of whole arrays at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sim.plots.binning import IDLE_SHARE
+from sim.views.plots.binning import IDLE_SHARE
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import yaml
 
-from sim.assemble_workload import make_workload
-from sim.config import parse_config
+from sim.config.tables import parse_config
+from sim.simulation.workload import make_workload
 from tests.conformance.hf_cases import as_workload
 from tests.conformance.hf_reference import Reference
 
 if TYPE_CHECKING:
-    from sim.config import RunConfig
-    from sim.decisions.logs import Line
-    from sim.decisions.workload import DecisionWorkload
+    from sim.config.tables import RunConfig
+    from sim.scheduler.log.lines import Line
+    from sim.studies.conformance.workload import DecisionWorkload
 
 NUM_BLOCKS, NUM_CPU_BLOCKS, BLOCK_SIZE = 120, 24, 16
 _GIB_A_BLOCK = 2 / 1024

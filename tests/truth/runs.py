@@ -6,13 +6,13 @@ import csv
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim.config import parse_config
+from sim.config.tables import parse_config
 from tests.shared import shared
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.config import RunConfig
+    from sim.config.tables import RunConfig
 
 RTX = "ground_truth/llmservingsim_bench_vllm0190/RTXPRO6000_Llama-3.1-8B"
 """vLLM 0.19.0, Llama-3.1-8B, one RTX PRO 6000, 300 ShareGPT requests, 10 a second."""

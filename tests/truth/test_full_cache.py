@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sim.config import parse_config
-from sim.validation.readers import read
-from sim.validation.readers.requests_csv import read_timeseries
-from sim.validation.run import validate
+from sim.config.tables import parse_config
+from sim.studies.validation.readers import read
+from sim.studies.validation.readers.requests_csv import read_timeseries
+from sim.studies.validation.run import validate
 from tests.conformance.hf_reference import why_missing
 from tests.truth.hf_engine import (
     NUM_BLOCKS,
@@ -27,8 +27,8 @@ from tests.truth.hf_engine import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.config import RunConfig
-    from sim.validation.observed import Observed
+    from sim.config.tables import RunConfig
+    from sim.studies.validation.observed import Observed
 
 pytestmark = [
     pytest.mark.skipif(why_missing() is not None, reason=why_missing() or ""),

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.validation.fit import parse_term
-from sim.validation.readers import read
-from sim.validation.readers.requests_csv import read_timeseries
-from sim.validation.run import validate
+from sim.cli.main import run as kvsim
+from sim.studies.validation.fit import parse_term
+from sim.studies.validation.readers import read
+from sim.studies.validation.readers.requests_csv import read_timeseries
+from sim.studies.validation.run import validate
 from tests.shared import shared
 from tests.truth.runs import RTX, rtx_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.validation.observed import Observed
+    from sim.studies.validation.observed import Observed
 
 IDEAL_HIT_TOKENS = 19_520
 """Reuse of full blocks of real token ids, which no eviction took away."""

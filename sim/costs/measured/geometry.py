@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.quantization import quantization_scheme
-from sim.weights import TensorRole, weight_tensors
+from sim.hardware.models.quantization import quantization_scheme
+from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
-    from sim.architecture import ModelArchitecture
+    from sim.hardware.models.architecture import ModelArchitecture
 
 
 def weight_bits_of(model: ModelArchitecture) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable  # noqa: TC003 - `sim.plug` resolves annotations
+from collections.abc import Callable  # noqa: TC003 - `sim.config.plug` resolves annotations
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.architecture import ModelArchitecture  # noqa: TC001 - as above
-from sim.cost import BOUNDS, EMPTY_SHAPE, BatchShape, Bound, StepCost
+from sim.config.generations import GraphRule, KvLayout, SwapRule, SwapVariant
+from sim.costs.base import BOUNDS, EMPTY_SHAPE, BatchShape, Bound, StepCost
 from sim.costs.measured.attention import Attention
 from sim.costs.measured.counted import Counted
 from sim.costs.measured.reading import corrected, entry_of, read_correction
 from sim.costs.measured.rest import MeasuredRest
 from sim.costs.parts import FLAG, Memo, cost_columns, step_cost
+from sim.costs.profile import read_profile
 from sim.costs.roofline import RooflineCost
-from sim.generations import GraphRule, KvLayout, SwapRule, SwapVariant
-from sim.hardware import GpuSpec  # noqa: TC001 - as above
-from sim.profile import read_profile
+from sim.hardware.gpus import GpuSpec  # noqa: TC001 - as above
+from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001 - as above
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

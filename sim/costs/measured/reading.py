@@ -9,8 +9,8 @@ import numpy as np
 from sim.costs.measured.geometry import geometry_of, linear_elements, weight_bits_of
 from sim.costs.measured.reading_factors import pairs_of, read_beside, read_past
 from sim.costs.measured.tables import Curve, Surface
+from sim.costs.profile import DRY_RUN
 from sim.errors import ConfigError
-from sim.profile import DRY_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.costs.measured.factors import BesideFactor, PastFactor
+    from sim.costs.profile import Profile
     from sim.costs.roofline import RooflineCost
-    from sim.profile import Profile
 
     Seconds = NDArray[np.float64]
 

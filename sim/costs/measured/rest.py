@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from sim.config.generations import GraphRule, KvLayout, SwapVariant
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer
-    from sim.generations import GraphRule, KvLayout, SwapVariant
 
     Counts = NDArray[np.int64]
     Seconds = NDArray[np.float64]

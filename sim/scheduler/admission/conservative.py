@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
 from sim.scheduler.admission.output_lengths import OutputLengths
-from workloads.lengths import LengthDistribution  # noqa: TC001 - read by sim.plug
+from workloads.lengths import LengthDistribution  # noqa: TC001 - read by sim.config.plug
 
 if TYPE_CHECKING:
     from sim.scheduler.views import EngineView, RequestView, WaitingRequest

@@ -10,7 +10,7 @@ from sim.scheduler.views import RunningRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sim.request import Request
+    from sim.scheduler.request import Request
     from sim.scheduler.victims.base import VictimPolicy
     from sim.scheduler.views import Holdings
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from cache.policies import CachePolicy
+    from cache.v1.policies import CachePolicy
 
 
 class SerialCache:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from cache.policies import ARC, FIFO, LFU, LRU, S3FIFO, TinyLFU
+from cache.v1.policies import ARC, FIFO, LFU, LRU, S3FIFO, TinyLFU
 from tests.cache.policies.serial import hits, loops, with_scans, zipf
 
 libcachesim = pytest.importorskip(

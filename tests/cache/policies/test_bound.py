@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.managers.v1 import KVCacheManager
-from cache.policies import CACHE_POLICIES, CachePolicy, Clairvoyant
 from cache.tokens import SegmentTokens
+from cache.v1.manager import KVCacheManager
+from cache.v1.policies import CACHE_POLICIES, CachePolicy, Clairvoyant
 from tests.cache.policies.serial import SerialCache, loops, with_scans, zipf
 
 if TYPE_CHECKING:

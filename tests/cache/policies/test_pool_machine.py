@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache.block_pool import BlockPool
 from cache.errors import NoFreeBlocksError
-from cache.policies import CACHE_POLICIES, LRU, CachePolicy
-from cache.policy_pool import PolicyBlockPool
+from cache.v1.block_pool import BlockPool
+from cache.v1.policies import CACHE_POLICIES, LRU, CachePolicy
+from cache.v1.policy_pool import PolicyBlockPool
 
 if TYPE_CHECKING:
     from cache.block import KVCacheBlock

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cache.errors import CacheError, InvariantError, PolicyError
-from cache.policies import ARC, FIFO, LFU, LRU, S3FIFO, CachePolicy, TinyLFU
-from cache.policies.count_min import MOST_COUNTED, CountMinSketch
-from cache.policies.places import PlaceQueue
-from cache.policy_pool import PolicyBlockPool
+from cache.v1.policies import ARC, FIFO, LFU, LRU, S3FIFO, CachePolicy, TinyLFU
+from cache.v1.policies.count_min import MOST_COUNTED, CountMinSketch
+from cache.v1.policies.places import PlaceQueue
+from cache.v1.policy_pool import PolicyBlockPool
 
 ALL = [LRU(), FIFO(), LFU(), S3FIFO(10), ARC(10), TinyLFU(10)]
 

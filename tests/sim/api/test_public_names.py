@@ -12,9 +12,9 @@ import matplotlib as mpl
 import pytest
 
 import sim
-from sim import differences
-from sim.plots.accessor import RunPlots
-from sim.plots.named import NamedFigures
+from sim.results import differences
+from sim.views.plots.accessor import RunPlots
+from sim.views.plots.named import NamedFigures
 from tests.shared import ROOT
 
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def in_a_process(code: str) -> str:
 
 
 def test_importing_sim_imports_nothing_heavy() -> None:
-    heavy = ["numpy", "pandas", "simpy", "pydantic", "matplotlib", "sim.config"]
+    heavy = ["numpy", "pandas", "simpy", "pydantic", "matplotlib", "sim.config.tables"]
     code = f"import sys, sim; print([m for m in {heavy} if m in sys.modules])"
     assert in_a_process(code) == "[]"
 
@@ -63,7 +63,7 @@ def test_importing_sim_imports_nothing_heavy() -> None:
 def test_help_imports_no_more_than_it_did() -> None:
     code = (
         "import sys\n"
-        "from sim.cli import run\n"
+        "from sim.cli.main import run\n"
         "assert run(['--help']) == 0\n"
         "print([m for m in ('pandas', 'matplotlib', 'simpy') if m in sys.modules])"
     )
@@ -73,7 +73,7 @@ def test_help_imports_no_more_than_it_did() -> None:
 def test_simulate_is_the_function_whatever_was_imported_before() -> None:
     """A module of that name would hide it as soon as anything imports the module."""
     code = (
-        "import sim.simulation, sim.api, sim.cli\n"
+        "import sim.simulation.run, sim.api, sim.cli.main\n"
         "from sim import simulate, plan, sweep, validate, crossover\n"
         "print(all(map(callable, (simulate, plan, sweep, validate, crossover))))"
     )

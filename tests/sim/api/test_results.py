@@ -11,17 +11,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from sim import Results, load_config, simulate, sweep
-from sim.config import parse_config
+from sim.config.tables import parse_config
 from sim.errors import ConfigError, ResultsError
-from sim.plots import FIGURES
-from sim.plots.style import to_png
+from sim.views.plots import FIGURES
+from sim.views.plots.style import to_png
 from tests.shared import ROOT
 from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results import SimulationResults
+    from sim.results.run_results import SimulationResults
 
 
 @pytest.fixture(scope="module")

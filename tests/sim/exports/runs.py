@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from tests.sim.sweep_files import tiny
 
 if TYPE_CHECKING:

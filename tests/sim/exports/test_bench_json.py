@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.cli import run as kvsim
-from sim.exports.formats import export
-from sim.validation.readers import read
+from sim.cli.main import run as kvsim
+from sim.studies.validation.readers import read
+from sim.views.exports.formats import export
 from tests.sim.exports.runs import run, summary_of
 from workloads.traces.vllm_bench import VllmBenchTraceReader
 

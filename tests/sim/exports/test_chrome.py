@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
-from sim.exports.chrome import Window
-from sim.exports.formats import export
-from sim.exports.phases import AFTER_PREEMPTION
+from sim.views.exports.chrome import Window
+from sim.views.exports.formats import export
+from sim.views.exports.phases import AFTER_PREEMPTION
 from tests.sim.exports.runs import summary_of
 from tests.sim.exports.trace_rules import read_trace, seconds_by_name
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from tests.sim.commands import files, refused
 
 if TYPE_CHECKING:

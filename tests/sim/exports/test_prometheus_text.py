@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim.exports.formats import export
-from sim.exports.prometheus import histogram, one_two_five
-from sim.validation.readers import read
+from sim.studies.validation.readers import read
+from sim.views.exports.formats import export
+from sim.views.exports.prometheus import histogram, one_two_five
 from tests.sim.exports.runs import run, summary_of
 
 if TYPE_CHECKING:

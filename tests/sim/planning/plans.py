@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from sim.planning.solve import PlanResult, solve
-from sim.planning.spec import load_plan
-from sim.sweeps.perform import perform
-from sim.sweeps.serial import SerialExecutor
+from sim.studies.planning.solve import PlanResult, solve
+from sim.studies.planning.spec import load_plan
+from sim.studies.sweeps.perform import perform
+from sim.studies.sweeps.serial import SerialExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from sim.sweeps.job import Executor, Job, Outcome, Task
+    from sim.studies.sweeps.job import Executor, Job, Outcome, Task
 
 STEP_S = 0.01
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.planning.candidates import candidates_of
-from sim.planning.spec import load_plan
+from sim.studies.planning.candidates import candidates_of
+from sim.studies.planning.spec import load_plan
 from tests.sim.planning.plans import small, written
 
 if TYPE_CHECKING:

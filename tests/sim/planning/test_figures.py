@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.commands.plan_terminal import answers, plan_lines
-from sim.plots.plan_figures import PLAN_FIGURES
-from sim.plots.style import to_png
+from sim.cli.plan_terminal import answers, plan_lines
+from sim.views.plots.plan_figures import PLAN_FIGURES
+from sim.views.plots.style import to_png
 from tests.sim.planning.plans import small, solved
 
 if TYPE_CHECKING:

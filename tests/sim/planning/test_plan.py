@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.cli import run as kvsim
-from sim.config import load_config
-from sim.planning.solve import PLAN_FILES
-from sim.simulation import simulate
-from sim.sweeps.serial import SerialExecutor
+from sim.cli.main import run as kvsim
+from sim.config.tables import load_config
+from sim.simulation.run import simulate
+from sim.studies.planning.solve import PLAN_FILES
+from sim.studies.sweeps.serial import SerialExecutor
 from tests.sim.planning.plans import STEP_S, BackToFront, small, solved, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from sim.sweeps.job import Job, Outcome, Task
+    from sim.studies.sweeps.job import Job, Outcome, Task
 
 SEQS_RATE = 8 / (20 * STEP_S)
 """Eight places, each taken for the twenty steps that give twenty tokens."""
@@ -246,7 +246,7 @@ def test_what_was_found_before_a_stop_is_kept(tmp_path: Path) -> None:
 
 
 OWN_BOUNDS = """
-from sim.cost import StepCost
+from sim.costs.base import StepCost
 
 class Bounded:
     def __init__(self, step_s: float):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.assemble import make_capacity
-from sim.config import parse_config
-from sim.hardware import load_gpu
-from sim.model import load_model
-from sim.planning.serve_command import not_said, serve_command
+from sim.config.tables import parse_config
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.simulation.assemble import make_capacity
+from sim.studies.planning.serve_command import not_said, serve_command
 from tests.sim.test_config import minimal
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.config import parse_config
-from sim.planning.objectives import parse_objectives
-from sim.planning.overload import is_overloaded
-from sim.planning.trial import Trial, perform, split_table, with_scale
-from sim.planning.warmup import MAX_SHARE, warmup_share
-from sim.simulation import simulate
+from sim.config.tables import parse_config
+from sim.simulation.run import simulate
+from sim.studies.planning.objectives import parse_objectives
+from sim.studies.planning.overload import is_overloaded
+from sim.studies.planning.trial import Trial, perform, split_table, with_scale
+from sim.studies.planning.warmup import MAX_SHARE, warmup_share
 from workloads.streams import Streams
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.cli import run as kvsim
-from sim.report import build_page
-from sim.report.html import VOID
+from sim.cli.main import run as kvsim
+from sim.views.report import build_page
+from sim.views.report.html import VOID
 from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
-from sim.cli import run as kvsim
-from sim.report.source import labels
+from sim.cli.main import run as kvsim
+from sim.views.report.source import labels
 from tests.sim.commands import refused
 from tests.sim.report.pages import Page
 

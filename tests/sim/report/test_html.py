@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.report.html import Markup, element, join, table, text
+from sim.views.report.html import Markup, element, join, table, text
 from tests.sim.report.pages import Page
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.report import build_page
-from sim.report.plotly_charts import plotly_script
+from sim.views.report import build_page
+from sim.views.report.plotly_charts import plotly_script
 from tests.sim.report.pages import Page
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.report import build_page, plotly_charts
-from sim.report.charts import SYMBOLS
-from sim.report.html import Markup
-from sim.report.page import Part, page
-from sim.report.palette import DARK, LIGHT
-from sim.report.sections import RUN_SECTIONS
-from sim.report.sections.cache import num_shown
-from sim.report.svg_charts import SvgFigures
+from sim.views.report import build_page, plotly_charts
+from sim.views.report.charts import SYMBOLS
+from sim.views.report.html import Markup
+from sim.views.report.page import Part, page
+from sim.views.report.palette import DARK, LIGHT
+from sim.views.report.sections import RUN_SECTIONS
+from sim.views.report.sections.cache import num_shown
+from sim.views.report.svg_charts import SvgFigures
 from tests.sim.report.pages import Page, page_of
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def test_the_same_results_give_the_same_bytes(
     swapping_run: Path, *, is_static: bool
 ) -> None:
     program = (
-        "import sys; from pathlib import Path; from sim.report import build_page;"
+        "import sys; from pathlib import Path; from sim.views.report import build_page;"
         "sys.stdout.buffer.write(build_page([Path(sys.argv[1])],"
         f" is_static={is_static}).encode())"
     )
@@ -213,7 +213,7 @@ def test_without_plotly_the_page_is_drawn_as_svg(
 
 def test_plotly_is_not_imported_until_a_page_is_drawn() -> None:
     program = (
-        "import sys, sim.report, sim.commands.report; print('plotly' in sys.modules)"
+        "import sys, sim.views.report, sim.cli.report; print('plotly' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -224,8 +224,8 @@ def test_plotly_is_not_imported_until_a_page_is_drawn() -> None:
 def test_few_of_many_preemptions_are_named_and_all_are_counted(
     crowded_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.report.sections.cache.MAX_SHOWN", 30)
-    monkeypatch.setattr("sim.report.sections.cache._LEAST_SHOWN", 10)
+    monkeypatch.setattr("sim.views.report.sections.cache.MAX_SHOWN", 30)
+    monkeypatch.setattr("sim.views.report.sections.cache._LEAST_SHOWN", 10)
     assert (num_shown(1), num_shown(2), num_shown(8)) == (30, 15, 10)
     found = page_of(crowded_run)
     marks = [

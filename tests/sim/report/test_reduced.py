@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.cost import STEP_PARTS
-from sim.report.reduced import (
+from sim.costs.base import STEP_PARTS
+from sim.results.step_table import FrameSteps, ParquetSteps
+from sim.views.report.reduced import (
     AVERAGES,
     COLUMNS,
     FULL,
@@ -21,7 +22,6 @@ from sim.report.reduced import (
     Reduced,
     reduce_steps,
 )
-from sim.step_table import FrameSteps, ParquetSteps
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sim.capacity import format_capacity
-from sim.report.sections.binding import bound_by
-from sim.report.sections.capacity import estimate_of
-from sim.report.sections.configuration import differences
-from sim.report.sections.latency import windows_of
-from sim.report.source import load_runs
+from sim.hardware.capacity import format_capacity
+from sim.views.report.sections.binding import bound_by
+from sim.views.report.sections.capacity import estimate_of
+from sim.views.report.sections.configuration import differences
+from sim.views.report.sections.latency import windows_of
+from sim.views.report.source import load_runs
 from tests.identity.measured_profile import measured_profile
 from tests.sim.report.pages import crowded, page_of, results
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
-from sim.cli import run as kvsim
-from sim.report.sections.sweep import METRICS
+from sim.cli.main import run as kvsim
+from sim.views.report.sections.sweep import METRICS
 from tests.sim.commands import refused
 from tests.sim.report.pages import Page, page_of
 from tests.sim.sweep_files import write_sweep

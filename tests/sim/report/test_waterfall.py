@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.decisions.log_files import read_log
-from sim.report.sections.waterfall import NUM_SLOWEST
-from sim.report.waits import SCHEDULE_FILE, resumed_s
+from sim.scheduler.log.files import read_log
+from sim.views.report.sections.waterfall import NUM_SLOWEST
+from sim.views.report.waits import SCHEDULE_FILE, resumed_s
 from tests.sim.report.pages import page_of
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sim.config import parse_config
-from sim.simulation import simulate
-from sim.validation.predicted import observed_of, series_of
+from sim.config.tables import parse_config
+from sim.simulation.run import simulate
+from sim.studies.validation.predicted import observed_of, series_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sim.config import RunConfig
-    from sim.results import Results
+    from sim.config.tables import RunConfig
+    from sim.results.run_results import Results
 
 STEP_OVERHEAD_S = 0.004
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.validation.clocks import on_one_clock
-from sim.validation.observed import (
+from sim.studies.validation.clocks import on_one_clock
+from sim.studies.validation.observed import (
     MeasuredError,
     Observed,
     ObservedRequests,

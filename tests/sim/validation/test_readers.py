@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from sim.validation.observed import MeasuredError
-from sim.validation.readers import read
-from sim.validation.readers.requests_csv import read_timeseries
+from sim.studies.validation.observed import MeasuredError
+from sim.studies.validation.readers import read
+from sim.studies.validation.readers.requests_csv import read_timeseries
 
 if TYPE_CHECKING:
     from pathlib import Path

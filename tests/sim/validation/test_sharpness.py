@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import yaml
 
-from sim.cli import run as kvsim
-from sim.config import parse_config
-from sim.simulation import simulate
-from sim.validation.readers import read
-from sim.validation.readers.requests_csv import read_timeseries
-from sim.validation.run import Validation, validate
+from sim.cli.main import run as kvsim
+from sim.config.tables import parse_config
+from sim.simulation.run import simulate
+from sim.studies.validation.readers import read
+from sim.studies.validation.readers.requests_csv import read_timeseries
+from sim.studies.validation.run import Validation, validate
 from tests.sim.validation.runs import config, write_requests, write_series
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.config import RunConfig
-    from sim.validation.observed import Observed
+    from sim.config.tables import RunConfig
+    from sim.studies.validation.observed import Observed
 
 
 def pressed(num_blocks: int = 140) -> dict[str, Any]:

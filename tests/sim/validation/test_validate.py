@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import yaml
 
-from sim.cli import run as kvsim
-from sim.config import parse_config
+from sim.cli.main import run as kvsim
+from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.validation import compare
-from sim.validation.fit import parse_term
-from sim.validation.observed import MeasuredError, Observed, ObservedRequests
-from sim.validation.predicted import series_of, usage_over
-from sim.validation.readers import read
-from sim.validation.readers.requests_csv import read_timeseries
-from sim.validation.run import validate
+from sim.studies.validation import compare
+from sim.studies.validation.fit import parse_term
+from sim.studies.validation.observed import MeasuredError, Observed, ObservedRequests
+from sim.studies.validation.predicted import series_of, usage_over
+from sim.studies.validation.readers import read
+from sim.studies.validation.readers.requests_csv import read_timeseries
+from sim.studies.validation.run import validate
 from tests.sim.validation.runs import (
     STEP_OVERHEAD_S,
     config,
@@ -32,7 +32,7 @@ from tests.sim.validation.runs import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results import Results
+    from sim.results.run_results import Results
 
 
 @pytest.fixture(scope="module")

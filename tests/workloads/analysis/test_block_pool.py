@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.managers.v1 import KVCacheManager
-from cache.managers.v1_runs import RunTables
 from cache.tokens import SegmentTokens
+from cache.v1.manager import KVCacheManager
+from cache.v1.runs.tables import RunTables
 from tests.workloads.analysis.plain_caches import blocks_of
 from tests.workloads.analysis.test_lru import specs
 from tests.workloads.shared_traces import MOONCAKE, shared_trace

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cli import run as kvsim
+from sim.cli.main import run as kvsim
 from tests.workloads.traces.samples import SAMPLES, read
 from workloads import RequestSpec, WorkloadError
 from workloads.traces import guess_kind

@@ -1,0 +1,1 @@
+"""The paged cache of transformers' continuous batching."""

@@ -1,1 +1,0 @@
-"""Block managers, one generation a file."""

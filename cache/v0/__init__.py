@@ -1,0 +1,1 @@
+"""Block manager v2 of vLLM's V0 engine, and its allocators."""

@@ -1,0 +1,1 @@
+"""The KV cache of vLLM's V1 engine."""

@@ -1,0 +1,256 @@
+"""Block tables of the V1 engine without prefix caching: nothing but block ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import CacheError, NoFreeBlocksError, require
+from cache.v1.fast_tables import NOTHING_FOUND, Found
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from cache.stats import BlockObserver
+    from cache.v1.fast_tables import FastRequest
+
+_MOST_TAKEN_IDS_KEPT = 1 << 16
+
+
+class IdTables:
+    """Tables as lists of ids, and the free queue as one more.
+
+    Without prefix caching no block is shared and none is found again, so a block is
+    its id, a table is freed as a whole, and lists are cut and joined at the speed of
+    memory. Where freed blocks are reused first, the free queue is a stack; where they
+    join the back, it is a list whose front moves on::
+
+        stack   [ ..., 9, 8, 7 ]   next: 7, 8, 9     freed table [3, 4]: next 4, 3
+        queue   [ 7, 8, 9, ... ]   next: 7, 8, 9     freed table [3, 4]: last ..., 4, 3
+
+    Equal to `cache.v1.manager.KVCacheManager` with ``enable_caching=False``, id by id.
+
+    Parameters
+    ----------
+    num_gpu_blocks
+        Size of the pool, the null block included; at least 2.
+    block_size
+        Tokens a block.
+    unhashed_first
+        Whether freed blocks are reused first; see `cache.v1.block_pool.BlockPool`.
+
+    Raises
+    ------
+    CacheError
+        If the pool is too small or a block has no token.
+    """
+
+    def __init__(
+        self, num_gpu_blocks: int, block_size: int, *, unhashed_first: bool
+    ) -> None:
+        if num_gpu_blocks < 2:
+            raise CacheError(
+                f"a pool needs at least 2 blocks (one is the null block), got "
+                f"{num_gpu_blocks}"
+            )
+        if block_size < 1:
+            raise CacheError(f"block_size must be at least 1, got {block_size}")
+        self.block_size = block_size
+        self.num_usable_blocks = num_gpu_blocks - 1
+        self.num_free_blocks = self.num_usable_blocks
+        self.num_logical_blocks = 0
+        self.num_evictions = 0
+        self.watch_hit = False
+        self.observer: BlockObserver | None = None
+        self._is_stack = unhashed_first
+        ids = list(range(1, num_gpu_blocks))
+        if unhashed_first:
+            ids.reverse()
+        self._free = ids
+        self._num_taken = 0  # leading entries of a queue that are no longer in it
+
+    # -- a request's table ----------------------------------------------------
+
+    def find(self, request: FastRequest, num_tokens: int) -> Found:
+        """See `FastTables.find`: nothing is ever found."""
+        del request, num_tokens
+        return NOTHING_FOUND
+
+    def begin(self, request: FastRequest, num_tokens: int, found: Found) -> None:
+        """See `FastTables.begin`."""
+        del found
+        request.table = self.take(-(-num_tokens // self.block_size))
+
+    def extend(self, request: FastRequest, num_tokens: int) -> None:
+        """See `FastTables.extend`."""
+        num_blocks = -(-num_tokens // self.block_size) - len(request.table)
+        if num_blocks > 0:
+            request.table += self.take(num_blocks)
+
+    def append_blocks(self, requests: Collection[FastRequest]) -> None:
+        """See `FastTables.append_blocks`."""
+        num_blocks = len(requests)
+        if num_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_blocks)
+        if self.observer is not None:
+            for request in requests:
+                request.table += self.take(1)
+            return
+        if self._is_stack:
+            pop = self._free.pop
+            for request in requests:
+                request.table.append(pop())
+        else:
+            free, start = self._free, self._num_taken
+            for index, request in enumerate(requests, start):
+                request.table.append(free[index])
+            self._num_taken = start + num_blocks
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+
+    def append_rounds(
+        self, buckets: Sequence[Mapping[Any, None]], first: int, num_rounds: int
+    ) -> list[int]:
+        """Call `append_blocks` for one bucket after the other.
+
+        Parameters
+        ----------
+        buckets
+            Requests whose next block opens in the same rounds, modulo their number.
+        first, num_rounds
+            Rounds to go through; the caller has tested that the blocks suffice.
+
+        Returns
+        -------
+        list of int
+            Number of blocks of each round.
+        """
+        num_buckets = len(buckets)
+        num_opened: list[int] = []
+        if not self._is_stack or self.observer is not None:
+            for now in range(first, first + num_rounds):
+                opening = buckets[now % num_buckets]
+                self.append_blocks(opening)
+                num_opened.append(len(opening))
+            return num_opened
+        free = self._free
+        pop = free.pop
+        num_before = len(free)
+        for now in range(first, first + num_rounds):
+            opening = buckets[now % num_buckets]
+            for request in opening:
+                request.table.append(pop())
+            num_opened.append(len(opening))
+        num_blocks = num_before - len(free)
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+        return num_opened
+
+    def register_blocks(self, requests: Iterable[FastRequest]) -> None:
+        """See `FastTables.register_blocks`: nothing is to be found again."""
+
+    def free(self, request: FastRequest) -> int:
+        """See `FastTables.free`."""
+        table = request.table
+        if table is None:
+            return 0
+        request.table = None
+        num_blocks = len(table)
+        self.num_free_blocks += num_blocks
+        self.num_logical_blocks -= num_blocks
+        if self.observer is not None:
+            self.observer.released(table[::-1])
+        if not self._is_stack:
+            table.reverse()
+        self._free += table
+        return num_blocks
+
+    def watch(
+        self,
+        request: FastRequest | None,
+        num_tokens: int,
+        found: Found,
+    ) -> None:
+        """See `FastTables.watch`: there is nothing to wait for."""
+
+    def will_fill_watched(self, requests: Iterable[FastRequest]) -> bool:
+        """See `FastTables.will_fill_watched`: there is nothing to wait for."""
+        del requests
+        return False
+
+    def take(self, num_blocks: int) -> list[int]:
+        """Return a table of at least one new block, from the front of the queue.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If fewer blocks are free; nothing changes.
+        """
+        if num_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_blocks)
+        free = self._free
+        if self._is_stack:
+            taken = free[: -num_blocks - 1 : -1]
+            del free[-num_blocks:]
+        else:
+            start = self._num_taken
+            stop = start + num_blocks
+            taken = free[start:stop]
+            self._num_taken = stop
+            if stop > _MOST_TAKEN_IDS_KEPT:
+                del free[:stop]
+                self._num_taken = 0
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+        if self.observer is not None:
+            self.observer.taken(taken)
+        return taken
+
+    def _lack_of_blocks(self, num_blocks: int) -> NoFreeBlocksError:
+        return NoFreeBlocksError(
+            f"cannot take {num_blocks} blocks: {self.num_free_blocks} of "
+            f"{self.num_usable_blocks} are free"
+        )
+
+    # -- looking in -----------------------------------------------------------
+
+    def cached_block_ids(self) -> Iterable[int]:
+        """See `FastTables.cached_block_ids`: there is none."""
+        return ()
+
+    def block_ids(self, request: FastRequest) -> list[int]:
+        """Return the ids of a table in logical order."""
+        return list(request.table or ())
+
+    def num_registered_blocks(self, request: FastRequest) -> int:
+        """Return 0: nothing is registered."""
+        del request
+        return 0
+
+    def free_block_ids(self) -> list[int]:
+        """Return the ids of free blocks, the next to be taken first."""
+        return self._free[::-1] if self._is_stack else self._free[self._num_taken :]
+
+    def check(self, requests: Iterable[Any]) -> None:
+        """Prove invariant 2 in O(n).
+
+        Parameters
+        ----------
+        requests
+            Every request that holds a table.
+
+        Raises
+        ------
+        InvariantError
+            If a block is lost, or stands twice.
+        """
+        free = self.free_block_ids()
+        held = [block_id for request in requests for block_id in request.table]
+        require(
+            len(free) == self.num_free_blocks and len(held) == self.num_logical_blocks,
+            f"tables: {len(free)} blocks are free and {len(held)} held, "
+            f"{self.num_free_blocks} and {self.num_logical_blocks} counted",
+        )
+        require(
+            sorted(free + held) == list(range(1, self.num_usable_blocks + 1)),
+            "tables: a block is lost, or stands twice in tables and free queue",
+        )

@@ -1,0 +1,1 @@
+"""Block tables and a block pool by runs of blocks."""

@@ -1,0 +1,101 @@
+"""A block table by runs of blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.errors import require
+from cache.v1.runs.extents import Extent, chain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cache.block_runs import BlockRuns
+    from cache.v1.fast_tables import Found
+
+FAR = 1 << 40
+"""More blocks than any table has: a run that ends behind it grows with its request."""
+
+NOT_GROWING = Extent(None, 0, [], 0)
+"""Stands for "no extent grows"."""
+
+
+class RunTable:
+    """The blocks of a request: registered ones as parts, then the rest as ids.
+
+    Attributes
+    ----------
+    parts, starts
+        The first extent of each part, and the part's first block in the table. A part
+        reaches to the next one; it is as many extents of a run's chain as that takes.
+    num_registered
+        Leading blocks that are findable, or copies of such.
+    unregistered
+        Ids of the blocks behind these.
+    runs
+        Identity of all full blocks.
+    run
+        Index in `runs` of the run of the last registered block, or of one before it.
+    growing
+        An extent of a run without an end, which the next block lengthens unless others
+        hold the extent as well, or something is cached behind it.
+    """
+
+    __slots__ = (
+        "growing",
+        "num_registered",
+        "parts",
+        "run",
+        "runs",
+        "starts",
+        "unregistered",
+    )
+
+    def __init__(self, runs: BlockRuns, found: Found) -> None:
+        self.runs = runs
+        self.parts: list[Extent] = found.parts.copy()
+        self.starts = found.starts.copy()
+        self.num_registered = found.num_blocks
+        self.unregistered: list[int] = []
+        self.run = max(len(self.parts) - 1, 0)
+        self.growing = NOT_GROWING
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield the extents of all parts in logical order."""
+        ends = [*self.starts, self.num_registered][1:]
+        for part, start, end in zip(self.parts, self.starts, ends, strict=True):
+            yield from chain(part, end - start)
+
+    def block_ids(self) -> list[int]:
+        """Return the table as block ids."""
+        ids = [block_id for extent in self.extents() for block_id in extent.ids]
+        return ids + self.unregistered
+
+    def check(self, who: str) -> None:
+        """Prove that the extents are those of the runs, block by block.
+
+        Parameters
+        ----------
+        who
+            Whose table it is, for the message.
+
+        Raises
+        ------
+        InvariantError
+            With the rule, the owner and the extent.
+        """
+        runs, position, run = self.runs, 0, 0
+        for extent in self.extents():
+            while position >= runs.ends[run]:
+                run += 1
+            index = position - (runs.ends[run - 1] if run else 0)
+            require(
+                (extent.key, extent.start) == (runs.keys[run], index),
+                f"{who}: {extent} stands for block {index} of run {runs.keys[run]}",
+            )
+            position += len(extent.ids)
+            require(position <= runs.ends[run], f"{who}: {extent} leaves its run")
+        require(
+            position == self.num_registered,
+            f"{who}: {position} blocks in extents, {self.num_registered} registered",
+        )

@@ -1,0 +1,368 @@
+"""Block tables of the V1 engine with prefix caching, by runs of blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from cache.block_runs import BlockRuns, HashedRuns
+from cache.errors import CacheError, NoFreeBlocksError, require
+from cache.tokens import RunTokens, SegmentTokens
+from cache.v1.fast_tables import Found
+from cache.v1.runs.pool import RunPool
+from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from cache.stats import BlockObserver
+    from cache.v1.fast_tables import FastRequest
+    from cache.v1.runs.extents import Extent
+
+
+class RunTables:
+    """Block tables with prefix caching, at a cost of runs, not of blocks.
+
+    Equal to `cache.v1.manager.KVCacheManager` with ``enable_caching=True`` and no
+    sliding window, block by block; see `cache.v1.fast_tables.FastTables`. A prompt's
+    blocks inside one segment are found, shared, freed and evicted together
+    (`cache.block_runs`); tokens that are no segments have runs of one block.
+
+    ::
+
+        request.tokens --runs--> (run key, blocks) --first[key]--> extents
+        table  | part | part | part | unregistered ids |
+
+    Parameters
+    ----------
+    num_gpu_blocks
+        Size of the pool, the null block included; at least 2.
+    block_size
+        Tokens a block, at least 1.
+    unhashed_first
+        See `cache.v1.block_pool.BlockPool`.
+
+    Raises
+    ------
+    CacheError
+        If the pool is too small or a block has no token.
+    """
+
+    def __init__(
+        self, num_gpu_blocks: int, block_size: int, *, unhashed_first: bool
+    ) -> None:
+        if block_size < 1:
+            raise CacheError(f"block_size must be at least 1, got {block_size}")
+        self.block_size = block_size
+        self.num_usable_blocks = num_gpu_blocks - 1
+        self.num_free_blocks = num_gpu_blocks - 1
+        self.num_logical_blocks = 0
+        self.watch_hit = False
+        self._pool = RunPool(num_gpu_blocks, unhashed_first=unhashed_first)
+        self._index = self._pool.index
+        self._first = self._index.first
+        self._watched: dict[int, int] = {}  # run key to blocks of it that are wanted
+        # Runs of requests that were looked up and wait, by request id; a table keeps
+        # its own, and they go with it.
+        self._runs: dict[int, BlockRuns] = {}
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks that were taken for new content."""
+        return self._pool.num_evictions
+
+    @property
+    def observer(self) -> BlockObserver | None:
+        """Told which blocks move, or None."""
+        return self._pool.observer
+
+    @observer.setter
+    def observer(self, observer: BlockObserver | None) -> None:
+        self._pool.observer = observer
+
+    # -- a prompt -------------------------------------------------------------
+
+    def find(self, request: FastRequest, num_tokens: int) -> Found:
+        """See `FastTables.find`. O(runs hit), and O(all runs) the first time."""
+        limit = (num_tokens - 1) // self.block_size
+        parts: list[Extent] = []
+        starts: list[int] = []
+        position = num_revived = 0
+        if limit > 0:
+            runs = self._runs_of(request, limit)
+            get = self._first.get
+            for key, run_end in zip(runs.keys, runs.ends, strict=True):
+                extent = get(key)
+                if extent is None:
+                    break
+                parts.append(extent)
+                starts.append(position)
+                end = run_end if run_end < limit else limit
+                if len(extent.ids) == end - position:
+                    if not extent.num_refs:
+                        num_revived += end - position
+                    position = end
+                else:
+                    position, revived = _walk(extent, position, end)
+                    num_revived += revived
+                    if position < end:
+                        break
+                if end == limit:
+                    break
+        return Found(position, num_revived, parts, starts)
+
+    def _runs_of(self, request: FastRequest, num_blocks: int) -> BlockRuns:
+        """Return the runs of a waiting request, over `num_blocks` blocks at least."""
+        runs = self._runs.get(request.request_id)
+        if runs is None:
+            tokens = request.tokens
+            if isinstance(tokens, SegmentTokens | RunTokens):
+                runs = tokens.block_runs(self.block_size)
+            else:
+                runs = HashedRuns(tokens, self.block_size)
+            self._runs[request.request_id] = runs
+        if not runs.ends or num_blocks > runs.ends[-1]:
+            runs.cover(num_blocks)
+        return runs
+
+    def begin(self, request: FastRequest, num_tokens: int, found: Found) -> None:
+        """See `FastTables.begin`. O(runs)."""
+        num_new_blocks = -(-num_tokens // self.block_size) - found.num_blocks
+        if num_new_blocks + found.num_revived > self.num_free_blocks:
+            raise self._lack_of_blocks(num_new_blocks + found.num_revived)
+        runs = self._runs_of(request, num_tokens // self.block_size)
+        del self._runs[request.request_id]
+        table = request.table = RunTable(runs, found)
+        if found.parts:
+            self.num_free_blocks -= found.num_revived
+            self.num_logical_blocks += found.num_blocks
+            self._pool.share(found.parts, found.starts, found.num_blocks)
+        self._lengthen(table, num_new_blocks, num_tokens)
+
+    def extend(self, request: FastRequest, num_tokens: int) -> None:
+        """See `FastTables.extend`. O(runs)."""
+        table: RunTable = request.table
+        num_held = table.num_registered + len(table.unregistered)
+        num_new_blocks = max(-(-num_tokens // self.block_size) - num_held, 0)
+        if num_new_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_new_blocks)
+        self._lengthen(table, num_new_blocks, num_tokens)
+
+    def _lack_of_blocks(self, num_blocks: int) -> NoFreeBlocksError:
+        return NoFreeBlocksError(
+            f"cannot take {num_blocks} blocks: {self.num_free_blocks} of "
+            f"{self.num_usable_blocks} are free"
+        )
+
+    def _lengthen(self, table: RunTable, num_new_blocks: int, num_tokens: int) -> None:
+        """Add blocks to a table and register what `num_tokens` tokens fill."""
+        if num_new_blocks > 0:
+            table.unregistered += self._pool.take(num_new_blocks)
+            self.num_free_blocks -= num_new_blocks
+            self.num_logical_blocks += num_new_blocks
+        num_full = num_tokens // self.block_size - table.num_registered
+        if num_full > 0:
+            self._register(table, num_full)
+
+    # -- decodes --------------------------------------------------------------
+
+    def append_blocks(self, requests: Collection[FastRequest]) -> None:
+        """See `FastTables.append_blocks`."""
+        num_blocks = len(requests)
+        if num_blocks > self.num_free_blocks:
+            raise self._lack_of_blocks(num_blocks)
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+        pop = self._pool.ids_to_pop(num_blocks).pop
+        for request in requests:
+            request.table.unregistered.append(pop())
+
+    def register_blocks(self, requests: Iterable[FastRequest]) -> None:
+        """See `FastTables.register_blocks`."""
+        watched = self._watched
+        for request in requests:
+            table: RunTable = request.table
+            extent = table.growing
+            if (
+                extent.num_refs == 1
+                and extent.after is None
+                and extent.key not in watched
+            ):
+                extent.ids.append(table.unregistered.pop(0))
+                table.num_registered += 1
+            else:
+                self._register(table, 1)
+
+    # -- registration ---------------------------------------------------------
+
+    def _register(self, table: RunTable, num_blocks: int) -> None:
+        """Make the next `num_blocks` blocks of a table findable. O(runs)."""
+        ids = table.unregistered
+        keys, ends = table.runs.keys, table.runs.ends
+        run, position = table.run, table.num_registered
+        stop = position + num_blocks
+        if not ends or stop > ends[-1]:
+            table.runs.cover(stop)
+        done = 0
+        while done < num_blocks:
+            while position >= ends[run]:
+                run += 1
+            key, end = keys[run], ends[run]
+            fresh = ids[done : (end if end < stop else stop) - position + done]
+            if key in self._first:
+                num_done = self._go_on(table, run, fresh)
+            else:
+                num_done = len(fresh)
+                self._add_part(table, self._index.append(key, None, fresh))
+            done += num_done
+            position += num_done
+            table.num_registered = position
+        table.run = run
+        if ends[run] < FAR:
+            table.growing = NOT_GROWING
+        del ids[:num_blocks]
+
+    def _add_part(self, table: RunTable, extent: Extent) -> None:
+        """Register an extent that a table begins."""
+        table.parts.append(extent)
+        table.starts.append(table.num_registered)
+        table.growing = extent
+        if extent.key in self._watched:
+            self._tell_watcher(extent.key, extent.start)
+
+    def _go_on(self, table: RunTable, run: int, ids: list[int]) -> int:
+        """Register blocks of a run of which some are cached; return how many."""
+        key = table.runs.keys[run]
+        last = self._index.last(key)
+        num_cached = last.start + len(last.ids)
+        index = table.num_registered - (table.runs.ends[run - 1] if run else 0)
+        if index < num_cached:  # computed, although it was cached meanwhile
+            copy = self._index.add_copy(key, index, ids[0])
+            table.parts.append(copy)
+            table.starts.append(table.num_registered)
+            table.growing = NOT_GROWING
+            return 1
+        if last.num_refs == 1 and not table.parts[-1].is_copy:  # it is the table's own
+            last.ids += ids
+            table.growing = last
+            if key in self._watched:
+                self._tell_watcher(key, index)
+        else:
+            self._add_part(table, self._index.append(key, last, ids))
+        return len(ids)
+
+    def _tell_watcher(self, key: int, index: int) -> None:
+        """Note that block `index` of a watched run, and maybe more, became findable."""
+        if index < self._watched[key]:
+            self.watch_hit = True
+
+    def watch(self, request: FastRequest | None, num_tokens: int, found: Found) -> None:
+        """See `FastTables.watch`. O(runs)."""
+        del found  # whatever becomes findable of a prompt lengthens its cached prefix
+        self.watch_hit = False
+        self._watched.clear()
+        limit = (num_tokens - 1) // self.block_size
+        if request is None or limit <= 0:
+            return
+        runs = self._runs_of(request, limit)
+        start = 0
+        for key, end in zip(runs.keys, runs.ends, strict=True):
+            self._watched[key] = min(end, limit) - start
+            start = end
+            if end >= limit:
+                return
+
+    def will_fill_watched(self, requests: Iterable[FastRequest]) -> bool:
+        """See `FastTables.will_fill_watched`. O(requests)."""
+        watched = self._watched
+        if not watched:
+            return False
+        for request in requests:
+            table: RunTable = request.table
+            runs = table.runs
+            if type(runs) is not BlockRuns:
+                return True  # its keys are not known before they are hashed
+            first = table.run
+            if first < len(runs.ends) and runs.ends[first] <= table.num_registered:
+                first += 1
+            for key in runs.keys[first:]:
+                if key in watched:
+                    return True
+        return False
+
+    # -- release --------------------------------------------------------------
+
+    def free(self, request: FastRequest) -> int:
+        """See `FastTables.free`. O(runs)."""
+        table: RunTable | None = request.table
+        if table is None:
+            self._runs.pop(request.request_id, None)  # looked up, and aborted since
+            return 0
+        request.table = None
+        pool = self._pool
+        num_freed = len(table.unregistered)
+        self.num_logical_blocks -= table.num_registered + num_freed
+        if num_freed:
+            pool.put_unhashed(table.unregistered)
+        num_freed += pool.release(table.parts, table.starts, table.num_registered)
+        self.num_free_blocks += num_freed
+        return num_freed
+
+    # -- looking in -----------------------------------------------------------
+
+    def block_ids(self, request: FastRequest) -> list[int]:
+        """See `FastTables.block_ids`."""
+        table: RunTable | None = request.table
+        return [] if table is None else table.block_ids()
+
+    def free_block_ids(self) -> list[int]:
+        """See `FastTables.free_block_ids`."""
+        return self._pool.free_block_ids()
+
+    def cached_block_ids(self) -> Iterable[int]:
+        """See `FastTables.cached_block_ids`."""
+        extents = self._pool.index.extents()
+        return [block_id for extent in extents for block_id in extent.ids]
+
+    def num_registered_blocks(self, request: FastRequest) -> int:
+        """See `FastTables.num_registered_blocks`."""
+        table: RunTable | None = request.table
+        return 0 if table is None else table.num_registered
+
+    def check(self, requests: Iterable[FastRequest]) -> None:
+        """See `FastTables.check`."""
+        num_refs: Counter[Extent] = Counter()
+        loose: list[int] = []
+        num_logical = 0
+        for request in requests:
+            table: RunTable = request.table
+            num_refs.update(table.extents())
+            loose += table.unregistered
+            num_logical += len(table.block_ids())
+            table.check(f"request {request.request_id}")
+        self._pool.check(num_refs, loose)
+        num_free = len(self._pool.free_block_ids())
+        require(
+            num_free == self.num_free_blocks and num_logical == self.num_logical_blocks,
+            f"tables: {num_free} blocks are free and {num_logical} entries held, "
+            f"{self.num_free_blocks} and {self.num_logical_blocks} counted",
+        )
+
+
+def _walk(extent: Extent, position: int, end: int) -> tuple[int, int]:
+    """Go along a run from its first extent, at block `position`, up to `end`.
+
+    Returns
+    -------
+    (int, int)
+        Block behind the last cached one, and how many of these nobody holds.
+    """
+    num_revived = 0
+    at: Extent | None = extent
+    while at is not None and position < end:
+        num_blocks = min(len(at.ids), end - position)
+        position += num_blocks
+        if not at.num_refs:
+            num_revived += num_blocks
+        at = at.after
+    return position, num_revived

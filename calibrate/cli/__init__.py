@@ -1,0 +1,1 @@
+"""The command groups ``kvsim calibrate`` and ``kvsim profile``."""

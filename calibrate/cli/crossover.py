@@ -1,0 +1,84 @@
+"""``kvsim profile show --crossover``: swap or recompute, for a model on a GPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calibrate.cli.output import print_json
+from sim.costs.crossover import shown
+from sim.errors import UserError
+
+if TYPE_CHECKING:
+    from sim.costs.crossover import Crossover
+    from sim.costs.crossover_question import CrossoverReport, Question
+
+_NUM_ROWS = 14
+
+
+def show_crossover(
+    question: Question, *, out: Path | None, json: bool, quiet: bool
+) -> int:
+    """Compare, print and draw.
+
+    Raises
+    ------
+    UserError
+        When something needed is missing or wrong; nothing is written then.
+    """
+    if out is not None and out.suffix.lower() != ".png":
+        raise UserError(f"--out is a figure and must end in .png; got '{out}'")
+    report = question.answer()
+    if out is not None:
+        _draw(report, out)
+    if json:
+        print_json({"question": report.title, **report.found.to_json()})
+    elif quiet:
+        for name, words in report.sentences.items():
+            print(f"{name}: {words}")
+    else:
+        _print(report.found, report.title, out)
+    return 0
+
+
+def _print(found: Crossover, below: str, out: Path | None) -> None:
+    print(below)
+    again = "recompute*" if found.extrapolated else "recompute"
+    names = [f"{n}*" if swap.extrapolated else n for n, swap in found.swaps.items()]
+    print("ms".ljust(8), *(f"{name:>11}" for name in (again, *names)))
+    for place in shown(found.num_tokens, _NUM_ROWS).tolist():
+        bands = (found.recompute, *(swap.band for swap in found.swaps.values()))
+        cells = (f"{1e3 * band.seconds[place]:>11,.2f}" for band in bands)
+        print(f"{found.num_tokens[place]:<8,}", *cells)
+    for name, words in found.sentences().items():
+        print(f"{name}: {words}")
+    if found.extrapolated or any(swap.extrapolated for swap in found.swaps.values()):
+        print("* in part or whole an estimate, not measured in this shape")
+    if out is not None:
+        print(f"drawn in {out}")
+
+
+def _draw(report: CrossoverReport, out: Path) -> None:
+    """Write the figure, whole or not at all."""
+    from sim.views.plots.style import to_png
+
+    pixels = to_png(report.plot())
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    except OSError as error:
+        raise UserError(
+            f"--out: '{out}' cannot be written: {error.strerror}; give another path"
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(pixels)
+        Path(name).chmod(0o644)
+        Path(name).replace(out)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise UserError(
+            f"--out: '{out}' cannot be written: {error.strerror}; give another path"
+        ) from error

@@ -1,0 +1,104 @@
+"""``kvsim capacity``: how many KV blocks fit, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def capacity(
+    *,
+    model: str,
+    gpu: str,
+    tensor_parallel_size: int = 1,
+    gpu_memory_utilization: float = 0.9,
+    block_size: int = 16,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    engine_version: str = "0.33",
+    enforce_eager: Flag = False,
+    num_gpu_blocks_override: int | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    weights_gib: float | None = None,
+    quiet: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Predict the number of KV blocks of an engine, explained GiB by GiB.
+
+    Parameters
+    ----------
+    model
+        Bundled name, or path to a config.json.
+    gpu
+        GPU name, such as h200_sxm.
+    tensor_parallel_size
+        Number of GPUs that share the model.
+    gpu_memory_utilization
+        Share of physical memory that the engine may use.
+    block_size
+        Tokens a block.
+    dtype
+        Data type of the weights; auto takes the model's own.
+    quantization
+        Quantisation scheme of the weights.
+    kv_cache_dtype
+        Data type of the KV cache: auto (the model's) or fp8.
+    max_model_len
+        Longest sequence; default: the model's own, or what the pool holds.
+    max_num_seqs
+        Most running sequences; default: the release's for this GPU.
+    max_num_batched_tokens
+        Token budget of a step; default: the release's for this GPU.
+    engine_version
+        vLLM release, such as 0.11 or 0.19; or 5.17 for transformers.
+    enforce_eager
+        Without CUDA graphs.
+    num_gpu_blocks_override
+        Use this many blocks, whatever fits.
+    kv_cache_memory_bytes
+        Use this much memory for the cache, whatever fits.
+    weights_gib
+        Weights of a rank in GiB, from an engine's log, instead of counting them.
+    quiet
+        Print the number of blocks only.
+    json
+        Print the estimate as JSON.
+    """
+    from sim.hardware.capacity import estimate_capacity, format_capacity
+    from sim.hardware.gpus import load_gpu
+    from sim.hardware.models.bundled import load_model
+
+    estimate = estimate_capacity(
+        model=load_model(model),
+        gpu=load_gpu(gpu),
+        tensor_parallel_size=tensor_parallel_size,
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        engine_version=engine_version,
+        enforce_eager=enforce_eager,
+        num_gpu_blocks_override=num_gpu_blocks_override,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        weights_gib=weights_gib,
+    )
+    if json:
+        from json import dumps
+
+        print(dumps(estimate.to_dict(), indent=2, allow_nan=False))
+    elif quiet:
+        print(estimate.num_gpu_blocks)
+    else:
+        print(format_capacity(estimate))
+    return 0

@@ -1,0 +1,232 @@
+"""``kvsim conform``: our V1 scheduler beside the installed vLLM's own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from sim.cli.run import StrictInt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sim.studies.conformance import DecisionWorkload
+    from sim.studies.conformance.conform import Coverage
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+EXIT_DIFFERENT = 1
+
+
+def conform(
+    *workloads: Path,
+    num: StrictInt = 100,
+    seed: StrictInt = 0,
+    engine_version: str | None = None,
+    out: Path | None = None,
+    overwrite: Flag = False,
+    quiet: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Compare our V1 scheduler with the installed vLLM's own, decision by decision.
+
+    Each workload goes through both, without a GPU; every field of every step must be
+    equal, block ids included. Exit status 1 if one is not: the first workload that
+    differs is made as small as it can be and still differ, and shown in words.
+
+    Parameters
+    ----------
+    workloads
+        Workload files, as of 'kvsim decisions'; their reference gives way to the
+        installed release. Default: random workloads.
+    num
+        How many random workloads.
+    seed
+        Of the first random workload; the others count up.
+    engine_version
+        Release that ours follows. Default: the installed one, or the newest that we
+        know if that is newer.
+    out
+        Where to write the smallest workload that differs.
+    overwrite
+        Replace an existing file.
+    quiet
+        Print nothing but errors.
+    json
+        Print the result as JSON.
+    """
+    from sim.errors import ConfigError
+    from sim.scheduler.hosted.api import load_api, nearest_release
+    from sim.scheduler.v1.dialect import dialect_of
+
+    _check_out(out, workloads, overwrite=overwrite)
+    for name, least, value in (("--num", 1, num), ("--seed", 0, seed)):
+        if value < least:
+            raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
+    installed = load_api().installed
+    release = engine_version or nearest_release(installed)
+    dialect_of(release)
+    tried = (
+        _read(workloads, release)
+        if workloads
+        else _drawn(range(seed, seed + num), release)
+    )
+    with _progress(len(workloads) or num, shown=not quiet and not json) as advance:
+        found = _compare_all(tried, advance, is_random=not workloads)
+    _report(found, (installed, release), out, quiet=quiet, as_json=json)
+    return EXIT_DIFFERENT if found.differing else 0
+
+
+def _check_out(out: Path | None, workloads: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse a file that cannot, or should not, be written; before the work."""
+    from sim.errors import ConfigError
+
+    if out is None:
+        return
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {out.parent}; make it")
+    if out.exists():
+        if not overwrite:
+            raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
+        if any(path.exists() and out.samefile(path) for path in workloads):
+            raise ConfigError(f"{out} is a workload itself; name another --out")
+
+
+def _report(
+    found: _Found,
+    versions: tuple[str, str],
+    out: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Print what was found, and write the smallest workload that differs."""
+    from json import dumps
+
+    from sim.studies.conformance import write_log
+    from sim.studies.conformance.conform import as_file, smallest
+
+    installed, release = versions
+    result = {"installed": installed, "compared_as": release} | found.to_dict()
+    words = f"vLLM {installed} hosted, beside our v1 as {release}\n{found.in_words()}"
+    if found.differing:
+        small, difference = smallest(found.differing[0])
+        if out is not None:
+            write_log([as_file(small)], out)
+        result["first_difference"] = difference.to_dict()
+        result["smallest"] = as_file(small)
+        kept = f"in {out}" if out is not None else "keep it with --out FILE"
+        words += (
+            f"\nthe first of them, made small: {len(small.requests)} requests, {kept}\n"
+            + difference.in_words((f"vLLM {installed}", "kvsim"))
+        )
+    if as_json:
+        print(dumps(result, indent=2))
+    elif not quiet:
+        print(words)
+
+
+class _Found:
+    """What a comparison of many workloads found."""
+
+    def __init__(self, coverage: Coverage) -> None:
+        self.coverage = coverage
+        self.differing: list[DecisionWorkload] = []
+        self.refused: list[str] = []
+
+    def in_words(self) -> str:
+        """Return the counts, and whether all are equal."""
+        lines = [self.coverage.in_words()]
+        if self.refused:
+            lines.append(
+                f"{len(self.refused):,} more could not be set up, the first because: "
+                f"{self.refused[0]}"
+            )
+        names = ", ".join(workload.name for workload in self.differing[:10])
+        lines.append(
+            f"{len(self.differing):,} of {self.coverage.num_workloads:,} differ: "
+            f"{names}"
+            if self.differing
+            else "equal: every field of every step"
+        )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain data, JSON-ready."""
+        return self.coverage.to_dict() | {
+            "num_refused": len(self.refused),
+            "differing": [workload.name for workload in self.differing],
+        }
+
+
+def _compare_all(
+    workloads: Iterator[DecisionWorkload],
+    advance: Callable[[], None],
+    *,
+    is_random: bool,
+) -> _Found:
+    from sim.errors import ConfigError, SchedulerError
+    from sim.studies.conformance.conform import Coverage, compare
+
+    found = _Found(Coverage())
+    for workload in workloads:
+        try:
+            comparison = compare(workload)
+        except SchedulerError as error:
+            if not is_random:
+                raise ConfigError(f"{workload.name}: {error}") from error
+            found.refused.append(str(error))
+        else:
+            found.coverage.add(workload, comparison)
+            if comparison.difference is not None:
+                found.differing.append(workload)
+        advance()
+    if not found.coverage.num_workloads:
+        raise ConfigError(
+            f"none of {len(found.refused):,} random workloads could be set up: "
+            f"{found.refused[0]}"
+        )
+    return found
+
+
+def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
+    from sim.errors import ConfigError
+    from sim.studies.conformance import load_workload
+
+    for path in paths:
+        workload = load_workload(path)
+        if workload.generation != "v1":
+            raise ConfigError(
+                f"{path}: a hosted vLLM takes workloads of V1, and the reference "
+                f"{workload.reference!r} is of {workload.generation}; leave it out"
+            )
+        yield workload.model_copy(
+            update={"reference": f"vllm {release}", "name": str(path)}
+        )
+
+
+def _drawn(seeds: Sequence[int], release: str) -> Iterator[DecisionWorkload]:
+    from sim.studies.conformance.random_v1 import random_workload
+
+    for seed in seeds:
+        yield random_workload(seed, release)
+
+
+@contextmanager
+def _progress(num_workloads: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Show how many workloads were compared, on stderr where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield lambda: None
+        return
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task("", total=num_workloads)
+        yield lambda: bar.advance(task)

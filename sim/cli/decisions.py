@@ -1,0 +1,164 @@
+"""``kvsim decisions``: the schedule of a workload, step by step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from sim.studies.conformance import DecisionDriver, DecisionWorkload
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+EXIT_DIFFERENT = 1
+
+
+def decisions(
+    workload: Path | None = None,
+    /,
+    *,
+    out: Path | None = None,
+    diff: Annotated[tuple[Path, Path] | None, Parameter(negative="")] = None,
+    scheduler: Literal["vllm"] | None = None,
+    check: Flag = False,
+    overwrite: Flag = False,
+    quiet: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Write the schedule of a workload step by step, or show where two logs part.
+
+    Parameters
+    ----------
+    workload
+        Workload file (JSON): requests by step, and the engine. Its "reference", such
+        as "vllm 0.33.0" or "transformers 5.17.0", picks the generation.
+    out
+        Where to write the log, a JSON object a step; compressed if it ends in .gz.
+        Default: standard output.
+    diff
+        Two logs, A B: show their first difference in words instead. Exit status 1 if
+        they differ.
+    scheduler
+        vllm: let the installed vLLM's own scheduler decide, whatever release the
+        reference names (V1 only).
+    check
+        Prove the scheduler's invariants after every call.
+    overwrite
+        Replace an existing file.
+    quiet
+        Print nothing but errors.
+    json
+        Print the result, or the difference, as JSON.
+    """
+    from sim.errors import ConfigError
+
+    if diff is not None:
+        if workload is not None or out is not None or scheduler is not None:
+            raise ConfigError(
+                "--diff compares two logs that exist; give it alone, without a "
+                "workload, --out and --scheduler"
+            )
+        return _compare(diff, quiet=quiet, as_json=json)
+    if workload is None:
+        raise ConfigError("give a workload file and --out LOG.jsonl.gz, or --diff A B")
+    if out is not None and out.exists():
+        if not overwrite:
+            raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
+        if workload.exists() and out.samefile(workload):
+            raise ConfigError(f"{out} is the workload itself; name another --out")
+    from sim.studies.conformance import load_workload
+
+    asked = load_workload(workload)
+    driver = _driver(workload, asked, check=check, hosted=scheduler is not None)
+    return _write(asked, driver, out, quiet=quiet, as_json=json)
+
+
+def _driver(
+    path: Path, workload: DecisionWorkload, *, check: bool, hosted: bool
+) -> DecisionDriver:
+    from sim.errors import ConfigError, SchedulerError
+    from sim.studies.conformance import DecisionDriver
+    from sim.studies.conformance.engines import hosted_scheduler
+
+    try:
+        scheduler = hosted_scheduler(workload) if hosted else None
+        return DecisionDriver(workload, check=check, scheduler=scheduler)
+    except SchedulerError as error:
+        raise ConfigError(f"{path}: config: {error}") from error
+
+
+def _write(
+    workload: DecisionWorkload,
+    driver: DecisionDriver,
+    out: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    from json import dumps
+
+    from sim.studies.conformance import write_log
+
+    if out is None:
+        for line in driver.lines():
+            print(dumps(line, separators=(",", ":")))
+        return 0
+    write_log(driver.lines(), out)
+    result: dict[str, Any] = {
+        "name": workload.name,
+        "reference": workload.reference,
+        "generation": workload.generation,
+        "num_requests": len(workload.requests),
+        "num_steps": driver.num_steps,
+        "num_preemptions": driver.num_preemptions,
+        "ending": driver.ending,
+        "log": str(out),
+    }
+    if (installed := getattr(driver.scheduler, "installed", None)) is not None:
+        result["hosted_vllm"] = installed
+    if as_json:
+        print(dumps(result, indent=2))
+    elif not quiet:
+        print(
+            f"{workload.name}: {_who(workload, driver)}, "
+            f"{len(workload.requests):,} requests, {driver.num_steps:,} steps, "
+            f"{driver.num_preemptions:,} preemptions; {_ENDINGS[driver.ending]}; "
+            f"log in {out}"
+        )
+    return 0
+
+
+def _who(workload: DecisionWorkload, driver: DecisionDriver) -> str:
+    """Say whose decisions they are."""
+    installed = getattr(driver.scheduler, "installed", None)
+    if installed is None:
+        return f"{workload.generation} as {workload.reference}"
+    return f"vLLM {installed} itself (reference: {workload.reference})"
+
+
+_ENDINGS = {
+    "done": "all requests done",
+    "stalled": "stalled: nothing can move any more, as in the reference",
+    "no_room": "ended, as the reference does: nobody finds a block or can be evicted",
+    "swap_oom": "ended for lack of CPU swap space, as the reference does",
+}
+
+
+def _compare(paths: tuple[Path, Path], *, quiet: bool, as_json: bool) -> int:
+    from json import dumps
+
+    from sim.studies.conformance import first_difference, read_log
+
+    difference = first_difference(*(read_log(path) for path in paths))
+    if as_json:
+        found = None if difference is None else difference.to_dict()
+        print(dumps({"equal": difference is None, "first_difference": found}))
+    elif difference is not None and not quiet:
+        print(difference.in_words((f"A, {paths[0].name}", f"B, {paths[1].name}")))
+    elif not quiet:
+        print(f"equal: {paths[0]} and {paths[1]} take the same decisions")
+    sys.stdout.flush()
+    return 0 if difference is None else EXIT_DIFFERENT

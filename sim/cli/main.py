@@ -1,0 +1,139 @@
+"""The command line: thin commands, and what becomes of an error.
+
+Exit status: 0 for success, 2 for a mistake of the user's (one line), 1 for a fault of
+ours, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from io import TextIOWrapper
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cyclopts import App
+
+COMMAND_GROUP = "kvsim.commands"
+"""Entry-point group through which other packages add commands."""
+
+EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+HELP = """Simulate KV-cache scheduling of LLM serving engines.
+
+How will this KV cache behave under this traffic: preemptions, cache usage,
+latencies and capacity, before anyone rents the GPU.
+"""
+
+COMMANDS = {
+    "run": (
+        "sim.cli.run:run",
+        "Run one simulation: summary, results and figures.",
+    ),
+    "sweep": (
+        "sim.cli.sweep:sweep",
+        "Run a configuration many times, on this machine or on a Ray cluster.",
+    ),
+    "plan": (
+        "sim.cli.plan:plan",
+        "Find the cheapest way to serve traffic, and how much a configuration holds.",
+    ),
+    "capacity": (
+        "sim.cli.capacity:capacity",
+        "Predict the number of KV blocks, explained GiB by GiB.",
+    ),
+    "decisions": (
+        "sim.cli.decisions:decisions",
+        "Write a schedule step by step, or show where two part.",
+    ),
+    "conform": (
+        "sim.cli.conform:conform",
+        "Compare our scheduler with the installed vLLM's own, decision by decision.",
+    ),
+    "validate": (
+        "sim.cli.validate:validate",
+        "Simulate a run that was measured, and report the errors.",
+    ),
+    "plot": (
+        "sim.cli.plot:plot",
+        "Draw figures of runs, of a sweep or of a plan.",
+    ),
+    "report": (
+        "sim.cli.report:report",
+        "Write one page to look at: a run, several compared, a sweep or a plan.",
+    ),
+    "export": (
+        "sim.cli.export:export",
+        "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus text, CSV.",
+    ),
+    "workload": (
+        "sim.cli.workload:app",
+        "Traffic: statistics, generation, conversion, miss-ratio curves.",
+    ),
+}
+
+
+def build_app() -> App:
+    """Put the command line together."""
+    from importlib.metadata import entry_points, version
+
+    from cyclopts import App
+
+    app = App(
+        name="kvsim",
+        help=HELP,
+        version=lambda: version("kvsim"),
+        version_flags=["--version"],
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,  # `run` below says so, and with which status
+    )
+    # Named here by text, so that --help imports none of them.
+    for name, (target, help_line) in COMMANDS.items():
+        app.command(target, name=name, help=help_line)
+    for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda p: p.name):
+        # Loaded for its help line: such a module must import nothing heavy.
+        app.command(point.load(), name=point.name)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``kvsim`` and leave with its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be bytes
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``kvsim`` with `arguments` and return the exit status."""
+    try:
+        status = build_app()(list(arguments), exit_on_error=False, print_error=False)
+    except KeyboardInterrupt:
+        print("kvsim: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        line = _users_mistake(error)
+        if line is None:
+            raise
+        return _refuse(" ".join(line.split()))
+    return status if isinstance(status, int) else EXIT_OK
+
+
+def _users_mistake(error: Exception) -> str | None:
+    """Return what to tell the user, or None where the fault is ours."""
+    from cyclopts import CycloptsError
+
+    from sim.config.plug import fault_in_user_code
+    from sim.errors import UserError
+    from workloads.errors import WorkloadError
+
+    # An OSError that got this far is a full disk or a closed terminal.
+    if isinstance(error, UserError | WorkloadError | CycloptsError | OSError):
+        return str(error)
+    return fault_in_user_code(error)
+
+
+def _refuse(line: str) -> int:
+    print(f"kvsim: {line}", file=sys.stderr)
+    return EXIT_USER

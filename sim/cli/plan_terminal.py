@@ -1,0 +1,198 @@
+"""What ``kvsim plan`` shows: its phases as they go, and the plan as tables."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sim.cli.terminal import WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+_RESOURCES = {
+    "kv_capacity": "KV capacity",
+    "compute": "compute",
+    "memory_bandwidth": "memory bandwidth",
+    "swap_bandwidth": "swap bandwidth",
+    "interconnect": "interconnect",
+    "host": "host",
+}
+_STATUS = {
+    "does_not_fit": "does not fit",
+    "misses_idle": "too slow, even idle",
+    "rejects": "cannot serve all",
+    "too_many": "too many replicas",
+}
+_BOUNDS = {"high": ">= ", "low": "< "}
+"""Before a rate at which the search ended because the plan bounds it."""
+_TOP = 3
+
+
+@contextmanager
+def phases_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the phase, how much of it is done and the time left in it, on stderr."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1)
+
+        def update(phase: str, done: int, total: int) -> None:
+            if not done:
+                bar.reset(task, total=max(total, 1), description=phase)
+            bar.update(task, completed=done)
+
+        yield update
+
+
+def print_plan(plan: Mapping[str, Any], directory: Path, wall_s: float) -> None:
+    """Print the plan on stdout."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    for text in plan_lines(plan):
+        console.print(text, soft_wrap=not isinstance(text, Table))
+    console.print(Text(f"found in {wall_s:.0f} s; results in {directory}"))
+
+
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[Table | Text]:
+    """Yield what is printed: tables, and lines between them."""
+    traffic = plan["traffic"]
+    yield Text(f"{traffic['title']}: {traffic['rate']:.4g} requests/s", style="bold")
+    yield Text("; ".join(o["rule"] for o in plan["objectives"]))
+    yield _rates(plan)
+    yield _fleets(plan)
+    for line in answers(plan):
+        yield Text(line)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for i, column in enumerate(columns):
+        is_text = i == 0 or column in {"binds", "latency"}
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
+    return table
+
+
+def _rates(plan: Mapping[str, Any]) -> Table:
+    confidence = plan["search"]["confidence"]
+    table = _table(
+        "one engine",
+        "requests/s",
+        f"{confidence:.0%} interval",
+        "if steps off",
+        "spread",
+        "binds",
+    )
+    for each in plan["candidates"]:
+        if "rate" not in each:
+            said = _STATUS.get(each["status"], each["status"])
+            table.add_row(each["name"], "-", said)
+            continue
+        rate, binding = each["rate"], each["binding"]
+        table.add_row(
+            each["name"],
+            f"{_BOUNDS.get(rate['at_bound'], '')}{rate['value']:.4g}",
+            f"{rate['low']:.3g} to {rate['high']:.3g}",
+            f"{rate['cost_low']:.3g} to {rate['cost_high']:.3g}",
+            f"{rate['spread']:.1%}",
+            _resource(binding["resource"]) if binding else "-",
+        )
+    return table
+
+
+def _resource(name: str) -> str:
+    return _RESOURCES.get(name, name)
+
+
+def _fleets(plan: Mapping[str, Any]) -> Table:
+    currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
+    table = _table(
+        "all traffic",
+        "replicas",
+        "GPUs",
+        f"{currency}/h",
+        f"{currency}/M output",
+        latency,
+        "",
+    )
+    on_front = {
+        (p["candidate"], p["replicas"])
+        for p in plan["pareto"]["points"]
+        if p["on_front"]
+    }
+    served = [each for each in plan["candidates"] if each.get("replicas")]
+    for each in sorted(served, key=lambda e: (e["model"], e["cost_per_hour"])):
+        fleet = next(f for f in each["fleets"] if f["replicas"] == each["replicas"])
+        value = fleet["values"].get(latency)
+        per_million = each["cost_per_million_output_tokens"]
+        table.add_row(
+            each["name"],
+            f"{each['replicas']:,}",
+            f"{each['num_gpus']:,}",
+            f"{each['cost_per_hour']:,.2f}",
+            "-" if per_million is None else f"{per_million:,.2f}",
+            "-" if value is None else f"{value['value']:,.0f}",
+            "front" if (each["name"], each["replicas"]) in on_front else "",
+        )
+    return table
+
+
+def answers(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the plan says in sentences."""
+    by_name = {each["name"]: each for each in plan["candidates"]}
+    currency = plan["prices"]["currency"]
+    for model, name in plan["cheapest"].items():
+        each = by_name[name]
+        yield (
+            f"cheapest for {model}: {each['replicas']:,} x {name} at "
+            f"{each['cost_per_hour']:,.2f} {currency} an hour; "
+            f"{each['binding']['sentence']}"
+        )
+        yield f"  {each['serve_command']}"
+    for name, found in plan["sensitivity"].items():
+        if found["verdict"]:
+            yield f"{name}: {found['verdict']}"
+        moves = _largest(found["effects"])
+        if moves:
+            yield f"  settings that move its rate most: {moves}"
+    for each in plan["candidates"]:
+        if each["reason"]:
+            yield f"{each['name']}: {each['reason']}"
+    yield from (f"note: {note}" for note in plan["notes"])
+    if plan["prices"]["note"] or plan["prices"]["date"]:
+        said = " ".join(filter(None, (plan["prices"]["date"], plan["prices"]["note"])))
+        yield f"prices: {said}"
+
+
+def _largest(effects: list[dict[str, Any]]) -> str:
+    """Return the settings, not the resources, with the largest effects."""
+    known = [e for e in effects if e["rate_gain"] is not None and _is_setting(e)]
+    known.sort(key=lambda e: -abs(e["rate_gain"]))
+    return "; ".join(
+        f"{e['lever']} {e['change']} {e['rate_gain']:+.1%}"
+        for e in known[:_TOP]
+        if abs(e["rate_gain"]) >= 0.005
+    )
+
+
+def _is_setting(effect: Mapping[str, Any]) -> bool:
+    return not effect["resource"]

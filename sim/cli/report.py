@@ -1,0 +1,51 @@
+"""``kvsim report``: one page to look at, and to send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def report(
+    *directories: Path,
+    out: Path = Path("report.html"),
+    overwrite: Flag = False,
+    static: Flag = False,
+    quiet: Flag = False,
+) -> int:
+    """Write one page to look at and send: of runs, compared, a sweep or a plan.
+
+    Parameters
+    ----------
+    directories
+        What 'kvsim run', 'sweep' or 'plan' wrote; several runs are compared.
+    out
+        The page.
+    overwrite
+        Replace a page that is there.
+    static
+        Draw the figures as SVG, also where plotly is installed: smaller, without zoom.
+    quiet
+        Print nothing but errors.
+    """
+    from sim.views.report import build_page
+    from sim.views.report.writing import check_page, write_page
+
+    check_page(out, overwrite=overwrite)
+    text = build_page(directories, is_static=static)
+    write_page(text, out, overwrite=overwrite)
+    if not quiet:
+        from sim.views.report.plotly_charts import has_plotly
+
+        size = f"{len(text.encode()) / 1e6:.1f} MB"
+        how = "interactive"
+        if static:
+            how = "static figures"
+        elif not has_plotly():
+            how = "static figures; pip install 'kvsim[report]' for zoom and hover"
+        print(f"{out} ({size}, {how})")
+    return 0

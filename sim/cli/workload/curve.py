@@ -1,0 +1,167 @@
+"""``kvsim workload curve``: prefix hits against the size of the KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from sim.results.output import ResultFiles
+    from sim.studies.prefixes.need import PrefixReport
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def curve(
+    file: Path,
+    /,
+    *,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    set_: Annotated[
+        list[str] | None,
+        Parameter(name="--set", negative="", allow_leading_hyphen=False),
+    ] = None,
+    skip_bad_lines: Flag = False,
+    model: str | None = None,
+    gpu: str | None = None,
+    tensor_parallel_size: int = 1,
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    block_size: int = 16,
+    share: float = 0.8,
+    prompts_only: Flag = False,
+    sample: float = 1.0,
+    sample_seed: int = 0,
+    bounds: int = 16,
+    out: Path | None = None,
+    overwrite: Flag = False,
+    quiet: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Say how much KV memory buys how many prefix hits, for every size at once.
+
+    Requests are served one after the other in order of arrival, in no time: what
+    running requests hold comes on top. A prompt finds its leading full blocks, all
+    but its last token; LRU evicts as V1's block pool does.
+
+    Parameters
+    ----------
+    file
+        A trace of any kind, or a configuration (YAML) whose workload is taken.
+    from_
+        Kind of the trace; default: seen from its content.
+    set_
+        key=value: an argument of the trace's reader, or key.path=value of the
+        configuration; may be given several times.
+    skip_bad_lines
+        Leave malformed lines out, and say how many.
+    model
+        Bundled name, or path to a config.json: sizes also in GiB.
+    gpu
+        GPU name, such as h200_sxm: sizes also in KV pools of one engine on it.
+    tensor_parallel_size
+        Number of GPUs that share the model.
+    dtype
+        Data type of the weights; auto takes the model's own.
+    kv_cache_dtype
+        Data type of the KV cache: auto (the model's) or fp8.
+    block_size
+        Tokens a block.
+    share
+        Share of the possible hits that is asked for.
+    prompts_only
+        Leave generated text out of the cache.
+    sample
+        Share of the blocks to look at: less memory, and an estimate with its error.
+    sample_seed
+        Another number looks at other blocks.
+    bounds
+        Number of sizes at which the clairvoyant bound is computed.
+    out
+        Folder for curve.json, curve.csv and the figure.
+    overwrite
+        Replace an earlier curve in that folder.
+    quiet
+        Print the sentence only.
+    json
+        Print everything as JSON.
+    """
+    from sim.cli.workload.source import requests_of
+    from sim.results.output import check_output
+    from sim.studies.prefixes.report import CurveQuestion, prefix_report
+
+    if out is not None:
+        check_output(out, overwrite=overwrite, files=_files())
+    question = CurveQuestion(
+        model=model,
+        gpu=gpu,
+        tensor_parallel_size=tensor_parallel_size,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        share=share,
+        prompts_only=prompts_only,
+        sample=sample,
+        sample_seed=sample_seed,
+        bounds=bounds,
+    )
+    memory = question.memory()
+    silent = quiet or json
+    requests = requests_of(file, from_, set_ or [], skip_bad_lines, quiet=silent)
+    report = prefix_report(file.name, requests, question, memory)
+    if out is not None:
+        _write(report, out, overwrite=overwrite)
+    _print(report, out, quiet=quiet, as_json=json)
+    return 0
+
+
+def _files() -> ResultFiles:
+    from sim.results.output import ResultFiles
+
+    names = frozenset({"curve.json", "curve.csv", "figures"})
+    return ResultFiles("kvsim workload curve", "curve.json", names)
+
+
+def _write(report: PrefixReport, out: Path, *, overwrite: bool) -> None:
+    """Write the folder, as a whole or not at all."""
+    import csv
+
+    from sim.results.output import output_directory
+    from sim.results.run_results import write_json
+    from sim.views.plots.style import to_png
+    from sim.views.plots.traffic_curve import prefix_hits
+
+    with output_directory(out, overwrite=overwrite, files=_files()) as partial:
+        rows = report.rows()
+        write_json(partial / "curve.json", report.to_dict() | {"points": rows})
+        with (partial / "curve.csv").open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+        (partial / "figures").mkdir()
+        figure = partial / "figures" / "prefix_hits.png"
+        figure.write_bytes(to_png(prefix_hits(report)))
+
+
+def _print(
+    report: PrefixReport, out: Path | None, *, quiet: bool, as_json: bool
+) -> None:
+    if as_json:
+        from json import dumps
+
+        whole = report.to_dict() | {"points": report.rows()}
+        print(dumps(whole, indent=2, allow_nan=False))
+        return
+    if not quiet:
+        from sim.cli.workload.tables import print_curve
+
+        print_curve(report)
+    print(report.sentence())
+    if quiet:
+        return
+    for note in report.notes:
+        print(f"note: {note}")
+    if out is not None:
+        print(f"curve.json, curve.csv and the figure are in {out}")

@@ -1,0 +1,195 @@
+"""What ``kvsim workload describe`` and ``curve`` show on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workloads.analysis.description import quantiles
+
+if TYPE_CHECKING:
+    from sim.studies.prefixes.need import PrefixReport
+    from workloads.analysis import Description
+    from workloads.analysis.session_shape import SessionShape
+
+WIDTH = 100
+"""Columns where no terminal says how many there are."""
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+def print_curve(report: PrefixReport) -> None:
+    """Print the curve at the sizes at which the bound is known, and at the answer."""
+    console = _console()
+    console.print(Text(report.title, style="bold"), soft_wrap=True)
+    possible = report.curve.token_hit_rate(report.curve.possible_hits)
+    if not possible:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    names = ["blocks", "tokens", "LRU", "share of possible", "future known"]
+    if report.memory is not None:
+        names.insert(2, "GiB")
+    for name in names:
+        table.add_column(name, justify="right")
+    asked = float(report.need.num_blocks)
+    for row in report.rows(num_rows=2):
+        if row["num_blocks"] == 0.0:
+            continue
+        style = "bold" if row["num_blocks"] == asked else None
+        table.add_row(*_curve_cells(row, possible), style=style)
+    console.print(table)
+
+
+def _curve_cells(row: dict[str, Any], possible: float) -> list[str]:
+    margin = f" ±{row['lru_margin']:.2%}" if row["lru_margin"] else ""
+    bound = row["belady_hit_rate"]
+    gib = [] if row["gib"] is None else [f"{row['gib']:,.3f}"]
+    return [
+        f"{row['num_blocks']:,.0f}",
+        f"{row['num_tokens']:,.0f}",
+        *gib,
+        f"{row['lru_hit_rate']:.2%}{margin}",
+        f"{row['lru_hit_rate'] / possible:.1%}",
+        "" if bound is None else f"{bound:.2%}",
+    ]
+
+
+def print_description(title: str, description: Description) -> None:
+    """Print everything that is known of a workload."""
+    console = _console()
+    console.print(Text(title, style="bold"))
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    for name, text in description_rows(description):
+        facts.add_row(name, text)
+    console.print(facts)
+    console.print(_lengths(description))
+
+
+def description_rows(description: Description) -> list[tuple[str, str]]:
+    """Return the facts of a workload as (name, text)."""
+    arrivals = description.arrivals
+    rows = [
+        ("requests", f"{arrivals.num_requests:,} in {arrivals.span_s:,.1f} s"),
+        ("rate", _rate(description)),
+        ("burstiness", _burstiness(description)),
+        ("rank correlation", _rho(description.rank_correlation)),
+        *_sharing_rows(description),
+        *_session_rows(description.sessions),
+    ]
+    for name, counts in description.sampling.items():
+        shares = (f"{value}: {count:,}" for value, count in counts.items())
+        rows.append((name, ", ".join(shares)))
+    return rows
+
+
+def _rate(description: Description) -> str:
+    arrivals = description.arrivals
+    if arrivals.mean_rate is None:
+        return "all at once"
+    text = f"{arrivals.mean_rate:.3f} requests/s"
+    if arrivals.peak_rate is None:
+        return text
+    return f"{text}; busiest 60 s {arrivals.peak_rate:.2f} requests/s"
+
+
+def _burstiness(description: Description) -> str:
+    arrivals = description.arrivals
+    if arrivals.gap_cv is None:
+        return "-"
+    parts = [f"CV of gaps {arrivals.gap_cv:.3g}"]
+    parts += [
+        f"{value:.3g} in {window} s" for window, value in arrivals.dispersion.items()
+    ]
+    meaning = " (variance / mean of counts; Poisson: 1)" if len(parts) > 1 else ""
+    return ", ".join(parts) + meaning
+
+
+def _rho(rho: float | None) -> str:
+    return "-" if rho is None else f"{rho:+.3f} between prompt and output lengths"
+
+
+def _sharing_rows(description: Description) -> list[tuple[str, str]]:
+    if not description.sharing:
+        return [("prefix sharing", "none: each prompt is text of its own")]
+    rows = []
+    for sharing in description.sharing:
+        s = sharing.statistics
+        rows += [
+            (
+                f"blocks of {s.block_size}",
+                f"{s.num_blocks:,}, {s.num_distinct_blocks:,} distinct ({s.unit})",
+            ),
+            (
+                "  ideal hits",
+                f"{s.block_hit_rate:.2%} of blocks, {s.token_hit_rate:.2%} of tokens "
+                f"({s.num_hit_tokens:,} of {s.num_prompt_tokens:,})",
+            ),
+            (
+                "  requests hit",
+                f"{s.num_requests_hit:,} of {s.num_requests:,} "
+                f"({s.num_requests_hit / s.num_requests:.1%})",
+            ),
+        ]
+    return rows
+
+
+def _session_rows(shape: SessionShape | None) -> list[tuple[str, str]]:
+    if shape is None:
+        return []
+    many = int((shape.turns > 1).sum())
+    rows = [
+        ("sessions", f"{shape.num_sessions:,}, {many:,} of several requests"),
+        ("  turns", _spread(quantiles(shape.turns), "")),
+    ]
+    if shape.num_chained:
+        quoted = f"{shape.quoted:,} quote the answer that they waited for; arrivals "
+        quoted += "above are the earliest possible"
+        rows += [
+            ("  follow-ups", f"{shape.num_chained:,}, {quoted}"),
+            ("  think or tool time", _spread(quantiles(shape.delays_s), " s")),
+            ("  context growth", _spread(quantiles(shape.growth_tokens), " tokens")),
+        ]
+    return rows
+
+
+def _spread(found: dict[str, float] | None, unit: str) -> str:
+    if found is None:
+        return "-"
+    return ", ".join(f"{name} {value:,.5g}{unit}" for name, value in found.items())
+
+
+def _lengths(description: Description) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("tokens", style="dim")
+    for name in ("total", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(name, justify="right")
+    for name, lengths in (
+        ("prompts", description.prompts),
+        ("outputs", description.outputs),
+    ):
+        table.add_row(
+            name,
+            f"{lengths.total:,}",
+            f"{lengths.mean:,.1f}",
+            *(f"{value:,.10g}" for value in _percentiles(lengths)),
+        )
+    return table
+
+
+def _percentiles(lengths: Any) -> tuple[float, float, float, float]:
+    return (
+        round(lengths.p50, 1),
+        round(lengths.p90, 1),
+        round(lengths.p99, 1),
+        lengths.max,
+    )

@@ -1,0 +1,1 @@
+"""The configuration of a run: from YAML to typed tables and to objects."""

@@ -1,0 +1,281 @@
+"""From a configuration table with a ``kind`` to an object.
+
+``kind`` names a built-in of the table at hand, or ``path/to/file.py:ClassName`` for
+one of the user's own; the remaining keys are constructor arguments. An argument that is
+itself a role of `sim.config.roles` is such a table again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
+
+from sim.config.roles import ROLES
+from sim.config.trace_shelf import instead_of
+from sim.errors import ConfigError, UserError
+from workloads.errors import WorkloadError
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+USER_MODULE_PREFIX = "kvsim_user_"
+"""Start of the names of modules that hold users' own classes."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for a near miss, else an empty string."""
+    near = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def build(
+    table: Mapping[str, type],
+    config: Mapping[str, Any],
+    where: str,
+    context: Mapping[str, Any] | None = None,
+    more_keys: Iterable[str] = (),
+) -> Any:
+    """Construct what `config` describes.
+
+    Parameters
+    ----------
+    table
+        Built-in classes by kind.
+    config
+        ``kind`` and constructor arguments.
+    where
+        Path of the table in the configuration, for messages.
+    context
+        Arguments that the engine provides to constructors that name them; ``**more``
+        stands for what the next constructor in line names.
+    more_keys
+        Keys of the same table that are somebody else's, for the messages.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown kind, an argument that does not exist, is missing or has the
+        wrong type, and for what the constructor itself refuses.
+    """
+    kind = config.get("kind")
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{where}.kind: must name one of {', '.join(table)}, or file.py:Class"
+        )
+    cls = table[kind] if kind in table else _load(kind, table, where)
+    given = {key: value for key, value in config.items() if key != "kind"}
+    context = context or {}
+    parameters = inspect.signature(cls).parameters
+    settable = [name for name in parameters if name not in context]
+    if not _takes_any(parameters):
+        _refuse_unknown(given, [*settable, *more_keys], where, kind)
+    _refuse_missing(given, settable, parameters, where, kind)
+    arguments = _typed(cls, given, where)
+    wanted = _wanted(cls)
+    arguments |= {n: v for n, v in context.items() if wanted is None or n in wanted}
+    try:
+        return instead_of(config, cls(**arguments))
+    except (UserError, WorkloadError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except Exception as error:
+        if kind in table:
+            raise  # a fault of ours
+        raise ConfigError(
+            f"{where}: '{kind}' cannot be made: {type(error).__name__}: {error}; mend "
+            f"your class or its arguments"
+        ) from error
+
+
+def _wanted(cls: type) -> set[str] | None:
+    """Return the arguments that a constructor names, or None where it takes any.
+
+    A constructor with ``**more`` is taken to hand them on to the next one in line, as
+    ``super().__init__(*args, **more)`` does.
+    """
+    parameters = inspect.signature(cls).parameters
+    names = set(parameters)
+    if not _takes_any(parameters):
+        return names
+    for base in cls.__mro__[:-1]:  # the last is object
+        own = vars(base).get("__init__")
+        if own is None:
+            continue
+        parameters = inspect.signature(own).parameters
+        names |= set(parameters)
+        if not _takes_any(parameters):
+            return names
+    return None
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def fault_in_user_code(error: BaseException) -> str | None:
+    """Return where and how a user's own class failed, in a line, or None."""
+    frame = error.__traceback__
+    found = None
+    while frame is not None:
+        module = frame.tb_frame.f_globals.get("__name__", "")
+        if module.startswith(USER_MODULE_PREFIX):
+            file_name = Path(frame.tb_frame.f_code.co_filename).name
+            found = f"{file_name}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return found and f"{found}: {type(error).__name__}: {error}; mend your class"
+
+
+def _refuse_unknown(
+    given: Mapping[str, Any], settable: list[str], where: str, kind: str
+) -> None:
+    for key in given:
+        if key not in settable:
+            raise ConfigError(
+                f"{where}.{key}: '{kind}' has no such key"
+                f"{did_you_mean(key, settable)} (it has: "
+                f"{', '.join(settable) or 'none'})"
+            )
+
+
+def _refuse_missing(
+    given: Mapping[str, Any],
+    settable: list[str],
+    parameters: Mapping[str, inspect.Parameter],
+    where: str,
+    kind: str,
+) -> None:
+    for name in settable:
+        parameter = parameters[name]
+        optional = parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if not optional and name not in given:
+            raise ConfigError(f"{where}.{name}: '{kind}' needs this key; give it")
+
+
+def _typed(cls: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check plain types, so that ``limit: many`` is refused with its key."""
+    hints = _hints(cls)
+    typed: dict[str, Any] = {}
+    for name, value in given.items():
+        typed[name] = value
+        if name not in hints:
+            continue
+        if _roles_in(hints[name]):
+            typed[name] = _filled(hints[name], value, f"{where}.{name}")
+            continue
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(hints[name])
+        except (PydanticUserError, PydanticSchemaGenerationError):
+            continue  # not a plain type: the constructor will judge
+        try:
+            # As JSON, a list may stand for a tuple, but never a bool for a number.
+            typed[name] = adapter.validate_json(json.dumps(value), strict=True)
+        except (ValidationError, TypeError) as error:
+            rule = (
+                error.errors()[0]["msg"]
+                if isinstance(error, ValidationError)
+                else str(error)
+            )
+            hint = "; write numbers as 16 or 1.0e-3" if isinstance(value, str) else ""
+            raise ConfigError(f"{where}.{name}: {rule}, got {value!r}{hint}") from error
+    return typed
+
+
+def _roles_in(hint: Any) -> list[Any]:
+    """Return the roles that an annotation names, at any depth."""
+    if isinstance(hint, type) and hint in ROLES:
+        return [hint]
+    return [role for part in typing.get_args(hint) for role in _roles_in(part)]
+
+
+def _filled(hint: Any, value: Any, where: str) -> Any:
+    """Return a value whose tables with `kind` are objects, by an annotation.
+
+    Raises
+    ------
+    ConfigError
+        As `build`, with the path of the table.
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _filled_choice(parts, value, where)
+    if origin is None:
+        if not isinstance(value, Mapping):
+            kinds = f"kind: one of {', '.join(ROLES[hint])}, or file.py:Class"
+            raise ConfigError(f"{where}: must be a table with {kinds}, got {value!r}")
+        return build(ROLES[hint], value, where)
+    wanted, word = (Mapping, "table") if issubclass(origin, Mapping) else (list, "list")
+    if not isinstance(value, wanted):
+        raise ConfigError(f"{where}: must be a {word} of tables, got {value!r}")
+    if isinstance(value, Mapping):
+        return {k: _filled(parts[-1], v, f"{where}.{k}") for k, v in value.items()}
+    return [_filled(parts[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+
+
+def _filled_choice(parts: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Do as `_filled`, for an annotation of several types."""
+    if value is None and types.NoneType in parts:
+        return None
+    fillable = [part for part in parts if _roles_in(part)]
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind is None and len(fillable) + (types.NoneType in parts) < len(parts):
+        return value  # another of the types: the constructor will judge
+    named = [part for part in fillable if kind in ROLES.get(part, ())]
+    return _filled((named or fillable)[0], value, where)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Annotations of the constructor's arguments, as far as they resolve."""
+    hints: dict[str, Any] = {}
+    for source in (cls, getattr(cls, "__init__")):  # noqa: B009
+        try:
+            hints |= typing.get_type_hints(source)
+        except (NameError, TypeError):
+            continue  # imported for type checkers only
+    return hints
+
+
+def _load(kind: str, table: Mapping[str, type], where: str) -> type:
+    """Import ``path/to/file.py:ClassName``."""
+    file_name, colon, class_name = kind.rpartition(":")
+    if not colon or not file_name.endswith(".py"):
+        raise ConfigError(
+            f"{where}.kind: '{kind}' is not built{did_you_mean(kind, table)} "
+            f"(there are: {', '.join(table)}; your own: path/to/file.py:ClassName)"
+        )
+    path = Path(file_name)
+    if not path.is_file():
+        raise ConfigError(f"{where}.kind: there is no file '{file_name}'")
+    # Two files may share a stem; the module is found again by its whole path.
+    name = f"{USER_MODULE_PREFIX}{crc32(bytes(path.resolve())):08x}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(
+            f"{where}.kind: '{file_name}' cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    cls = getattr(module, class_name, None)
+    if not isinstance(cls, type):
+        raise ConfigError(f"{where}.kind: '{file_name}' has no class '{class_name}'")
+    return cls

@@ -1,0 +1,398 @@
+"""The configuration of a run: typed, complete, refused with the path of the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from sim.config.files import find_files, read_yaml
+from sim.config.generations import (
+    GENERATION_KEYS,
+    GENERATIONS,
+    Generation,
+    generation_of,
+    owners,
+)
+from sim.config.overrides import Overrides, override
+from sim.config.plug import did_you_mean
+from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
+from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
+from sim.errors import ConfigError
+
+Limit = Annotated[float, Field(gt=0)]
+
+NOT_BUILT = {
+    "speculative_config": "speculative decoding",
+    "num_speculative_tokens": "speculative decoding",
+    "kv_offloading_size": "KV offloading of v1",
+    "kv_transfer_config": "disaggregation",
+    "data_parallel_size": "data parallelism",
+    "async_scheduling": "asynchronous scheduling",
+    "enable_expert_parallel": "expert parallelism",
+}
+"""Keys that engines have and this simulator does not, and what they stand for."""
+
+
+class EngineConfig(ConfigTable):
+    """The serving engine, in vLLM's engine arguments."""
+
+    model: str
+    gpu: str
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Literal[1] = 1
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    scheduler: str | Kind = "v1"
+    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    num_gpu_blocks_override: Annotated[int, Field(ge=2)] | None = None
+    kv_cache_memory_bytes: Positive | None = None
+    swap_space: Annotated[float, Field(ge=0)] = 4.0
+    max_model_len: Count | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    max_num_scheduled_tokens: Count | None = None
+    max_num_active_seqs: Count | None = None
+    max_paddings: Whole | None = None
+    max_blocks_per_request: Whole | None = None
+    safety_margin: Annotated[float, Field(ge=0, le=1)] | None = None
+    long_prefill_token_threshold: Whole | None = None
+    long_prefill_token_threshold_adaptive: bool | None = None
+    max_num_partial_prefills: Count | None = None
+    max_long_partial_prefills: Count | None = None
+    prefill_schedule_interval: Count | None = None
+    num_lookahead_slots: Whole | None = None
+    scheduler_delay_factor: Annotated[float, Field(ge=0)] | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    scheduling_policy: Literal["fcfs", "priority"] | None = None
+    sliding_window: Count | None = None
+    watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
+    enable_prefix_caching: bool | None = None
+    evictor: str | Kind | None = None
+    enable_chunked_prefill: bool | None = None
+    enforce_eager: bool = False
+    engine_version: str | None = None
+    preemption_mode: Literal["recompute", "swap"] | None = None
+    preemption_victim: str | Kind | None = None
+    admission: str | Kind | None = None
+    admission_check: bool = True
+
+    @property
+    def scheduler_kind(self) -> str:
+        """A generation's name, or the user's class."""
+        if isinstance(self.scheduler, str):
+            return self.scheduler
+        return str(self.scheduler.get("kind"))
+
+    @property
+    def evictor_kind(self) -> str | None:
+        """An eviction policy's name, the user's class, or None for the engine's own."""
+        if self.evictor is None or isinstance(self.evictor, str):
+            return self.evictor
+        return str(self.evictor.get("kind"))
+
+    @property
+    def generation(self) -> Generation:
+        """The chosen generation; that of the release for a user's own scheduler."""
+        kind = self.scheduler_kind
+        if kind in GENERATIONS:
+            return GENERATIONS[kind]
+        return generation_of(self.engine_version)
+
+    @property
+    def version(self) -> str:
+        """The release that decides dialect, defaults and capacity."""
+        return self.engine_version or self.generation.engine_version
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether full blocks are found again by their content."""
+        if self.enable_prefix_caching is None:
+            return bool(self.generation.enable_prefix_caching)
+        return self.enable_prefix_caching
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_generation(cls, data: object) -> object:
+        """Fill in the defaults that only the chosen generation has."""
+        if not isinstance(data, dict):
+            return data
+        generation = _generation_in(data)
+        if generation is None:
+            return data
+        data = dict(generation.defaults) | data
+        if generation.is_hosted and data.get("engine_version") is None:
+            from sim.scheduler.hosted.api import (  # noqa: PLC0415
+                installed_version,
+                nearest_release,
+            )
+
+            # Kept with the results: another release would be another run.
+            data["engine_version"] = nearest_release(installed_version())
+        return data
+
+    @field_validator("pipeline_parallel_size", mode="before")
+    @classmethod
+    def _no_pipeline(cls, value: object) -> object:
+        if value != 1:
+            raise ValueError("pipeline parallelism is not built; leave it at 1")
+        return value
+
+    @field_validator("engine_version", mode="before")
+    @classmethod
+    def _version_as_text(cls, value: object) -> object:
+        # YAML reads an unquoted 0.11 as a number.
+        return repr(value) if isinstance(value, float) else value
+
+    @model_validator(mode="after")
+    def _of_the_generation(self) -> EngineConfig:
+        """Refuse what the chosen generation does not have."""
+        name = self.scheduler_kind
+        if name not in GENERATIONS:
+            return self
+        generation = GENERATIONS[name]
+        for key in sorted(GENERATION_KEYS - generation.keys):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key}: the {name} generation has no such key "
+                    f"({owners(key)}); remove it, got {getattr(self, key)!r}"
+                )
+        if not generation.takes(self.version):
+            # YAML has made 0.1 of an unquoted 0.10.
+            quoted = f"{self.version}0"
+            hint = (
+                f", and put {quoted} in quotes: YAML reads it as {self.version}"
+                if generation.takes(quoted)
+                else ""
+            )
+            raise ValueError(
+                f"engine_version: the {name} generation covers "
+                f"{generation.versions_in_words}, got {self.engine_version!r}; leave "
+                f"it out for {generation.engine_version}{hint}"
+            )
+        if self.enable_prefix_caching and generation.enable_prefix_caching is None:
+            raise ValueError(
+                f"enable_prefix_caching: the {name} generation has no prefix caching, "
+                f"got True; set it to false, or leave it out"
+            )
+        if self.preemption_mode == "swap" and not generation.has_cpu_tier:
+            raise ValueError(
+                f"preemption_mode: the {name} generation preempts by recomputation "
+                f"only, got 'swap'; set it to recompute or null"
+            )
+        return self
+
+
+def _generation_in(engine: dict[str, Any]) -> Generation | None:
+    """Return the generation that an unchecked table names, if it does."""
+    kind, release = engine.get("scheduler"), engine.get("engine_version")
+    if isinstance(kind, dict):
+        kind = kind.get("kind")
+    if not isinstance(kind, str):
+        return None
+    if kind in GENERATIONS:
+        return GENERATIONS[kind]
+    return generation_of(release if isinstance(release, str) else None)
+
+
+class TrafficConfig(ConfigTable):
+    """The part of a configuration that says who asks for what, and when."""
+
+    workload: WorkloadConfig
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class GoodputConfig(ConfigTable):
+    """What a good request keeps to; see `sim.results.metrics.goodput`."""
+
+    ttft_ms: Limit | None = None
+    tpot_ms: Limit | None = None
+    e2el_ms: Limit | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> GoodputConfig:
+        if not self.limits_ms:
+            raise ValueError("should be a latency at least, such as {ttft_ms: 2000}")
+        return self
+
+    @property
+    def limits_ms(self) -> dict[str, float]:
+        """The limits that are set, in milliseconds by latency."""
+        return {key: value for key, value in self if value is not None}
+
+
+class RunConfig(ConfigTable):
+    """One simulation."""
+
+    workload: WorkloadConfig
+    engine: EngineConfig
+    cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
+    cost_intervals: bool = True
+    goodput: GoodputConfig | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    def to_yaml(self) -> str:
+        """Return the complete configuration, runnable again."""
+        return yaml.safe_dump(self.to_data(), sort_keys=False)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the complete configuration as plain data, see `parse_config`."""
+        dumped = self.model_dump()  # as JSON, the numbers that shares name were text
+        workload = dumped["workload"]
+        dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
+        return dumped
+
+
+def load_config(path: Path | str, overrides: Overrides = ()) -> RunConfig:
+    """Read a configuration file.
+
+    Parameters
+    ----------
+    path
+        YAML file.
+    overrides
+        Values by dotted key, or ``key.path=value`` assignments with values in YAML;
+        applied in order.
+
+    Raises
+    ------
+    ConfigError
+        With the path of the key, the rule, the value and the remedy.
+
+    Examples
+    --------
+    >>> from sim import load_config
+    >>> config = load_config("examples/demo.yaml", {"engine.max_num_seqs": 128})
+    >>> config.engine.model, config.engine.max_num_seqs
+    ('Qwen/Qwen3-32B', 128)
+    >>> load_config("examples/demo.yaml", ["engine.gpu=h100_sxm", "seed=1"]).seed
+    1
+    """
+    path = Path(path)
+    data = read_yaml(path)
+    override(data, overrides)
+    find_files(data, path.parent)
+    return parse_config(data)
+
+
+def load_traffic(path: Path | str, overrides: Overrides = ()) -> TrafficConfig:
+    """Read the workload and seed of a configuration file.
+
+    Parameters
+    ----------
+    path
+        YAML file: a whole configuration, which is checked as a whole, or its
+        ``workload`` table, if need be with ``seed``.
+    overrides
+        As of `load_config`.
+
+    Raises
+    ------
+    ConfigError
+        See `load_config`.
+    """
+    path = Path(path)
+    data = read_yaml(path)
+    override(data, overrides)
+    find_files(data, path.parent)
+    if "engine" in data:
+        config = parse_config(data)
+        return TrafficConfig(workload=config.workload, seed=config.seed)
+    try:
+        return TrafficConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(one_line(error)) from error
+
+
+def parse_config(data: dict[str, Any]) -> RunConfig:
+    """Validate a configuration given as plain data.
+
+    Raises
+    ------
+    ConfigError
+        See `load_config`.
+    """
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(one_line(error)) from error
+
+
+def one_line(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Return the first problem in a line: key, rule, value, remedy.
+
+    Parameters
+    ----------
+    error
+        Of a configuration.
+    model
+        What was read; a run's configuration if it is None.
+    """
+    root = model or RunConfig
+    problems = error.errors()
+    problem = problems[0]
+    path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        return _unknown_key(path, root) + more
+    if problem["type"] == "missing":
+        return f"{path}: this key is needed; give it{more}"
+    rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if problem["type"] in {"model_type", "dict_type"}:
+        rule = "should be a table of keys, such as {kind: ...}"
+    key, colon, _ = rule.partition(": ")
+    if colon and key.partition(".")[0] in _table_at(path, root).model_fields:
+        return f"{path}.{rule}{more}".removeprefix(".")
+    value = problem["input"]
+    shown = "" if isinstance(value, dict) else f", got {shortened(value)}"
+    if problem["type"].startswith(("greater_than", "less_than", "finite")):
+        shown += _default_of(path, root)
+    if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
+        shown += "; write it without quotes, as 16 or 1.0e-3"
+    return f"{path or 'configuration'}: {rule}{shown}{more}"
+
+
+def _default_of(path: str, root: type[BaseModel]) -> str:
+    """Return the remedy for a number out of range: what the key is otherwise."""
+    table, _, key = path.rpartition(".")
+    field = _table_at(table, root).model_fields.get(key)
+    if field is None or field.is_required():
+        return ""
+    return f"; its default is {'null' if field.default is None else field.default}"
+
+
+def _unknown_key(path: str, root: type[BaseModel]) -> str:
+    table, _, key = path.rpartition(".")
+    if key in NOT_BUILT:
+        return f"{path}: {NOT_BUILT[key]} is not built; remove this key"
+    choices = list(_table_at(table, root).model_fields)
+    return (
+        f"{path}: unknown key{did_you_mean(key, choices)} "
+        f"(there are: {', '.join(choices)})"
+    )
+
+
+def _table_at(path: str, root: type[BaseModel]) -> type[BaseModel]:
+    """Return the type of the table at a path; the last one on the way that has one."""
+    table = root
+    for name in path.split("."):
+        field = table.model_fields.get(name)
+        annotation = field.annotation if field else None
+        for each in (annotation, *get_args(annotation)):
+            if isinstance(each, type) and issubclass(each, BaseModel):
+                table = each
+    return table
+
+
+# What pydantic puts into a path to tell the branches of a union apart.
+_TYPE_NAMES = ("str", "dict[str,any]", "[key]")

@@ -1,0 +1,1 @@
+"""The clock, the step loop, its clients, and the sampling of tokens."""

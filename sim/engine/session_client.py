@@ -1,0 +1,178 @@
+"""Closed loops: sessions whose turns wait for answers, users who wait for their turn.
+
+::
+
+    arrivals --> a free user --> send --> the engine --> end of the answer
+                     ^             ^                          |
+                     |             +--- delay_s of the next --+
+                     +------------- the last turn ended ------+
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from sim.engine.clients import FanOutClient
+from sim.engine.clock import ARRIVAL_PRIORITY, At
+from workloads.chains import has_chains
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    import simpy
+
+    from sim.engine.clients import Client
+    from sim.engine.stepwise import Engine
+    from workloads.spec import RequestSpec
+
+
+class SessionClient:
+    """Sends every request when what it waits for has happened.
+
+    A request that waits for none opens a session; the session is over when that request
+    and all that follow from it have ended. A follow-up is sent `delay_s` after the end
+    of the request that it waits for: of all its samples, or all its beams' tokens. If
+    that one was rejected or aborted, whatever follows from it is not sent.
+
+    With a bound on users, a session is started at its arrival or, if all users are
+    busy, when the next becomes free, in order of arrival. A user who has just become
+    free sends its first request `delay_s` later, or at its arrival if that is later
+    still; users who have not had a session yet send at once.
+
+    Parameters
+    ----------
+    env, engine
+        The clock, and who serves.
+    specs
+        In order of arrival; `request_id` is the position.
+    client
+        From the workload's requests to the engine's.
+    max_concurrent_users
+        Most sessions in progress, or None.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        engine: Engine,
+        specs: Sequence[RequestSpec],
+        client: Client,
+        max_concurrent_users: int | None = None,
+    ) -> None:
+        self.env = env
+        self.engine = engine
+        self.client = client
+        self._specs = specs
+        # A user each is enough for all: what nobody needs takes no memory.
+        most = max_concurrent_users
+        self._users = _Users(env, None if most is None else min(most, len(specs)))
+        self._followers: dict[int, list[RequestSpec]] = {}
+        self._all_over: simpy.Event | None = None
+        self._num_sessions = 0
+
+    @staticmethod
+    def why_stepwise(specs: Sequence[RequestSpec]) -> str | None:
+        """See `sim.engine.clients.Client.why_stepwise`.
+
+        What it sends, it sends by events of the clock, none of which the fast path
+        jumps over; and answers end at the same steps on both paths.
+        """
+        return FanOutClient.why_stepwise(specs)
+
+    def run(self) -> Generator[simpy.Event, Any, None]:
+        """Open sessions in order of arrival; close the arrivals when all are over."""
+        env = self.env
+        for spec in self._openings():
+            if spec.arrival_s > env.now:
+                yield At(env, spec.arrival_s, ARRIVAL_PRIORITY)
+            free_since_s = yield from self._users.take()
+            if self.engine.stop_requested:
+                return
+            send_s = max(spec.arrival_s, free_since_s + spec.delay_s, env.now)
+            self._num_sessions += 1
+            env.process(self._session(spec, send_s))
+        if self._num_sessions:
+            self._all_over = env.event()
+            yield self._all_over
+        self.engine.close_arrivals()
+
+    def _openings(self) -> Iterator[RequestSpec]:
+        """Yield requests that wait for none, and note the others under who they do."""
+        if has_chains(self._specs):
+            for spec in self._specs:
+                if spec.previous_id is not None:
+                    self._followers.setdefault(spec.previous_id, []).append(spec)
+        for spec in self._specs:
+            if spec.previous_id is None:
+                yield spec
+
+    def _session(
+        self, spec: RequestSpec, send_s: float
+    ) -> Generator[simpy.Event, Any, None]:
+        """Send a request and all that follows from it, then give the user back."""
+        yield from self._turns(spec, send_s)
+        self._users.give_back()
+        self._num_sessions -= 1
+        if self._all_over is not None and not self._num_sessions:
+            self._all_over.succeed()
+
+    def _turns(
+        self, spec: RequestSpec, send_s: float
+    ) -> Generator[simpy.Event, Any, None]:
+        """Send a request at its time, then what follows; return when all has ended."""
+        env, asides = self.env, []
+        while True:
+            if send_s > env.now:
+                yield At(env, send_s, ARRIVAL_PRIORITY)
+            asked = spec._replace(arrival_s=env.now)
+            is_answered = yield from self.client.ask(self.engine, asked)
+            followers = self._followers.pop(spec.request_id, ())
+            if not (followers and is_answered):
+                break
+            ended_s = env.now
+            spec, *others = followers
+            send_s = ended_s + spec.delay_s
+            for other in others:
+                at_s = ended_s + other.delay_s
+                asides.append(env.process(self._turns(other, at_s)))
+        if asides:
+            yield env.all_of(asides)
+
+
+class _Users:
+    """A bound on sessions in progress.
+
+    Parameters
+    ----------
+    env
+        The clock.
+    number
+        How many users, or None for as many as come.
+    """
+
+    def __init__(self, env: simpy.Environment, number: int | None) -> None:
+        self._env = env
+        self._is_bounded = number is not None
+        # When each free user became free, in order.
+        self._free_since_s = deque([-inf] * (number or 0))
+        self._wanted: simpy.Event | None = None
+
+    def take(self) -> Generator[simpy.Event, Any, float]:
+        """Wait for a free user; return since when it has been free, in seconds."""
+        if not self._is_bounded:
+            return -inf
+        if not self._free_since_s:
+            self._wanted = self._env.event()
+            yield self._wanted
+        return self._free_since_s.popleft()
+
+    def give_back(self) -> None:
+        """Note that a user has become free."""
+        if not self._is_bounded:
+            return
+        self._free_since_s.append(self._env.now)
+        if self._wanted is not None:
+            self._wanted.succeed()
+            self._wanted = None

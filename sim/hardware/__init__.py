@@ -1,0 +1,1 @@
+"""GPUs, models, and how many KV blocks fit."""

@@ -1,0 +1,13 @@
+"""How many KV blocks fit, and why: `estimate_capacity` and its explanation."""
+
+from __future__ import annotations
+
+from sim.hardware.capacity.estimate import CapacityEstimate, estimate_capacity
+from sim.hardware.capacity.report import capacity_rows, format_capacity
+
+__all__ = [
+    "CapacityEstimate",
+    "capacity_rows",
+    "estimate_capacity",
+    "format_capacity",
+]

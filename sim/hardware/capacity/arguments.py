@@ -1,0 +1,276 @@
+"""Engine arguments of the capacity estimate: what is refused, and the defaults."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sim.errors import CapacityError
+from sim.hardware.capacity import constants
+from sim.hardware.models.architecture import (
+    KV_CACHE_DTYPE_BYTES,
+    ModelArchitecture,
+    dtype_bytes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sim.hardware.gpus import GpuSpec
+
+_VERSION = re.compile(r"v?0\.(\d+)(?:\.\d+)*(?:[.+a-z-].*)?")
+MOST_BLOCKS = 2**31 - 1
+"""Engines number blocks in 32 bits."""
+MOST_BYTES = 2**50
+MOST_GIB = 10.0**6
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArguments:
+    """Arguments of one engine, checked, with the release's defaults filled in."""
+
+    model: ModelArchitecture
+    gpu: GpuSpec
+    engine_minor: int
+    tensor_parallel_size: int
+    block_size: int
+    gpu_memory_utilization: float
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str | None
+    max_model_len: int | None
+    """None where the pool decides."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    num_gpu_blocks_override: int | None
+    kv_cache_memory_bytes: int | None
+    weights_gib: float | None
+    swap_space: float
+    defaults: tuple[str, ...] = field(default=())
+    """Names of the arguments that are at the release's defaults."""
+
+    @property
+    def is_v1(self) -> bool:
+        """Whether the release runs the V1 engine."""
+        return self.engine_minor >= constants.FIRST_V1_MINOR
+
+    @property
+    def itemsize_bytes(self) -> int:
+        """Bytes of an element of activations and unquantised weights."""
+        return dtype_bytes(self.dtype)
+
+    @property
+    def kv_itemsize_bytes(self) -> int:
+        """Bytes of an element of the KV cache."""
+        if self.kv_cache_dtype in KV_CACHE_DTYPE_BYTES:
+            return KV_CACHE_DTYPE_BYTES[self.kv_cache_dtype]
+        return dtype_bytes(self.kv_cache_dtype)  # the model's own, as "half"
+
+
+def parse_engine_version(engine_version: str) -> int:
+    """Return NN of a vLLM release ``0.NN`` or ``0.NN.N``.
+
+    Raises
+    ------
+    CapacityError
+        When the version is not of that form, or newer than those that are known.
+    """
+    matched = _VERSION.fullmatch(str(engine_version).strip()[:40])
+    if matched is None:
+        raise CapacityError(
+            "engine_version must be a vLLM release such as '0.11' or '0.19.1';"
+            f" got {str(engine_version)[:40]!r}"
+        )
+    minor, last = int(matched[1]), constants.LAST_KNOWN_MINOR
+    if minor > last:
+        raise CapacityError(
+            f"engine_version must be at most 0.{last}, the last release whose defaults"
+            f" are known; got {str(engine_version)[:40]!r}: use '0.{last}'"
+        )
+    return minor
+
+
+def resolve_dtypes(
+    model: ModelArchitecture, dtype: str, kv_cache_dtype: str
+) -> tuple[str, str]:
+    """Return the precision of the model and of its KV cache, 'auto' replaced.
+
+    Raises
+    ------
+    CapacityError
+        When a name is unknown.
+    """
+    dtype = model.dtype if dtype == "auto" else dtype
+    dtype_bytes(dtype)
+    if kv_cache_dtype not in {"auto", *KV_CACHE_DTYPE_BYTES}:
+        raise CapacityError(
+            f"unknown kv_cache_dtype: {kv_cache_dtype!r}; use 'auto' or one of"
+            f" {', '.join(KV_CACHE_DTYPE_BYTES)}"
+        )
+    return dtype, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+
+
+def default_batch(gpu: GpuSpec, minor: int) -> tuple[int, int]:
+    """Return the API server's ``max_num_batched_tokens`` and ``max_num_seqs``.
+
+    They grow with the device: GPUs of 70 GiB and more but the A100, and, in releases
+    from 0.33, those of 160 GiB and more.
+    """
+    if gpu.memory_gib < constants.WIDE_MEMORY_GIB or gpu.family == "a100":
+        return constants.DEFAULT_BATCH
+    very_wide = gpu.memory_gib >= constants.VERY_WIDE_MEMORY_GIB
+    if very_wide and minor >= constants.VERY_WIDE_SINCE_MINOR:
+        return constants.VERY_WIDE_BATCH
+    return constants.WIDE_BATCH
+
+
+def v0_chunks_by_itself(max_model_len: int, minor: int) -> bool:
+    """Whether a V0 release turns chunked prefill on where nothing is said."""
+    return (
+        minor >= constants.FIRST_V0_CHUNKING_MINOR
+        and max_model_len > constants.V0_CHUNKED_PREFILL_ABOVE_TOKENS
+    )
+
+
+def resolve_batch(
+    model: ModelArchitecture,
+    gpu: GpuSpec,
+    minor: int,
+    *,
+    max_model_len: int | None,
+    max_num_batched_tokens: int | None,
+    max_num_seqs: int | None,
+) -> tuple[int, int]:
+    """Return ``max_num_batched_tokens`` and ``max_num_seqs`` of the release.
+
+    Raises
+    ------
+    CapacityError
+        When a batch could not hold one token of each sequence.
+    """
+    if minor >= constants.FIRST_V1_MINOR:
+        tokens, seqs = default_batch(gpu, minor)
+    else:
+        # Without chunked prefill a prompt of the longest length must fit a step.
+        longest = max_model_len or model.max_position_embeddings
+        least = constants.V0_CHUNKED_BATCHED_TOKENS
+        tokens = max(longest, least)
+        if minor <= constants.LAST_CACHEFLOW_MINOR:
+            tokens = constants.CACHEFLOW_BATCHED_TOKENS
+        elif v0_chunks_by_itself(longest, minor):
+            tokens = least
+        seqs = constants.V0_MAX_NUM_SEQS
+    tokens = max_num_batched_tokens or tokens
+    seqs = max_num_seqs or min(seqs, tokens)
+    if tokens < seqs:
+        raise CapacityError(
+            "max_num_batched_tokens must be at least max_num_seqs;"
+            f" got {tokens} and {seqs}; raise the one or lower the other"
+        )
+    return tokens, seqs
+
+
+def check_positive(name: str, value: object, most: int = MOST_BLOCKS) -> None:
+    """Refuse anything but None or a positive integer of at most `most`.
+
+    Raises
+    ------
+    CapacityError
+        Naming the argument.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise CapacityError(
+            f"{name} must be a positive integer; got {_shown(value)}; leave it out for"
+            " the engine's default"
+        )
+    if value > most:
+        raise CapacityError(
+            f"{name} must be at most {most}; got {_shown(value)}; lower it"
+        )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) > MOST_BYTES:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:80]
+
+
+def check_quantity(name: str, value: float | None, *, low: float, high: float) -> None:
+    """Refuse a number that is not in (low, high].
+
+    Raises
+    ------
+    CapacityError
+        Naming the argument.
+    """
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not low < value <= high:
+        raise CapacityError(
+            f"{name} must be a number in ({low:g}, {high:g}]; got {_shown(value)}"
+        )
+
+
+def check_numbers(
+    counts: Mapping[str, object],
+    *,
+    kv_cache_memory_bytes: int | None,
+    gpu_memory_utilization: float,
+    weights_gib: float | None,
+    swap_space: float,
+    pipeline_parallel_size: int,
+) -> None:
+    """Refuse numbers that no engine takes.
+
+    Parameters
+    ----------
+    counts
+        Positive integers by argument; None where the release decides.
+    kv_cache_memory_bytes, gpu_memory_utilization, weights_gib, swap_space
+        Quantities, as of `sim.hardware.capacity.estimate_capacity`.
+    pipeline_parallel_size
+        As of `sim.hardware.capacity.estimate_capacity`.
+
+    Raises
+    ------
+    CapacityError
+        Naming the argument.
+    """
+    for name, value in counts.items():
+        check_positive(name, value)
+    check_positive("kv_cache_memory_bytes", kv_cache_memory_bytes, MOST_BYTES)
+    check_quantity("gpu_memory_utilization", gpu_memory_utilization, low=0, high=1)
+    check_quantity("weights_gib", weights_gib, low=0, high=MOST_GIB)
+    check_quantity("swap_space", swap_space or None, low=0, high=MOST_GIB)
+    if pipeline_parallel_size != 1:
+        raise CapacityError(
+            "pipeline parallelism is not modelled; got pipeline_parallel_size"
+            f" {_shown(pipeline_parallel_size)}; use 1 and a larger"
+            " tensor_parallel_size"
+        )
+
+
+def check_parallelism(model: ModelArchitecture, tp: int) -> None:
+    """Refuse a tensor-parallel size that does not divide the heads.
+
+    Raises
+    ------
+    CapacityError
+        With the size and the number of heads.
+    """
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads % tp:
+        raise CapacityError(
+            f"tensor_parallel_size must divide the {heads} attention heads of"
+            f" {model.name}; got {tp}; use a divisor of {heads}"
+        )
+    if model.kv_lora_rank is None and kv_heads % tp and tp % kv_heads:
+        raise CapacityError(
+            f"tensor_parallel_size must divide the {kv_heads} KV heads of {model.name}"
+            f" or be a multiple of them; got {tp}"
+        )

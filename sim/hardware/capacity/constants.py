@@ -1,0 +1,178 @@
+"""Every measured constant of the capacity estimate, in one table.
+
+*Measured* means: fitted to published engine logs with a full memory breakdown, some
+50 runs of vLLM 0.11 to 0.19 on H100 80 GB (logs of llm-d-planner, pull request 205, and
+its memory report); each says where it rests on few of them. What is shaped by a model
+is computed from its architecture in `sim.hardware.capacity.parts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FIRST_V1_MINOR = 8
+"""vLLM 0.8 made the V1 engine the default."""
+LAST_MEASURED_MINOR = 19
+FIRST_MEASURED_MINOR = 11
+FIRST_HYBRID_POOL_MINOR = 10
+"""From here full and sliding layers share one pool (``HybridKVCacheCoordinator``)."""
+MEASURED_FAMILY = "h100"
+
+SAMPLER_BASE_GIB = 0.02
+"""Inputs and small buffers of the profiled step."""
+SAMPLER_HIDDEN_COPIES = 1
+"""Hidden states of the batch that live while the dummy sampler runs: the output of
+the forward pass, from which the logits were computed."""
+FORWARD_HIDDEN_COPIES = 4
+"""Hidden states that live beside an MLP's two outputs, where the forward pass, not the
+sampler, is the peak: the embeddings (input of the compiled graph), the residual, the
+normed input and the output. Few models show it: 4.3 was seen in CodeLlama, 4.5 in a
+quantised Mistral-Small."""
+LAST_CACHEFLOW_MINOR = 1
+CACHEFLOW_BATCHED_TOKENS = 2_560
+"""Batch of vLLM 0.1, whatever the model (``ServerArgs``)."""
+FIRST_V0_CHUNKING_MINOR = 6
+V0_MAX_NUM_SEQS = 256
+V0_CHUNKED_PREFILL_ABOVE_TOKENS = 32_768
+"""V0 turned chunked prefill on by itself for longer models (vLLM 0.6 ``arg_utils``)."""
+V0_CHUNKED_BATCHED_TOKENS = 2_048
+"""Batch with chunked prefill on V0, and the least without it."""
+
+CUDA_GRAPH_BASE_GIB = 0.40
+CUDA_GRAPH_PER_LAYER_GIB = 0.016
+"""Graphs that were captured on 0.18 and 0.19 (not subtracted there): one GPU held 0.25
+GiB less to 0.18 more than this line, TP 2 and 4 0.24 less to 0.02 more, multi-head
+latent attention 0.43 to 0.74 more. The interval adds the whole estimate."""
+
+WIDE_MEMORY_GIB = 70
+VERY_WIDE_MEMORY_GIB = 160
+VERY_WIDE_SINCE_MINOR = 33
+"""Device sizes from which the API server's defaults grow (A100 excepted). Source:
+vLLM ``EngineArgs``, defaults of ``max_num_batched_tokens`` and ``max_num_seqs``."""
+DEFAULT_BATCH = (2_048, 256)
+WIDE_BATCH = (8_192, 1_024)
+VERY_WIDE_BATCH = (16_384, 1_024)
+
+
+LAST_KNOWN_MINOR = VERY_WIDE_SINCE_MINOR
+"""The last release whose defaults are known."""
+MEASURED_BATCH = WIDE_BATCH
+"""Tokens and sequences of every log of a V1 engine with a breakdown."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEra:
+    """What a range of releases, from 0.`first_minor` on, holds beside the model."""
+
+    first_minor: int
+    sampler_logits_copies: float
+    """Copies of the logits in float32 that live at the sampler's peak, beside the
+    logits in the model's precision (``max_num_seqs`` x vocabulary)."""
+    non_torch_gib: Mapping[int, float]
+    """Memory outside PyTorch (CUDA context, NCCL) by tensor-parallel size."""
+    measured_sizes: frozenset[int]
+    """Tensor-parallel sizes of the era's own logs."""
+    subtracts_cuda_graphs: bool
+    keeps_moe_workspaces: bool
+    """Whether the workspaces of fused experts stay allocated while sampling."""
+    source: str
+
+
+ERAS: tuple[EngineEra, ...] = (
+    EngineEra(
+        0,
+        9.06,
+        MappingProxyType({1: 0.13}),
+        frozenset({1}),
+        subtracts_cuda_graphs=False,
+        keeps_moe_workspaces=False,
+        source="V0: all as in 0.11, nothing fitted",
+    ),
+    EngineEra(
+        8,
+        9.06,
+        MappingProxyType({1: 0.13, 2: 0.55}),
+        frozenset({1, 2}),
+        subtracts_cuda_graphs=False,
+        keeps_moe_workspaces=False,
+        source="measured on 0.11, 0.15 and 0.16 (six models)",
+    ),
+    EngineEra(
+        17,
+        3.18,
+        MappingProxyType({1: 0.13, 2: 0.55}),
+        frozenset({1}),
+        subtracts_cuda_graphs=False,
+        keeps_moe_workspaces=True,
+        source="measured on 0.17 (one model); TP 2 as in 0.11",
+    ),
+    EngineEra(
+        18,
+        3.18,
+        MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
+        frozenset({1, 2, 4}),
+        subtracts_cuda_graphs=False,
+        keeps_moe_workspaces=True,
+        source="measured on 0.18 and 0.19 (fifteen models)",
+    ),
+    EngineEra(
+        21,
+        3.18,
+        MappingProxyType({1: 0.25, 2: 2.07, 4: 2.16}),
+        frozenset(),
+        subtracts_cuda_graphs=True,
+        keeps_moe_workspaces=True,
+        source="as 0.19; graphs subtracted by default since 0.21 (vLLM's start-up log)",
+    ),
+)
+"""Eras in order of release."""
+
+NON_TORCH_PER_DOUBLING_GIB = 0.09
+"""Growth from one tensor-parallel size to its double beyond those measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Half-widths of the interval in GiB, added up where several apply."""
+
+    measured: float = 0.12
+    """Inside the data: the largest residual of a text model."""
+    multimodal: float = 0.20
+    uncounted_encoder: float = 1.00
+    """Encoders of the bundled models hold 0.8 to 1.6 GiB."""
+    other_gpu: float = 0.35
+    consumer_gpu: float = 0.30
+    other_batch: float = 0.80
+    """At 2,048 tokens, an RTX 4090 (256 sequences, 0.19) held 0.385 GiB more than the
+    rules say, a Qwen3-32B on H100 (128 sequences, 0.15; no breakdown) 0.76 GiB. Two
+    hypotheses: a floor of the activations that does not scale with the batch; on the
+    4090 also FlashInfer's workspace (394 MiB; the log does not name the backend)."""
+    other_version: float = 0.30
+    old_v1: float = 4.00
+    """Logs of 0.8 to 0.10 leave 0.5 to 3.6 GiB open: their arguments are not all
+    known, nor those releases' defaults."""
+    other_tensor_parallel_size: float = 0.50
+    enforce_eager: float = 0.30
+    v0: float = 1.00
+    other_architecture: float = 0.30
+
+
+MARGINS = Margins()
+
+UNCERTAIN_WEIGHTS_SHARE = 0.01
+"""Packed 4-bit layouts differ by kernel: 0.6 % (GPTQ) and 0.5 % (MXFP4) were seen."""
+UNKNOWN_WEIGHTS_SHARE = 0.25
+"""A model that is counted as a Llama may have an MLP without a gate: a third fewer
+elements in two thirds of the weights."""
+OTHER_BATCH_SHARE = 0.20
+"""Of the activation peak, for batches beyond the 8,192 tokens of the data."""
+
+
+def era_of(minor: int) -> EngineEra:
+    """Return the era that release 0.`minor` belongs to."""
+    return next(era for era in reversed(ERAS) if minor >= era.first_minor)

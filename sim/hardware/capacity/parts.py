@@ -1,0 +1,239 @@
+"""The parts of a GPU's memory: what the engine holds before it cuts KV blocks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.errors import CapacityError
+from sim.hardware.capacity import constants
+from sim.hardware.gpus import GIB
+from sim.hardware.models.quantization import QuantizationScheme, quantization_scheme
+from sim.hardware.models.weights import weight_bytes
+
+if TYPE_CHECKING:
+    from sim.hardware.capacity.arguments import EngineArguments
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """Bytes of one rank, in the order in which they are subtracted."""
+
+    requested_bytes: int
+    weights_bytes: int
+    activation_peak_bytes: int
+    non_torch_bytes: int
+    cuda_graph_bytes: int
+    activation_argument: str = "max_num_seqs"
+    """The argument that most of the activation peak scales with."""
+
+    @property
+    def available_kv_bytes(self) -> int:
+        """What is left for the KV cache; negative where nothing is."""
+        held = self.weights_bytes + self.activation_peak_bytes
+        return (
+            self.requested_bytes - held - self.non_torch_bytes - self.cuda_graph_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How layers share the pool: a block holds `block_size` tokens of one group.
+
+    Layers of one kind (full, or sliding) are dealt into groups of equal size, and a
+    block covers one layer of each place in a group. A plain model has one group.
+    Source: vLLM 0.11 ``v1/core/kv_cache_utils.py``, ``_get_kv_cache_groups``.
+    """
+
+    block_size: int
+    block_bytes: int
+    num_full_groups: int
+    num_sliding_groups: int
+    window_tokens: int
+    """Most tokens of a sliding group that a request keeps at once."""
+    extra_window_blocks: int
+    """A window need not begin at a block's edge."""
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that draw blocks for the same token."""
+        return self.num_full_groups + self.num_sliding_groups
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the blocks that a request of so many tokens needs at most."""
+        full = -(-num_tokens // self.block_size)
+        windowed = min(num_tokens, self.window_tokens)
+        sliding = -(-windowed // self.block_size) + self.extra_window_blocks
+        if not self.num_full_groups:
+            sliding = min(sliding, full)
+        return self.num_full_groups * full + self.num_sliding_groups * sliding
+
+    def longest_request(self, num_blocks: int) -> int:
+        """Return the most tokens of one request that so many blocks hold."""
+        lengths = range(
+            self.block_size, self.block_size * (num_blocks + 2), self.block_size
+        )
+        return self.block_size * bisect_right(lengths, num_blocks, key=self.blocks_for)
+
+
+def kv_layout(arguments: EngineArguments) -> KvLayout:
+    """Return how the model's layers share the pool of one rank."""
+    model, block_size = arguments.model, arguments.block_size
+    sliding = model.num_sliding_layers
+    if arguments.engine_minor < constants.FIRST_HYBRID_POOL_MINOR:
+        sliding = 0
+    full = model.num_hidden_layers - sliding
+    size = _group_size(full, sliding)
+    per_layer = model.kv_bytes_per_layer(
+        arguments.tensor_parallel_size, arguments.kv_itemsize_bytes
+    )
+    chunked = model.chunked_attention
+    window = (model.sliding_window or 0) + arguments.max_num_batched_tokens
+    return KvLayout(
+        block_size=block_size,
+        block_bytes=block_size * per_layer * size,
+        num_full_groups=-(-full // size),
+        num_sliding_groups=-(-sliding // size),
+        window_tokens=window if chunked else window - 1,
+        extra_window_blocks=0 if chunked else 1,
+    )
+
+
+def _group_size(full: int, sliding: int) -> int:
+    if not full or not sliding:
+        return full or sliding
+    fewest, most = min(full, sliding), max(full, sliding)
+    # Nearly equal kinds are padded to one group each.
+    return most if most < 1.25 * fewest else fewest
+
+
+def memory_parts(arguments: EngineArguments) -> MemoryParts:
+    """Return what the engine requests and holds on one rank, in bytes.
+
+    Raises
+    ------
+    CapacityError
+        When the quantisation is unknown, or the weights alone exceed the GPU.
+    """
+    scheme = quantization_scheme_of(arguments)
+    era = constants.era_of(arguments.engine_minor)
+    weights = _weights(arguments, scheme)
+    total = arguments.gpu.memory_bytes
+    if weights > total:
+        raise CapacityError(
+            f"the weights must fit the GPU: {arguments.model.name} has"
+            f" {weights / GIB:.2f} GiB a rank, {arguments.gpu.name} {total / GIB:.2f};"
+            " use a larger tensor_parallel_size, quantization or a larger GPU"
+        )
+    graphs = 0.0
+    if era.subtracts_cuda_graphs and not arguments.enforce_eager:
+        graphs = cuda_graph_gib(arguments.model.num_hidden_layers)
+    activation_peak, argument = _activation_peak(arguments, scheme, era)
+    return MemoryParts(
+        requested_bytes=math.ceil(total * arguments.gpu_memory_utilization),
+        weights_bytes=weights,
+        activation_peak_bytes=activation_peak,
+        non_torch_bytes=round(non_torch_gib(era, arguments.tensor_parallel_size) * GIB),
+        cuda_graph_bytes=round(graphs * GIB),
+        activation_argument=argument,
+    )
+
+
+def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | None:
+    """Return how linear layers are stored; None where given weights make it moot."""
+    if arguments.weights_gib is not None:
+        try:
+            return quantization_scheme(arguments.quantization)
+        except CapacityError:
+            return None
+    return quantization_scheme(arguments.quantization)
+
+
+def cuda_graph_gib(num_layers: int) -> float:
+    """Return the memory of the captured CUDA graphs, in GiB."""
+    per_layer = constants.CUDA_GRAPH_PER_LAYER_GIB
+    return constants.CUDA_GRAPH_BASE_GIB + per_layer * num_layers
+
+
+def non_torch_gib(era: constants.EngineEra, tensor_parallel_size: int) -> float:
+    """Return memory outside PyTorch in GiB, extrapolated beyond the table."""
+    known = era.non_torch_gib
+    if tensor_parallel_size in known:
+        return known[tensor_parallel_size]
+    nearest = max(size for size in known if size <= tensor_parallel_size)
+    doublings = math.log2(tensor_parallel_size / nearest)
+    return known[nearest] + constants.NON_TORCH_PER_DOUBLING_GIB * doublings
+
+
+def _weights(arguments: EngineArguments, scheme: QuantizationScheme | None) -> int:
+    if arguments.weights_gib is not None:
+        return round(arguments.weights_gib * GIB)
+    return weight_bytes(
+        arguments.model,
+        arguments.tensor_parallel_size,
+        arguments.itemsize_bytes,
+        scheme,
+    )
+
+
+def _activation_peak(
+    arguments: EngineArguments,
+    scheme: QuantizationScheme | None,
+    era: constants.EngineEra,
+) -> tuple[int, str]:
+    """Return the peak of the profiled step, and the argument that it scales with.
+
+    It is that of its forward pass, or of its dummy sampler. The sampler sorts the
+    logits of ``max_num_seqs`` sequences over the whole vocabulary, on every rank; the
+    forward pass holds an MLP's outputs of ``max_num_batched_tokens`` tokens.
+    """
+    model, itemsize = arguments.model, arguments.itemsize_bytes
+    hidden = arguments.max_num_batched_tokens * model.hidden_size * itemsize
+    workspaces = moe_workspace_bytes(arguments)
+    # A multimodal model holds the embeddings of its dummy input throughout.
+    encoder = hidden if model.has_encoder else 0
+    logits = arguments.max_num_seqs * model.vocab_size
+    of_sequences = logits * (4 * era.sampler_logits_copies + itemsize)
+    of_tokens = constants.SAMPLER_HIDDEN_COPIES * hidden
+    if era.keeps_moe_workspaces:
+        of_tokens += workspaces
+    sampler = of_sequences + of_tokens + constants.SAMPLER_BASE_GIB * GIB
+    inputs = constants.FORWARD_HIDDEN_COPIES * hidden
+    forward = workspaces + _mlp_outputs(arguments, scheme) + inputs
+    by_tokens = forward > sampler or of_tokens > of_sequences
+    argument = "max_num_batched_tokens" if by_tokens else "max_num_seqs"
+    return round(max(sampler, forward) + encoder), argument
+
+
+def _mlp_outputs(
+    arguments: EngineArguments, scheme: QuantizationScheme | None
+) -> float:
+    """Return bytes of a dense MLP's gate, up and activated outputs on one rank."""
+    model = arguments.model
+    inner = model.num_shared_experts * model.expert_size
+    if model.num_moe_layers < model.num_hidden_layers:
+        inner = max(inner, model.intermediate_size)
+    per_token = 3.0 * arguments.itemsize_bytes
+    has_fp8_units = arguments.gpu.fp8_flops_per_s is not None
+    if scheme is not None and scheme.quantizes_activation(has_fp8_units):
+        per_token += 1
+    ranks = arguments.tensor_parallel_size
+    return arguments.max_num_batched_tokens * inner / ranks * per_token
+
+
+def moe_workspace_bytes(arguments: EngineArguments) -> int:
+    """Return the two workspaces of fused experts on one rank, in bytes.
+
+    Every token is copied once an expert that it is routed to: the first workspace
+    holds gate and up (or the output), the second the activated product. Source: vLLM
+    ``fused_moe`` modular kernels, ``workspace_shapes``.
+    """
+    model = arguments.model
+    if not model.num_moe_layers:
+        return 0
+    inner = -(-model.expert_size // arguments.tensor_parallel_size)
+    rows = arguments.max_num_batched_tokens * model.num_experts_per_tok
+    widths = max(2 * inner, model.hidden_size) + max(inner, model.hidden_size)
+    return rows * widths * arguments.itemsize_bytes

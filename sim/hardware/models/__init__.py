@@ -1,0 +1,1 @@
+"""Transformer models: their shapes, weights and bundled ``config.json`` files."""

@@ -1,0 +1,188 @@
+"""Model architectures: the facts of a Hugging Face ``config.json`` that cost memory.
+
+Bundled facts live in ``sim/hardware/models/configs/*.json``, one file a model, in the
+keys of its ``config.json``; ``aliases.json`` names the checkpoints that share a shape.
+Each file's parameters are counted and equal the published total of the checkpoint. Any
+other model is read from a ``config.json`` by path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sim.errors import ConfigError
+from sim.hardware.models.architecture import ModelArchitecture, dtype_bytes
+from sim.hardware.models.config_json import architecture_facts
+from sim.hardware.models.quantization import quantization_scheme
+
+
+def bundled_models() -> tuple[str, ...]:
+    """Return the Hugging Face names of all bundled models, sorted."""
+    return tuple(sorted(_index()))
+
+
+def load_model(name: str | Path) -> ModelArchitecture:
+    """Return a bundled model by name, or the one of a ``config.json`` by path.
+
+    Parameters
+    ----------
+    name
+        A Hugging Face name (case does not matter, ``-Instruct``, ``-Base`` and ``-it``
+        may be left out or added), the path of a ``config.json``, or of a directory
+        that holds one.
+
+    Raises
+    ------
+    ConfigError
+        When the name is neither (the nearest names are given), or the file is not
+        readable or lacks a key.
+    """
+    if not str(name).strip():
+        raise ConfigError(
+            f"model must be a bundled name or the path of a config.json; got {name!r}"
+        )
+    path = Path(name)
+    if _is_directory(path):
+        path = path / "config.json"
+    if path.suffix == ".json":
+        return _read_config(path)
+    found = _find_bundled(str(name))
+    if found is None:
+        shown = _shortened(str(name))
+        near = difflib.get_close_matches(shown, bundled_models(), n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ConfigError(
+            f"unknown model: {shown!r}; {hint}any other model is read from the path"
+            " of its config.json"
+        )
+    facts, quantization = found
+    model = model_from_config(facts, str(name), f"the bundled facts of {name}")
+    return replace(model, quantization=quantization or model.quantization)
+
+
+def model_from_config(
+    config: dict[str, Any], name: str, source: str
+) -> ModelArchitecture:
+    """Return the architecture of a parsed ``config.json``.
+
+    Parameters
+    ----------
+    config
+        The parsed file; a multimodal one nests the text model in ``text_config``.
+    name, source
+        The model's name, and where the facts come from (for messages).
+
+    Raises
+    ------
+    ConfigError
+        When a key is missing or wrong, or the model's shape is not modelled; the
+        message names the key.
+    """
+    return ModelArchitecture(name=name, **architecture_facts(config, source))
+
+
+def resolved_model(
+    model: ModelArchitecture, dtype: str = "auto", quantization: str | None = None
+) -> ModelArchitecture:
+    """Return the model as the engine runs it.
+
+    Parameters
+    ----------
+    model
+        The checkpoint's architecture.
+    dtype, quantization
+        The engine's arguments: "auto" and None take the checkpoint's own.
+
+    Raises
+    ------
+    CapacityError
+        When the precision or the scheme is unknown.
+    """
+    dtype = model.dtype if dtype == "auto" else dtype
+    dtype_bytes(dtype)
+    quantization = quantization or model.quantization
+    quantization_scheme(quantization)
+    return replace(model, dtype=dtype, quantization=quantization)
+
+
+def _read_config(path: Path) -> ModelArchitecture:
+    where = _shortened(str(path))
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or "not readable"
+        raise ConfigError(
+            f"no readable config.json at {where}: {reason}; give the path of one"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} must hold JSON; it is nested too deep") from error
+    except ValueError as error:  # no JSON, no UTF-8, or a null byte in the path
+        reason = _shortened(str(error))
+        raise ConfigError(f"{where} must hold JSON; {reason}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"{where} must hold a JSON object; got a {type(config).__name__}"
+        )
+    name = config.get("_name_or_path")
+    if not isinstance(name, str) or not name:
+        name = path.parent.name or path.stem
+    return model_from_config(config, _shortened(name), where)
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    """Return `text` on one line, and its end only where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"...{line[-most:]}"
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # such as a name too long for the file system
+        return False
+
+
+def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
+    folded = {known.lower(): known for known in _index()}
+    for candidate in _spellings(name.lower()):
+        if candidate in folded:
+            file_name, quantization = _index()[folded[candidate]]
+            return _bundled_json(file_name), quantization
+    return None
+
+
+def _spellings(name: str) -> list[str]:
+    suffixes = ("-instruct", "-base", "-it", "-chat")
+    bare = next(
+        (name.removesuffix(end) for end in suffixes if name.endswith(end)), name
+    )
+    return [name, bare, *(bare + end for end in suffixes)]
+
+
+@cache
+def _index() -> dict[str, tuple[str, str | None]]:
+    """Map every bundled name to its file and quantisation scheme."""
+    folder = resources.files("sim.hardware.models") / "configs"
+    files = {
+        entry.name.removesuffix(".json").replace("--", "/", 1): (entry.name, None)
+        for entry in folder.iterdir()
+        if "--" in entry.name
+    }
+    index: dict[str, tuple[str, str | None]] = dict(files)
+    for alias, target in _bundled_json("aliases.json").items():
+        index[alias] = (files[target["model"]][0], target.get("quantization"))
+    return index
+
+
+def _bundled_json(file_name: str) -> dict[str, Any]:
+    text = (resources.files("sim.hardware.models") / "configs" / file_name).read_text(
+        encoding="utf-8"
+    )
+    facts: dict[str, Any] = json.loads(text)
+    return facts

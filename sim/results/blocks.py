@@ -1,0 +1,233 @@
+"""``blocks.json``: how long blocks hold content, are held, and wait to be hit again."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sim.results.histogram import BIN_EDGES_S, NS_PER_S, DurationHistogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cache.stats import BlockObserver
+
+BLOCKS_FILE = "blocks.json"
+BLOCKS_FORMAT = "kvsim-blocks"
+FORMAT_VERSION = 1
+
+_FEW = 24
+"""Blocks up to which a loop is faster than numpy."""
+
+_NEVER = -1
+
+
+class Clock(Protocol):
+    """What tells the simulated time."""
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
+        ...
+
+
+class BlockStore(Protocol):
+    """The blocks of a tier, which tell an observer how they move."""
+
+    observer: BlockObserver | None
+
+    def cached_block_ids(self) -> Iterable[int]:
+        """Return the blocks that a look-up could find, held or free."""
+        ...
+
+
+class Lifetimes:
+    """Durations of one kind, and those that the end of the run cut.
+
+    Attributes
+    ----------
+    ended
+        Durations that came to their end.
+    censored
+        Ages, at the end of the run, of those that did not.
+    """
+
+    def __init__(self) -> None:
+        self.ended = DurationHistogram()
+        self.censored = DurationHistogram()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both, JSON-ready."""
+        return self.ended.to_dict() | {"censored": self.censored.to_dict()}
+
+
+class BlockTimes:
+    """A `cache.stats.BlockObserver` that times the blocks of a tier.
+
+    ::
+
+        taken ........ released ....... revived ... released ....... evicted, taken
+        |-- time held --|-- reuse gap --|-- held --|-- idle before eviction --|
+        |---------------------- residency of the content ---------------------|
+
+    Content that no look-up can find ends with its release instead.
+
+    Parameters
+    ----------
+    clock
+        Read at every call: within a scheduler call it shows the start of the step, at
+        the release of finished requests its end.
+    num_ids
+        Block ids are below this number.
+
+    Attributes
+    ----------
+    num_taken, num_released, num_revived, num_evicted
+        Blocks, each as often as it happened to it.
+    residency, time_held, reuse_gap, idle_before_eviction
+        What was timed, in nanoseconds.
+    """
+
+    def __init__(self, clock: Clock, num_ids: int) -> None:
+        self.num_taken = 0
+        self.num_released = 0
+        self.num_revived = 0
+        self.num_evicted = 0
+        self.residency = Lifetimes()
+        self.time_held = Lifetimes()
+        self.reuse_gap = Lifetimes()
+        self.idle_before_eviction = DurationHistogram()
+        self._clock = clock
+        # By block id: since when it holds its content, since when it is held, and
+        # since when it is free; -1 for it does not.
+        self._taken, self._taken_ns = _times(num_ids)
+        self._held, self._held_ns = _times(num_ids)
+        self._freed, self._freed_ns = _times(num_ids)
+
+    def _now_ns(self) -> int:
+        return round(self._clock.now * NS_PER_S)
+
+    def taken(self, block_ids: Sequence[int]) -> None:
+        """See `cache.stats.BlockObserver`."""
+        now = self._now_ns()
+        self.num_taken += len(block_ids)
+        if len(block_ids) > _FEW:
+            ids = np.array(block_ids)
+            before = ids[self._taken_ns[ids] != _NEVER]
+            residency = self._freed_ns[before] - self._taken_ns[before]
+            self.residency.ended.add_all(residency)
+            self._taken_ns[ids] = self._held_ns[ids] = now
+            return
+        taken, held = self._taken, self._held
+        for block_id in block_ids:
+            if taken[block_id] != _NEVER:  # and was not evicted: nobody could find it
+                self.residency.ended.add(self._freed[block_id] - taken[block_id])
+            taken[block_id] = held[block_id] = now
+
+    def released(self, block_ids: Sequence[int]) -> None:
+        """See `cache.stats.BlockObserver`."""
+        now = self._now_ns()
+        self.num_released += len(block_ids)
+        if len(block_ids) > _FEW:
+            ids = np.array(block_ids)
+            self.time_held.ended.add_all(now - self._held_ns[ids])
+            self._held_ns[ids] = _NEVER
+            self._freed_ns[ids] = now
+            return
+        held, freed = self._held, self._freed
+        for block_id in block_ids:
+            self.time_held.ended.add(now - held[block_id])
+            held[block_id] = _NEVER
+            freed[block_id] = now
+
+    def revived(self, block_ids: Sequence[int]) -> None:
+        """See `cache.stats.BlockObserver`."""
+        now = self._now_ns()
+        self.num_revived += len(block_ids)
+        if len(block_ids) > _FEW:
+            ids = np.array(block_ids)
+            self.reuse_gap.ended.add_all(now - self._freed_ns[ids])
+            self._held_ns[ids] = now
+            return
+        held, freed = self._held, self._freed
+        for block_id in block_ids:
+            self.reuse_gap.ended.add(now - freed[block_id])
+            held[block_id] = now
+
+    def evicted(self, block_ids: Sequence[int]) -> None:
+        """See `cache.stats.BlockObserver`."""
+        now = self._now_ns()
+        self.num_evicted += len(block_ids)
+        if len(block_ids) > _FEW:
+            ids = np.array(block_ids)
+            self.residency.ended.add_all(now - self._taken_ns[ids])
+            self.idle_before_eviction.add_all(now - self._freed_ns[ids])
+            self._taken_ns[ids] = _NEVER
+            return
+        taken, freed = self._taken, self._freed
+        for block_id in block_ids:
+            self.residency.ended.add(now - taken[block_id])
+            self.idle_before_eviction.add(now - freed[block_id])
+            taken[block_id] = _NEVER
+
+    def close(self, cached_ids: Iterable[int]) -> None:
+        """Count what the end of the run cuts; nothing may be told afterwards.
+
+        Parameters
+        ----------
+        cached_ids
+            Blocks that a look-up could find, held or free.
+        """
+        now = self._now_ns()
+        filled = self._taken_ns != _NEVER
+        held = filled & (self._held_ns != _NEVER)
+        cached = np.zeros_like(filled)
+        cached[list(cached_ids)] = True
+        waiting = filled & ~held & cached
+        gone = filled & ~held & ~cached
+        self.residency.ended.add_all(self._freed_ns[gone] - self._taken_ns[gone])
+        self.residency.censored.add_all(now - self._taken_ns[held | waiting])
+        self.time_held.censored.add_all(now - self._held_ns[held])
+        self.reuse_gap.censored.add_all(now - self._freed_ns[waiting])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all counts and histograms, JSON-ready; after `close`."""
+        return {
+            "taken": self.num_taken,
+            "released": self.num_released,
+            "revived": self.num_revived,
+            "evicted": self.num_evicted,
+            "held_at_end": self.time_held.censored.count,
+            "cached_at_end": self.reuse_gap.censored.count,
+            "residency": self.residency.to_dict(),
+            "time_held": self.time_held.to_dict(),
+            "reuse_gap": self.reuse_gap.to_dict(),
+            "idle_before_eviction": self.idle_before_eviction.to_dict(),
+        }
+
+
+def _times(num_ids: int) -> tuple[array[int], np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return times by block id, none yet, and a view: quick by one, and by many."""
+    times = array("q", [_NEVER]) * num_ids
+    return times, np.frombuffer(times, np.int64)
+
+
+def blocks_to_dict(
+    tiers: Mapping[str, Any], end_s: float, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the contents of the file.
+
+    Parameters
+    ----------
+    tiers
+        By name, what was seen.
+    end_s
+        When the run ended.
+    facts
+        What it is to be read with.
+    """
+    header = {"format": BLOCKS_FORMAT, "version": FORMAT_VERSION, **facts}
+    times = {"end_s": end_s, "bin_edges_s": list(BIN_EDGES_S)}
+    return header | times | {"tiers": dict(tiers)}

@@ -1,0 +1,254 @@
+"""From the tables of a run to the numbers of its summary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.results.selection import percentiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sim.results.recorder import Recording
+    from sim.results.table import ResultTable
+    from sim.results.tokens import InterTokenLatencies
+
+PERCENTILES = (50, 90, 95, 99)
+USAGE_PERCENTILES = (5, 25, 50, 75, 95)
+SERVED = ("finished_stopped", "finished_length_capped")
+
+Floats = npt.NDArray[np.float64]
+
+
+def distribution_ms(name: str, values_s: Floats) -> dict[str, float | None]:
+    """Return mean, median, standard deviation and percentiles, in milliseconds.
+
+    Keys are those of ``vllm bench serve``; values are None where nothing was
+    measured. NaN in `values_s` is left out.
+    """
+    known = values_s[~np.isnan(values_s)]
+    if not len(known):
+        return _in_ms(name, None)
+    mean = float(np.average(known))
+    std = float(np.sqrt(np.average((known - mean) ** 2)))
+    ones = np.ones(len(known), np.int64)
+    found = percentiles(lambda: [(known, ones)], PERCENTILES, len(known))
+    return _in_ms(name, (mean, std, found))
+
+
+def _itl_ms(itl: InterTokenLatencies) -> dict[str, float | None]:
+    """Return what `distribution_ms` does, of every token of the served requests."""
+    number, mean, std = itl.moments
+    return _in_ms("itl", (mean, std, itl.percentiles(PERCENTILES)) if number else None)
+
+
+def _in_ms(
+    name: str, found: tuple[float, float, list[float]] | None
+) -> dict[str, float | None]:
+    """Name mean, standard deviation and percentiles in seconds, or their absence."""
+    names = ["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)]
+    if found is None:
+        return {f"{statistic}_{name}_ms": None for statistic in names}
+    mean, std, ranked = found
+    numbers = [mean, ranked[0], std, *ranked]
+    return {
+        f"{statistic}_{name}_ms": number * 1e3
+        for statistic, number in zip(names, numbers, strict=True)
+    }
+
+
+def latencies(requests: ResultTable, itl: InterTokenLatencies) -> dict[str, Any]:
+    """Return TTFT, TPOT, ITL and end-to-end latency of requests that were served."""
+    return (
+        of_served(requests, ("ttft", "tpot"))
+        | _itl_ms(itl)
+        | of_served(requests, ("e2el",))
+    )
+
+
+def of_served(requests: ResultTable, names: Sequence[str]) -> dict[str, float | None]:
+    """Return the distributions of columns, without ``_s``, of served requests."""
+    is_served = requests.is_one_of("status", SERVED)
+    found: dict[str, float | None] = {}
+    for name in names:
+        found |= distribution_ms(name, requests[f"{name}_s"][is_served])
+    return found
+
+
+def throughput(
+    requests: ResultTable, num_requests: int, duration_s: float
+) -> dict[str, Any]:
+    """Return counts and rates over the run, named as ``vllm bench serve`` does.
+
+    Parameters
+    ----------
+    requests
+        The requests that arrived.
+    num_requests
+        Requests of the workload; more where some were never sent: the run was
+        interrupted, or the request that they waited for got no answer.
+    duration_s
+        Simulated seconds.
+    """
+    is_served = requests.is_one_of("status", SERVED)
+    completed = int(is_served.sum())
+    num_input = int(requests["num_prompt_tokens"][is_served].sum())
+    num_output = int(requests["num_generated_tokens"][is_served].sum())
+    per_s = 1.0 / duration_s if duration_s > 0 else 0.0
+    last_arrival_s = float(requests["arrival_s"].max(initial=0.0))
+    statuses = requests.counts("status")
+    rejected, aborted = statuses["finished_rejected"], statuses["finished_aborted"]
+    rate = requests.num_rows / last_arrival_s if last_arrival_s > 0 else None
+    unsent = num_requests - requests.num_rows
+    return {
+        "duration": duration_s,
+        "num_requests": num_requests,
+        "completed": completed,
+        "length_capped": statuses["finished_length_capped"],
+        "rejected": rejected,
+        "aborted": aborted,
+        "unsent": unsent,
+        "unfinished": requests.num_rows - completed - rejected - aborted,
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "request_rate": rate,
+        "request_throughput": completed * per_s,
+        "output_throughput": num_output * per_s,
+        "total_token_throughput": (num_input + num_output) * per_s,
+    }
+
+
+def goodput(
+    requests: ResultTable,
+    limits_ms: Mapping[str, float],
+    num_requests: int,
+    duration_s: float,
+) -> dict[str, Any]:
+    """Return how many requests were served within all limits, and how many a second.
+
+    Parameters
+    ----------
+    requests
+        The requests that arrived.
+    limits_ms
+        From ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` to the most that is good. A
+        request of one token has no TPOT to miss.
+    num_requests, duration_s
+        See `throughput`.
+    """
+    is_good = requests.is_one_of("status", SERVED)
+    for name, limit_ms in limits_ms.items():
+        column = f"{name.removesuffix('_ms')}_s"
+        is_good &= ~(requests[column] * 1e3 > limit_ms)
+    num_good = int(is_good.sum())
+    return {
+        "goodput": dict(limits_ms),
+        "goodput_share": num_good / num_requests if num_requests else 0.0,
+        "request_goodput": num_good / duration_s if duration_s > 0 else 0.0,
+    }
+
+
+def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
+    """Return preemptions, cache usage and queue lengths; means are over time.
+
+    The engine's idle time counts as an empty cache and empty queues. Queues are read
+    right after each scheduler call, so ``num_waiting_mean`` leaves out the wait of a
+    request until the next call; ``num_in_system_mean`` counts it.
+    """
+    totals, preemptions = recording.totals, recording.preemption_table
+    modes = preemptions.counts("mode")
+    elapsed_s = max(duration_s, 1e-300)
+    num_steps = totals.num_steps
+
+    def mean_over_time(column: str) -> float:
+        return totals.integral(column) / elapsed_s
+
+    return {
+        "num_preemptions": preemptions.num_rows,
+        "num_preemptions_swap": modes.get("swap", 0),
+        "num_preemptions_recompute": modes.get("recompute", 0),
+        "num_requests_preempted": len(np.unique(preemptions["request_id"])),
+        "kv_cache_usage_mean": mean_over_time("kv_cache_usage"),
+        "kv_cache_usage_max": totals.max["kv_cache_usage"],
+        **{
+            f"p{percent}_kv_cache_usage": totals.usage_percentile(percent, duration_s)
+            for percent in USAGE_PERCENTILES
+        },
+        "num_running_mean": mean_over_time("num_running"),
+        "num_running_max": int(totals.max["num_running"]),
+        "num_waiting_mean": mean_over_time("num_waiting"),
+        "num_waiting_max": int(totals.max["num_waiting"]),
+        "num_in_system_mean": recording.occupancy_s / elapsed_s,
+        "swapped_in_blocks": totals.total["num_swapped_in_blocks"],
+        "swapped_out_blocks": totals.total["num_swapped_out_blocks"],
+        "copied_blocks": totals.total["num_copied_blocks"],
+        "recomputed_tokens": totals.total["num_recomputed_tokens"],
+        "num_steps": num_steps,
+        "engine_busy_share": totals.busy_s / elapsed_s,
+        "mean_step_ms": totals.busy_s / num_steps * 1e3 if num_steps else None,
+    }
+
+
+def by_slo_class(requests: ResultTable) -> dict[str, Any]:
+    """Return counts and latencies of each service level; empty with fewer than two.
+
+    Parameters
+    ----------
+    requests
+        With the columns of `sim.results.schema.TRAFFIC`.
+    """
+    numbers = requests.counts("slo_class")
+    names = sorted(name for name, number in numbers.items() if number)
+    if len(names) < 2:
+        return {}
+    is_served = requests.is_one_of("status", SERVED)
+    unnamed = "none" if "none" not in names else "(none)"
+    classes = {}
+    for name in names:
+        rows = is_served & requests.is_one_of("slo_class", (name,))
+        facts: dict[str, Any] = {
+            "num_requests": numbers[name],
+            "completed": int(rows.sum()),
+        }
+        for latency in ("ttft", "tpot", "e2el"):
+            facts |= distribution_ms(latency, requests[f"{latency}_s"][rows])
+        classes[name or unnamed] = facts
+    return classes
+
+
+def sessions(requests: ResultTable, planned: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return how many sessions there were and how long they took; empty without any.
+
+    Parameters
+    ----------
+    requests
+        With the columns of `sim.results.schema.TRAFFIC`.
+    planned
+        Session of each request of the workload, -1 for none.
+    """
+    ids, num_planned = np.unique(planned[planned >= 0], return_counts=True)
+    if not len(ids):
+        return {}
+    in_session = requests["session_id"] >= 0
+    owner = np.searchsorted(ids, requests["session_id"][in_session])
+    _, first = np.unique(requests["parent_id"][in_session], return_index=True)
+    num_sent = np.bincount(owner[first], minlength=len(ids))
+    is_served = requests.is_one_of("status", SERVED)[in_session]
+    is_whole = num_sent == num_planned
+    is_whole[owner[~is_served]] = False
+    begin_s, end_s = np.full(len(ids), np.inf), np.full(len(ids), -np.inf)
+    np.fmin.at(begin_s, owner, requests["arrival_s"][in_session])
+    np.fmax.at(end_s, owner, requests["finish_s"][in_session])
+    durations_s = (end_s - begin_s)[is_whole]
+    return {
+        "num_sessions": len(ids),
+        "num_started": int((num_sent > 0).sum()),
+        "num_completed": len(durations_s),
+        "num_turns": int(num_sent.sum()),
+        "mean_turns": float(num_sent.sum() / max(1, (num_sent > 0).sum())),
+        "mean_duration_s": float(durations_s.mean()) if len(durations_s) else None,
+        "max_duration_s": float(durations_s.max()) if len(durations_s) else None,
+    }

@@ -1,0 +1,223 @@
+"""Rows of requests and of preemptions, collected as columns."""
+
+from __future__ import annotations
+
+from itertools import starmap
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results import schema
+from sim.results.arrow import arrow_table
+from sim.results.columns import Columns, Texts
+from sim.results.tokens import Streaks
+from sim.scheduler.request import RequestStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+    from sim.results.columns import Array
+    from sim.scheduler.base import Preemption
+    from sim.scheduler.request import Request
+
+_CHUNK_ROWS = 2048
+_SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+_REQUEST_FACTS = {
+    "request_id": "int64",
+    "arrival_s": "float64",
+    "num_prompt_tokens": "int64",
+    "num_tokens": "int64",
+    "num_sequences": "int64",
+    "num_generated_tokens": "int64",
+    "parent_id": "int64",
+    "first_scheduled_s": "float64",
+    "first_token_s": "float64",
+    "finish_s": "float64",
+    "num_preemptions": "int64",
+    "num_cached_tokens": "int64",
+    "num_recomputed_tokens": "int64",
+}
+_PREEMPTION_FACTS = {
+    name: kind for name, kind in schema.PREEMPTIONS.items() if kind != "str"
+}
+_CODES = {"int64": "q", "float64": "d"}
+
+
+class _Packer:
+    """From tuples of exact integers and floats to columns, at 10 ns a value."""
+
+    def __init__(self, kinds: dict[str, str]) -> None:
+        codes = "".join(_CODES[kind] for kind in kinds.values())
+        self.pack = Struct("=" + codes).pack
+        self._dtype = np.dtype(list(kinds.items()))
+
+    def columns(self, packed: Iterable[bytes]) -> dict[str, Array]:
+        """Return the columns of packed rows."""
+        table = np.frombuffer(b"".join(packed), self._dtype)
+        return {name: table[name] for name in table.dtype.names or ()}
+
+
+class RequestRows:
+    """Requests that have left, as rows of `sim.results.schema.REQUESTS`.
+
+    A request is read at once and let go: keeping it for a while would cost more than
+    reading it, in memory that is no longer at hand.
+
+    Attributes
+    ----------
+    streaks
+        How the tokens of the served ones followed one another; complete after `table`.
+    """
+
+    def __init__(self) -> None:
+        self.streaks = Streaks()
+        self._columns = Columns(_REQUEST_FACTS | {"status": "int8", "reason": "int32"})
+        self._reasons = Texts()
+        self._reasons.code("")  # _NO_REASON
+        self._packed: list[bytes] = []
+        self._earlier: list[tuple[int, int, int]] = []
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Take requests that have left."""
+        packed, pack = self._packed, _ROWS.pack
+        for request in requests:
+            status = _STATUSES.index(request.status)
+            reason, streaks = request.reason, request.streaks
+            first_step = last_step = -1
+            # Those that were aborted had their last streak open.
+            if streaks and status < len(_SERVED):
+                first_step, last_step = streaks[-1]
+                if len(streaks) > 1:
+                    self._earlier += [(len(packed), *each) for each in streaks[:-1]]
+            packed.append(
+                pack(
+                    request.request_id,
+                    request.arrival_s,
+                    request.num_prompt_tokens,
+                    request.num_tokens,
+                    request.num_sequences,
+                    request.num_generated_tokens,
+                    request.parent_id,
+                    request.first_scheduled_s,
+                    request.first_token_s,
+                    request.finish_s,
+                    request.num_preemptions,
+                    request.num_cached_tokens,
+                    request.num_recomputed_tokens,
+                    status,
+                    self._reasons.code(reason) if reason else _NO_REASON,
+                    first_step,
+                    last_step,
+                )
+            )
+        if len(packed) >= _CHUNK_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._packed:
+            return
+        columns = _ROWS.columns(self._packed)
+        self._columns.add(columns)
+        rows = np.flatnonzero(columns["first_step"] >= 0)
+        streaks = np.stack(
+            [rows, columns["first_step"][rows], columns["last_step"][rows]]
+        )
+        if self._earlier:
+            streaks = np.hstack([np.array(self._earlier, np.int64).T, streaks])
+            streaks = streaks[:, np.argsort(streaks[0], kind="stable")]
+        self.streaks.add(columns["request_id"][streaks[0]], streaks[1], streaks[2])
+        self._packed, self._earlier = [], []
+
+    def table(self) -> pa.Table:
+        """Return all rows, sorted by id; nothing can be added afterwards."""
+        self._flush()
+        request_id = self._columns.pop("request_id")
+        order = np.argsort(request_id, kind="stable")
+        columns: dict[str, Any] = {"request_id": request_id[order]}
+        for name in (*list(_REQUEST_FACTS)[1:], "status", "reason"):
+            columns[name] = self._columns.pop(name)[order]
+        _derive(columns)
+        columns["status"] = _STATUS_TEXTS.array(columns["status"])
+        columns["reason"] = self._reasons.array(columns["reason"])
+        return arrow_table(columns, schema.REQUESTS)
+
+
+def _derive(columns: dict[str, Array]) -> None:
+    """Add the columns that follow from others."""
+    num_tokens = columns.pop("num_tokens")
+    num_output = columns["num_output_tokens"] = (
+        num_tokens - columns["num_prompt_tokens"]
+    )
+    generated = columns["num_generated_tokens"]
+    columns["num_generated_tokens"] = np.where(generated == 0, num_output, generated)
+    arrival_s = columns["arrival_s"]
+    columns["queue_s"] = columns["first_scheduled_s"] - arrival_s
+    ttft_s = columns["ttft_s"] = columns["first_token_s"] - arrival_s
+    e2el_s = columns["e2el_s"] = columns["finish_s"] - arrival_s
+    columns["tpot_s"] = tpot_s = np.full(len(arrival_s), np.nan)
+    np.divide(e2el_s - ttft_s, num_output - 1, out=tpot_s, where=num_output > 1)
+
+
+class PreemptionRows:
+    """Preemptions, as rows of `sim.results.schema.PREEMPTIONS`."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+        self._reasons: list[str] = []
+        self._modes: list[str] = []
+        self._texts = {"reason": Texts(), "mode": Texts()}
+        self._columns = Columns(_PREEMPTION_FACTS | dict.fromkeys(self._texts, "int32"))
+
+    def add(self, step: int, now_s: float, preemption: Preemption) -> None:
+        """Take a preemption; the victim is read at once."""
+        victim = preemption.request
+        self._reasons.append(preemption.reason)
+        self._modes.append(preemption.mode.value)
+        self._rows.append(
+            (
+                now_s,
+                step,
+                victim.request_id,
+                preemption.for_request.request_id,
+                preemption.num_tokens_lost,
+                victim.num_output_tokens,
+                preemption.num_blocks_freed,
+                preemption.num_blocks_moved,
+                preemption.kv_cache_usage_before,
+                preemption.kv_cache_usage_after,
+                victim.num_preemptions,
+            )
+        )
+        if len(self._rows) >= _CHUNK_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = _PREEMPTIONS.columns(starmap(_PREEMPTIONS.pack, self._rows))
+        columns["reason"] = self._texts["reason"].encode(self._reasons)
+        columns["mode"] = self._texts["mode"].encode(self._modes)
+        self._columns.add(columns)
+        self._rows, self._reasons, self._modes = [], [], []
+
+    def table(self) -> pa.Table:
+        """Return all rows in order; nothing can be added afterwards."""
+        self._flush()
+        columns = {name: self._columns.pop(name) for name in schema.PREEMPTIONS}
+        for name, texts in self._texts.items():
+            columns[name] = texts.array(columns[name])
+        return arrow_table(columns, schema.PREEMPTIONS)
+
+
+_ROWS = _Packer(
+    _REQUEST_FACTS
+    | dict.fromkeys(("status", "reason", "first_step", "last_step"), "int64")
+)
+_PREEMPTIONS = _Packer(_PREEMPTION_FACTS)
+_NO_REASON = 0
+# Served ones first: a list finds by identity, a dictionary would hash in Python.
+_STATUSES = [*_SERVED, *(each for each in RequestStatus if each not in _SERVED)]
+_STATUS_TEXTS = Texts()
+_STATUS_TEXTS.encode([each.value for each in _STATUSES])

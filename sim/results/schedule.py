@@ -1,0 +1,253 @@
+"""``schedule.jsonl.zst``: every decision of a run, with its times.
+
+A header, then a line a step as `kvsim decisions` writes it (`sim.scheduler.log.lines`),
+with ``start_s`` and ``end_s``. What a replay on a GPU or a trace viewer needs.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sim.errors import ConfigError
+from sim.scheduler import SCHEDULERS
+from sim.scheduler.groups.output import GroupSchedulerOutput
+from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.hosted.scheduler import VllmScheduler
+from sim.scheduler.log.files import SCHEDULE_FORMAT
+from sim.scheduler.log.hf_fifo import HfFifoLog
+from sim.scheduler.log.hosted import VllmLog
+from sim.scheduler.log.lines import (
+    GroupLog,
+    Line,
+    Names,
+    StepLog,
+    V1Lines,
+    V1Log,
+    names_of,
+)
+from sim.scheduler.request import Request, RequestStatus
+from sim.scheduler.v1.fast import FastV1Scheduler
+from sim.scheduler.v1.scheduler import V1Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from sim.costs.base import StepCost
+
+SCHEDULE_FILE = "schedule.jsonl.zst"
+FORMAT_VERSION = 1
+
+_BUFFERED_LINES = 256
+
+
+class IdNames(dict[int, str]):
+    """Names of the requests of a run: their ids as text; made once each."""
+
+    def __missing__(self, request_id: int) -> str:
+        name = self[request_id] = str(request_id)
+        return name
+
+
+class FastV1Log(V1Lines):
+    """Lines of the `v1` generation on the fast path, equal to those of `V1Log`.
+
+    Requests that the scheduler does not list as scheduled decode one token each; they
+    run ahead of all prompts.
+
+    Parameters
+    ----------
+    scheduler
+        Whose calls are logged.
+    names
+        Of the requests.
+    """
+
+    def __init__(self, scheduler: FastV1Scheduler, names: Names) -> None:
+        super().__init__(names, enable_caching=scheduler.enable_caching)
+        self.scheduler = scheduler
+
+    def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
+        scheduler, names = self.scheduler, self.names
+        step = scheduler.step - 1  # the call has counted it already
+        block_ids = scheduler.tables.block_ids
+        for request in scheduler.clock.opening(step):
+            name = names[request.request_id]
+            new_ids = block_ids(request)[self._tables.length(name) :]
+            if change := self._tables.grow(name, new_ids):
+                tables[name] = change
+        last = step - 1
+        return [
+            [names[request.request_id], 1, "r", request.base_tokens + last]
+            for request in islice(scheduler.running, scheduler.clock.num_decodes)
+        ]
+
+    def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
+        del is_new
+        return self._tables.change(name, self.scheduler.tables.block_ids(request))
+
+    def queues(self) -> Line:
+        """See `StepLog.queues`."""
+        return {
+            "waiting": names_of(self.scheduler.waiting, self.names),
+            "running": names_of(self.scheduler.running, self.names),
+            "free": self.free(),
+        }
+
+    def free(self) -> list[int]:
+        """See `StepLog.free`."""
+        return [self.scheduler.tables.num_free_blocks]
+
+
+def log_of(scheduler: Any, names: Names) -> StepLog:
+    """Return what writes the lines of a scheduler.
+
+    Parameters
+    ----------
+    scheduler
+        Of a run.
+    names
+        Of its requests.
+
+    Raises
+    ------
+    ConfigError
+        If its decisions have no format.
+    """
+    if isinstance(scheduler, FastV1Scheduler):
+        return FastV1Log(scheduler, names)
+    if isinstance(scheduler, V1Scheduler):
+        return V1Log(scheduler, names)
+    if isinstance(scheduler, VllmScheduler):
+        return VllmLog(scheduler, names)
+    if isinstance(scheduler, FIFOScheduler):
+        return HfFifoLog(scheduler, names)
+    for generation, kind in SCHEDULERS.items():
+        if isinstance(scheduler, kind) and isinstance(scheduler, GroupScheduler):
+            return GroupLog(scheduler, names, generation)
+    raise ConfigError(
+        f"--record schedule is built for the schedulers {', '.join(SCHEDULERS)} and "
+        f"those derived of them; {type(scheduler).__name__} has no log format, leave "
+        f"it out"
+    )
+
+
+class ScheduleFile:
+    """A `sim.engine.stepwise.StepListener` that writes all steps, as they are taken.
+
+    Parameters
+    ----------
+    path
+        The file; there is none yet. Leave the context to complete it.
+    scheduler
+        Whose steps are written.
+    facts
+        For the header: what the lines are to be read with.
+
+    Raises
+    ------
+    ConfigError
+        If the scheduler's decisions have no format.
+
+    Notes
+    -----
+    The same run gives the same bytes, on either path. Memory is bounded by what the
+    engine holds.
+    """
+
+    def __init__(self, path: Path, scheduler: Any, facts: Mapping[str, Any]) -> None:
+        self._names = IdNames()
+        self._log = log_of(scheduler, self._names)
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        self._line: Line = {}
+        self._queued: list[Request] = []
+        header = {"format": SCHEDULE_FORMAT, "version": FORMAT_VERSION, **facts}
+        self._texts = [self._encode(header)]
+        self._stream = pa.CompressedOutputStream(str(path), "zstd")
+
+    def __enter__(self) -> ScheduleFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._flush()
+        finally:
+            self._stream.close()
+
+    def scheduled(
+        self,
+        step: int,
+        start_s: float,
+        cost: StepCost,
+        output: Any,
+        scheduler: Any,
+    ) -> None:
+        """See `sim.engine.stepwise.StepListener`."""
+        del cost
+        line: Line = {"t": step, "start_s": float(start_s)}  # the clock begins with 0
+        if aborted := self._aborted():
+            line["abort"] = names_of(aborted, self._names)
+            self._forget(aborted)
+        line |= self._log.batch(output) | self._log.queues()
+        if isinstance(output, GroupSchedulerOutput) and output.scheduled_seq_groups:
+            line["seqs"] = [
+                [list(query) for query in entry.queries]
+                for entry in output.scheduled_seq_groups
+            ]
+        line.pop("hashes", None)  # the fast path does not count them
+        self._line = line
+        self._queued = _queued(scheduler)
+        self._forget(output.ignored)
+
+    def _aborted(self) -> list[Request]:
+        """Return the requests withdrawn since the last call, by id."""
+        aborted = [
+            request
+            for request in self._queued
+            if request.status is RequestStatus.FINISHED_ABORTED
+        ]
+        return sorted(aborted, key=lambda request: request.request_id)
+
+    def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
+        """See `sim.engine.stepwise.StepListener`."""
+        del scheduler
+        line = self._line
+        line["end_s"] = float(end_s)
+        if finished:
+            line["fin"] = names_of(finished, self._names)
+        line["free_end"] = self._log.free()
+        self._texts.append(self._encode(line))
+        self._forget(finished)
+        if len(self._texts) >= _BUFFERED_LINES:
+            self._flush()
+
+    def _forget(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._log.forget(request)
+            self._names.pop(request.request_id, None)
+
+    def _flush(self) -> None:
+        self._texts.append("")  # ends the last line
+        self._stream.write("\n".join(self._texts).encode())
+        self._texts.clear()
+
+
+def _queued(scheduler: Any) -> list[Request]:
+    """Return all requests that a scheduler knows."""
+    swapped = getattr(scheduler, "swapped", ())
+    known = chain(scheduler.waiting, scheduler.running, swapped)
+    if isinstance(scheduler, GroupScheduler):
+        return [group.request for group in known if group.request is not None]
+    return list(known)

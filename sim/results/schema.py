@@ -1,0 +1,102 @@
+"""Columns of the result tables: names, types, units; the contract with every reader.
+
+Times are simulated seconds from the start of the workload, counts are ``num_*``,
+usage is a share between 0 and 1.
+"""
+
+from __future__ import annotations
+
+STEPS: dict[str, str] = {
+    "step": "int64",
+    "start_s": "float64",
+    "latency_s": "float64",
+    # parts of latency_s, see sim.costs.base.StepCost
+    "gemm_s": "float64",
+    "prefill_attention_s": "float64",
+    "decode_attention_s": "float64",
+    "head_s": "float64",
+    "allreduce_s": "float64",
+    "swap_s": "float64",
+    "copy_s": "float64",
+    "host_s": "float64",
+    "extrapolated": "int8",  # 1 where the cost model was outside its data
+    # nine steps of ten like it should take as long; latency_s where no bounds are known
+    "latency_lo_s": "float64",
+    "latency_hi_s": "float64",
+    # requests in each queue right after the scheduler call
+    "num_running": "int64",
+    "num_waiting": "int64",
+    "num_swapped": "int64",
+    # the batch
+    "num_batched_tokens": "int64",
+    "num_decodes": "int64",
+    "num_prefills": "int64",
+    "num_prefill_tokens": "int64",
+    # the cache right after the scheduler call
+    "kv_cache_usage": "float64",
+    "cpu_cache_usage": "float64",
+    "num_physical_blocks": "int64",  # blocks that at least one table holds
+    "num_logical_blocks": "int64",  # entries of all tables
+    "num_physical_tokens": "int64",  # tokens stored in physical blocks
+    "num_logical_tokens": "int64",  # computed tokens of all running requests
+    # what the scheduler call did
+    "num_preempted": "int64",
+    "num_swapped_in_blocks": "int64",
+    "num_swapped_out_blocks": "int64",
+    "num_copied_blocks": "int64",
+    "num_recomputed_tokens": "int64",  # tokens of this batch computed before
+    "num_finished": "int64",  # requests that this step's output finished
+}
+
+REQUESTS: dict[str, str] = {
+    "request_id": "int64",
+    "arrival_s": "float64",
+    "num_prompt_tokens": "int64",
+    "num_output_tokens": "int64",  # generated in the simulation, of the longest sample
+    "num_sequences": "int64",  # samples, or beams, that the engine schedules as one
+    "num_generated_tokens": "int64",  # of all samples, dropped beams included
+    "parent_id": "int64",  # request of the workload; v1 serves samples one by one
+    "status": "str",  # value of sim.scheduler.request.RequestStatus
+    "reason": "str",  # why it was rejected or aborted, else ""
+    "first_scheduled_s": "float64",  # NaN where it never came to that
+    "first_token_s": "float64",
+    "finish_s": "float64",
+    "queue_s": "float64",  # first_scheduled_s - arrival_s
+    "ttft_s": "float64",
+    "tpot_s": "float64",  # NaN with fewer than two output tokens
+    "e2el_s": "float64",
+    "num_preemptions": "int64",
+    "num_cached_tokens": "int64",  # prefix hit when first scheduled
+    "num_recomputed_tokens": "int64",  # computed again after preemptions
+}
+
+TRAFFIC: dict[str, str] = {
+    "session_id": "int64",  # of the workload's request, -1 for none
+    "turn": "int64",  # requests that had to end before this one could be sent
+    "priority": "int64",  # smaller is more urgent
+    "slo_class": "str",  # service level that was promised, "" for none
+}
+"""What the workload knows of a request; these columns follow those of `REQUESTS`."""
+
+PREEMPTIONS: dict[str, str] = {
+    "time_s": "float64",
+    "step": "int64",
+    "request_id": "int64",  # the victim
+    "for_request_id": "int64",  # the request that needed the room
+    "reason": "str",
+    "mode": "str",  # "recompute" or "swap"
+    "num_tokens_lost": "int64",  # computed tokens given up
+    "num_output_tokens": "int64",  # generated so far by the victim
+    "num_blocks_freed": "int64",  # blocks back in the free queue
+    "num_blocks_moved": "int64",  # blocks swapped out
+    "kv_cache_usage_before": "float64",
+    "kv_cache_usage_after": "float64",
+    "num_preemptions": "int64",  # of this request, this one included
+}
+
+ITL: dict[str, str] = {
+    "request_id": "int64",  # served requests only, by id
+    "token_index": "int32",  # of the output, from 1; of the longest sample
+    "time_s": "float64",  # when it appeared
+}
+"""One row a token, written on request: latencies are the differences of `time_s`."""

@@ -1,0 +1,167 @@
+"""The steps of a run, read in batches: from memory or from disk, never all at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from sim.results import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+
+BATCH_ROWS = 65_536
+"""Steps a batch, but for the last: the same wherever the table lies, so that a sum
+over batches has the same bits everywhere; also rows of a row group on disk."""
+
+Batch = dict[str, npt.NDArray[Any]]
+"""Some columns of steps in a row, equally long."""
+
+
+class StepTable(Protocol):
+    """One row a step, see `sim.results.schema.STEPS`."""
+
+    @property
+    def num_steps(self) -> int:
+        """Rows of the table."""
+        ...
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """Yield `columns` in order of steps, `BATCH_ROWS` rows at a time.
+
+        Nothing is yielded of an empty table. The arrays may be views: do not write
+        into them.
+        """
+        ...
+
+
+class StepSink(Protocol):
+    """Where a recorder puts the steps of a run."""
+
+    def write(self, batch: Batch) -> bool | None:
+        """Take `BATCH_ROWS` steps, or the last few: all columns, and maybe others.
+
+        Returns
+        -------
+        bool or None
+            Whether the arrays are kept. If not, they change after the call.
+        """
+        ...
+
+    def close(self) -> StepTable:
+        """Return all steps; nothing is written afterwards."""
+        ...
+
+
+class FrameSteps:
+    """Steps in memory.
+
+    Parameters
+    ----------
+    frame
+        Columns of `sim.results.schema.STEPS`, or some of them; may be empty without
+        any.
+    """
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.frame = frame
+
+    @property
+    def num_steps(self) -> int:
+        """See `StepTable.num_steps`."""
+        return len(self.frame)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """See `StepTable.batches`."""
+        for begin in range(0, len(self.frame), BATCH_ROWS):
+            rows = slice(begin, begin + BATCH_ROWS)
+            yield {name: self.frame[name].to_numpy()[rows] for name in columns}
+
+
+class ParquetSteps:
+    """Steps on disk, read row group by row group.
+
+    Parameters
+    ----------
+    path
+        A ``steps.parquet`` of a run; its row groups hold `BATCH_ROWS` rows each.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def num_steps(self) -> int:
+        """See `StepTable.num_steps`."""
+        return int(pq.read_metadata(self.path).num_rows)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """See `StepTable.batches`."""
+        # A buffer ahead of the reader would hold on to the columns of the whole file.
+        with pq.ParquetFile(self.path, pre_buffer=False) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
+                # Not `to_numpy`, which imports pandas.
+                yield {name: np.from_dlpack(batch.column(name)) for name in columns}
+
+
+class MemorySteps:
+    """Steps that stay in memory: sink and table in one, at most 270 bytes a step."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._batches: list[Batch] = []
+        self._frame: pd.DataFrame | None = None
+
+    def write(self, batch: Batch) -> bool:
+        """See `StepSink.write`: keeps the arrays, a copy would be as much again."""
+        self._batches.append({name: batch[name] for name in schema.STEPS})
+        self.num_steps += len(batch["step"])
+        return True
+
+    def close(self) -> MemorySteps:
+        """See `StepSink.close`."""
+        return self
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """See `StepTable.batches`."""
+        if self._frame is not None:
+            yield from FrameSteps(self._frame).batches(columns)
+        for batch in self._batches:
+            yield {name: batch[name] for name in columns}
+
+    def frame(self) -> pd.DataFrame:
+        """Return all steps; the batches are given up for it, one by one."""
+        if self._frame is None:
+            self._frame = _joined(self._batches)
+            self._batches = []
+        return self._frame
+
+
+def frame_of(steps: StepTable) -> pd.DataFrame:
+    """Return all steps at once: 257 bytes each."""
+    if isinstance(steps, MemorySteps):
+        return steps.frame()
+    return _joined([*steps.batches(list(schema.STEPS))])
+
+
+def _joined(batches: list[Batch]) -> pd.DataFrame:
+    """Return batches as one frame, and empty them on the way."""
+    import pandas as pd  # noqa: PLC0415  (slow to import, and a run needs none)
+
+    num_steps = sum(len(batch["step"]) for batch in batches)
+    columns = {name: np.empty(num_steps, kind) for name, kind in schema.STEPS.items()}
+    begin = 0
+    batches.reverse()
+    while batches:
+        batch = batches.pop()
+        rows = slice(begin, begin + len(batch["step"]))
+        for name, column in columns.items():
+            column[rows] = batch[name]
+        begin = rows.stop
+    return pd.DataFrame(columns, copy=False)

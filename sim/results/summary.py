@@ -1,0 +1,307 @@
+"""The summary of a run: numbers, provenance, and what the user should be told."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results.metrics import (
+    by_slo_class,
+    cache_and_queues,
+    latencies,
+    sessions,
+    throughput,
+)
+from sim.scheduler.victims import VICTIMS
+from workloads.columns import largest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.workload import WorkloadConfig
+    from sim.hardware.capacity import CapacityEstimate
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.results.recorder import Recording
+    from sim.results.step_table import StepTable
+    from sim.results.traffic import Traffic
+    from sim.scheduler.base import Scheduler
+    from workloads.spec import RequestSpec
+
+_PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
+_OVERLOAD_SHARE = 0.05
+
+
+def numbers(
+    recording: Recording,
+    capacity: CapacityEstimate,
+    num_requests: int,
+    duration_s: float,
+) -> dict[str, Any]:
+    """Return what was measured, and the engine's resolved arguments.
+
+    Parameters
+    ----------
+    recording
+        The tables of the run.
+    capacity
+        The engine's pool and arguments.
+    num_requests
+        Requests of the workload.
+    duration_s
+        Simulated seconds.
+    """
+    summary = throughput(recording.request_table, num_requests, duration_s)
+    summary |= latencies(recording.request_table, recording.itl)
+    summary |= {
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+        "num_gpu_blocks_low": capacity.num_gpu_blocks_low,
+        "num_gpu_blocks_high": capacity.num_gpu_blocks_high,
+        "num_cpu_blocks": capacity.num_cpu_blocks,
+        "block_size": capacity.block_size,
+        "max_model_len": capacity.max_model_len,
+        "max_num_seqs": capacity.max_num_seqs,
+        "max_num_batched_tokens": capacity.max_num_batched_tokens,
+    }
+    return summary | cache_and_queues(recording, duration_s)
+
+
+def groups(recording: Recording, traffic: Traffic) -> dict[str, Any]:
+    """Return what was measured of service levels and sessions, where there are any."""
+    found = {
+        "by_slo_class": by_slo_class(recording.request_table),
+        "sessions": sessions(recording.request_table, traffic.session_id),
+    }
+    return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    return {"python": platform.python_version()} | {
+        name: _version(name) for name in _PACKAGES
+    }
+
+
+@cache
+def _version(package: str) -> str:
+    """Return a version that is looked up once: half the time of a tiny run."""
+    return version(package)
+
+
+def pool_warnings(
+    capacity: CapacityEstimate, model: ModelArchitecture, config: RunConfig
+) -> list[str]:
+    """Say where the pool is not what the user may take it for."""
+    warnings = list(capacity.warnings)
+    held, asked = capacity.max_model_len, config.engine.max_model_len
+    whose = "the model's own" if asked is None else "the one asked for"
+    longest = model.max_position_embeddings if asked is None else asked
+    if held < longest:
+        warnings.append(
+            f"max_model_len is {held:,}, what the cache holds; {whose} is {longest:,}, "
+            f"with which a real engine may refuse to start"
+        )
+    window = model.sliding_window
+    if window is not None and window < held and config.engine.sliding_window is None:
+        warnings.append(
+            f"blocks behind the model's sliding window stay held and are attended to: "
+            f"set engine.sliding_window to {window} to free them"
+        )
+    return warnings
+
+
+def scheduler_warnings(
+    estimated: CapacityEstimate, used: CapacityEstimate, config: RunConfig
+) -> list[str]:
+    """Say where the scheduler's own rules bound the length of a sequence."""
+    if used.max_model_len >= estimated.max_model_len:
+        return []
+    return [
+        f"max_model_len is {used.max_model_len:,} instead of "
+        f"{estimated.max_model_len:,}: the longest sequence that the "
+        f"{scheduler_name(config)} scheduler can always bring to an end with "
+        f"{used.num_gpu_blocks:,} blocks, its watermark and "
+        f"{used.max_num_batched_tokens:,} max_num_batched_tokens"
+    ]
+
+
+def fan_out_warnings(specs: Sequence[RequestSpec]) -> list[str]:
+    """Say what counts as a request where samples and beams are served one by one."""
+    warnings = []
+    if largest(specs, "best_of") > 1:
+        warnings.append(
+            "best_of: this engine serves every sample as a request of its own, so "
+            "requests and input tokens count each sample (parent_id joins them)"
+        )
+    if largest(specs, "beam_width") > 1:
+        warnings.append(
+            "beam_width: this engine has no beam search; its front end asks for beams "
+            "token by token, so latencies of those rows are of one token, and a step "
+            "may pass between an answer and the next question"
+        )
+    return warnings
+
+
+def oracle_warnings(config: RunConfig, is_closed_loop: bool) -> list[str]:
+    """Say so if the run knows what no engine can know."""
+    engine = config.engine
+    if engine.evictor_kind != "clairvoyant" or not engine.prefix_caching:
+        return []
+    line = (
+        "engine.evictor: clairvoyant has read the prompts to come: this is no engine, "
+        "but about the best that any eviction could do"
+    )
+    if is_closed_loop:
+        line += "; their order is the workload's, from which a closed loop departs"
+    return [line]
+
+
+def idle_key_warnings(config: RunConfig) -> list[str]:
+    """Say which keys were set and change nothing."""
+    engine, workload = config.engine, config.workload
+    warnings = []
+    if engine.evictor is not None and not engine.prefix_caching:
+        warnings.append("engine.evictor does nothing without enable_prefix_caching")
+    if workload.priority != 0 and not _heeds_priority(engine):
+        warnings.append(
+            "workload.priority does nothing unless engine.scheduling_policy is "
+            "priority, or engine.preemption_victim lowest_priority"
+        )
+    chunks = engine.enable_chunked_prefill
+    if (
+        engine.scheduling_policy == "priority"
+        and chunks
+        and scheduler_name(config) == "v0"
+    ):
+        warnings.append(
+            "engine.scheduling_policy: v0 heeds priorities only without chunked prefill"
+        )
+    if workload.beam_width != 1 and workload.best_of != 1:
+        warnings.append("workload.best_of does nothing for requests that draw beams")
+    return warnings
+
+
+def _heeds_priority(engine: EngineConfig) -> bool:
+    """Whether anything in the engine may look at priorities."""
+    victim = engine.preemption_victim
+    kind = victim.get("kind") if isinstance(victim, dict) else victim
+    blind = {None, *VICTIMS} - {"lowest_priority"}
+    return engine.scheduling_policy == "priority" or kind not in blind
+
+
+def rejections(recording: Recording) -> tuple[int, str]:
+    """Return how many requests were rejected, and a line that names the first."""
+    requests = recording.request_table
+    rejected = np.flatnonzero(requests.is_one_of("status", ("finished_rejected",)))
+    if not len(rejected):
+        return 0, ""
+    first = rejected[0]
+    return len(rejected), (
+        f"{len(rejected)} of {requests.num_rows} requests were rejected, the first "
+        f"(request {requests['request_id'][first]}): {requests['reason'][first]}"
+    )
+
+
+def unsent_warning(numbers: dict[str, Any]) -> str | None:
+    """Say so if sessions ended early, as a turn of theirs got no answer."""
+    if not numbers["unsent"]:
+        return None
+    return (
+        f"{numbers['unsent']:,} of {numbers['num_requests']:,} requests were not sent: "
+        f"the one that they waited for was rejected or aborted, and the session ended"
+    )
+
+
+def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | None:
+    """Say so if the queue was long when the last request arrived.
+
+    Latencies then tell how long the run was, not how good the engine is.
+    """
+    requests = recording.request_table
+    if not requests.num_rows:
+        return None
+    last_s = float(requests["arrival_s"].max())
+    num_waiting = _num_waiting(recording.step_table, last_s)
+    limit = max(10, _OVERLOAD_SHARE * requests.num_rows)
+    if last_s <= 0 or num_waiting < limit:
+        return None
+    return (
+        f"overloaded: {num_waiting:,} requests were waiting when the last one arrived "
+        f"({summary['request_rate']:.2f} requests/s came, "
+        f"{summary['request_throughput']:.2f} were served); latencies grow with the "
+        f"length of the run"
+    )
+
+
+def _num_waiting(steps: StepTable, time_s: float) -> int:
+    """Return the requests that wait at the first step from `time_s` on; 0 if none."""
+    for batch in steps.batches(("start_s", "num_waiting")):
+        first = int(batch["start_s"].searchsorted(time_s))
+        if first < len(batch["start_s"]):
+            return int(batch["num_waiting"][first])
+    return 0
+
+
+def stall_warning(scheduler: Scheduler) -> str:
+    """Say where the requests stand that nothing can move any more."""
+    behind = "behind one that cache or limits can never hold"
+    if scheduler.num_running or scheduler.num_swapped:
+        behind = (
+            f"while {scheduler.num_swapped} are swapped out and "
+            f"{scheduler.num_running} run, and none can go on"
+        )
+    return (
+        f"the queue stalled: {scheduler.num_waiting} requests wait {behind}; leave "
+        f"engine.admission_check on"
+    )
+
+
+def scheduler_name(config: RunConfig) -> str:
+    """Return the generation's name, or that of the user's class."""
+    kind = config.engine.scheduler
+    return Path(kind if isinstance(kind, str) else str(kind.get("kind"))).name
+
+
+def title(config: RunConfig) -> str:
+    """Return what was simulated, in a line."""
+    engine = config.engine
+    num_gpus = engine.tensor_parallel_size
+    gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
+    return ", ".join(
+        (
+            f"{Path(engine.model).name} on {Path(gpus).name}",
+            f"{scheduler_name(config)} {engine.version}",
+            workload_title(config.workload),
+            *_users(config.workload),
+        )
+    )
+
+
+def _users(workload: WorkloadConfig) -> list[str]:
+    number = workload.max_concurrent_users
+    return [] if number is None else [f"{number:,} users"]
+
+
+def workload_title(workload: WorkloadConfig) -> str:
+    """Return what arrives, in a few words."""
+    if workload.trace:
+        path = Path(str(workload.trace.get("path", "trace")))
+        how = " by superposition" * (workload.trace.get("scale_by") == "superposition")
+        return f"{path.name} at {workload.trace.get('rate_scale', 1.0):g} x rate{how}"
+    if workload.preset:
+        return f"{workload.preset.name} at {workload.preset.rate_scale:g} x rate"
+    if workload.sessions:
+        name = f"{Path(str(workload.sessions.get('kind'))).name} sessions"
+        arrivals = dict(workload.sessions.get("arrivals") or {})
+        scale = workload.sessions.get("rate_scale", 1.0)
+    else:
+        assert workload.synthetic is not None
+        name, arrivals = "synthetic", workload.synthetic.arrivals
+        scale = workload.synthetic.rate_scale
+    rate = f" {arrivals['rate']:g}/s" if "rate" in arrivals else ""
+    return f"{name}, {arrivals.get('kind')}{rate} at {scale:g} x rate"

@@ -1,0 +1,82 @@
+"""A result table in memory: numbers as arrays, texts as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.results.arrow import to_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    import pandas as pd
+    import pyarrow as pa
+
+
+class ResultTable(Mapping[str, npt.NDArray[Any]]):
+    """Columns by name, each an array; texts come as an array of objects.
+
+    Parameters
+    ----------
+    arrow
+        The table, in one chunk; texts are dictionaries, and integers may be shorter
+        than they are on disk.
+    kinds
+        What the columns are on disk, see `sim.results.schema`.
+    """
+
+    def __init__(self, arrow: pa.Table, kinds: Mapping[str, str]) -> None:
+        self.arrow = arrow
+        self.kinds = kinds
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return int(self.arrow.num_rows)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return a column; numbers are shared with the table."""
+        if self.kinds[name] != "str":
+            return to_numpy(self.arrow[name].chunk(0))
+        codes, texts = self._coded(name)
+        return np.array(texts, dtype=np.object_)[codes]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrow.column_names)
+
+    def __len__(self) -> int:
+        return len(self.arrow.column_names)
+
+    def _coded(self, name: str) -> tuple[npt.NDArray[np.int32], list[str]]:
+        column = self.arrow[name].chunk(0)
+        return to_numpy(column.indices), column.dictionary.to_pylist()
+
+    def counts(self, name: str) -> dict[str, int]:
+        """Return how many rows have each text of a column."""
+        codes, texts = self._coded(name)
+        numbers = np.bincount(codes, minlength=len(texts)).tolist()
+        return dict(zip(texts, numbers, strict=True))
+
+    def is_one_of(self, name: str, texts: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Return which rows of a column have one of `texts`."""
+        codes, known = self._coded(name)
+        is_wanted = np.array([each in texts for each in known], dtype=np.bool_)
+        return np.take(is_wanted, codes)
+
+    def frame(self) -> pd.DataFrame:
+        """Return a frame of its own, with the types of the table on disk."""
+        import pandas as pd  # noqa: PLC0415  (slow to import, and a run needs none)
+
+        columns = {
+            name: pd.Series(column, dtype="str")
+            if kind == "str"
+            else column.astype(kind)
+            for (name, column), kind in zip(
+                self.items(), self.kinds.values(), strict=True
+            )
+        }
+        return pd.DataFrame(columns, copy=False)

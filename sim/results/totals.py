@@ -1,0 +1,99 @@
+"""What the summary needs of the steps, reduced batch by batch."""
+
+from __future__ import annotations
+
+from math import fsum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sim.results.step_table import Batch
+
+_AVERAGED = ("kv_cache_usage", "num_running", "num_waiting")
+_USAGE = "kv_cache_usage"
+NUM_USAGE_BINS = 2000
+"""Usage is ranked to the nearest of so many parts of the cache."""
+_COUNTED = (
+    "num_swapped_in_blocks",
+    "num_swapped_out_blocks",
+    "num_copied_blocks",
+    "num_recomputed_tokens",
+)
+
+
+class StepTotals:
+    """Sums and maxima over steps.
+
+    A sum of floats is that of the sums of the batches, which have a fixed length, so
+    it has the same bits however the steps were told and wherever they are kept.
+
+    Attributes
+    ----------
+    num_steps
+        Steps so far.
+    max
+        Largest value of the columns that are averaged; 0 without steps.
+    total
+        Sum of the columns that count what a scheduler call did.
+    has_bounds
+        Whether the cost model knew bounds of any step.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.has_bounds = False
+        self.max: dict[str, float] = dict.fromkeys(_AVERAGED, 0.0)
+        self.total: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+        self._busy_s: list[float] = []
+        self._extrapolated_s: list[float] = []
+        self._integrals: dict[str, list[float]] = {name: [] for name in _AVERAGED}
+        self._usage_s = np.zeros(NUM_USAGE_BINS + 1)
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch: columns of `sim.results.schema.STEPS`."""
+        latency_s = batch["latency_s"]
+        self.num_steps += len(latency_s)
+        self._busy_s.append(float(latency_s.sum()))
+        self._extrapolated_s.append(float((batch["extrapolated"] * latency_s).sum()))
+        self.has_bounds = self.has_bounds or bool(
+            (batch["latency_lo_s"] < batch["latency_hi_s"]).any()
+        )
+        for name, sums in self._integrals.items():
+            column = batch[name].astype(np.float64)
+            sums.append(float((column * latency_s).sum()))
+            self.max[name] = max(self.max[name], float(column.max()))
+        bins = np.rint(batch[_USAGE] * NUM_USAGE_BINS).astype(np.intp)
+        self._usage_s += np.bincount(bins, latency_s, NUM_USAGE_BINS + 1)
+        for name in self.total:
+            self.total[name] += int(batch[name].sum())
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of all steps together."""
+        return fsum(self._busy_s)
+
+    @property
+    def extrapolated_share(self) -> float:
+        """Share of the busy time in steps that the cost model extrapolated."""
+        return fsum(self._extrapolated_s) / max(self.busy_s, 1e-300)
+
+    def usage_percentile(self, percent: float, duration_s: float) -> float:
+        """Return the usage of the cache that is not exceeded for so much of the time.
+
+        Parameters
+        ----------
+        percent
+            Share of the time in percent, above 0.
+        duration_s
+            Length of the run; what is no step counts as an empty cache.
+        """
+        spent_s = self._usage_s.copy()
+        spent_s[0] += max(duration_s - float(spent_s.sum()), 0.0)
+        until_s = np.add.accumulate(spent_s)
+        wanted_s = until_s[-1] * percent / 100.0
+        return int(until_s.searchsorted(wanted_s)) / NUM_USAGE_BINS
+
+    def integral(self, name: str) -> float:
+        """Return the sum of a column times the length of each step."""
+        return fsum(self._integrals[name])

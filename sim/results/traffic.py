@@ -1,0 +1,98 @@
+"""What the workload knows of its requests, beside what the engine did with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.results import schema
+from sim.results.arrow import to_arrow
+from sim.results.columns import Texts
+from sim.results.table import ResultTable
+from workloads.columns import RequestColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.results.recorder import Recording
+    from workloads.spec import RequestSpec
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """Facts of the workload's requests, by `RequestSpec.request_id`.
+
+    Parameters
+    ----------
+    session_id, turn, priority
+        int64, one a request, or of shape ``(1,)`` where all have the same.
+    slo_code
+        The same: index into `slo_classes`.
+    slo_classes
+        Names of service levels.
+    """
+
+    session_id: Integers
+    turn: Integers
+    priority: Integers
+    slo_code: Integers
+    slo_classes: Texts
+
+    @classmethod
+    def of(cls, specs: Sequence[RequestSpec]) -> Traffic:
+        """Return the facts of a workload; of columns without making a request."""
+        texts = Texts()
+        if isinstance(specs, RequestColumns):
+            names = specs.slo_class
+            listed = [names] if isinstance(names, str) else names.tolist()
+            none, zero = np.array([-1]), np.array([0])
+            priority = np.atleast_1d(np.asarray(specs.priority, dtype=np.int64))
+            return cls(none, zero, priority, texts.encode(listed), texts)
+        turns: list[int] = []
+        for spec in specs:
+            previous = spec.previous_id
+            turns.append(0 if previous is None else turns[previous] + 1)
+        sessions = (-1 if s.session_id is None else s.session_id for s in specs)
+        return cls(
+            np.fromiter(sessions, np.int64, len(specs)),
+            np.array(turns, dtype=np.int64),
+            np.fromiter((spec.priority for spec in specs), np.int64, len(specs)),
+            texts.encode([spec.slo_class for spec in specs]),
+            texts,
+        )
+
+    def joined(self, recording: Recording) -> Recording:
+        """Return a recording whose request table has the columns of `schema.TRAFFIC`.
+
+        Rows are joined by ``parent_id``, the workload's request.
+        """
+        table = recording.request_table
+        parents = table["parent_id"]
+        columns: dict[str, Any] = {
+            name: to_arrow(_short(_taken(getattr(self, name), parents)))
+            for name in ("session_id", "turn", "priority")
+        }
+        columns["slo_class"] = self.slo_classes.array(_taken(self.slo_code, parents))
+        arrow = table.arrow
+        for name in schema.TRAFFIC:
+            arrow = arrow.append_column(name, columns[name])
+        kinds = dict(table.kinds) | schema.TRAFFIC
+        return replace(recording, request_table=ResultTable(arrow, kinds))
+
+
+def _taken(values: Integers, rows: npt.NDArray[np.integer[Any]]) -> Integers:
+    """Return the value of each row."""
+    if len(values) == 1:
+        return np.full(len(rows), values[0])
+    return np.take(values, rows)
+
+
+def _short(values: Integers) -> npt.NDArray[np.integer[Any]]:
+    """Return integers in four bytes, if all fit."""
+    short = values.astype(np.int32)
+    return short if (short == values).all() else values

@@ -1,0 +1,1 @@
+"""What the schedulers of sequence groups share."""

@@ -1,0 +1,62 @@
+"""What policies of one's own see of the schedulers of sequence groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.sequences import SequenceStatus
+from sim.scheduler.groups.accounting import num_lost_tokens
+
+if TYPE_CHECKING:
+    from sim.scheduler.groups.sequence import SequenceGroup
+    from sim.scheduler.groups.state import GroupState
+    from sim.scheduler.request import Request
+
+_RUNNING = SequenceStatus.RUNNING
+
+
+class GroupHoldings:
+    """What the cache of such an engine knows of a running request; see `Holdings`.
+
+    Parameters
+    ----------
+    scheduler
+        Whose groups and blocks they are.
+    """
+
+    def __init__(self, scheduler: GroupState) -> None:
+        self._scheduler = scheduler
+
+    def num_output_tokens(self, request: Request) -> int:
+        """See `Holdings`."""
+        return request.num_generated_tokens
+
+    def num_computed_tokens(self, request: Request) -> int:
+        """See `Holdings`: what a recomputation would lose."""
+        return num_lost_tokens(self._group(request).get_seqs(_RUNNING))
+
+    def num_blocks(self, request: Request) -> int:
+        """See `Holdings`. O(blocks); its sequences may share some."""
+        return len(self._block_ids(self._group(request)))
+
+    def num_shared_tokens(self, request: Request) -> int:
+        """See `Holdings`: with prefix caching, and of a single sequence.
+
+        What the sequences of a group share is theirs, and goes with the group.
+        """
+        seqs = self._group(request).get_seqs(_RUNNING)
+        if not self._scheduler.cache_config.enable_prefix_caching or len(seqs) > 1:
+            return 0
+        num_shared = 0
+        for block_id in self._scheduler.block_manager.get_block_table(seqs[0]):
+            if not self._scheduler.is_shared(block_id):
+                break
+            num_shared += 1
+        return num_shared * self._scheduler.cache_config.block_size
+
+    def _group(self, request: Request) -> SequenceGroup:
+        return self._scheduler.group_of(request)
+
+    def _block_ids(self, group: SequenceGroup) -> set[int]:
+        table_of = self._scheduler.block_manager.get_block_table
+        return {id_ for seq in group.get_seqs(_RUNNING) for id_ in table_of(seq)}

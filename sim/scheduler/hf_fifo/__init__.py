@@ -1,0 +1,1 @@
+"""The continuous batching of transformers 5.17."""

@@ -1,0 +1,84 @@
+"""A call of the `hf_fifo` scheduler while its batch is formed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sim.scheduler.base import SchedulerOutput
+
+if TYPE_CHECKING:
+    from cache.hf_fifo.manager import BlockPairs
+    from sim.scheduler.batch import Batch
+    from sim.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class HfFifoOutput(SchedulerOutput):
+    """A call's decisions; the base class is the engine's view.
+
+    Attributes
+    ----------
+    restored
+        Requests that came back from the CPU in this call; `admitted` has them, too.
+    blocks_to_swap_out, blocks_to_swap_in
+        Pairs ``(from, to)`` that are copied before the step, out before in.
+    gives_up
+        Whether nobody finds a block and nobody can be evicted, where the release ends.
+    """
+
+    restored: list[Request] = field(default_factory=list)
+    blocks_to_swap_out: BlockPairs = field(default_factory=list)
+    blocks_to_swap_in: BlockPairs = field(default_factory=list)
+    gives_up: bool = False
+
+
+@dataclass(slots=True)
+class Pass:
+    """One walk over the candidates: what is left of the budgets, and what came of it.
+
+    Attributes
+    ----------
+    token_budget, request_budget
+        Tokens and requests that the batch may still take.
+    cache_budget
+        Cached tokens that the batch may still read.
+    is_decode_only
+        Whether the block table serves the batch so far: single tokens in short
+        contexts, whose reads have no budget.
+    batch
+        Counts for the cost model.
+    scheduled
+        Requests with the tokens that each gets.
+    taken
+        Who has left the queues, scheduled or not.
+    admitted
+        Who was scheduled for the first time since it waited.
+    restored
+        Those of them that waited on the CPU.
+    starved
+        Active requests that found too few blocks, and how many they need.
+    allocation_failed
+        Whether blocks were short for anybody, waiting requests included.
+    """
+
+    token_budget: int
+    request_budget: int
+    cache_budget: int
+    is_decode_only: bool
+    batch: Batch
+    scheduled: list[tuple[Request, int]] = field(default_factory=list)
+    taken: set[Request] = field(default_factory=set)
+    admitted: list[Request] = field(default_factory=list)
+    restored: list[Request] = field(default_factory=list)
+    starved: list[tuple[Request, int]] = field(default_factory=list)
+    allocation_failed: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a budget is used up."""
+        return (
+            self.token_budget == 0
+            or self.request_budget == 0
+            or (self.cache_budget <= 0 and not self.is_decode_only)
+        )

@@ -1,0 +1,356 @@
+"""The FIFO scheduler of transformers' continuous batching, release 5.17."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import TYPE_CHECKING
+
+from sim.errors import SchedulerError
+from sim.scheduler.base import Preemption, PreemptionMode
+from sim.scheduler.batch import Batch
+from sim.scheduler.hf_fifo.batch import HfFifoOutput, Pass
+from sim.scheduler.hf_fifo.settings import HfFifoSettings
+from sim.scheduler.hf_fifo.state import HfFifoState
+from sim.scheduler.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from cache.hf_fifo.manager import BlockPairs
+    from sim.scheduler.victims.base import VictimPolicy
+
+
+class FIFOScheduler(HfFifoState):
+    """Decodes first, then prompts in mid-way, then who waits, under three budgets.
+
+    1. Candidates are walked in that order, those on the CPU in turns with the other
+       waiting ones. Whoever finds no block is passed over; while few blocks are free
+       (`safety_margin`), prompt tokens are taken of the batch's first request only.
+    2. Active requests that found too few blocks are *starved*. The last of them are
+       evicted until the others will find theirs in the next step: copied to the CPU as
+       far as the pool there has room, the oldest first, else to be computed again.
+       Nobody is admitted from then on until a request finishes.
+    3. If nobody could be scheduled, that is done at once and the walk begun again.
+    4. Who comes back from the CPU gets its blocks copied before the step.
+
+    Parameters
+    ----------
+    num_gpu_blocks
+        Size of the block pool.
+    block_size
+        Tokens a block, at least 4.
+    max_num_batched_tokens
+        Token budget of a step (``max_batch_tokens``).
+    max_num_seqs
+        Most requests in a batch (``max_requests_per_batch``). The release takes no more
+        than `max_num_batched_tokens`, nor, without prefix caching, than blocks.
+    max_model_len
+        Longest sequence, prompt and output.
+    num_cpu_blocks
+        Size of the CPU pool (``cpu_offload_space``); 0 for none.
+    enable_prefix_caching
+        Whether complete blocks are shared (``allow_block_sharing``).
+    safety_margin, max_blocks_per_request
+        See `HfFifoSettings`.
+    preemption_mode
+        ``"recompute"`` leaves the CPU pool out; None for the release's rule. Swapping
+        cannot be forced: what does not fit the pool is computed again.
+    preemption_victim
+        Which of the starved requests is evicted, or None for the newest; see
+        `sim.scheduler.victims`.
+
+    Raises
+    ------
+    SchedulerError
+        If values are impossible.
+
+    Notes
+    -----
+    Source: transformers 5.17, ``generation/continuous_batching/scheduler.py``
+    (`FIFOScheduler`) and ``offloading_manager.py``, without asynchronous batching.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        block_size: int,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_cpu_blocks: int = 0,
+        enable_prefix_caching: bool = True,
+        safety_margin: float = 0.15,
+        max_blocks_per_request: int = 32,
+        preemption_mode: str | None = None,
+        preemption_victim: VictimPolicy | None = None,
+    ) -> None:
+        if preemption_mode not in (None, "recompute"):
+            raise SchedulerError(
+                f"preemption_mode must be recompute or null in hf_fifo, got "
+                f"'{preemption_mode}': what does not fit swap_space is computed again"
+            )
+        settings = HfFifoSettings(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            safety_margin=safety_margin,
+            max_blocks_per_request=max_blocks_per_request,
+        )
+        super().__init__(
+            settings,
+            num_gpu_blocks,
+            block_size,
+            num_cpu_blocks=0 if preemption_mode else num_cpu_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+            preemption_victim=preemption_victim,
+        )
+        self._margin_blocks = safety_margin * num_gpu_blocks
+        self._most_requests = min(
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_num_batched_tokens if enable_prefix_caching else num_gpu_blocks,
+        )
+        self._num_short_tokens = max_blocks_per_request * block_size
+
+    # -- a step ---------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> HfFifoOutput:
+        """Form the batch of the next step, moving blocks and queues.
+
+        Where the only active request finds no block the release gives all up with an
+        error; here the queue is stuck. Admission checks keep such requests out.
+        """
+        output = HfFifoOutput()
+        walk = self._walk()
+        while not walk.scheduled and walk.allocation_failed:
+            if not self._evict_starved(walk, output):
+                output.stuck = output.gives_up = True
+                return output
+            walk = self._walk()
+        if walk.scheduled and walk.starved:
+            self._evict_starved(walk, output)
+        self._admit(walk, output, now_s)
+        self._fill(output, walk)
+        return output
+
+    def _fill(self, output: HfFifoOutput, walk: Pass) -> None:
+        """Advance the batch, and say what it is in the engine's terms."""
+        for request, num_new_tokens in walk.scheduled:
+            self._advance(request, num_new_tokens, output, walk.batch)
+        if len(walk.scheduled) < len(self.running):
+            in_batch = set(output.scheduled)
+            for request in self.running:
+                if request not in in_batch:
+                    request.end_streak()
+        output.num_recomputed_tokens = walk.batch.num_recomputed_tokens
+        output.shape = walk.batch.shape()._replace(
+            num_swapped_in_blocks=len(output.blocks_to_swap_in),
+            num_swapped_out_blocks=len(output.blocks_to_swap_out),
+        )
+        output.stuck = not output.scheduled
+
+    def _walk(self) -> Pass:
+        """Try the candidates in order, and give blocks to those that are scheduled."""
+        settings = self.settings
+        walk = Pass(
+            token_budget=settings.max_num_batched_tokens,
+            request_budget=self._most_requests,
+            cache_budget=self.cache.num_blocks * self.cache.block_size,
+            is_decode_only=settings.max_blocks_per_request > 0,
+            batch=Batch(0),
+        )
+        for request in self._candidates():
+            if not self._try(request, walk):
+                break
+        self._leave_queues(walk.taken)
+        return walk
+
+    def _try(self, request: Request, walk: Pass) -> bool:
+        """Schedule `request` if everything suffices; False to end the walk."""
+        num_free_blocks = self.cache.num_free_blocks
+        if (
+            walk.scheduled
+            and num_free_blocks < self._margin_blocks
+            and not self._is_decoding(request)
+        ):
+            return False
+        if self.cache.enable_caching and self._can_match(request):
+            self._match_prefix(request, walk)
+        num_computed = request.num_computed_tokens
+        num_new_tokens = min(request.num_tokens - num_computed, walk.token_budget)
+        is_short = num_new_tokens == 1 and num_computed < self._num_short_tokens
+        is_decode_only = walk.is_decode_only and is_short
+        if not is_decode_only and walk.cache_budget < num_computed:
+            return True
+        num_blocks = self.cache.num_missing_blocks(request, num_new_tokens)
+        if not self.cache.allocate_blocks(request, num_blocks):
+            self._note_shortage(request, num_blocks, walk)
+            return num_free_blocks > 0 or self._is_scheduled_before(request)
+        walk.is_decode_only = is_decode_only
+        walk.cache_budget -= num_computed
+        self._take(request, num_new_tokens, walk)
+        return not walk.is_spent
+
+    def _can_match(self, request: Request) -> bool:
+        """Whether `request` waits without blocks in either tier."""
+        return (
+            request not in self.running and request.status is not RequestStatus.SWAPPED
+        )
+
+    def _match_prefix(self, request: Request, walk: Pass) -> None:
+        """Let a waiting request become active with the blocks that begin like it.
+
+        A wart of the release: it is active from now on, even if nothing else suffices
+        for it, and may then be evicted without having computed anything.
+        """
+        num_hits = self.cache.search_prefix_match(request)
+        if num_hits:
+            # One token at least is computed, for the next one to be sampled.
+            request.num_computed_tokens = min(num_hits, request.num_tokens - 1)
+            self._activate(request, walk)
+            self._prefilling[request] = None
+            self._never_scheduled.add(request)
+
+    def _activate(self, request: Request, walk: Pass) -> None:
+        """Move `request` from its queue to the active ones."""
+        if request.status is RequestStatus.SWAPPED:
+            walk.restored.append(request)
+        request.move_to(RequestStatus.RUNNING)
+        self.running[request] = None
+        self._num_logical_tokens += request.num_computed_tokens
+        walk.taken.add(request)
+
+    def _is_scheduled_before(self, request: Request) -> bool:
+        """Whether `request` is active and was in a batch since it waited."""
+        return request in self.running and request not in self._never_scheduled
+
+    def _note_shortage(self, request: Request, num_blocks: int, walk: Pass) -> None:
+        walk.allocation_failed = True
+        if request in self.running:
+            walk.starved.append((request, num_blocks))
+
+    def _take(self, request: Request, num_new_tokens: int, walk: Pass) -> None:
+        """Put `request`, whose blocks are there, into the batch."""
+        if not self._is_scheduled_before(request):
+            walk.admitted.append(request)
+        if request not in self.running:
+            self._activate(request, walk)
+        self._never_scheduled.discard(request)
+        if request.num_computed_tokens + num_new_tokens < request.num_tokens:
+            self._prefilling[request] = None
+        else:
+            self._prefilling.pop(request, None)
+        walk.token_budget -= num_new_tokens
+        walk.request_budget -= 1
+        walk.scheduled.append((request, num_new_tokens))
+
+    # -- eviction -------------------------------------------------------------
+
+    def _evict_starved(self, walk: Pass, output: HfFifoOutput) -> int:
+        """Evict starved requests until the others' demand is free; return how many.
+
+        The last active request stays whatever happens.
+        """
+        starved = walk.starved
+        order = {request: index for index, (request, _) in enumerate(starved)}
+        num_free_blocks = self.cache.num_free_blocks
+        demand = sum(num_blocks for _, num_blocks in starved)
+        victims: list[Request] = []
+        while (
+            demand > num_free_blocks
+            and starved
+            and len(self.running) - len(victims) > 1
+        ):
+            victim, num_blocks = starved.pop(self._victim_index(starved))
+            victims.append(victim)
+            demand -= num_blocks
+            # Shared blocks do not come free: the release counts them all the same.
+            num_free_blocks += len(self.cache.table(victim))
+        victims.sort(key=order.__getitem__)
+        moved = self.cache.offload(victims)
+        for victim in victims:
+            for_request = starved[0][0] if starved else victim
+            pairs = moved.get(victim.request_id)
+            output.preemptions.append(self._evict(victim, for_request, pairs))
+            output.blocks_to_swap_out += pairs or []
+            self.block_new_requests = True
+        return len(victims)
+
+    def _victim_index(self, starved: list[tuple[Request, int]]) -> int:
+        """Return which of the starved requests goes: the last, or a policy's choice."""
+        if self._choice is None:
+            return -1
+        requests = [request for request, _ in starved]
+        return requests.index(self._choice.victim(requests, requests[0]))
+
+    def _evict(
+        self, victim: Request, for_request: Request, pairs: BlockPairs | None
+    ) -> Preemption:
+        """Take the GPU blocks of `victim`, whose copies are `pairs`, and queue it."""
+        usage_before = self.cache.usage
+        reason = "no free block for a running request; the newest such goes"
+        if self._choice is not None:
+            self._choice.note(victim)
+            reason = self._choice.reason
+        num_blocks_freed = self._release(victim)
+        num_tokens_lost = 0
+        if pairs is None:
+            num_tokens_lost = victim.preempt()
+            self.waiting.append(victim)
+        else:
+            victim.move_to(RequestStatus.SWAPPED)
+            victim.num_preemptions += 1
+            victim.end_streak()
+            self.swapped.append(victim)
+        return Preemption(
+            request=victim,
+            for_request=for_request,
+            reason=reason,
+            mode=PreemptionMode.RECOMPUTE if pairs is None else PreemptionMode.SWAP,
+            num_tokens_lost=num_tokens_lost,
+            num_blocks_freed=num_blocks_freed,
+            num_blocks_moved=len(pairs or ()),
+            kv_cache_usage_before=usage_before,
+            kv_cache_usage_after=self.cache.usage,
+        )
+
+    # -- into the engine's terms ----------------------------------------------
+
+    def _admit(self, walk: Pass, output: HfFifoOutput, now_s: float) -> None:
+        """Restore who was on the CPU, and count what the others found in the cache."""
+        for request in walk.restored:
+            output.blocks_to_swap_in += self.cache.restore(request)
+        restored = set(walk.restored)
+        for request in walk.admitted:
+            is_first = isnan(request.first_scheduled_s)
+            if request not in restored:
+                self._count_hits(request, is_first=is_first)
+            if is_first:
+                request.first_scheduled_s = now_s
+        output.admitted, output.restored = walk.admitted, walk.restored
+
+    def _count_hits(self, request: Request, *, is_first: bool) -> None:
+        """Count one look-up: of a request that waits, its tokens computed are hits."""
+        num_hits = request.num_computed_tokens
+        if self.cache.enable_caching:
+            self.prefix_cache_stats.record(
+                request.num_tokens, num_hits, preempted=not is_first
+            )
+        if is_first:
+            request.num_cached_tokens = num_hits
+
+    def _advance(
+        self, request: Request, num_new_tokens: int, output: HfFifoOutput, batch: Batch
+    ) -> None:
+        """Count the tokens of a scheduled request as computed."""
+        before = request.num_computed_tokens
+        after = before + num_new_tokens
+        request.num_computed_tokens = after
+        self._num_logical_tokens += num_new_tokens
+        output.scheduled.append(request)
+        output.num_scheduled_tokens.append(num_new_tokens)
+        if before < request.num_recompute_tokens:
+            num_again = min(after, request.num_recompute_tokens) - before
+            request.num_recomputed_tokens += num_again
+            batch.num_recomputed_tokens += num_again
+        batch.add(num_new_tokens, after)
+        self._batch.append(request)

@@ -1,0 +1,1 @@
+"""The scheduler of an installed vLLM, run without a GPU."""

@@ -1,0 +1,270 @@
+"""The names of an installed vLLM that hosting its scheduler needs, found at run time.
+
+vLLM is imported when it is asked for and not before. What a release has moved or
+renamed is said by name, with the release; what it has added is left at its default.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import re
+import traceback
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import SchedulerError
+from sim.scheduler.v1.dialect import LAST_MINOR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import ModuleType
+
+FIRST_MINOR = 11
+"""Oldest release that is hosted: 0.11."""
+
+_RELEASE = re.compile(r"0\.(\d{1,3})(?:\.\d{1,3})?")
+
+_NAMES = {
+    "Scheduler": "vllm.v1.core.sched.scheduler",
+    "VllmConfig": "vllm.config",
+    "SchedulerConfig": "vllm.config",
+    "CacheConfig": "vllm.config",
+    "DeviceConfig": "vllm.config",
+    "KVCacheConfig": "vllm.v1.kv_cache_interface",
+    "KVCacheGroupSpec": "vllm.v1.kv_cache_interface",
+    "FullAttentionSpec": "vllm.v1.kv_cache_interface",
+    "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
+    "Request": "vllm.v1.request",
+    "RequestStatus": "vllm.v1.request",
+    "ModelRunnerOutput": "vllm.v1.outputs",
+    "SamplingParams": "vllm.sampling_params",
+    "get_request_block_hasher": "vllm.v1.core.kv_cache_utils",
+    "init_none_hash": "vllm.v1.core.kv_cache_utils",
+}
+"""Where 0.11 to 0.33 keep what is used of them."""
+
+
+def installed_version() -> str:
+    """Return the version of the installed vLLM, without importing it.
+
+    Raises
+    ------
+    SchedulerError
+        If there is none, or it is older than what can be hosted.
+    """
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        raise SchedulerError(
+            "the scheduler 'vllm' is the one of an installed vLLM, and there is none "
+            "here; install it (docs/hosting.md, no GPU needed), or take 'v1'"
+        ) from None
+    matched = _RELEASE.match(found)
+    if matched is None or int(matched[1]) < FIRST_MINOR:
+        raise SchedulerError(
+            f"the scheduler 'vllm' hosts releases from 0.{FIRST_MINOR} on, vLLM "
+            f"{found} is installed; install a later one, or take 'v1'"
+        )
+    return found
+
+
+def nearest_release(installed: str) -> str:
+    """Return the newest release that we know which is no newer than `installed`.
+
+    Its rules, defaults and capacity stand for those of a later one; ``"0.33"`` for
+    ``"0.34.1"``, and ``"0.11.2"`` for ``"0.11.2+cu129"``.
+
+    Raises
+    ------
+    SchedulerError
+        If it is no release at all.
+    """
+    matched = _RELEASE.match(installed)
+    if matched is None:
+        raise SchedulerError(
+            f"a vLLM release such as 0.33.0 is wanted, got {installed[:40]!r}"
+        )
+    return f"0.{LAST_MINOR}" if int(matched[1]) > LAST_MINOR else matched[0]
+
+
+class VllmApi:
+    """What is used of one vLLM: its names, and calls that say what has moved.
+
+    Parameters
+    ----------
+    installed
+        Its version, for messages.
+    load
+        Imports a module by its name.
+
+    Attributes
+    ----------
+    installed
+        The version.
+
+    Raises
+    ------
+    SchedulerError
+        If a module or a name is not where 0.11 to 0.33 have it.
+    """
+
+    def __init__(
+        self,
+        installed: str,
+        load: Callable[[str], ModuleType] = importlib.import_module,
+    ) -> None:
+        self.installed = installed
+        self._found: dict[str, Any] = {}
+        self._signatures: dict[str, Mapping[str, inspect.Parameter]] = {}
+        self.float16 = getattr(self._load("torch", load), "float16", None)
+        for name, module in _NAMES.items():
+            self._found[name] = self._attribute(self._load(module, load), name, module)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return one of vLLM's own names."""
+        try:
+            return vars(self)["_found"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def _load(self, module: str, load: Callable[[str], ModuleType]) -> ModuleType:
+        try:
+            return load(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.startswith("vllm."):
+                raise self.moved(f"there is no module {error.name}") from error
+            raise SchedulerError(
+                f"vLLM {self.installed} cannot be imported: it needs {error.name}; "
+                f"pip install {error.name} (docs/hosting.md has what it needs)"
+            ) from error
+        except Exception as error:
+            raise SchedulerError(
+                f"vLLM {self.installed} cannot be imported: {module}: "
+                f"{type(error).__name__}: {_first_line(error)}; see docs/hosting.md"
+            ) from error
+
+    def _attribute(self, owner: Any, name: str, where: str) -> Any:
+        found = getattr(owner, name, None)
+        if found is None:
+            raise self.moved(f"{where} has no {name}")
+        return found
+
+    def attribute(self, owner: Any, path: str) -> Any:
+        """Return what lies at a dotted `path` from an object of theirs.
+
+        Raises
+        ------
+        SchedulerError
+            With the part that is not there.
+        """
+        for name in path.split("."):
+            owner = self._attribute(owner, name, type(owner).__name__)
+        return owner
+
+    def moved(self, what: str) -> SchedulerError:
+        """Return what to raise where the API is another than the known one."""
+        return SchedulerError(
+            f"the API of vLLM {self.installed} is not the one of 0.{FIRST_MINOR} to "
+            f"0.{LAST_MINOR}: {what}; host another release, or take scheduler v1"
+        )
+
+    def call(
+        self,
+        name: str,
+        needed: Mapping[str, Any],
+        also: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call one of their names with the arguments that it takes.
+
+        Parameters
+        ----------
+        name
+            One of theirs, as in `_NAMES`.
+        needed
+            Arguments that it must take.
+        also
+            Arguments that it is given if it takes them.
+
+        Raises
+        ------
+        SchedulerError
+            If it takes others, or refuses the values.
+        """
+        function = getattr(self, name)
+        parameters = self._parameters(name)
+        for argument in needed:
+            if argument not in parameters:
+                raise self.moved(f"{name} takes no {argument}")
+        given = dict(needed)
+        given |= {k: v for k, v in (also or {}).items() if k in parameters}
+        for argument, parameter in parameters.items():
+            is_needed = parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            )
+            if is_needed and argument not in given:
+                raise self.moved(f"{name} wants {argument}, which is not known")
+        with self.speaking(name):
+            return function(**given)
+
+    def takes(self, name: str, argument: str) -> bool:
+        """Whether one of their names has an argument."""
+        return argument in self._parameters(name)
+
+    def _parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
+        if name not in self._signatures:
+            self._signatures[name] = inspect.signature(getattr(self, name)).parameters
+        return self._signatures[name]
+
+    @contextmanager
+    def speaking(self, what: str) -> Iterator[None]:
+        """Turn what vLLM raises into a line that names its version and the place."""
+        try:
+            yield
+        except SchedulerError:
+            raise
+        except Exception as error:
+            raise SchedulerError(
+                f"vLLM {self.installed} refuses or fails in {what}{_place(error)}: "
+                f"{type(error).__name__}: {_first_line(error)}; mend what it names, or "
+                f"take scheduler v1"
+            ) from error
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost line of vLLM's own that `error` came from."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        _, found, inside = frame.filename.replace(os.sep, "/").rpartition("/vllm/")
+        if found:
+            return f" (vllm/{inside}:{frame.lineno})"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    """Return the text of an error in a line; pydantic's without its web address."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(line for line in lines if "https://" not in line)[:300]
+
+
+@cache
+def load_api() -> VllmApi:
+    """Import the installed vLLM and find what is used of it, once.
+
+    Raises
+    ------
+    SchedulerError
+        If it is not there, cannot be imported, or has another API.
+    """
+    installed = installed_version()
+    # Its lines about missing GPUs are no news to somebody who simulates one.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    logger = logging.getLogger("vllm")
+    logger.addHandler(logging.NullHandler())
+    logger.setLevel(logging.ERROR)
+    return VllmApi(installed)

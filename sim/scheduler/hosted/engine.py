@@ -1,0 +1,389 @@
+"""The scheduler of an installed vLLM without the engine around it.
+
+Made from the same configuration objects that the engine makes it from, with stubs for
+the model and for structured output, and advanced as the engine's core does: one call of
+``schedule``, then one of ``update_from_output``. Nothing of it is modified; two
+methods of its cache manager are listened to, which tells preemptions in their order.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sim.scheduler.hosted.tokens import STOP_TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sim.scheduler.hosted.api import VllmApi
+    from sim.scheduler.v1.settings import V1Settings
+
+_WAITING = ("kv_holding_waiting", "skipped_waiting", "waiting")
+"""Their queues of requests that do not run, in the order in which they are looked at;
+the last one is there in every release."""
+
+
+class HostedCache(NamedTuple):
+    """The KV cache that vLLM is told of: one group of layers that are alike.
+
+    Parameters
+    ----------
+    num_gpu_blocks
+        Size of the pool, the null block included.
+    block_size
+        Tokens a block.
+    enable_prefix_caching
+        Whether full blocks are found again by their content.
+    sliding_window
+        Tokens that attention looks back, or None for all.
+    """
+
+    num_gpu_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+    sliding_window: int | None
+
+
+class HostedPreemption(NamedTuple):
+    """A request that lost its blocks inside a scheduler call."""
+
+    request_id: str
+    for_request_id: str
+    """Whose slots were asked for last before."""
+    num_free_blocks_before: int
+    num_free_blocks_after: int
+
+
+class HostedStep(NamedTuple):
+    """What one scheduler call decided."""
+
+    output: Any
+    """Theirs, for the update that follows."""
+    num_scheduled_tokens: dict[str, int]
+    """By request, in the order of the batch."""
+    preemptions: list[HostedPreemption]
+
+
+class _Model:
+    """A text-only decoder: it has a longest sequence, and every flag is off."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+
+    def __getattr__(self, name: str) -> bool:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return False
+
+
+class _NoGrammar:
+    """No request has a grammar: the hook under its names in all releases."""
+
+    def should_advance(self, *args: Any, **kwargs: Any) -> bool:
+        """Answer that no grammar has to take a token (up to 0.2x)."""
+        del args, kwargs
+        return False
+
+    def accept_tokens(self, *args: Any, **kwargs: Any) -> bool:
+        """Answer that the tokens are fine (later releases)."""
+        del args, kwargs
+        return True
+
+
+class HostedEngine:
+    """vLLM's V1 scheduler and KV-cache manager, one request id at a time.
+
+    Parameters
+    ----------
+    api
+        The installed vLLM.
+    settings
+        Engine arguments, checked against the nearest release that we know.
+    kv_cache
+        The KV cache.
+
+    Attributes
+    ----------
+    scheduler
+        Theirs.
+
+    Raises
+    ------
+    SchedulerError
+        If vLLM refuses the arguments, or has another API.
+    """
+
+    def __init__(
+        self, api: VllmApi, settings: V1Settings, kv_cache: HostedCache
+    ) -> None:
+        self.api = api
+        self.scheduler = _make_scheduler(api, settings, kv_cache)
+        self._manager = api.attribute(self.scheduler, "kv_cache_manager")
+        self._pool = api.attribute(self._manager, "block_pool")
+        self._hashes = api.attribute(self._pool, "cached_block_hash_to_block")
+        self._queues = [
+            getattr(self.scheduler, name)
+            for name in _WAITING
+            if hasattr(self.scheduler, name)
+        ]
+        api.attribute(self.scheduler, "waiting.prepend_request")
+        self._hasher = (
+            _block_hasher(api, kv_cache) if kv_cache.enable_prefix_caching else None
+        )
+        annotations = getattr(api.ModelRunnerOutput, "__annotations__", {})
+        self._wants_arrays = "ndarray" in str(annotations.get("sampled_token_ids"))
+        self._preemptions: list[HostedPreemption] = []
+        self._asking = ""
+        self._listen()
+
+    def _listen(self) -> None:
+        """Note who asks for slots and who is freed, in the course of a call."""
+        allocate = self.api.attribute(self._manager, "allocate_slots")
+        free = self.api.attribute(self._manager, "free")
+
+        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self._asking = request.request_id
+            return allocate(request, *args, **kwargs)
+
+        def free_and_note(request: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.num_free_blocks
+            result = free(request, *args, **kwargs)
+            self._preemptions.append(
+                HostedPreemption(
+                    request.request_id, self._asking, before, self.num_free_blocks
+                )
+            )
+            return result
+
+        self._manager.allocate_slots = allocate_slots
+        self._manager.free = free_and_note
+
+    # -- requests -------------------------------------------------------------
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        arrival_time: float,
+        priority: int,
+    ) -> None:
+        """Queue a request with the token ids of its prompt."""
+        api = self.api
+        params = api.call(
+            "SamplingParams", {"max_tokens": max_tokens, "stop_token_ids": [STOP_TOKEN]}
+        )
+        request = api.call(
+            "Request",
+            {
+                "request_id": request_id,
+                "prompt_token_ids": prompt,
+                "sampling_params": params,
+                "arrival_time": arrival_time,
+                "priority": priority,
+                "block_hasher": self._hasher,
+            },
+            {"pooling_params": None, "eos_token_id": None},
+        )
+        with api.speaking("Scheduler.add_request"):
+            self.scheduler.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        """Withdraw a request, wherever it stands."""
+        status = self.api.attribute(self.api.RequestStatus, "FINISHED_ABORTED")
+        with self.api.speaking("Scheduler.finish_requests"):
+            self.scheduler.finish_requests(request_id, status)
+
+    # -- a step ---------------------------------------------------------------
+
+    def schedule(self) -> HostedStep:
+        """Let vLLM decide on the next step."""
+        self._preemptions = []
+        self._asking = ""
+        with self.api.speaking("Scheduler.schedule"):
+            output = self.scheduler.schedule()
+        scheduled = dict(self.api.attribute(output, "num_scheduled_tokens"))
+        preemptions, self._preemptions = self._preemptions, []
+        return HostedStep(output, scheduled, preemptions)
+
+    def update(self, step: HostedStep, sampled: Mapping[str, int]) -> None:
+        """Hand vLLM the step's output: a token for each request in `sampled`."""
+        request_ids = list(step.num_scheduled_tokens)
+        tokens: list[Any] = [
+            [sampled[request_id]] if request_id in sampled else []
+            for request_id in request_ids
+        ]
+        if self._wants_arrays:
+            tokens = [np.array(each, np.int64) for each in tokens]
+        output = self.api.call(
+            "ModelRunnerOutput",
+            {
+                "req_ids": request_ids,
+                "req_id_to_index": {each: i for i, each in enumerate(request_ids)},
+                "sampled_token_ids": tokens,
+            },
+            {
+                "spec_token_ids": None,
+                "logprobs": None,
+                "prompt_logprobs_dict": {},
+                "pooler_output": None,
+            },
+        )
+        with self.api.speaking("Scheduler.update_from_output"):
+            self.scheduler.update_from_output(step.output, output)
+
+    # -- state ----------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, in any of their queues."""
+        return sum(len(queue) for queue in self._queues)
+
+    def running(self) -> Iterator[str]:
+        """Walk the running requests in order."""
+        for request in self.scheduler.running:
+            yield request.request_id
+
+    def waiting(self) -> Iterator[str]:
+        """Walk the waiting requests in the order in which they are looked at."""
+        for queue in self._queues:
+            for request in queue:
+                yield request.request_id
+
+    def num_tokens(self, request_id: str) -> tuple[int, int]:
+        """Return all tokens and the computed tokens of an unfinished request."""
+        request = self.scheduler.requests[request_id]
+        return request.num_tokens, request.num_computed_tokens
+
+    def holds(self, request_id: str) -> bool:
+        """Whether vLLM still knows a request."""
+        return request_id in self.scheduler.requests
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no table holds."""
+        free: int = self._pool.get_num_free_blocks()
+        return free
+
+    @property
+    def num_cached_hashes(self) -> int:
+        """Distinct block hashes of the prefix cache."""
+        return len(self._hashes)
+
+    def table(self, request_id: str) -> Sequence[Any]:
+        """Return the blocks of a request; the null block where a window has passed."""
+        blocks: Sequence[Any] = self._manager.get_blocks(request_id).blocks[0]
+        return blocks
+
+
+def _make_scheduler(api: VllmApi, settings: V1Settings, kv_cache: HostedCache) -> Any:
+    """Construct their scheduler from their configuration objects."""
+    config = copy.copy(_base_config(api))
+    config.scheduler_config = _scheduler_config(api, settings)
+    config.cache_config = api.call("CacheConfig", {})
+    # Set rather than given: releases know a few sizes of blocks only.
+    config.cache_config.block_size = kv_cache.block_size
+    config.cache_config.num_gpu_blocks = kv_cache.num_gpu_blocks
+    config.cache_config.enable_prefix_caching = kv_cache.enable_prefix_caching
+    config.model_config = _Model(settings.max_model_len)
+    group = api.call(
+        "KVCacheGroupSpec",
+        {"layer_names": ["layer"], "kv_cache_spec": _attention(api, kv_cache)},
+    )
+    kv_cache_config = api.call(
+        "KVCacheConfig",
+        {
+            "num_blocks": kv_cache.num_gpu_blocks,
+            "kv_cache_tensors": [],
+            "kv_cache_groups": [group],
+        },
+    )
+    return api.call(
+        "Scheduler",
+        {
+            "vllm_config": config,
+            "kv_cache_config": kv_cache_config,
+            "structured_output_manager": _NoGrammar(),
+        },
+        {"block_size": kv_cache.block_size, "log_stats": False},
+    )
+
+
+@cache
+def _base_config(api: VllmApi) -> Any:
+    """Return the configuration of an engine on a CPU; made once, then copied."""
+    device = api.call("DeviceConfig", {"device": "cpu"})
+    return api.call("VllmConfig", {"device_config": device})
+
+
+def _attention(api: VllmApi, kv_cache: HostedCache) -> Any:
+    """Return what the layers keep: the sizes do not matter, the window does."""
+    kind, sizes = "FullAttentionSpec", {}
+    if kv_cache.sliding_window is not None:
+        kind, sizes = "SlidingWindowSpec", {"sliding_window": kv_cache.sliding_window}
+    sizes |= {"block_size": kv_cache.block_size, "num_kv_heads": 1, "head_size": 1}
+    return api.call(kind, sizes | {"dtype": api.float16}, {"use_mla": False})
+
+
+def _scheduler_config(api: VllmApi, settings: V1Settings) -> Any:
+    """Return their scheduler configuration.
+
+    Raises
+    ------
+    SchedulerError
+        If a key that acts does not exist in the installed release.
+    """
+    needed: dict[str, Any] = {
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_model_len": settings.max_model_len,
+        "long_prefill_token_threshold": settings.long_prefill_token_threshold,
+        "enable_chunked_prefill": settings.enable_chunked_prefill,
+        "policy": settings.scheduling_policy,
+    }
+    also: dict[str, Any] = {"is_encoder_decoder": False, "async_scheduling": False}
+    for key, idle in (
+        ("watermark", 0.0),
+        ("scheduler_reserve_full_isl", False),
+        ("long_prefill_token_threshold_adaptive", False),
+        ("max_num_active_seqs", None),
+        ("prefill_schedule_interval", 1),
+        ("max_num_scheduled_tokens", None),
+    ):
+        value = getattr(settings, key)
+        if value is None:
+            continue  # the release's own default
+        # At a value that does nothing, a release without the key does the same.
+        (also if value == idle else needed)[key] = value
+    return api.call("SchedulerConfig", needed, also)
+
+
+def _block_hasher(api: VllmApi, kv_cache: HostedCache) -> Any:
+    """Return what gives a request the keys of its full blocks."""
+    api.call("init_none_hash", {"hash_fn": _hash})
+    size = "block_size"
+    if not api.takes("get_request_block_hasher", size):
+        size = "hash_block_size"
+    return api.call(
+        "get_request_block_hasher",
+        {size: kv_cache.block_size, "caching_hash_fn": _hash},
+    )
+
+
+def _hash(value: Any) -> bytes:
+    """Return a key of a block's content; only equality matters."""
+    return hashlib.sha256(
+        pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    ).digest()

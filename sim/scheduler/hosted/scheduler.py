@@ -1,0 +1,395 @@
+"""The real V1 scheduler of an installed vLLM, behind our protocol.
+
+For engines that we do not have, such as a patched one, and for checking ours: see
+`sim.scheduler.v1.scheduler` for the scheduler that is ours. What it decides is theirs;
+requests are mirrored, so that clock, cost models, workloads and recorder are the usual
+ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import require
+from cache.stats import PrefixCacheStats
+from cache.v1.sliding_window import SlidingWindow
+from sim.errors import SchedulerError
+from sim.scheduler.base import (
+    CacheUsage,
+    Preemption,
+    PreemptionMode,
+    SchedulerOutput,
+)
+from sim.scheduler.batch import Batch
+from sim.scheduler.hosted.api import load_api, nearest_release
+from sim.scheduler.hosted.engine import HostedCache, HostedEngine
+from sim.scheduler.hosted.tokens import STOP_TOKEN, HostedTokens
+from sim.scheduler.request import Request, RequestStatus
+from sim.scheduler.v1.limits import admission_error
+from sim.scheduler.v1.settings import V1Settings
+from sim.scheduler.v1.state import check_queues, prefix_cache_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.scheduler.hosted.engine import HostedPreemption, HostedStep
+
+
+class VllmScheduler:
+    """vLLM's own V1 scheduler and KV-cache manager, whatever release is installed.
+
+    It imports vLLM when it is made. A call takes tens of times as long as one of
+    `V1Scheduler`: this is for checks and for engines that we do not have.
+
+    Parameters
+    ----------
+    num_gpu_blocks, block_size, max_num_batched_tokens, max_num_seqs, max_model_len,
+    enable_prefix_caching, long_prefill_token_threshold, enable_chunked_prefill,
+    scheduling_policy, sliding_window, watermark, scheduler_reserve_full_isl,
+    long_prefill_token_threshold_adaptive, max_num_active_seqs,
+    prefill_schedule_interval, max_num_scheduled_tokens
+        See `sim.scheduler.v1.scheduler.V1Scheduler`.
+    engine_version
+        The release that is expected, or None for any.
+
+    Attributes
+    ----------
+    installed
+        Version of the hosted vLLM.
+    settings
+        The engine arguments, under the nearest release that we know.
+
+    Raises
+    ------
+    SchedulerError
+        If vLLM is missing, another release than the expected one, has another API, or
+        refuses the arguments.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        block_size: int,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        long_prefill_token_threshold: int = 0,
+        enable_chunked_prefill: bool = True,
+        scheduling_policy: str = "fcfs",
+        sliding_window: int | None = None,
+        engine_version: str | None = None,
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool | None = None,
+        long_prefill_token_threshold_adaptive: bool = False,
+        max_num_active_seqs: int | None = None,
+        prefill_schedule_interval: int = 1,
+        max_num_scheduled_tokens: int | None = None,
+    ) -> None:
+        api = load_api()
+        self.installed: str = api.installed
+        release = nearest_release(self.installed)
+        _refuse_another_release(engine_version, self.installed)
+        self.settings = V1Settings(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            enable_chunked_prefill=enable_chunked_prefill,
+            scheduling_policy=scheduling_policy,
+            engine_version=release,
+            watermark=watermark,
+            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
+            long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
+            max_num_active_seqs=max_num_active_seqs,
+            prefill_schedule_interval=prefill_schedule_interval,
+            max_num_scheduled_tokens=max_num_scheduled_tokens,
+        )
+        self.block_size = block_size
+        self.num_usable_blocks = num_gpu_blocks - 1  # the null block is nobody's
+        self.enable_caching = enable_prefix_caching
+        self.window = (
+            None
+            if sliding_window is None
+            else SlidingWindow(sliding_window, block_size)
+        )
+        self.prefix_cache_stats = PrefixCacheStats()
+        self.engine = HostedEngine(
+            api,
+            self.settings,
+            HostedCache(
+                num_gpu_blocks, block_size, enable_prefix_caching, sliding_window
+            ),
+        )
+        self._requests: dict[str, Request] = {}
+        self._num_running = 0
+        self._tokens = HostedTokens(has_content=enable_prefix_caching)
+        self._step: HostedStep | None = None
+
+    # -- queues ---------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return self.engine.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without blocks: new and preempted ones."""
+        return self.engine.num_waiting
+
+    @property
+    def num_swapped(self) -> int:
+        """Always 0: V1 preempts by recomputation only."""
+        return 0
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that hold blocks, in vLLM's order."""
+        return [self._requests[each] for each in self.engine.running()]
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Requests that wait, in the order in which vLLM would take them."""
+        return [self._requests[each] for each in self.engine.waiting()]
+
+    def admission_error(self, request: Request) -> str | None:
+        """Return why `request` can never be served, or None (invariant 7).
+
+        By the rules of the nearest release that we know: vLLM's scheduler itself has
+        no such test.
+        """
+        return admission_error(
+            request, self.settings, self.num_usable_blocks, self.block_size, self.window
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Hand an arrived request to vLLM, with token ids."""
+        key = _key(request)
+        self._requests[key] = request
+        self.engine.add(
+            key,
+            self._tokens.prompt(request),
+            # A prompt that fills max_model_len leaves no room, but vLLM wants one.
+            max_tokens=max(1, request.max_num_tokens - request.num_prompt_tokens),
+            # Ids follow arrivals; equal times would have vLLM compare objects.
+            arrival_time=float(request.request_id),
+            priority=request.priority,
+        )
+
+    def abort(self, request: Request) -> None:
+        """Withdraw an unfinished request, wherever it stands."""
+        self._num_running -= request.status is RequestStatus.RUNNING
+        request.move_to(RequestStatus.FINISHED_ABORTED)
+        key = _key(request)
+        self.engine.abort(key)
+        del self._requests[key]
+
+    # -- a step ---------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Let vLLM form the batch of the next step, and mirror what it decided."""
+        output = SchedulerOutput()
+        step = self._step = self.engine.schedule()
+        for preemption in step.preemptions:
+            victim = self._requests[preemption.request_id]
+            if victim.status is RequestStatus.RUNNING:
+                output.preemptions.append(self._mirror_preemption(victim, preemption))
+        batch = Batch(0)
+        for key, num_new_tokens in step.num_scheduled_tokens.items():
+            self._mirror_entry(key, num_new_tokens, now_s, output, batch)
+        if self._num_running != self.num_running:
+            raise self._differs(
+                f"{self.num_running} running requests", self._num_running
+            )
+        for key in self.engine.running():
+            if key not in step.num_scheduled_tokens:
+                self._requests[key].end_streak()
+        output.shape = batch.shape()
+        output.num_recomputed_tokens = batch.num_recomputed_tokens
+        # As in `V1Scheduler`: nothing has moved, or the last one gave itself up.
+        output.stuck = not output.scheduled and not (
+            output.preemptions and self.num_running
+        )
+        return output
+
+    def _mirror_preemption(
+        self, victim: Request, preemption: HostedPreemption
+    ) -> Preemption:
+        self._num_running -= 1
+        before, after = (
+            preemption.num_free_blocks_before,
+            preemption.num_free_blocks_after,
+        )
+        usable = self.num_usable_blocks
+        return Preemption(
+            request=victim,
+            for_request=self._requests.get(preemption.for_request_id, victim),
+            reason=f"vLLM {self.installed} took its blocks",
+            mode=PreemptionMode.RECOMPUTE,
+            num_tokens_lost=victim.preempt(),
+            num_blocks_freed=after - before,
+            num_blocks_moved=0,
+            kv_cache_usage_before=(usable - before) / usable,
+            kv_cache_usage_after=(usable - after) / usable,
+        )
+
+    def _mirror_entry(
+        self,
+        key: str,
+        num_new_tokens: int,
+        now_s: float,
+        output: SchedulerOutput,
+        batch: Batch,
+    ) -> None:
+        """Advance one request of the batch as vLLM has advanced its own.
+
+        Raises
+        ------
+        SchedulerError
+            If the two count differently.
+        """
+        request = self._requests[key]
+        num_tokens, after = self.engine.num_tokens(key)
+        name = f"request {request.request_id}"
+        if num_tokens != request.num_tokens:
+            raise self._differs(f"{num_tokens} tokens of {name}", request.num_tokens)
+        before = after - num_new_tokens
+        if request.status is not RequestStatus.RUNNING:
+            self._admit(request, before, now_s)
+            output.admitted.append(request)
+        elif before != request.num_computed_tokens:
+            raise self._differs(
+                f"{before} computed tokens of {name}", request.num_computed_tokens
+            )
+        request.num_computed_tokens = after
+        output.scheduled.append(request)
+        output.num_scheduled_tokens.append(num_new_tokens)
+        if before < request.num_recompute_tokens:
+            num_again = min(after, request.num_recompute_tokens) - before
+            request.num_recomputed_tokens += num_again
+            batch.num_recomputed_tokens += num_again
+        batch.add(num_new_tokens, after)
+
+    def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
+        resumed = request.status is RequestStatus.PREEMPTED
+        if self.enable_caching:
+            self.prefix_cache_stats.record(
+                request.num_tokens, num_hits, preempted=resumed
+            )
+        request.move_to(RequestStatus.RUNNING)
+        self._num_running += 1
+        if not resumed:
+            request.first_scheduled_s = now_s
+            request.num_cached_tokens = num_hits
+
+    def _differs(self, theirs: str, ours: object) -> SchedulerError:
+        return SchedulerError(
+            f"vLLM {self.installed} has {theirs}, the simulation {ours}: it does "
+            f"something that hosting does not mirror (speculation, connectors, ...); "
+            f"take scheduler v1"
+        )
+
+    def update(self, finished: Sequence[Request]) -> None:
+        """Hand vLLM the tokens of the step; the last one of `finished` is a stop."""
+        step, self._step = self._step, None
+        if step is None:
+            raise RuntimeError("update follows schedule")
+        ended = {_key(request) for request in finished}
+        sampled: dict[str, int] = {}
+        for key in step.num_scheduled_tokens:
+            request = self._requests[key]
+            if request.num_tokens > self.engine.num_tokens(key)[0]:
+                is_last = key in ended
+                sampled[key] = STOP_TOKEN if is_last else self._tokens.latest(request)
+        self.engine.update(step, sampled)
+        for key in step.num_scheduled_tokens:
+            if self.engine.holds(key) == (key in ended):
+                number = self._requests[key].request_id
+                raise self._differs(f"another end of request {number}", "its own")
+        for key in ended:
+            del self._requests[key]
+        self._num_running -= len(ended)
+
+    # -- proof ----------------------------------------------------------------
+
+    def block_ids(self, request: Request) -> list[int]:
+        """Return the block table as physical block ids, 0 for the null block."""
+        return [block.block_id for block in self.engine.table(_key(request))]
+
+    def cache_usage(self) -> CacheUsage:
+        """Return what the cache holds now. O(running)."""
+        num_logical_blocks = num_logical_tokens = 0
+        for key in self.engine.running():
+            blocks = self.engine.table(key)
+            num_skipped = 0
+            if self.window is not None:
+                num_skipped = sum(block.is_null for block in blocks)
+            num_logical_blocks += len(blocks) - num_skipped
+            num_logical_tokens += (
+                self._requests[key].num_computed_tokens - num_skipped * self.block_size
+            )
+        num_physical_blocks = self.num_usable_blocks - self.engine.num_free_blocks
+        num_shared_tokens = (num_logical_blocks - num_physical_blocks) * self.block_size
+        return CacheUsage(
+            num_physical_blocks,
+            num_logical_blocks,
+            num_logical_tokens - num_shared_tokens,
+            num_logical_tokens,
+            num_physical_blocks / self.num_usable_blocks,
+            0.0,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return prefix-cache counters, in tokens of first admissions.
+
+        vLLM does not count evictions.
+        """
+        counters = prefix_cache_summary(self.prefix_cache_stats, 0)
+        del counters["num_evictions"]
+        return counters | {"hosted_vllm": self.installed}
+
+    def check(self) -> None:
+        """Prove that queues are mirrored, and that all blocks are accounted for.
+
+        Raises
+        ------
+        InvariantError
+            With the rule and who breaks it.
+        """
+        running, waiting = self.running, self.waiting
+        check_queues(running, waiting, self.settings.max_num_seqs)
+        require(
+            len(running) + len(waiting) == len(self._requests),
+            f"{len(self._requests)} requests are unfinished, vLLM has {len(running)} "
+            f"running and {len(waiting)} waiting",
+        )
+        held = {
+            block.block_id
+            for key in self.engine.running()
+            for block in self.engine.table(key)
+            if not block.is_null
+        }
+        num_used = self.num_usable_blocks - self.engine.num_free_blocks
+        require(
+            len(held) == num_used,
+            f"tables hold {len(held)} blocks, {num_used} are not free",
+        )
+
+
+def _key(request: Request) -> str:
+    """Return the id that vLLM knows a request by; as text in the order of arrivals."""
+    return f"{request.request_id:012d}"
+
+
+def _refuse_another_release(engine_version: str | None, installed: str) -> None:
+    """Refuse to pass one release off as another."""
+    if engine_version is None:
+        return
+    wanted, found = engine_version.split("."), nearest_release(installed).split(".")
+    if wanted != found[: len(wanted)]:
+        raise SchedulerError(
+            f"engine_version is {engine_version}, vLLM {installed} is installed and "
+            f"hosted; leave engine_version out, or install vllm=={engine_version}"
+        )

@@ -1,0 +1,1 @@
+"""A scheduler's decisions as lines of text, one file a generation."""

@@ -1,0 +1,360 @@
+"""The scheduler of vLLM's V0 engine: prefill first, or chunked prefill."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cache.sequences import SequenceStatus
+from cache.v0.manager import SelfAttnBlockSpaceManager
+from sim.errors import SchedulerError, SwapSpaceError
+from sim.scheduler.base import PreemptionMode
+from sim.scheduler.groups.output import GroupSchedulerOutput
+from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.v0.budget import SchedulingBudget
+from sim.scheduler.v0.chunked import (
+    ChunkRule,
+    PartialPrefillMetadata,
+    finishing_first,
+)
+from sim.scheduler.v0.limits import AdmissionLimits
+from sim.scheduler.v0.running import RunningOutputs, RunningPhase
+from sim.scheduler.v0.swapped import SwappedInOutputs, SwappedPhase
+from sim.scheduler.v0.waiting import WaitingPhase
+
+if TYPE_CHECKING:
+    from cache.sequences import Device
+    from sim.scheduler.groups.sequence import SequenceGroup
+    from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+    from sim.scheduler.request import Request
+
+_RUNNING = SequenceStatus.RUNNING
+_SWAPPED = SequenceStatus.SWAPPED
+
+
+class Scheduler(GroupScheduler):
+    """Groups that wait, run or are swapped out, under a budget of tokens and sequences.
+
+    * *Default*: while nothing is swapped, waiting groups are admitted from the head; if
+      there are none, running groups decode, and swapped ones come back unless somebody
+      was preempted.
+    * *Chunked prefill*: one batch holds running groups, swapped ones and chunks of new
+      prompts, in this order of precedence.
+
+    Victims of preemption are taken from the end of the running queue.
+
+    Parameters
+    ----------
+    scheduler_config, cache_config
+        Under vLLM's names.
+    lora_config
+        None, which is what vLLM's callers hand over without adapters.
+
+    Attributes
+    ----------
+    partial_output
+        What the call in progress has decided so far. When a call ends in
+        `SwapSpaceError` these are the preemptions before it.
+    max_servable_tokens
+        Longest single sequence that is sure to come to its end.
+
+    Raises
+    ------
+    SchedulerError
+        If partial prefills and budget do not go together, or adapters are asked for.
+
+    Notes
+    -----
+    Source: vLLM 0.7.3, ``vllm/core/scheduler.py``. Beyond it, where it ends on an
+    assertion:
+
+    * Groups of several sequences may be recomputed, if ``preemption_mode`` forces it.
+      Their prefill is never cut into chunks. It waits until the budget holds it or, if
+      it is larger than any budget, until nothing else is in the batch: then it exceeds
+      the budget.
+    * Groups that a more urgent one evicts are always recomputed, also where swapping is
+      forced: the reference puts all of them into `waiting`.
+    * Decodes alone may exceed both budgets when groups fork; with chunked prefill a
+      forked group waits for tokens instead.
+    """
+
+    block_manager: SelfAttnBlockSpaceManager
+
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        lora_config: None = None,
+    ) -> None:
+        if lora_config is not None:
+            raise SchedulerError(
+                f"lora_config must be null, got {lora_config!r}: adapters are not "
+                f"modelled"
+            )
+        self.block_manager = SelfAttnBlockSpaceManager(
+            cache_config.block_size,
+            cache_config.num_gpu_blocks,
+            cache_config.num_cpu_blocks,
+            cache_config.watermark,
+            cache_config.sliding_window,
+            cache_config.enable_prefix_caching,
+            evictor=cache_config.evictor,
+        )
+        super().__init__(scheduler_config, cache_config)
+        self.chunk_rule = ChunkRule(scheduler_config, cache_config, self.block_manager)
+        self.limits = AdmissionLimits(
+            scheduler_config, cache_config, self.block_manager.watermark_blocks
+        )
+        self.partial_output = GroupSchedulerOutput()
+        self._running_phase = RunningPhase(self, self._victim_for, self._preempt)
+        self._swapped_phase = SwappedPhase(self)
+        self._waiting_phase = WaitingPhase(self)
+        self._finished_requests_ids: list[int | str] = []
+        self._waiting_is_sorted = True
+
+    # -- public, under vLLM's names -------------------------------------------
+
+    def add_seq_group(self, seq_group: SequenceGroup) -> None:
+        """Put an arrived group at the end of the waiting queue."""
+        super().add_seq_group(seq_group)
+        self._waiting_is_sorted = False
+
+    def _num_evictions(self) -> int:
+        return self.block_manager.num_evictions
+
+    def is_shared(self, block_id: int) -> bool:
+        """Whether several tables hold a GPU block."""
+        return self.block_manager.block_allocator.is_shared(block_id)
+
+    def _window_blocks(self) -> tuple[int, int]:
+        manager = self.block_manager
+        if self.cache_config.sliding_window is None:
+            return 0, 0
+        return manager.num_null_blocks, manager.num_dropped_blocks
+
+    def get_prefix_cache_hit_rate(self, device: Device) -> float:
+        """Return hits over look-ups of full blocks; -1 without prefix caching."""
+        return self.block_manager.get_prefix_cache_hit_rate(device)
+
+    def reset_prefix_cache(self, device: Device | None = None) -> bool:
+        """Forget all cached blocks of a tier, or of both; False if some are in use."""
+        return self.block_manager.reset_prefix_cache(device)
+
+    def get_and_reset_finished_requests_ids(self) -> list[int | str]:
+        """Return the requests that finished or were aborted since the last call."""
+        ids, self._finished_requests_ids = self._finished_requests_ids, []
+        return ids
+
+    def free_finished_seq_groups(self) -> None:
+        """Free finished sequences, and drop finished groups from the running queue."""
+        for group in self.running:
+            for seq in group.get_finished_seqs():
+                self.free_seq(seq)
+        super().free_finished_seq_groups()
+
+    def _forget(self, group: SequenceGroup) -> None:
+        super()._forget(group)
+        self.block_manager.free_cross(group)
+        if not group.num_seqs(SequenceStatus.FINISHED_IGNORED):
+            self._finished_requests_ids.append(group.request_id)
+
+    @property
+    def max_servable_tokens(self) -> int:
+        """See the class."""
+        return self.limits.max_servable_tokens
+
+    def admission_error(self, request: Request) -> str | None:
+        """Return why `request` can never be served, or None (invariant 7)."""
+        return self.limits.error(request)
+
+    # -- the call -------------------------------------------------------------
+
+    def _schedule(self, now_s: float) -> GroupSchedulerOutput:
+        config = self.scheduler_config
+        output = self.partial_output = GroupSchedulerOutput()
+        output.num_lookahead_slots = config.num_lookahead_slots
+        budget = SchedulingBudget(config.max_num_batched_tokens, config.max_num_seqs)
+        if config.enable_chunked_prefill:
+            self._schedule_chunked_prefill(now_s, budget, output)
+        else:
+            self._schedule_default(now_s, budget, output)
+        output.num_budgeted_tokens = (
+            budget.num_batched_tokens + budget.num_cached_tokens
+        )
+        if self.cache_config.enable_prefix_caching:
+            self._note_use(output, now_s)
+        return output
+
+    def _schedule_default(
+        self, now_s: float, budget: SchedulingBudget, output: GroupSchedulerOutput
+    ) -> None:
+        """Form a batch of new prefills only or, if there is none, of decodes only."""
+        if not self.swapped:
+            admitted = self._waiting_phase.schedule(now_s, budget, output)
+            if admitted:
+                self.running.extend(entry.seq_group for entry in admitted)
+                output.scheduled_seq_groups = admitted
+                output.num_lookahead_slots = 0
+                return
+        if self.scheduler_config.policy == "priority":
+            self._schedule_priority_preemption(budget, output)
+        if self.swapped:
+            self.count_running_seqs(budget)
+        ran = self._schedule_running(budget, output)
+        returned = SwappedInOutputs()
+        if not (ran.preempted or ran.swapped_out):
+            returned = self._swapped_phase.schedule(budget, output)
+        batch = ran.decodes + returned.decodes
+        self.running.extend([entry.seq_group for entry in batch])
+        self._queue_victims(ran)
+        output.scheduled_seq_groups = batch
+
+    def _schedule_chunked_prefill(
+        self, now_s: float, budget: SchedulingBudget, output: GroupSchedulerOutput
+    ) -> None:
+        """Form a batch of everything that the budget holds."""
+        partial = None
+        if self.scheduler_config.max_num_partial_prefills > 1:  # else no difference
+            partial = PartialPrefillMetadata.from_queues(
+                self.running, self.waiting, self.chunk_rule.partial_prefills
+            )
+        ran = self._schedule_running(budget, output, partial)
+        returned = SwappedInOutputs()
+        if not (ran.preempted or ran.swapped_out):
+            returned = self._swapped_phase.schedule(budget, output)
+        cannot_return = output.ignored_seq_groups[:]
+        output.ignored_seq_groups.clear()
+        admitted = self._waiting_phase.schedule(now_s, budget, output, partial)
+        output.ignored_seq_groups += cannot_return  # prompts are named first
+        # Groups without a share of the budget still stand at the front of `running`.
+        for entries in (
+            returned.decodes,
+            returned.prefills,
+            ran.decodes,
+            finishing_first(ran.prefills),
+            admitted,
+        ):
+            self.running.extend(entry.seq_group for entry in entries)
+        self._queue_victims(ran)
+        output.scheduled_seq_groups = [
+            *admitted,
+            *ran.prefills,
+            *returned.prefills,
+            *ran.decodes,
+            *returned.decodes,
+        ]
+
+    def _note_use(self, output: GroupSchedulerOutput, now_s: float) -> None:
+        """Tell the prefix cache who was scheduled, and that the batch is computed."""
+        manager = self.block_manager
+        for entry in output.scheduled_seq_groups:
+            for seq in entry.seq_group.get_seqs(_RUNNING):
+                manager.access_all_blocks_in_seq(seq, now_s)
+        for entry in output.scheduled_seq_groups[:1]:
+            # One call marks all blocks that were allocated since the last one.
+            manager.mark_blocks_as_computed(entry.seq_group, entry.token_chunk_size)
+
+    # -- running groups -------------------------------------------------------
+
+    def _schedule_running(
+        self,
+        budget: SchedulingBudget,
+        output: GroupSchedulerOutput,
+        partial: PartialPrefillMetadata | None = None,
+    ) -> RunningOutputs:
+        """Let running groups go on; they leave `running` but for those without tokens.
+
+        When the CPU pool lacks room the queues are put in order before the call ends.
+        """
+        ran = RunningOutputs()
+        try:
+            self._running_phase.schedule(ran, budget, output, partial)
+        except SwapSpaceError:
+            served = [entry.seq_group for entry in (*ran.decodes, *ran.prefills)]
+            self.running.extendleft(reversed(served))
+            self._queue_victims(ran)
+            raise
+        return ran
+
+    def _victim_for(self, group: SequenceGroup) -> SequenceGroup:
+        """Return who loses its blocks for a group that has left the queue."""
+        running = self.running
+        if self._choice is None:
+            return running[-1] if running else group
+        return self._victim((group, *running), group)
+
+    def _queue_victims(self, ran: RunningOutputs) -> None:
+        """Let victims wait from the end of the call on: nobody returns within it."""
+        if ran.preempted:
+            self.waiting.extendleft(ran.preempted)
+            self._waiting_is_sorted = False
+        self.swapped.extend(ran.swapped_out)
+
+    def _release_for_recompute(self, group: SequenceGroup) -> None:
+        # The reference keeps the encoder's blocks, and fails when it places them anew.
+        self.block_manager.free_cross(group)
+        super()._release_for_recompute(group)
+
+    def _swap_out(self, group: SequenceGroup, output: GroupSchedulerOutput) -> None:
+        if not self.block_manager.can_swap_out(group):
+            raise self.no_swap_space(group)
+        output.blocks_to_swap_out += self.block_manager.swap_out(group)
+        for seq in group.get_seqs(_RUNNING):
+            seq.move_to(_SWAPPED)
+
+    # -- priorities -----------------------------------------------------------
+
+    def _schedule_priority_preemption(
+        self, budget: SchedulingBudget, output: GroupSchedulerOutput
+    ) -> None:
+        """Sort both queues, and evict less urgent groups until the head would fit.
+
+        The head is admitted by the next call, if it is still the head then.
+        """
+        running = deque(sorted(self.running, key=_urgency))
+        if self.waiting:
+            self.count_running_seqs(budget)
+            head = self.waiting.popleft()
+            could_admit = self._waiting_phase.admission_of(head, budget)
+            while (
+                running and _urgency(running[-1]) > _urgency(head) and not could_admit()
+            ):
+                victim = running.pop()
+                num_seqs = victim.num_unfinished_seqs()
+                budget.subtract_num_seqs(victim.request_id, num_seqs)
+                self._preempt(
+                    victim,
+                    head,
+                    output,
+                    "a more urgent group waits",
+                    mode=PreemptionMode.RECOMPUTE,
+                )
+                self.waiting.appendleft(victim)
+                self._waiting_is_sorted = False
+            self.waiting.appendleft(head)
+        if not self._waiting_is_sorted:
+            self.waiting = deque(sorted(self.waiting, key=_urgency))
+            self._waiting_is_sorted = True
+        self.running = running
+
+    # -- counting -------------------------------------------------------------
+
+    def count_running_seqs(self, budget: SchedulingBudget) -> None:
+        """Enter the sequences of running groups; once in a call is enough."""
+        if not budget.num_curr_seqs:
+            for group in self.running:
+                budget.add_num_seqs(group.request_id, group.num_unfinished_seqs())
+
+    def _preemption_mode(self, group: SequenceGroup) -> PreemptionMode:
+        """Return the forced mode, or swap for several unfinished sequences."""
+        forced = self.scheduler_config.preemption_mode
+        if forced is not None:
+            return forced
+        if group.num_unfinished_seqs() == 1:
+            return PreemptionMode.RECOMPUTE
+        return PreemptionMode.SWAP
+
+
+def _urgency(group: SequenceGroup) -> tuple[int, float]:
+    """Key of the priority policy: smaller goes first."""
+    return group.priority, group.arrival_time

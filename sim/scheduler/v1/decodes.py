@@ -1,0 +1,122 @@
+"""The virtual decode clock: running decodes, advanced by counting steps.
+
+A decode computes one token a step, so what is known of it at a step is a constant plus
+the number of the step::
+
+    num_tokens at the start of step s      = base_tokens + s
+    num_computed_tokens after it           = base_tokens + s
+    it opens a block in steps              s ≡ 1 - base_tokens   (mod block_size)
+    it fills a block in steps              s ≡   - base_tokens   (mod block_size)
+
+Nothing is written on a plain step. Requests whose next block opens in the same steps
+stand in one bucket, in running order, so a step looks at one bucket (and, where filled
+blocks are registered, at its neighbour).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.errors import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sim.scheduler.request import Request
+
+
+class DecodeClock:
+    """All running decodes of an engine.
+
+    Parameters
+    ----------
+    block_size
+        Tokens a block.
+
+    Attributes
+    ----------
+    num_decodes
+        Requests on the clock.
+    num_base_tokens
+        Sum of their `base_tokens`.
+    buckets
+        By phase, requests in running order; a request's phase is the step, modulo
+        `block_size`, in which it opens a block.
+    """
+
+    __slots__ = ("block_size", "buckets", "num_base_tokens", "num_decodes")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.num_decodes = 0
+        self.num_base_tokens = 0
+        self.buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
+
+    def join(self, request: Request, first_step: int) -> None:
+        """Let `request` decode from `first_step` on; it joins the running order last.
+
+        Its `num_tokens` are those known at the start of that step.
+        """
+        base_tokens = request.num_tokens - first_step
+        request.base_tokens = base_tokens
+        self.num_decodes += 1
+        self.num_base_tokens += base_tokens
+        self.buckets[(1 - base_tokens) % self.block_size][request] = None
+
+    def leave(self, request: Request) -> None:
+        """Take `request` off the clock."""
+        base_tokens = request.base_tokens
+        self.num_decodes -= 1
+        self.num_base_tokens -= base_tokens
+        del self.buckets[(1 - base_tokens) % self.block_size][request]
+
+    def opening(self, step: int) -> dict[Request, None]:
+        """Return the requests that open a block in `step`, in running order."""
+        return self.buckets[step % self.block_size]
+
+    def filling(self, step: int) -> dict[Request, None]:
+        """Return the requests that fill a block in `step`, in running order."""
+        return self.buckets[(step + 1) % self.block_size]
+
+    def num_context_tokens(self, step: int) -> int:
+        """Return the sum over decodes of the tokens each attends to in `step`."""
+        return self.num_base_tokens + self.num_decodes * step
+
+    def settle(self, request: Request, step: int) -> None:
+        """Write down the tokens of `request` as they are at the start of `step`."""
+        request.num_tokens = request.base_tokens + step
+        request.num_computed_tokens = request.num_tokens - 1
+
+    def check(self, running: Iterable[Request]) -> None:
+        """Prove counts, phases and order in O(n).
+
+        Parameters
+        ----------
+        running
+            Requests in running order; those that have no `base_tokens` on the clock
+            stand behind all decodes.
+
+        Raises
+        ------
+        InvariantError
+            If a count is off, or a bucket holds what it should not.
+        """
+        order = {request: index for index, request in enumerate(running)}
+        held = [request for bucket in self.buckets for request in bucket]
+        require(
+            len(held) == self.num_decodes
+            and sum(request.base_tokens for request in held) == self.num_base_tokens,
+            f"decode clock: {len(held)} decodes, {self.num_decodes} counted, or their "
+            f"tokens are not {self.num_base_tokens}",
+        )
+        for phase, bucket in enumerate(self.buckets):
+            positions = [order.get(request, -1) for request in bucket]
+            require(
+                -1 not in positions and positions == sorted(positions),
+                f"decode clock: bucket {phase} is not in running order",
+            )
+            for request in bucket:
+                require(
+                    (1 - request.base_tokens) % self.block_size == phase,
+                    f"decode clock: request {request.request_id} is in bucket {phase}",
+                )

@@ -1,0 +1,85 @@
+"""Which requests the V1 scheduler could never serve (invariant 7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cache.v1.sliding_window import SlidingWindow
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.settings import V1Settings
+
+
+def admission_error(
+    request: Request,
+    settings: V1Settings,
+    num_usable_blocks: int,
+    block_size: int,
+    window: SlidingWindow | None = None,
+) -> str | None:
+    """Return why `request` can never be served, or None.
+
+    What passes is served at last whatever runs beside it: alone in the engine it is
+    admitted, and every chunk gets its blocks. A watermark does not count, since it
+    does not hold while nothing runs.
+
+    Parameters
+    ----------
+    request
+        A request that has just arrived.
+    settings, num_usable_blocks, block_size, window
+        Of the scheduler that it would join, and its pool.
+    """
+    num_tokens = request.num_prompt_tokens
+    if num_tokens >= settings.max_model_len:
+        return (
+            f"a prompt of {num_tokens} tokens leaves no room for output within "
+            f"max_model_len {settings.max_model_len}"
+        )
+    for what, length in (
+        ("a prompt", num_tokens),
+        ("a prompt and its longest output", request.max_num_tokens),
+    ):
+        error = _budget_error(length, settings)
+        if error is not None:
+            return f"{what} of {length} tokens {error}"
+        num_blocks = _most_blocks(length, settings, block_size, window)
+        if num_blocks > num_usable_blocks:
+            return (
+                f"{what} of {length} tokens needs {num_blocks} blocks; the cache has "
+                f"{num_usable_blocks}"
+            )
+    return None
+
+
+def _budget_error(length: int, settings: V1Settings) -> str | None:
+    """Say that a sequence, preempted at this length, would block the queue.
+
+    It is computed again in one piece where prompts are not chunked, output included.
+    """
+    budget = settings.token_budget
+    if settings.enable_chunked_prefill or settings.has_steady_threshold:
+        return None  # in the latter case the threshold chunks it
+    if length <= budget:
+        return None
+    return (
+        f"must be computed in one step, chunked prefill being off; a step has {budget}"
+    )
+
+
+def _most_blocks(
+    length: int, settings: V1Settings, block_size: int, window: SlidingWindow | None
+) -> int:
+    """Return how many blocks a sequence of this length ever needs at a time."""
+    num_blocks = -(-length // block_size)
+    if window is None:
+        return num_blocks
+    # The test on admission counts with the whole budget, whatever the chunks.
+    num_new_tokens = (
+        settings.max_num_batched_tokens
+        if settings.reserve_full_isl
+        else settings.most_new_tokens
+    )
+    return min(
+        num_blocks, window.most_held_blocks(num_new_tokens, settings.max_model_len)
+    )

@@ -1,0 +1,152 @@
+"""Settings of the V1 scheduler: what a release has, and what fits together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sim.errors import SchedulerError
+from sim.scheduler.v1.dialect import V1Dialect, dialect_of
+from sim.scheduler.v1.queues import REQUEST_QUEUES
+
+
+@dataclass(frozen=True, slots=True)
+class V1Settings:
+    """Engine arguments of the V1 scheduler, checked, and the dialect they belong to.
+
+    Parameters
+    ----------
+    max_num_batched_tokens, max_num_seqs, max_model_len, long_prefill_token_threshold,
+    enable_chunked_prefill, scheduling_policy, engine_version, watermark,
+    scheduler_reserve_full_isl, long_prefill_token_threshold_adaptive,
+    max_num_active_seqs, prefill_schedule_interval, max_num_scheduled_tokens
+        See `sim.scheduler.v1.scheduler.V1Scheduler`.
+
+    Raises
+    ------
+    SchedulerError
+        If the release does not have a key that is used, or a value is impossible.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    engine_version: str = "0.33"
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool | None = None
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    prefill_schedule_interval: int = 1
+    max_num_scheduled_tokens: int | None = None
+    dialect: V1Dialect = field(init=False)
+
+    def __post_init__(self) -> None:
+        dialect = dialect_of(self.engine_version)
+        object.__setattr__(self, "dialect", dialect)
+        self._check_keys(dialect)
+        self._check_values()
+        self._check_together()
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of a step."""
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    @property
+    def most_running(self) -> int:
+        """Most requests that run at a time."""
+        return self.max_num_active_seqs or self.max_num_seqs
+
+    @property
+    def reserve_full_isl(self) -> bool:
+        """Whether all known tokens of a request must fit to admit it."""
+        if self.scheduler_reserve_full_isl is None:
+            return self.dialect.reserves_full_isl
+        return self.scheduler_reserve_full_isl
+
+    @property
+    def has_steady_threshold(self) -> bool:
+        """Whether `long_prefill_token_threshold` cuts prompts below a step's budget.
+
+        In every call, that is: not where it spares lone requests.
+        """
+        return (
+            0 < self.long_prefill_token_threshold <= self.token_budget
+            and not self.dialect.spares_lone_requests
+        )
+
+    @property
+    def most_new_tokens(self) -> int:
+        """Most tokens of one request in a step."""
+        if self.has_steady_threshold:
+            return self.long_prefill_token_threshold
+        return self.token_budget
+
+    def _check_keys(self, dialect: V1Dialect) -> None:
+        """Refuse what the release does not know; a value that does nothing may stay."""
+        used = {
+            "max_num_scheduled_tokens": self.max_num_scheduled_tokens is not None,
+            "scheduler_reserve_full_isl": bool(self.scheduler_reserve_full_isl),
+            "watermark": self.watermark != 0,
+            "prefill_schedule_interval": self.prefill_schedule_interval != 1,
+            "max_num_active_seqs": self.max_num_active_seqs is not None,
+            "long_prefill_token_threshold_adaptive": (
+                self.long_prefill_token_threshold_adaptive
+            ),
+        }
+        for key, is_used in used.items():
+            if is_used and not dialect.has_key(key):
+                raise dialect.refuse_key(key)
+        if self.scheduling_policy not in REQUEST_QUEUES:
+            raise SchedulerError(
+                f"scheduling_policy must be one of {', '.join(REQUEST_QUEUES)}, got "
+                f"{self.scheduling_policy!r}"
+            )
+        if not dialect.has_priority_policy and (
+            self.scheduling_policy == "priority" or not self.enable_chunked_prefill
+        ):
+            raise SchedulerError(
+                f"before 0.11 only fcfs with chunked prefill is known (V1 of 0.8 has "
+                f"no priority policy, and schedules otherwise without chunking), the "
+                f"engine_version is {dialect.release}; use 0.11 or a later release"
+            )
+
+    def _check_values(self) -> None:
+        for name, least in (
+            ("max_num_batched_tokens", 1),
+            ("max_num_seqs", 1),
+            ("max_model_len", 1),
+            ("long_prefill_token_threshold", 0),
+            ("prefill_schedule_interval", 1),
+            ("max_num_active_seqs", 1),
+            ("max_num_scheduled_tokens", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SchedulerError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= self.watermark < 1:
+            raise SchedulerError(
+                f"watermark must be at least 0 and below 1, got {self.watermark}"
+            )
+
+    def _check_together(self) -> None:
+        for name, most_name in (
+            ("max_num_active_seqs", "max_num_seqs"),
+            ("max_num_scheduled_tokens", "max_num_batched_tokens"),
+        ):
+            value, most = getattr(self, name), getattr(self, most_name)
+            if value is not None and value > most:
+                raise SchedulerError(
+                    f"{name} must be at most {most_name}, which is {most}, got {value}"
+                )
+        if (
+            not self.enable_chunked_prefill
+            and self.max_num_batched_tokens < self.max_model_len
+        ):
+            raise SchedulerError(
+                f"without chunked prefill max_num_batched_tokens must be at least "
+                f"max_model_len, which is {self.max_model_len}, got "
+                f"{self.max_num_batched_tokens}; raise it, or enable_chunked_prefill"
+            )

@@ -1,0 +1,110 @@
+"""From ``engine.evictor`` to what decides which cached block goes first."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import CacheError
+from cache.v0.evictor import EVICTORS, Evictor
+from cache.v1.policies import CACHE_POLICIES, CachePolicy
+from sim.config.generations import GENERATIONS
+from sim.config.plug import build
+from sim.errors import ConfigError
+from sim.simulation.future_reads import WorkloadReads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sim.config.tables import EngineConfig
+    from sim.hardware.capacity import CapacityEstimate
+    from workloads.spec import RequestSpec
+
+
+def evictor_factory(
+    config: EngineConfig, capacity: CapacityEstimate, specs: Sequence[RequestSpec]
+) -> Callable[[], Any] | None:
+    """Return what makes the evictors of an engine, tried once; None for its own.
+
+    Parameters
+    ----------
+    config, capacity
+        The engine and its pool.
+    specs
+        The workload, for a policy that knows the future.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be made, or does not keep to its role.
+    """
+    kind = config.evictor_kind
+    if kind is None:
+        return None
+    table = (
+        {"kind": kind}
+        if isinstance(config.evictor, str)
+        else dict(config.evictor or {})
+    )
+    if config.generation is GENERATIONS["v0"]:
+        make = partial(build, EVICTORS, table, "engine.evictor")
+        _check_evictor(make(), kind)
+        return make
+    context = {
+        # V1's null block holds nothing.
+        "num_blocks": capacity.num_gpu_blocks - 1,
+        "future": WorkloadReads(specs, config.block_size),
+    }
+    make = partial(build, CACHE_POLICIES, table, "engine.evictor", context)
+    try:
+        _check_policy(make(), kind)
+    except CacheError as error:
+        raise ConfigError(f"engine.evictor: {error}") from error
+    return make
+
+
+def _check_evictor(evictor: object, kind: str) -> None:
+    """Try an evictor of `v0` on two blocks, before anything is simulated."""
+    if not isinstance(evictor, Evictor):
+        raise ConfigError(
+            f"engine.evictor: '{kind}' must be a subclass of cache.v0.evictor.Evictor, "
+            f"such as a KeyedEvictor with a key; mend your class"
+        )
+    try:
+        evictor.add(1, 11, 16, 0.0)
+        evictor.add(2, 12, 32, 1.0)
+        evicted = sorted(evictor.evict() for _ in range(2))
+        problem = f"two blocks must be evicted once each, got {evicted}"
+    except Exception as error:
+        evicted, problem = None, f"{type(error).__name__}: {error}"
+    if evicted != [(1, 11), (2, 12)]:
+        raise ConfigError(f"engine.evictor: '{kind}': {problem}; mend your class")
+
+
+def _check_policy(policy: object, kind: str) -> None:
+    """Try a policy on three blocks, one in use, before anything is simulated."""
+    if not isinstance(policy, CachePolicy):
+        raise ConfigError(
+            f"engine.evictor: '{kind}' must be a subclass of "
+            f"cache.v1.policies.CachePolicy, such as a KeyedPolicy with a key; mend "
+            f"your class (cache.v0.evictor.Evictor is v0's)"
+        )
+    try:
+        evicted = _two_of_three(policy)
+        problem = f"of three blocks, 3 in use, 1 and 2 must be evicted, got {evicted}"
+    except Exception as error:
+        evicted, problem = [], f"{type(error).__name__}: {error}"
+    if evicted != [1, 2]:
+        raise ConfigError(f"engine.evictor: '{kind}': {problem}; mend your class")
+
+
+def _two_of_three(policy: CachePolicy) -> list[int]:
+    policy.begins(0)
+    for block_id in (1, 2, 3):
+        policy.cached(block_id, 10 + block_id, block_id - 1)
+    for block_id in (3, 2, 1):
+        policy.released(block_id)
+    policy.hit(3)
+    if policy.num_evictable != 2:
+        return [policy.num_evictable]
+    return sorted((policy.evict(14), policy.evict(None)))

@@ -1,0 +1,154 @@
+"""What a run writes on request, beside its results: ``--record``."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cache.cacheflow.manager import BlockSpaceManager
+from cache.sequences import Device
+from cache.v0.allocator import NaiveBlockAllocator
+from cache.v0.manager import SelfAttnBlockSpaceManager
+from sim.errors import ConfigError
+from sim.results.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
+from sim.results.run_results import write_json
+from sim.results.schedule import SCHEDULE_FILE, ScheduleFile
+from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.v1.fast import FastV1Scheduler
+from sim.scheduler.v1.scheduler import V1Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from sim.results.blocks import BlockStore
+    from sim.simulation.run import Simulation
+
+RECORDS = ("schedule", "blocks")
+"""What can be recorded besides."""
+
+
+class _Tier(NamedTuple):
+    """Blocks that can be observed, and a number above all of their ids."""
+
+    name: str
+    store: BlockStore
+    num_blocks: int
+    num_ids: int
+
+
+@contextmanager
+def recording(
+    simulation: Simulation, kinds: Collection[str], directory: Path
+) -> Iterator[None]:
+    """Write files while `simulation` runs within; they are complete at the exit.
+
+    Parameters
+    ----------
+    simulation
+        Has not begun.
+    kinds
+        Of `RECORDS`.
+    directory
+        Where to; must exist.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such kind, or none for this scheduler; nothing was written then.
+    """
+    for kind in kinds:
+        if kind not in RECORDS:
+            raise ConfigError(
+                f"nothing is recorded as '{kind}'; there are: {', '.join(RECORDS)}"
+            )
+    with ExitStack() as stack:
+        if "blocks" in kinds:
+            stack.enter_context(_timing_blocks(simulation, directory / BLOCKS_FILE))
+        if "schedule" in kinds:
+            path = directory / SCHEDULE_FILE
+            file = ScheduleFile(path, simulation.scheduler, _facts(simulation))
+            writer = stack.enter_context(file)
+            simulation.engine.listeners.append(writer)
+        yield
+
+
+def _facts(simulation: Simulation) -> dict[str, Any]:
+    """Return what the files are to be read with; the same on either path."""
+    config, capacity = simulation.config, simulation.capacity
+    engine = config.engine
+    return {
+        "scheduler": engine.scheduler_kind,
+        "engine_version": engine.version,
+        "model": engine.model,
+        "gpu": engine.gpu,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "block_size": engine.block_size,
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+        "num_cpu_blocks": capacity.num_cpu_blocks,
+        "max_model_len": capacity.max_model_len,
+        "enable_prefix_caching": engine.prefix_caching,
+        "seed": config.seed,
+    }
+
+
+@contextmanager
+def _timing_blocks(simulation: Simulation, path: Path) -> Iterator[None]:
+    """Observe all blocks, and write what was seen."""
+    tiers = _tiers(simulation.scheduler)
+    times = [BlockTimes(simulation.env, tier.num_ids) for tier in tiers]
+    for tier, observer in zip(tiers, times, strict=True):
+        tier.store.observer = observer
+    yield
+    seen = {}
+    for tier, observer in zip(tiers, times, strict=True):
+        observer.close(tier.store.cached_block_ids())
+        seen[tier.name] = {"num_blocks": tier.num_blocks} | observer.to_dict()
+    write_json(
+        path, blocks_to_dict(seen, float(simulation.env.now), _facts(simulation))
+    )
+
+
+def _tiers(scheduler: Any) -> list[_Tier]:
+    """Return the tiers of a scheduler's cache.
+
+    Raises
+    ------
+    ConfigError
+        If nobody can observe its blocks.
+    """
+    if isinstance(scheduler, FastV1Scheduler):
+        num_blocks = scheduler.tables.num_usable_blocks
+        return [_Tier("gpu", scheduler.tables, num_blocks, num_blocks + 1)]
+    if isinstance(scheduler, V1Scheduler):
+        pool = scheduler.kv_cache_manager.block_pool
+        return [_Tier("gpu", pool, pool.num_usable_blocks, pool.num_gpu_blocks)]
+    if isinstance(scheduler, FIFOScheduler):
+        cache = scheduler.cache
+        num_cpu_blocks = cache.cpu_pool.num_blocks
+        return [
+            _Tier("gpu", cache.block_manager, cache.num_blocks, cache.num_blocks),
+            _Tier("cpu", cache.cpu_pool, num_cpu_blocks, num_cpu_blocks),
+        ]
+    manager = getattr(scheduler, "block_manager", None)
+    if isinstance(manager, BlockSpaceManager):
+        sizes = manager.num_total_gpu_blocks, manager.num_total_cpu_blocks
+        return [
+            _Tier("gpu", manager.gpu_allocator, sizes[0], sizes[0]),
+            _Tier("cpu", manager.cpu_allocator, sizes[1], sizes[1]),
+        ]
+    if isinstance(manager, SelfAttnBlockSpaceManager):
+        tiers, num_ids = [], 0
+        for device in (Device.GPU, Device.CPU):
+            allocator = manager.block_allocator.tier(device)
+            assert isinstance(allocator, NaiveBlockAllocator)
+            num_blocks = allocator.get_num_total_blocks()
+            num_ids += num_blocks  # ids go on from tier to tier
+            tiers.append(_Tier(device.value, allocator, num_blocks, num_ids))
+        return tiers
+    raise ConfigError(
+        f"--record blocks is built for the schedulers cacheflow, v0_2, v0, v1 and "
+        f"hf_fifo and those derived of them; {type(scheduler).__name__} keeps blocks "
+        f"elsewhere, leave it out"
+    )

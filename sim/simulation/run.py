@@ -1,0 +1,437 @@
+"""One simulation, from a configuration to results."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+from cache.errors import PolicyError
+from sim.costs.bounded import AtBound
+from sim.engine.clients import (
+    FanOutClient,
+    GroupClient,
+    PulledArrivals,
+    RequestFactory,
+    open_loop,
+)
+from sim.engine.conditions import FAST_SCHEDULERS, why_stepwise
+from sim.engine.fast import FastEngine
+from sim.engine.requests import requests_of
+from sim.engine.sampling import sample
+from sim.engine.sampling_groups import sampler_for
+from sim.engine.session_client import SessionClient
+from sim.engine.stepwise import Engine, Sampler
+from sim.errors import ConfigError, SchedulerError
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.results import summary
+from sim.results.metrics import goodput
+from sim.results.recorder import Recorder, Recording
+from sim.results.run_results import SimulationResults
+from sim.results.traffic import Traffic
+from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.v1.exact import NotExactError
+from sim.scheduler.v1.fast import FastV1Scheduler
+from sim.simulation import intervals
+from sim.simulation.assemble import make_capacity, make_cost_model, make_scheduler
+from sim.simulation.workload import make_workload
+from workloads.chains import has_chains
+from workloads.errors import WorkloadWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from sim.config.tables import RunConfig
+    from sim.costs.base import Bound, CostModel
+    from sim.engine.clients import Client
+    from sim.hardware.capacity import CapacityEstimate
+    from sim.hardware.gpus import GpuSpec
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.results.table import ResultTable
+    from sim.scheduler.base import Scheduler
+    from workloads.spec import RequestSpec
+
+
+ASKED_FOR = "asked for"
+"""Reason of a stepwise run that the user wanted so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come."""
+
+    now_s: float
+    num_requests: int
+    num_arrived: int
+    num_done: int
+    bound: Bound | None = None
+    """At which every step is, in the runs of `sim.simulation.intervals`."""
+
+
+class Simulation:
+    """One run, put together from its configuration.
+
+    Parameters
+    ----------
+    config
+        What to simulate.
+    stepwise
+        Whether every step is taken in full, also where the fast path is exact.
+    specs
+        Requests to serve instead of those that the configuration's workload gives, by
+        arrival and numbered from 0.
+
+    Attributes
+    ----------
+    path_reason
+        Why the run is taken step by step; empty on the fast path.
+    stop_requested
+        Whether `stop` was called.
+
+    Raises
+    ------
+    ConfigError, CapacityError, WorkloadError
+        If the parts cannot be built or do not fit together.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        stepwise: bool = False,
+        specs: Sequence[RequestSpec] | None = None,
+    ) -> None:
+        self.config = config
+        self.stop_requested = False
+        self._companion: Simulation | None = None
+        model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
+        self.capacity = make_capacity(config.engine, model, gpu)
+        self.warnings = summary.pool_warnings(self.capacity, model, config)
+        self.warnings += summary.idle_key_warnings(config)
+        self.specs = self._read_workload() if specs is None else specs
+        users = config.workload.max_concurrent_users
+        self._is_closed_loop = users is not None or has_chains(self.specs)
+        self.warnings += summary.oracle_warnings(config, self._is_closed_loop)
+        self.cost_model = self._make_cost_model(model, gpu)
+        self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
+        self.scheduler, capacity = self._make_scheduler(model)
+        self._limits = summary.scheduler_warnings(self.capacity, capacity, config)
+        self.warnings += self._limits
+        self.capacity = capacity
+        self.recorder = self._make_recorder()
+        self.env = simpy.Environment()
+        client = self._make_client()
+        self.num_requests = client.num_requests(self.specs)
+        self.engine = self._make_engine(client)
+
+    def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
+        return make_cost_model(self.config, model, gpu)
+
+    def _make_recorder(self) -> Recorder:
+        return Recorder()
+
+    def _make_client(self) -> Client:
+        factory = RequestFactory(self.capacity.max_model_len)
+        if isinstance(self.scheduler, GroupScheduler):
+            return GroupClient(factory)
+        self.warnings += summary.fan_out_warnings(self.specs)
+        return FanOutClient(factory)
+
+    @property
+    def path(self) -> str:
+        """``"fast"`` or ``"stepwise"``."""
+        return "stepwise" if self.path_reason else "fast"
+
+    def _why_stepwise(self) -> str:
+        client = SessionClient if self._is_closed_loop else FanOutClient
+        return why_stepwise(self.config.engine, client, self.specs, Recorder) or ""
+
+    def _make_scheduler(
+        self, model: ModelArchitecture
+    ) -> tuple[Scheduler, CapacityEstimate]:
+        """Make the fast scheduler, or the stepwise one where it would not be exact."""
+        engine = self.config.engine
+        if not self.path_reason:
+            try:
+                return make_scheduler(
+                    engine, self.capacity, model, FAST_SCHEDULERS, self.specs
+                )
+            except NotExactError as error:
+                self.path_reason = str(error)
+        return make_scheduler(engine, self.capacity, model, specs=self.specs)
+
+    def _make_engine(self, client: Client) -> Engine:
+        """Make the engine of the path, and what hands requests to it."""
+        admission_check = self.config.engine.admission_check
+        engine: Engine
+        if isinstance(self.scheduler, FastV1Scheduler):
+            pulled = None
+            if not self._is_closed_loop:
+                pulled = PulledArrivals(requests_of(client.factory, self.specs))
+            engine = FastEngine(
+                self.env,
+                self.scheduler,
+                self.cost_model,
+                self.recorder,
+                arrivals=pulled,
+                admission_check=admission_check,
+            )
+            if pulled is not None:
+                return engine
+        else:
+            engine = Engine(
+                self.env,
+                self.scheduler,
+                self.cost_model,
+                self.recorder,
+                sample=_sampler(self.scheduler),
+                admission_check=admission_check,
+            )
+        self.env.process(self._arrivals(engine, client))
+        return engine
+
+    def _arrivals(self, engine: Engine, client: Client) -> Generator[Any, Any, None]:
+        """Return what hands requests to an engine that does not pull them."""
+        if not self._is_closed_loop:
+            return open_loop(self.env, engine, self.specs, client)
+        users = self.config.workload.max_concurrent_users
+        return SessionClient(self.env, engine, self.specs, client, users).run()
+
+    def _read_workload(self) -> Sequence[RequestSpec]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", WorkloadWarning)
+            specs = make_workload(self.config.workload, self.config.seed).requests()
+        self.warnings += [str(warning.message) for warning in caught]
+        return specs
+
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        progress_every: int = 512,
+        check_every: int = 0,
+    ) -> SimulationResults:
+        """Run to the end, or until `stop`; `intervals` says what is uncertain.
+
+        Parameters
+        ----------
+        on_progress
+            Called every `progress_every` steps.
+        check_every
+            Prove all invariants each so many steps, and at the end; 0 for never.
+
+        Raises
+        ------
+        InvariantError
+            If a proof fails: a fault of ours.
+        ConfigError
+            If every single request was rejected.
+        CostError, SchedulerError
+            If a cost model gives a step no length, or a scheduler forgets requests.
+        """
+        if on_progress:
+            self.engine.observe(progress_every, lambda _: on_progress(self.progress()))
+        if check_every:
+            self.engine.observe(check_every, lambda _: self.check())
+        if self.engine.done.triggered:
+            raise RuntimeError("a simulation runs once; make another one")
+        self._run_clock()
+        if check_every:
+            self.check()
+        return self._results()
+
+    def at_bound(self, bound: Bound) -> Simulation:
+        """Return the same run with every step at a bound; `stop` ends it, too.
+
+        Only its requests are recorded. Workload and cost model are shared.
+        """
+        self._companion = _RunAtBound(self, bound)
+        return self._companion
+
+    def run_requests(self) -> ResultTable:
+        """Run to the end, or until `stop`, and return the rows of the requests."""
+        self._run_clock()
+        return self.recorder.finish(self.env.now).request_table
+
+    def _run_clock(self) -> None:
+        with nullcontext() if self.path_reason else _garbage_collector_paused():
+            self._run_until_done()
+
+    def _run_until_done(self) -> None:
+        try:
+            self.env.run(until=self.engine.done)
+        except PolicyError as error:
+            raise ConfigError(f"engine.evictor: {error}; mend your class") from error
+        except RuntimeError:
+            if self.engine.done.triggered or self.env.peek() < inf:
+                raise
+            # SimPy's way to say that everybody waits: a client for an answer that a
+            # stalled queue never gives.
+            self.engine.stalled = True
+
+    def stop(self) -> None:
+        """Ask the run to end after the step in progress."""
+        self.stop_requested = True
+        (self._companion or self).engine.stop_requested = True
+
+    def progress(self) -> Progress:
+        """Return how far the run has come."""
+        recorder = self.recorder
+        return Progress(
+            now_s=self.env.now,
+            num_requests=self.num_requests,
+            num_arrived=recorder.num_arrived,
+            num_done=recorder.num_finished + recorder.num_left,
+        )
+
+    def check(self) -> None:
+        """Prove the invariants of every structure, and conservation of requests."""
+        self.scheduler.check()
+        self.recorder.check(self.scheduler)
+
+    def _results(self) -> SimulationResults:
+        engine = self.engine
+        forgotten = len(self.recorder.active)
+        if forgotten and not (engine.stop_requested or engine.stalled):
+            raise SchedulerError(
+                f"a scheduler must serve every request that it was given (invariant "
+                f"1); '{self.config.engine.scheduler}' forgot {forgotten}; mend it"
+            )
+        traffic = Traffic.of(self.specs)
+        recording = traffic.joined(self.recorder.finish(self.env.now))
+        self._check_rejections(recording)
+        return SimulationResults(
+            config=self.config,
+            recording=recording,
+            summary=self._summary(recording, traffic),
+        )
+
+    def _check_rejections(self, recording: Recording) -> None:
+        """Warn of rejected requests; refuse a run that served nobody."""
+        num_rejected, line = summary.rejections(recording)
+        if not num_rejected:
+            return
+        is_whole = not (self.engine.stop_requested or self.engine.stalled)
+        if is_whole and num_rejected == recording.request_table.num_rows:
+            remedy = (
+                "give the engine a larger cache, or requests a smaller limit "
+                "(workload.max_tokens)"
+            )
+            raise ConfigError("; ".join([line, remedy, *self._limits]))
+        self.warnings.append(line)
+
+    def _summary(self, recording: Recording, traffic: Traffic) -> dict[str, Any]:
+        numbers = summary.numbers(
+            recording, self.capacity, self.num_requests, self.env.now
+        )
+        self._warn_of(recording, numbers)
+        cost = self.cost_model.describe()
+        return (
+            {"title": summary.title(self.config)}
+            | numbers
+            | summary.groups(recording, traffic)
+            | self._goodput(recording)
+            | self.scheduler.summary()
+            | {
+                "interrupted": self.engine.stop_requested,
+                "stalled": self.engine.stalled,
+                "warnings": self.warnings,
+                "seed": self.config.seed,
+                "scheduling": "synchronous scheduling",
+                "path": self.path,
+                "path_reason": self.path_reason or None,
+                "profile": cost.get("profile"),
+                "extrapolated_share": recording.extrapolated_share,
+                "cost": cost,
+                "capacity": self.capacity.to_dict(),
+                "versions": summary.versions(),
+            }
+            | intervals.no_intervals(
+                intervals.why_never(self.config, recording) or intervals.NOT_ASKED
+            )
+        )
+
+    def _goodput(self, recording: Recording) -> dict[str, Any]:
+        """Return what was served within the limits, if the configuration has any."""
+        asked = self.config.goodput
+        if asked is None:
+            return {}
+        table, num_requests = recording.request_table, self.num_requests
+        return goodput(table, asked.limits_ms, num_requests, self.env.now)
+
+    def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:
+        """Say where numbers could be taken for more than they are."""
+        is_bounded = self.config.workload.max_concurrent_users is not None
+        if not is_bounded and (
+            overload := summary.overload_warning(recording, numbers)
+        ):
+            self.warnings.append(overload)
+        if self.engine.stalled:
+            self.warnings.append(summary.stall_warning(self.scheduler))
+        elif not self.engine.stop_requested and (
+            unsent := summary.unsent_warning(numbers)
+        ):
+            self.warnings.append(unsent)
+
+
+class _RunAtBound(Simulation):
+    """The same run with every step at a bound, of which only requests are recorded."""
+
+    def __init__(self, central: Simulation, bound: Bound) -> None:
+        self._central = central
+        self._bound = bound
+        super().__init__(central.config, stepwise=central.path_reason == ASKED_FOR)
+
+    def _read_workload(self) -> Sequence[RequestSpec]:
+        return self._central.specs
+
+    def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
+        del model, gpu
+        return AtBound(self._central.cost_model, self._bound)
+
+    def _make_recorder(self) -> Recorder:
+        return Recorder(keeps_steps=False)
+
+
+@contextmanager
+def _garbage_collector_paused() -> Iterator[None]:
+    """Spare the fast path the search for cycles: it makes objects, and no cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _sampler(scheduler: Scheduler) -> Sampler:
+    """Return how the output of the scheduler's steps appears."""
+    return sampler_for(scheduler) if isinstance(scheduler, GroupScheduler) else sample
+
+
+def simulate(config: RunConfig) -> SimulationResults:
+    """Run one simulation and return its results, intervals included.
+
+    Raises
+    ------
+    ConfigError, CapacityError, WorkloadError
+        See `Simulation`.
+
+    Examples
+    --------
+    >>> from sim import load_config, simulate
+    >>> minute = {"workload.preset.duration_s": 60}
+    >>> results = simulate(load_config("examples/demo.yaml", minute))
+    >>> summary = results.summary
+    >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
+    (15587, 366, 0)
+    """
+    simulation = Simulation(config)
+    return intervals.with_intervals(simulation, simulation.run())

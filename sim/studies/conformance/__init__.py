@@ -1,0 +1,18 @@
+"""The schedule of a workload, step by step: what `kvsim decisions` writes."""
+
+from __future__ import annotations
+
+from sim.scheduler.log.files import read_log, write_log
+from sim.studies.conformance.diff import Difference, first_difference
+from sim.studies.conformance.driver import DecisionDriver
+from sim.studies.conformance.workload import DecisionWorkload, load_workload
+
+__all__ = [
+    "DecisionDriver",
+    "DecisionWorkload",
+    "Difference",
+    "first_difference",
+    "load_workload",
+    "read_log",
+    "write_log",
+]

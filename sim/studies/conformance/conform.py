@@ -1,0 +1,166 @@
+"""Our V1 scheduler beside the installed engine's: the same workload through both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import SchedulerError
+from sim.studies.conformance.diff import Difference, first_difference
+from sim.studies.conformance.driver import DecisionDriver
+from sim.studies.conformance.engines import hosted_scheduler, make_scheduler
+from sim.studies.conformance.shrink import shrunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.scheduler.log.lines import Line
+    from sim.studies.conformance.engines import AnyScheduler
+    from sim.studies.conformance.workload import DecisionWorkload
+
+    Hosted = Callable[[DecisionWorkload], AnyScheduler]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One workload through both schedulers.
+
+    Parameters
+    ----------
+    difference
+        The first one, hosted engine first; None if all decisions are equal.
+    lines
+        The hosted engine's log.
+    """
+
+    difference: Difference | None
+    lines: list[Line]
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions of the hosted engine."""
+        return sum(len(line.get("preempt", ())) for line in self.lines)
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What the workloads of a comparison reached, for the reader to judge it by."""
+
+    num_workloads: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    workloads_with: Counter[str] = field(default_factory=Counter)
+
+    def add(self, workload: DecisionWorkload, comparison: Comparison) -> None:
+        """Count a workload that was compared."""
+        self.num_workloads += 1
+        self.num_steps += len(comparison.lines)
+        self.num_preemptions += comparison.num_preemptions
+        config = workload.config
+        seen = {
+            "preemptions": comparison.num_preemptions > 0,
+            "prefix caching": bool(config.get("enable_prefix_caching", True)),
+            "prefix hits": any(
+                any(line.get("cached", {}).values()) for line in comparison.lines
+            ),
+            "priorities": config.get("policy") == "priority",
+            "thresholds": bool(config.get("long_prefill_token_threshold")),
+            "chunking off": not config.get("chunked_prefill", True),
+            "sliding windows": bool(config.get("sliding_window")),
+            "aborts": any("abort" in line for line in comparison.lines),
+        }
+        self.workloads_with.update({name: int(hit) for name, hit in seen.items()})
+
+    def in_words(self) -> str:
+        """Return the counts in a line."""
+        shares = ", ".join(
+            f"{name} {number:,}"
+            for name, number in self.workloads_with.items()
+            if number
+        )
+        return (
+            f"workloads {self.num_workloads:,}, steps {self.num_steps:,}, preemptions "
+            f"{self.num_preemptions:,}; workloads with {shares or 'none of the rules'}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as plain data, JSON-ready."""
+        return {
+            "num_workloads": self.num_workloads,
+            "num_steps": self.num_steps,
+            "num_preemptions": self.num_preemptions,
+            "workloads_with": dict(self.workloads_with),
+        }
+
+
+def compare(
+    workload: DecisionWorkload,
+    hosted: Hosted = hosted_scheduler,
+) -> Comparison:
+    """Take a workload through the installed engine's scheduler and through ours.
+
+    Parameters
+    ----------
+    workload
+        Its reference says which release ours follows.
+    hosted
+        Makes the scheduler to compare ours with.
+
+    Raises
+    ------
+    SchedulerError
+        If either cannot be made for the workload.
+    """
+    theirs = _lines(DecisionDriver(workload, scheduler=hosted(workload)))
+    ours = _lines(DecisionDriver(workload, scheduler=make_scheduler(workload)))
+    return Comparison(first_difference(theirs, ours), theirs)
+
+
+def smallest(
+    workload: DecisionWorkload, hosted: Hosted = hosted_scheduler
+) -> tuple[DecisionWorkload, Difference]:
+    """Return a small part of a workload that differs, and where it does.
+
+    Parameters
+    ----------
+    workload
+        One that differs.
+    hosted
+        See `compare`.
+    """
+
+    def difference(part: DecisionWorkload) -> Difference | None:
+        try:
+            return compare(part, hosted).difference
+        except SchedulerError:
+            return None  # settings that do not fit together
+
+    small = shrunk(workload, lambda part: difference(part) is not None)
+    found = difference(small)
+    assert found is not None
+    return small, found
+
+
+def as_file(workload: DecisionWorkload) -> dict[str, Any]:
+    """Return what a workload's file has."""
+    return {
+        "schema": 1,
+        "name": workload.name,
+        "reference": workload.reference,
+        "config": workload.config,
+        "requests": [
+            request.model_dump(mode="json", exclude_defaults=True)
+            for request in workload.requests
+        ],
+    }
+
+
+def _lines(driver: DecisionDriver) -> list[Line]:
+    """Return a whole log; a scheduler that gives up ends it with what it said."""
+    lines: list[Line] = []
+    try:
+        lines.extend(driver.lines())
+    except SchedulerError as error:
+        lines.append({"t": driver.step, "error": str(error)})
+    return lines

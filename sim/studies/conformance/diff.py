@@ -1,0 +1,190 @@
+"""The first difference of two decision logs, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sim.scheduler.log.lines import NO_DECISIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sim.scheduler.log.lines import Line
+
+_EMPTY: tuple[Any, ...] = ([], {}, 0, False, None, "")
+_STATE = (
+    "error",
+    "sched",
+    "preempt",
+    "swap_out",
+    "swap_in",
+    "copy",
+    "bt",
+    "waiting",
+    "running",
+    "swapped",
+    "free",
+    "hashes",
+)
+_MEANING = {
+    "t": "the steps taken",
+    "abort": "requests aborted before the call",
+    "kind": "prompt step or decode step",
+    "sched": "the batch: request, tokens, kind, computed tokens",
+    "nbt": "number of batched tokens",
+    "cached": "prefix-cache hits in tokens",
+    "preempt": "preempted requests and how",
+    "ignored": "requests refused by the scheduler",
+    "swap_in": "blocks swapped in: [cpu, gpu]",
+    "swap_out": "blocks swapped out: [gpu, cpu]",
+    "copy": "blocks copied on write: [from, to]",
+    "bt": "block tables: [entries kept, ids behind them]",
+    "waiting": "the waiting queue",
+    "running": "the running queue",
+    "swapped": "the swapped queue",
+    "free": "free blocks after the call",
+    "hashes": "block hashes in the prefix cache",
+    "fin": "requests finished by the step's output",
+    "free_end": "free blocks after the step's output",
+    "error": "how the engine ended",
+    "stalled": "whether nothing can move any more",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two logs part.
+
+    Parameters
+    ----------
+    line
+        From 1.
+    step
+        Step `t` of the line in A (in B if A has ended).
+    field
+        First field that differs, in the order of the format; None if one log ended.
+    expected, got
+        Its values in A and B; None where it is absent.
+    before
+        The last line that both agree on, if any.
+    here
+        The line in A and in B.
+    """
+
+    line: int
+    step: int
+    field: str | None
+    expected: Any
+    got: Any
+    before: Line | None
+    here: tuple[Line | None, Line | None]
+
+    def in_words(self, names: tuple[str, str] = ("A", "B")) -> str:
+        """Return a few lines that say what differs, and the state around it."""
+        first, second = names
+        if self.field is None:
+            ended, other = (first, second) if self.here[0] is None else (second, first)
+            lines = [
+                f"line {self.line}: {ended} has ended, {other} goes on with step "
+                f"{self.step}"
+            ]
+        else:
+            lines = [
+                f"step {self.step} (line {self.line}), field '{self.field}' "
+                f"({_MEANING.get(self.field, 'unknown to this format')}):",
+                f"  expected ({first}): {_shown(self.expected)}",
+                f"  got      ({second}): {_shown(self.got)}",
+                *(f"  {note}" for note in _notes(self.expected, self.got)),
+            ]
+        if self.before is not None:
+            lines.append(f"before, after step {self.before['t']} (equal in both):")
+            lines += _state(self.before)
+        for name, line in zip(names, self.here, strict=True):
+            if line is not None:
+                lines.append(f"after the call of step {line['t']} in {name}:")
+                lines += _state(line)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as plain data, JSON-ready."""
+        return {
+            "line": self.line,
+            "step": self.step,
+            "field": self.field,
+            "expected": self.expected,
+            "got": self.got,
+            "before": self.before,
+            "a": self.here[0],
+            "b": self.here[1],
+        }
+
+
+def first_difference(
+    expected: Iterable[Line], got: Iterable[Line]
+) -> Difference | None:
+    """Return where two logs part, or None if they are equal.
+
+    An absent field counts as empty, and the order of fields does not matter. Times of
+    recorded schedules are no decisions and may differ.
+
+    Parameters
+    ----------
+    expected, got
+        Lines of logs A and B; read only as far as they agree.
+    """
+    ours, theirs = iter(expected), iter(got)
+    before: Line | None = None
+    number = 0
+    while True:
+        number += 1
+        here = next(ours, None), next(theirs, None)
+        first, second = here
+        if first is None and second is None:
+            return None
+        if first is None or second is None:
+            step = (first or second or {})["t"]
+            return Difference(number, step, None, None, None, before, here)
+        for field in _fields(first, second):
+            mine, other = first.get(field), second.get(field)
+            if mine != other and not (mine in _EMPTY and other in _EMPTY):
+                return Difference(number, first["t"], field, mine, other, before, here)
+        before = first
+
+
+def _fields(first: Line, second: Line) -> list[str]:
+    """Return the decisions of two lines, in the order of the format."""
+    known = [field for field in _MEANING if field in first or field in second]
+    return known + sorted((first.keys() | second.keys()) - {*known, *NO_DECISIONS})
+
+
+def _notes(expected: Any, got: Any) -> list[str]:
+    """Say what the difference comes down to, where the values are long."""
+    if isinstance(expected, list) and isinstance(got, list):
+        for index, (mine, other) in enumerate(zip(expected, got, strict=False)):
+            if mine != other:
+                return [f"entry {index}: expected {mine}, got {other}"]
+        longer, name = (
+            (expected, "expected") if len(expected) > len(got) else (got, "got")
+        )
+        shorter = min(len(expected), len(got))
+        return [f"only {name}, from entry {shorter} on: {_shown(longer[shorter:])}"]
+    if isinstance(expected, dict) and isinstance(got, dict):
+        for key in [*expected, *(key for key in got if key not in expected)]:
+            if expected.get(key) != got.get(key):
+                return [
+                    f"{key}: expected {expected.get(key, 'no change')}, got "
+                    f"{got.get(key, 'no change')}"
+                ]
+    return []
+
+
+def _state(line: Line) -> list[str]:
+    return [f"  {name}: {_shown(line[name])}" for name in _STATE if name in line]
+
+
+def _shown(value: Any, most: int = 400) -> str:
+    if value is None:
+        return "nothing"
+    text = str(value).replace("'", "")
+    return text if len(text) <= most else f"{text[:most]}... ({len(value)} entries)"

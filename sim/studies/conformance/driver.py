@@ -1,0 +1,229 @@
+"""The step loop of a decision workload: no clock, no cost, one call a step."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import NoFreeBlocksError
+from sim.engine.sampling import sample
+from sim.engine.sampling_groups import sampler_for
+from sim.errors import SchedulerError, SwapSpaceError
+from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.hosted.scheduler import VllmScheduler
+from sim.scheduler.log.hf_fifo import HfFifoLog
+from sim.scheduler.log.hosted import VllmLog
+from sim.scheduler.log.lines import GroupLog, Line, StepLog, V1Log, preemptions
+from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.studies.conformance.engines import make_request, make_scheduler
+from sim.studies.conformance.workload import MAX_LEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sim.engine.stepwise import Sampler
+    from sim.scheduler.request import Request
+    from sim.studies.conformance.engines import AnyScheduler
+    from sim.studies.conformance.workload import DecisionWorkload
+
+
+MOST_ROUNDS = 100
+"""Queues that come back as often without a token in between come back for ever."""
+
+
+class DecisionDriver:
+    """Steps a scheduler through a workload as the reference's driver does.
+
+    Parameters
+    ----------
+    workload
+        Requests by step, and the engine.
+    check
+        Prove the scheduler's invariants after every call and every output.
+    scheduler
+        Takes the place of the one that the workload names; None for that one.
+
+    Raises
+    ------
+    SchedulerError
+        If the engine's arguments do not fit together. From `lines`: if the engine
+        preempts and admits the same requests for ever, or runs out of blocks where
+        its own tests saw room.
+
+    Attributes
+    ----------
+    num_steps, num_preemptions
+        So far.
+    step
+        The latest one.
+    ending
+        ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has
+        ended.
+    """
+
+    def __init__(
+        self,
+        workload: DecisionWorkload,
+        *,
+        check: bool = False,
+        scheduler: AnyScheduler | None = None,
+    ) -> None:
+        self.scheduler = make_scheduler(workload) if scheduler is None else scheduler
+        self.names = [raw.id for raw in workload.requests]
+        self.check = check
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self.step = 0
+        self.ending = ""
+        self._rounds: Counter[Any] = Counter()
+        max_model_len = getattr(workload.engine, "max_model_len", MAX_LEN)
+        requests = [
+            make_request(index, raw, max_model_len)
+            for index, raw in enumerate(workload.requests)
+        ]
+        self._requests = dict(zip(self.names, requests, strict=True))
+        self._arrivals = deque(
+            (raw.arrival_step, request)
+            for raw, request in zip(workload.requests, requests, strict=True)
+        )
+        self._aborts = deque(
+            sorted(
+                (
+                    (
+                        max(raw.abort_step, raw.arrival_step),
+                        raw.abort_step,
+                        raw.id,
+                        request,
+                    )
+                    for raw, request in zip(workload.requests, requests, strict=True)
+                    if raw.abort_step is not None
+                ),
+                key=lambda due: due[:3],
+            )
+        )
+        self._log = _log_of(self.scheduler, self.names, workload.generation)
+        self._sample: Sampler = sample
+        if isinstance(self.scheduler, GroupScheduler):
+            self._sample = sampler_for(self.scheduler)
+
+    def lines(self) -> Iterator[Line]:
+        """Run the workload, and yield a line for each scheduler call."""
+        step = 0
+        while self._arrivals or self._is_busy():
+            if not self._is_busy():
+                step = max(step, self._arrivals[0][0])
+            while self._arrivals and self._arrivals[0][0] <= step:
+                self.scheduler.add_request(self._arrivals.popleft()[1])
+            aborted = self._abort_due(step)
+            if self._is_busy():
+                line = {"t": step} | ({"abort": aborted} if aborted else {})
+                yield line | self._step(step)
+                if self.ending:
+                    return
+            step += 1
+        self.ending = "done"
+
+    def _is_busy(self) -> bool:
+        scheduler = self.scheduler
+        return bool(
+            scheduler.num_waiting or scheduler.num_running or scheduler.num_swapped
+        )
+
+    def _abort_due(self, step: int) -> list[str]:
+        aborted = []
+        while self._aborts and self._aborts[0][0] <= step:
+            *_, name, request = self._aborts.popleft()
+            if not request.status.is_finished:
+                self.scheduler.abort(request)
+                aborted.append(name)
+        return aborted
+
+    def _step(self, step: int) -> Line:
+        """Call the scheduler once and let the output appear."""
+        scheduler = self.scheduler
+        self.num_steps += 1
+        self.step = step
+        try:
+            output = scheduler.schedule(float(step))
+        except SwapSpaceError:
+            self.ending = "swap_oom"
+            partial: Any = scheduler.partial_output  # type: ignore[union-attr]
+            return {"error": "swap_oom", "preempt": preemptions(partial, self.names)}
+        except NoFreeBlocksError as error:
+            # Where a release's own tests overlook a block, it ends in the same way.
+            raise SchedulerError(
+                f"step {step}: the engine runs out of blocks where its tests saw room "
+                f"({error}); raise num_gpu_blocks"
+            ) from error
+        self._prove()
+        self.num_preemptions += len(output.preemptions)
+        if getattr(output, "gives_up", False):
+            self.ending = "no_room"
+            return {"error": "no_room", "preempt": preemptions(output, self.names)}
+        line = self._log.batch(output) | self._log.queues()
+        num_tokens = _num_tokens(output.scheduled)
+        finished = self._sample(output, step, float(step))
+        scheduler.update(finished)
+        self._prove()
+        if output.ignored or _num_tokens(output.scheduled) > num_tokens:
+            self._rounds.clear()
+        if finished:
+            line["fin"] = [self.names[request.request_id] for request in finished]
+        line["free_end"] = self._log.free()
+        if not self._is_left_alone():
+            self._rounds.clear()
+        elif not (output.scheduled or output.ignored or output.preemptions):
+            line["stalled"] = True
+            self.ending = "stalled"
+        elif output.preemptions:
+            self._refuse_rounds(step)
+        return line
+
+    def _is_left_alone(self) -> bool:
+        """Whether no arrival and no abort of an unfinished request is to come."""
+        return not self._arrivals and all(
+            request.status.is_finished for *_, request in self._aborts
+        )
+
+    def _refuse_rounds(self, step: int) -> None:
+        """Raise if the queues were as now many times, and no token came meanwhile."""
+        line = self._log.queues()
+        state = (
+            str(line),
+            tuple(request.num_computed_tokens for request in self._unfinished(line)),
+        )
+        self._rounds[state] += 1
+        if self._rounds[state] >= MOST_ROUNDS:
+            names = ", ".join(line["running"] + line["waiting"])[:100]
+            raise SchedulerError(
+                f"step {step}: the engine would preempt and admit {names} for ever, "
+                f"which needs more blocks than there are; raise num_gpu_blocks, or "
+                f"abort it with abort_step"
+            )
+
+    def _unfinished(self, line: Line) -> list[Request]:
+        return [
+            self._requests[name]
+            for queue in ("running", "waiting", "swapped")
+            for name in line.get(queue, [])
+        ]
+
+    def _prove(self) -> None:
+        if self.check:
+            self.scheduler.check()
+
+
+def _num_tokens(requests: Iterable[Request]) -> int:
+    return sum(request.num_tokens for request in requests)
+
+
+def _log_of(scheduler: AnyScheduler, names: list[str], generation: str) -> StepLog:
+    """Return what writes the lines of a scheduler."""
+    if isinstance(scheduler, V1Scheduler):
+        return V1Log(scheduler, names)
+    if isinstance(scheduler, VllmScheduler):
+        return VllmLog(scheduler, names)
+    if isinstance(scheduler, FIFOScheduler):
+        return HfFifoLog(scheduler, names)
+    return GroupLog(scheduler, names, generation)

@@ -1,0 +1,115 @@
+"""From a workload that shows something to a small one that still does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
+
+MOST_TRIES = 1000
+
+_SIMPLE: dict[str, Any] = {
+    "enable_prefix_caching": False,
+    "policy": "fcfs",
+    "chunked_prefill": True,
+    "long_prefill_token_threshold": 0,
+    "watermark": 0.0,
+    "long_prefill_token_threshold_adaptive": False,
+    "prefill_schedule_interval": 1,
+    "scheduler_reserve_full_isl": False,
+    "sliding_window": None,
+    "max_num_active_seqs": None,
+    "max_num_scheduled_tokens": None,
+}
+"""Settings at which a rule does nothing."""
+
+
+def shrunk(
+    workload: DecisionWorkload,
+    shows: Callable[[DecisionWorkload], bool],
+    most_tries: int = MOST_TRIES,
+) -> DecisionWorkload:
+    """Return a part of `workload` that still shows what it shows.
+
+    Fewer requests first, then simpler settings, then shorter and plainer requests,
+    until nothing can be left out.
+
+    Parameters
+    ----------
+    workload
+        Where `shows` is true.
+    shows
+        Whether a workload shows it.
+    most_tries
+        How often `shows` is asked at most.
+    """
+    num_tries = 0
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for part in _smaller(workload):
+            if num_tries >= most_tries:
+                return workload
+            num_tries += 1
+            if shows(part):
+                workload, is_smaller = part, True
+                break
+    return workload
+
+
+def _smaller(workload: DecisionWorkload) -> Iterator[DecisionWorkload]:
+    requests = workload.requests
+    size = len(requests) // 2
+    while size:
+        for start in range(0, len(requests), size):
+            rest = requests[:start] + requests[start + size :]
+            if rest:
+                yield workload.model_copy(update={"requests": rest})
+        size //= 2
+    if first := requests[0].arrival_step:
+        yield workload.model_copy(
+            update={"requests": [_earlier(request, first) for request in requests]}
+        )
+    for key, simple in _SIMPLE.items():
+        if key in workload.config and workload.config[key] != simple:
+            config = {k: v for k, v in workload.config.items() if k != key}
+            if simple is not None:
+                config[key] = simple
+            yield workload.model_copy(update={"config": config})
+    for index, request in enumerate(requests):
+        earliest = requests[index - 1].arrival_step if index else 0
+        for changes in _plainer(request, earliest):
+            changed = request.model_copy(update=changes)
+            rest = [*requests[:index], changed, *requests[index + 1 :]]
+            yield workload.model_copy(update={"requests": rest})
+
+
+def _earlier(request: DecisionRequest, num_steps: int) -> DecisionRequest:
+    """Return a request that comes, and is withdrawn, so many steps earlier."""
+    changes = {"arrival_step": request.arrival_step - num_steps}
+    if request.abort_step is not None:
+        changes["abort_step"] = max(0, request.abort_step - num_steps)
+    return request.model_copy(update=changes)
+
+
+def _plainer(request: DecisionRequest, earliest: int) -> Iterator[dict[str, Any]]:
+    """Return changes that make a request plainer, the largest first."""
+    if request.arrival_step > earliest:
+        yield {"arrival_step": earliest}
+    if request.abort_step is not None:
+        yield {"abort_step": None}
+    if request.priority:
+        yield {"priority": 0}
+    for output_len in (1, request.output_len // 2, request.output_len - 1):
+        if 0 < output_len < request.output_len:
+            yield {"output_len": output_len}
+    if len(request.prompt) > 1:
+        yield {"prompt": [(request.prompt[0][0], request.num_prompt_tokens)]}
+        yield {"prompt": request.prompt[:-1]}
+    *before, (seed, length) = request.prompt
+    for shorter in (1, length // 2, length - 1):
+        if 0 < shorter < length:
+            yield {"prompt": [*before, (seed, shorter)]}

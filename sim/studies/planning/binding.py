@@ -1,0 +1,225 @@
+"""Which resource binds: where the time of an engine went, and what it waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model, resolved_model
+from sim.hardware.models.weights import weight_tensors
+from sim.studies.planning.lean_steps import COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from sim.results.recorder import Recording
+    from sim.simulation.run import Simulation
+
+    Columns = Mapping[str, NDArray[Any]]
+
+TIME_RESOURCES = {
+    "compute": "compute",
+    "memory_bandwidth": "memory bandwidth",
+    "swap_bandwidth": "swap bandwidth",
+    "interconnect": "the interconnect",
+    "host": "the host",
+}
+"""Resources that a step spends its time on, and their names in a sentence."""
+
+_PARTS = tuple(name for name in COLUMNS if name.endswith("_s"))
+_FULL = 0.95
+"""A cache that is used so far has little room for the next request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The resource that keeps a candidate from holding more.
+
+    Parameters
+    ----------
+    resource
+        ``kv_capacity``, ``max_num_seqs``, ``max_num_batched_tokens``, or one of
+        `TIME_RESOURCES`.
+    sentence
+        The same with its numbers.
+    """
+
+    resource: str
+    sentence: str
+
+
+def facts_of(
+    simulation: Simulation, recording: Recording, warmup_s: float
+) -> dict[str, float]:
+    """Return shares of time between the warm-up and the last arrival.
+
+    ``time_*`` are shares by resource of the time that requests spend in the system, so
+    that a step counts for each of them: what is slow in bursts, when most of them feel
+    it, weighs as much as percentiles of latency let it. Products are shared out between
+    compute and bandwidth as a smooth roofline has them: with T tokens and T* where
+    both limits meet, by the squares of T and T*. ``waiting_*`` are shares of the time
+    that requests spent waiting by what they waited for: a place among the running
+    (``seqs``), the step's token budget (``tokens``), blocks (``kv``).
+    """
+    c = _columns(recording, warmup_s)
+    busy_s = max(float(c["latency_s"].sum()), 1e-300)
+    seconds = _seconds(simulation, c)
+    spent_s = max(sum(seconds.values()), 1e-300)
+    shares = {f"time_{name}": each / spent_s for name, each in seconds.items()}
+    capacity = simulation.capacity
+    weight_s = c["latency_s"] * c["num_waiting"]
+    waited_s = max(float(weight_s.sum()), 1e-300)
+    at_seqs = c["num_running"] >= capacity.max_num_seqs
+    at_tokens = ~at_seqs & (
+        c["num_batched_tokens"] >= 0.99 * capacity.max_num_batched_tokens
+    )
+    at_kv = ~at_seqs & ~at_tokens
+    is_full = c["kv_cache_usage"] >= _FULL
+    return shares | {
+        "busy_share": busy_s / max(_span_s(recording, warmup_s), busy_s),
+        "num_waiting_mean": float(weight_s.sum()) / busy_s,
+        "waiting_share": float(c["latency_s"][c["num_waiting"] > 0].sum()) / busy_s,
+        "waiting_seqs": float(weight_s[at_seqs].sum()) / waited_s,
+        "waiting_tokens": float(weight_s[at_tokens].sum()) / waited_s,
+        "waiting_kv": float(weight_s[at_kv].sum()) / waited_s,
+        "full_share": float(c["latency_s"][is_full].sum()) / busy_s,
+        "num_running_mean": float((c["num_running"] * c["latency_s"]).sum()) / busy_s,
+        "queue_share_of_ttft": _queue_share(recording, warmup_s),
+        "max_num_seqs": capacity.max_num_seqs,
+        "max_num_batched_tokens": capacity.max_num_batched_tokens,
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+    }
+
+
+def _columns(recording: Recording, warmup_s: float) -> dict[str, NDArray[Any]]:
+    last_s = float(recording.request_table["arrival_s"].max(initial=0.0))
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+    for batch in recording.step_table.batches(COLUMNS):
+        inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
+        for name, found in parts.items():
+            found.append(batch[name][inside])
+    return {name: np.concatenate([np.zeros(0), *p]) for name, p in parts.items()}
+
+
+def _span_s(recording: Recording, warmup_s: float) -> float:
+    last_s = float(recording.request_table["arrival_s"].max(initial=0.0))
+    return last_s - warmup_s
+
+
+def _seconds(simulation: Simulation, c: Columns) -> dict[str, float]:
+    """Return seconds of each resource, each step weighed by its requests."""
+    weight = np.maximum(c["num_running"] + c["num_waiting"], 1)
+    c = {name: c[name] * weight if name in _PARTS else c[name] for name in c}
+    ridge = _ridge_tokens(simulation)
+    tokens = c["num_batched_tokens"]
+    of_compute = tokens * tokens / (tokens * tokens + ridge * ridge)
+    multiplied_s = float((c["gemm_s"] * of_compute).sum())
+    return {
+        "compute": multiplied_s + float(c["prefill_attention_s"].sum()),
+        "memory_bandwidth": float(c["gemm_s"].sum())
+        - multiplied_s
+        + float((c["decode_attention_s"] + c["head_s"] + c["copy_s"]).sum()),
+        "swap_bandwidth": float(c["swap_s"].sum()),
+        "interconnect": float(c["allreduce_s"].sum()),
+        "host": float(c["host_s"].sum()),
+    }
+
+
+def _ridge_tokens(simulation: Simulation) -> float:
+    """Return the tokens of a step whose products take as long as their weights."""
+    engine, capacity = simulation.config.engine, simulation.capacity
+
+    gpu = load_gpu(engine.gpu)
+    model = resolved_model(load_model(engine.model), engine.dtype, engine.quantization)
+    tensors = weight_tensors(model, engine.tensor_parallel_size)
+    num_weights = sum(tensor.num_elements * tensor.count for tensor in tensors)
+    weight_bytes = capacity.weights_bytes / num_weights
+    return gpu.bf16_flops_per_s * weight_bytes / (2 * gpu.memory_bandwidth_bytes_per_s)
+
+
+def _queue_share(recording: Recording, warmup_s: float) -> float:
+    """Return the share of the mean time to the first token that was spent queueing."""
+    requests = recording.request_table
+    counts = (requests["arrival_s"] >= warmup_s) & ~np.isnan(requests["ttft_s"])
+    queued_s, ttft_s = requests["queue_s"][counts], requests["ttft_s"][counts]
+    return float(queued_s.sum() / max(ttft_s.sum(), 1e-300))
+
+
+def mean_facts(facts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of the facts of several engines, or of several runs."""
+    names = facts[0] if facts else {}
+    return {name: sum(each[name] for each in facts) / len(facts) for name in names}
+
+
+def binding_of(
+    facts: Mapping[str, float],
+    preemptions_per_request: float,
+    objective: str | None,
+) -> Binding:
+    """Return what binds an engine at the highest rate that it holds.
+
+    Room binds before time: requests that wait although the step has tokens to spare,
+    or that are preempted, would be served if there were more of what they wait for.
+    Otherwise the step takes as long as its largest part; so it does where most of it is
+    swapping, which a full cache only begins.
+
+    Parameters
+    ----------
+    facts
+        Of `facts_of`, at that rate or just above it.
+    preemptions_per_request
+        At the same rate.
+    objective
+        Which objective fails first; None where the queue itself does.
+    """
+    first = f"; {objective} fails first" if objective else "; the queue grows first"
+    if facts["time_swap_bandwidth"] > 0.5:
+        return _of_time(facts, first)
+    waits = facts["num_waiting_mean"] >= 1 or facts["queue_share_of_ttft"] > 0.5
+    if waits and facts["waiting_seqs"] > 0.5:
+        return Binding(
+            "max_num_seqs",
+            f"admission binds: {facts['num_running_mean']:,.0f} of "
+            f"{facts['max_num_seqs']:,.0f} max_num_seqs run on average, and "
+            f"{facts['waiting_seqs']:.0%} of all waiting is for a place among "
+            f"them{first}",
+        )
+    is_full = facts["full_share"] > 0.2 and preemptions_per_request > 0.02
+    if is_full or (waits and facts["waiting_kv"] > 0.5 and facts["full_share"] > 0.05):
+        return Binding(
+            "kv_capacity",
+            f"KV capacity binds: {facts['full_share']:.0%} of the time the cache of "
+            f"{facts['num_gpu_blocks']:,.0f} blocks is at least 95 % full, "
+            f"{preemptions_per_request:.2g} preemptions a request, and "
+            f"{facts['waiting_kv']:.0%} of all waiting is for blocks{first}",
+        )
+    return _of_time(facts, first)
+
+
+def _of_time(facts: Mapping[str, float], first: str) -> Binding:
+    shares = {name: facts[f"time_{name}"] for name in TIME_RESOURCES}
+    most, second = sorted(shares, key=lambda name: -shares[name])[:2]
+    budget = ""
+    if facts["waiting_tokens"] > 0.5 and facts["waiting_share"] > 0.1:
+        budget = (
+            f", and prompts wait for the {facts['max_num_batched_tokens']:,.0f} tokens "
+            f"of a step {facts['waiting_share']:.0%} of the time"
+        )
+    return Binding(
+        most,
+        f"{TIME_RESOURCES[most]} binds: {shares[most]:.0%} of requests' time in steps "
+        f"({shares[second]:.0%} {TIME_RESOURCES[second].removeprefix('the ')})"
+        f"{budget}{first}",
+    )
+
+
+def worst(margins: Mapping[str, float | None]) -> str | None:
+    """Return the objective with the largest margin; None without one that is finite."""
+    known = {name: inf if m is None else m for name, m in margins.items()}
+    return max(known, key=lambda name: known[name], default=None)

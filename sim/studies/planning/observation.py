@@ -1,0 +1,174 @@
+"""From the tables of a run to the numbers that objectives bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results.metrics import SERVED
+from sim.results.selection import percentiles
+from sim.results.tokens import InterTokenLatencies, Streaks
+from sim.studies.planning.objectives import LATENCIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from sim.results.recorder import Recording
+    from sim.studies.planning.objectives import Objective
+
+    Floats = NDArray[np.float64]
+    Weighted = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+_REQUEST_COLUMNS = ("ttft_s", "tpot_s", "e2el_s", "queue_s", "num_preemptions")
+_USAGE_SCALE = 1_000_000_000
+"""Time is a weight in whole nanoseconds, as percentiles want it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one engine did to the requests that count: those after the warm-up.
+
+    Parameters
+    ----------
+    columns
+        Of the requests that were served: latencies in seconds and preemptions.
+    num_requests
+        Requests that count, served or not.
+    num_rejected, num_late
+        Of these, rejected; and not begun when the last request of all arrived.
+    usage
+        KV cache usage of steps while requests arrived, and nanoseconds of each.
+    itl
+        Inter-token latencies in seconds and how often each; empty if nobody asks.
+    """
+
+    columns: dict[str, Floats]
+    num_requests: int
+    num_rejected: int
+    num_late: int
+    usage: Weighted
+    itl: Weighted
+
+
+def sample_of(recording: Recording, warmup_s: float, *, with_itl: bool) -> Sample:
+    """Return the part of a run that counts.
+
+    Parameters
+    ----------
+    recording
+        Of a run of any length, cut short or not.
+    warmup_s
+        Requests that arrive earlier do not count.
+    with_itl
+        Whether inter-token latencies are wanted, which cost time.
+    """
+    requests = recording.request_table
+    arrival_s = requests["arrival_s"]
+    last_s = float(arrival_s.max(initial=0.0))
+    counts = arrival_s >= warmup_s
+    is_served = requests.is_one_of("status", SERVED) & counts
+    first_s = requests["first_scheduled_s"]
+    is_late = counts & ~(first_s <= last_s)  # NaN: never
+    rejected = requests.is_one_of("status", ("finished_rejected",)) & counts
+    itl = (np.zeros(0), np.zeros(0, np.int64))
+    if with_itl:
+        itl = _itl(recording, requests["request_id"][is_served])
+    return Sample(
+        columns={
+            name: requests[name][is_served].astype(np.float64)
+            for name in _REQUEST_COLUMNS
+        },
+        num_requests=int(counts.sum()),
+        num_rejected=int(rejected.sum()),
+        num_late=int(is_late.sum()) - int(rejected.sum()),
+        usage=_usage(recording, warmup_s, last_s),
+        itl=itl,
+    )
+
+
+def _itl(recording: Recording, request_ids: NDArray[np.int64]) -> Weighted:
+    streaks = recording.streaks
+    chosen = np.isin(streaks.owner, request_ids)
+    some = Streaks()
+    some.add(streaks.owner[chosen], streaks.begin[chosen], streaks.end[chosen])
+    batches = list(InterTokenLatencies(recording.step_table, some).batches())
+    values = [np.zeros(0), *(values for values, _ in batches)]
+    weights = [np.zeros(0, np.int64), *(weights for _, weights in batches)]
+    return np.concatenate(values), np.concatenate(weights)
+
+
+def _usage(recording: Recording, warmup_s: float, last_s: float) -> Weighted:
+    values, weights = [np.zeros(0)], [np.zeros(0, np.int64)]
+    names = ("start_s", "latency_s", "kv_cache_usage")
+    for batch in recording.step_table.batches(names):
+        inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
+        values.append(batch["kv_cache_usage"][inside])
+        time_ns = batch["latency_s"][inside] * _USAGE_SCALE
+        weights.append(time_ns.astype(np.int64))
+    return np.concatenate(values), np.concatenate(weights)
+
+
+def values_of(
+    samples: Sequence[Sample], objectives: Sequence[Objective]
+) -> dict[str, float | None]:
+    """Return the number of each objective, by name; None where none was measured.
+
+    Parameters
+    ----------
+    samples
+        Of the replicas that share the traffic; their requests count alike.
+    objectives
+        What is asked.
+    """
+    return {each.name: _value(samples, each) for each in objectives}
+
+
+def _value(samples: Sequence[Sample], objective: Objective) -> float | None:
+    if objective.of == "goodput":
+        return _goodput(samples, objective)
+    if objective.of == "preemptions":
+        served = _joined(samples, "num_preemptions")
+        return float(served.sum() / len(served)) if len(served) else None
+    scale = 1e3 if objective.of in LATENCIES else 1.0
+    values, weights = _weighted(samples, objective.of)
+    known = ~np.isnan(values)
+    values, weights = values[known], weights[known]
+    total = int(weights.sum())
+    if not total:
+        return None
+    if objective.percent is None:
+        return float((values * weights).sum() / total) * scale
+    if objective.percent == inf:
+        return float(values.max()) * scale
+    found = percentiles(lambda: [(values, weights)], [objective.percent])
+    return found[0] * scale
+
+
+def _weighted(samples: Sequence[Sample], of: str) -> Weighted:
+    if of in {"itl", "kv_cache_usage"}:
+        pairs = [each.itl if of == "itl" else each.usage for each in samples]
+        values = np.concatenate([values for values, _ in pairs])
+        return values, np.concatenate([weights for _, weights in pairs])
+    values = _joined(samples, f"{of}_s")
+    return values, np.ones(len(values), np.int64)
+
+
+def _joined(samples: Sequence[Sample], name: str) -> Floats:
+    return np.concatenate([each.columns[name] for each in samples])
+
+
+def _goodput(samples: Sequence[Sample], objective: Objective) -> float | None:
+    """Return the share of requests that were served within all limits."""
+    total = sum(each.num_requests for each in samples)
+    if not total:
+        return None
+    good: Any = True
+    for of, limit_ms in objective.limits_ms:
+        # A request of one token has no TPOT to miss.
+        good = good & ~(_joined(samples, f"{of}_s") * 1e3 > limit_ms)
+    return float(np.sum(good) / total)

@@ -1,0 +1,292 @@
+"""From what a plan found to ``plan.json`` and the lines that people read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.config.tables import parse_config
+from sim.results import summary
+from sim.studies.planning.file import PLAN_FORMAT
+from sim.studies.planning.fleets import cost_of
+from sim.studies.planning.prices import per_million
+from sim.studies.planning.sensitivity import cheapest, verdict
+from sim.studies.planning.serve_command import not_said, serve_command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sim.studies.planning.intervals import Interval
+    from sim.studies.planning.outcome import CandidatePlan, Effect, Fleet
+    from sim.studies.planning.planner import Planner
+
+_WIDE_POOL = 0.05
+_STRETCHED = 2.0
+
+
+def plan_json(
+    planner: Planner,
+    plans: Sequence[CandidatePlan],
+    effects: Mapping[str, Sequence[Effect]],
+) -> dict[str, Any]:
+    """Return everything that was found, JSON-ready; the same for the same plan."""
+    plan, prices = planner.plan, planner.plan.parsed_prices
+    first = next(each for each in planner.candidates if not each.reason)
+    best = cheapest(plans)
+    front = pareto_front(planner, plans)
+    return {
+        "format": PLAN_FORMAT,
+        "traffic": {
+            "title": summary.workload_title(parse_config(dict(first.run)).workload),
+            "rate": planner.target_rate,
+            "rate_scale": first.scale,
+            "rate_at_scale_1": planner.base_rate,
+        },
+        "objectives": [
+            {"name": o.name, "limit": o.limit, "rule": o.label()}
+            | ({"limits_ms": dict(o.limits_ms)} if o.limits_ms else {})
+            for o in plan.parsed_objectives
+        ],
+        "prices": {
+            "currency": prices.currency,
+            "date": prices.date,
+            "note": prices.note,
+            "per_gpu_hour": dict(prices.per_gpu_hour),
+        },
+        "search": plan.search.model_dump(mode="json"),
+        "replicas": plan.replicas.model_dump(mode="json"),
+        "cost_band": plan.cost_band,
+        "seed": plan.seed,
+        "candidates": [_candidate(planner, each) for each in plans],
+        "cheapest": {model: each.candidate.name for model, each in best.items()},
+        "pareto": {"latency": latency_name(planner), "points": front},
+        "sensitivity": {
+            name: _sensitivity(plans, name, found) for name, found in effects.items()
+        },
+        "notes": notes(planner, plans),
+        "versions": summary.versions(),
+    }
+
+
+def _interval(found: Interval) -> dict[str, float]:
+    return {
+        "value": found.value,
+        "low": found.low,
+        "high": found.high,
+        "confidence": found.confidence,
+    }
+
+
+def _values(found: Mapping[str, Interval]) -> dict[str, dict[str, float]]:
+    return {name: _interval(each) for name, each in found.items()}
+
+
+def _candidate(planner: Planner, each: CandidatePlan) -> dict[str, Any]:
+    candidate = each.candidate
+    told: dict[str, Any] = {
+        "name": candidate.name,
+        "model": candidate.model,
+        "gpu": candidate.gpu,
+        "tensor_parallel_size": candidate.num_gpus,
+        "status": each.status,
+        "reason": each.reason or None,
+        "engine": dict(candidate.run["engine"]),
+        "cost_model": dict(candidate.run["cost"]),
+    }
+    if each.found is None:
+        return told
+    return told | _found(each) | _fleets(planner, each) | _served(planner, each)
+
+
+def _found(each: CandidatePlan) -> dict[str, Any]:
+    found, capacity = each.found, each.candidate.capacity
+    assert found is not None
+    assert capacity is not None
+    return {
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+        "rate": _interval(found.rate)
+        | {
+            "thresholds": list(found.thresholds),
+            "spread": found.spread,
+            "cost_low": found.cost_low,
+            "cost_high": found.cost_high,
+            "cost_bounds": "of the cost model" if each.has_bounds else "cost_band",
+            "at_bound": found.at_bound or None,
+        },
+        "warmup_share": each.warmup_share,
+        "values": _values(each.values),
+        "tokens_per_s": each.tokens_per_s,
+        "binding": {
+            "resource": each.binding.resource,
+            "sentence": each.binding.sentence,
+        }
+        if each.binding
+        else None,
+        "extrapolated": extrapolations(each),
+        "curve": [
+            {
+                "rate": point["rate_scale"],
+                "load": point.get("load", 0.0),
+                "values": point["values"],
+                "is_overloaded": point["is_overloaded"],
+            }
+            for point in each.curve
+        ],
+    }
+
+
+def _fleets(planner: Planner, each: CandidatePlan) -> dict[str, Any]:
+    return {
+        "replicas": None if each.fleet is None else each.fleet.num_replicas,
+        "num_gpus": None
+        if each.fleet is None
+        else each.fleet.num_replicas * each.candidate.num_gpus,
+        "cost_per_hour": each.cost_per_hour,
+        "cost_per_million_output_tokens": None
+        if each.fleet is None or each.cost_per_hour is None
+        else per_million(each.cost_per_hour, each.fleet.tokens_per_s),
+        "cost_per_million_output_tokens_when_full": per_million(
+            cost_of(planner, each, 1), each.tokens_per_s
+        ),
+        "fleets": [
+            _fleet(planner, each, fleet)
+            for fleet in (each.below, each.fleet, each.spare)
+            if fleet is not None
+        ],
+    }
+
+
+def _fleet(planner: Planner, each: CandidatePlan, fleet: Fleet) -> dict[str, Any]:
+    return {
+        "replicas": fleet.num_replicas,
+        "cost_per_hour": cost_of(planner, each, fleet.num_replicas),
+        "seeds_that_hold": fleet.holds,
+        "num_seeds": fleet.num_seeds,
+        "tokens_per_s": fleet.tokens_per_s,
+        "values": _values(fleet.values),
+    }
+
+
+def _served(planner: Planner, each: CandidatePlan) -> dict[str, Any]:
+    """Return how to run it, simulated and for real."""
+    config = parse_config(dict(each.candidate.run))
+    assert each.candidate.capacity is not None
+    return {
+        "config": config_path(each),
+        "serve_command": serve_command(config.engine, each.candidate.capacity),
+        "not_in_the_command": not_said(config.engine),
+    }
+
+
+def config_path(each: CandidatePlan) -> str:
+    """Return where its configuration lies, from the plan's folder."""
+    return f"configs/{each.candidate.name}.yaml"
+
+
+def _sensitivity(
+    plans: Sequence[CandidatePlan], name: str, effects: Sequence[Effect]
+) -> dict[str, Any]:
+    each = next(plan for plan in plans if plan.candidate.name == name)
+    return {
+        "verdict": verdict(each, effects),
+        "effects": [effect.to_dict() for effect in effects],
+    }
+
+
+def latency_name(planner: Planner) -> str:
+    """Return the latency of the Pareto front: the first that is promised."""
+    for objective in planner.plan.parsed_objectives:
+        if objective.unit:
+            return objective.name
+    return "p95_e2el_ms"
+
+
+def pareto_front(
+    planner: Planner, plans: Sequence[CandidatePlan]
+) -> list[dict[str, Any]]:
+    """Return every fleet that serves the traffic, and whether none beats it.
+
+    Beaten is who costs no less and is no faster than another of the same model, and
+    worse in one of the two.
+    """
+    name = latency_name(planner)
+    points: list[dict[str, Any]] = [
+        {
+            "candidate": each.candidate.name,
+            "model": each.candidate.model,
+            "replicas": fleet.num_replicas,
+            "cost_per_hour": cost_of(planner, each, fleet.num_replicas),
+            "latency_ms": fleet.values[name].value,
+            "latency_low_ms": fleet.values[name].low,
+            "latency_high_ms": fleet.values[name].high,
+        }
+        for each in plans
+        if each.fleet is not None
+        for fleet in (each.fleet, each.spare)
+        if fleet is not None and name in fleet.values
+    ]
+    for point in points:
+        point["on_front"] = not any(_beats(other, point) for other in points)
+    return points
+
+
+def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if one["model"] != other["model"]:
+        return False
+    pairs = [(one[k], other[k]) for k in ("cost_per_hour", "latency_ms")]
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def extrapolations(each: CandidatePlan) -> list[str]:
+    """Return on what the answer rests besides what was measured, in words."""
+    found, capacity = each.found, each.candidate.capacity
+    assert found is not None
+    assert capacity is not None
+    told = []
+    kind = each.candidate.run["cost"]["kind"]
+    if kind == "roofline":
+        told.append("step times: datasheet and architecture, nothing measured")
+    if each.extrapolated_share > 0:
+        told.append(
+            f"step times: {each.extrapolated_share:.1%} of the time outside of what "
+            f"the cost model was fitted on"
+        )
+    low, high = capacity.num_gpu_blocks_low, capacity.num_gpu_blocks_high
+    if high - low > 2 * _WIDE_POOL * capacity.num_gpu_blocks:
+        told.append(
+            f"KV blocks: {low:,} to {high:,}: {'; '.join(capacity.extrapolated)}"
+        )
+    if found.at_bound:
+        told.append(f"the rate: the search ended at its {found.at_bound} bound")
+    return told
+
+
+def notes(planner: Planner, plans: Sequence[CandidatePlan]) -> list[str]:
+    """Return what the reader of all rows should know."""
+    told = []
+    band = planner.plan.cost_band
+    if band and any(p.found is not None and not p.has_bounds for p in plans):
+        told.append(
+            f"'if steps are off' is a band of {band:.0%} on every step (cost_band) "
+            f"where the cost model knows no bounds of its own"
+        )
+    trace = planner.plan.workload.trace
+    rates = [each.found.rate.value for each in plans if each.found is not None]
+    highest = max([planner.target_rate, *rates]) / planner.base_rate
+    if trace is not None and highest > _STRETCHED:
+        how = trace.get("scale_by", "compression")
+        told.append(
+            f"the trace was recorded at {planner.base_rate:.3g} requests/s and is "
+            f"extrapolated to {highest:.3g} times that by {how}"
+        )
+    wide = [p for p in plans if p.found is not None and p.found.spread > 0.1]
+    if wide:
+        told.append(
+            f"thresholds of {len(wide)} candidates spread by more than 10 % from seed "
+            f"to seed, most of {max(wide, key=_spread).candidate.name}; longer traffic "
+            f"narrows that (workload.resample.num_windows)"
+        )
+    return told
+
+
+def _spread(each: CandidatePlan) -> float:
+    return 0.0 if each.found is None else each.found.spread

@@ -1,0 +1,177 @@
+"""A plan from its file to its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sim.results.output import ResultFiles
+from sim.results.run_results import write_json, write_text
+from sim.studies.planning.configurations import configurations
+from sim.studies.planning.crew import Crew, StoppedError
+from sim.studies.planning.planner import Planner
+from sim.studies.planning.report import plan_json
+from sim.studies.sweeps.job import Job
+from sim.studies.sweeps.local import LocalExecutor
+from sim.studies.sweeps.supplies import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import pandas as pd
+
+    from sim.studies.planning.spec import PlanConfig
+    from sim.studies.sweeps.job import Executor
+    from sim.views.plots.named import NamedFigures
+
+PLAN_FILES = ResultFiles(
+    "a plan",
+    "plan.json",
+    frozenset({"plan.json", "plan.yaml", "run.json", "configs", "figures"}),
+)
+"""What the folder of a plan holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What a plan found.
+
+    Parameters
+    ----------
+    plan
+        What was asked.
+    data
+        The contents of ``plan.json``.
+    configs
+        Configurations by their path from the plan's folder.
+    stopped_in
+        The phase in which it was stopped; empty if it is complete.
+    """
+
+    plan: PlanConfig
+    data: Mapping[str, Any]
+    configs: Mapping[str, str]
+    stopped_in: str = ""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each candidate: its highest rate with its interval, and the price.
+
+        Columns are empty where a candidate does not fit or misses the objectives.
+        """
+        import pandas as pd  # noqa: PLC0415 - slow to import
+
+        return pd.DataFrame([_row(each) for each in self.data["candidates"]])
+
+    @property
+    def plot(self) -> NamedFigures:
+        """The figures by name: ``plot.capacity_curves()``; `dir` lists them."""
+        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.plan_figures import PLAN_FIGURES  # noqa: PLC0415
+
+        return NamedFigures(PLAN_FIGURES, self.data)
+
+    def write(self, directory: Path, *, wall_s: float, figures: bool) -> None:
+        """Write everything into `directory`, which exists.
+
+        All but ``run.json`` has the same bytes whenever the same plan is made.
+        """
+        write_json(directory / "plan.json", self.data)
+        asked = yaml.safe_dump(self.plan.model_dump(mode="json"), sort_keys=False)
+        write_text(directory / "plan.yaml", asked)
+        write_json(directory / "run.json", {"wall_seconds": {"command": wall_s}})
+        (directory / "configs").mkdir()
+        for path, text in self.configs.items():
+            write_text(directory / path, text)
+        if figures:
+            from sim.views.plots.plan_figures import draw_plan  # noqa: PLC0415  # matplotlib
+
+            draw_plan(self.data, directory / "figures")
+
+
+def _row(each: Mapping[str, Any]) -> dict[str, Any]:
+    rate, binding = each.get("rate") or {}, each.get("binding") or {}
+    return {
+        "name": each["name"],
+        "status": each["status"],
+        "reason": each["reason"],
+        "num_gpu_blocks": each.get("num_gpu_blocks"),
+        "rate": rate.get("value"),
+        "rate_low": rate.get("low"),
+        "rate_high": rate.get("high"),
+        "binds": binding.get("resource"),
+        "replicas": each.get("replicas"),
+        "num_gpus": each.get("num_gpus"),
+        "cost_per_hour": each.get("cost_per_hour"),
+    }
+
+
+def executor_for(
+    plan: PlanConfig, workers: int | None = None, address: str | None = None
+) -> Executor:
+    """Return where a plan is simulated; traces are read once, here.
+
+    Raises
+    ------
+    ConfigError
+        If an address is given and ray is not installed.
+    """
+    table = {"workload": plan.workload.model_dump(), "engine": plan.engine}
+    supplies = gather([Job(0, {}, _example(plan, table))], at_least=1)
+    if address is None:
+        return LocalExecutor(workers, supplies)
+    from sim.studies.sweeps.ray_cluster import RayExecutor  # noqa: PLC0415  # an extra
+
+    executor: Executor = RayExecutor(address, supplies)
+    return executor
+
+
+def _example(plan: PlanConfig, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration of some candidate: what all of them read is in it."""
+    chosen = {key: values[0] for key, values in plan.tables[0].items()}
+    workload = {k: v for k, v in table["workload"].items() if v is not None}
+    return {
+        "workload": workload,
+        "engine": {**table["engine"], **chosen},
+        "cost": dict(plan.cost),
+        "seed": plan.seed,
+    }
+
+
+def solve(
+    plan: PlanConfig,
+    executor: Executor,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> PlanResult:
+    """Make a plan.
+
+    Parameters
+    ----------
+    plan
+        What is asked.
+    executor
+        Where it is simulated; open.
+    on_progress
+        See `sim.studies.planning.crew.Crew`.
+
+    Raises
+    ------
+    ConfigError, CapacityError, WorkloadError
+        For a mistake in the plan, and for one that no candidate can keep.
+    KeyboardInterrupt
+        If it was stopped before the highest rates were known.
+    """
+    planner = Planner(plan, Crew(executor, on_progress))
+    stopped_in = ""
+    try:
+        planner.run()
+    except StoppedError as stopped:
+        stopped_in = str(stopped)
+        if not any(each.values for each in planner.plans):
+            raise KeyboardInterrupt from stopped
+    data = plan_json(planner, planner.plans, planner.effects)
+    data["stopped_in"] = stopped_in or None
+    return PlanResult(plan, data, configurations(planner, planner.plans), stopped_in)

@@ -1,0 +1,217 @@
+"""The file of a plan: typed, complete, refused with the path of the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from sim.config.files import find_files, found_path, read_yaml
+from sim.config.overrides import Overrides, override
+from sim.config.plug import did_you_mean
+from sim.config.tables import EngineConfig, one_line
+from sim.config.types import ConfigTable, Kind, Positive
+from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
+from sim.errors import ConfigError
+from sim.studies.planning.objectives import Objective, parse_objectives
+from sim.studies.planning.prices import Prices, parse_prices
+
+WINDOW_S = 60.0
+"""Windows in which a trace is resampled, unless a plan says otherwise."""
+
+_NO_AXES = ("pipeline_parallel_size", "admission_check")
+
+
+class SearchConfig(ConfigTable):
+    """How the highest rate is looked for.
+
+    ``curve`` are shares of that rate at which latencies are drawn.
+    """
+
+    num_seeds: Annotated[int, Field(ge=3, le=1000)] = 9
+    tolerance: Annotated[float, Field(ge=0.001, le=0.2)] = 0.02
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    warmup_share: Annotated[float, Field(ge=0, le=0.5)] | None = None
+    rates: tuple[float, float] | None = None
+    curve: tuple[Annotated[float, Field(gt=0, le=2)], ...] = (0.5, 0.75, 0.9, 1.1)
+    curve_seeds: Positive = 2
+
+    @field_validator("rates", "curve", mode="before")
+    @classmethod
+    def _tuples(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _range(self) -> SearchConfig:
+        if self.rates is not None and not 0 < self.rates[0] < self.rates[1]:
+            raise ValueError(
+                "rates: lowest and highest rate in requests/s, 0 < lowest < highest, "
+                f"got {list(self.rates)}"
+            )
+        if self.curve_seeds > self.num_seeds:
+            raise ValueError(
+                f"curve_seeds: at most num_seeds of {self.num_seeds}, got "
+                f"{self.curve_seeds}"
+            )
+        return self
+
+
+class ReplicasConfig(ConfigTable):
+    """How the plan's traffic is shared out, and how surely it must be served."""
+
+    by: Literal["random", "round_robin"] = "random"
+    most: Annotated[int, Field(ge=1, le=4096)] = 64
+    num_seeds: Positive = 3
+    share_of_seeds: Annotated[float, Field(gt=0, le=1)] = 0.9
+    spare: Annotated[int, Field(ge=0, le=16)] = 1
+
+
+class SensitivityConfig(ConfigTable):
+    """Whose sensitivities are asked for, with how many seeds."""
+
+    of: str = "cheapest"
+    num_seeds: Positive = 2
+    settings: dict[str, list[Any]] = Field(default_factory=dict)
+
+
+class PlanConfig(ConfigTable):
+    """A capacity plan; see docs/plans.md."""
+
+    workload: WorkloadConfig
+    engine: Kind = Field(default_factory=dict)
+    candidates: dict[str, Any] | list[dict[str, Any]]
+    objectives: dict[str, Any]
+    prices: dict[str, Any]
+    cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
+    profiles: dict[str, str] = Field(default_factory=dict)
+    cost_band: Annotated[float, Field(ge=0, lt=1)] = 0.15
+    search: SearchConfig = Field(default_factory=SearchConfig)
+    replicas: ReplicasConfig = Field(default_factory=ReplicasConfig)
+    sensitivity: SensitivityConfig | None = Field(default_factory=SensitivityConfig)
+    seed: Annotated[int, Field(ge=0, lt=2**62)] = 0
+
+    @model_validator(mode="after")
+    def _open_loop(self) -> PlanConfig:
+        users = self.workload.max_concurrent_users
+        if users is not None:
+            raise ValueError(
+                "workload.max_concurrent_users: a plan looks for the highest rate, and "
+                f"{users} users who wait for their answers set their own; remove it"
+            )
+        if self.workload.split is not None:
+            raise ValueError(
+                "workload.split: a plan splits the traffic itself; use replicas.by"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _axes(self) -> PlanConfig:
+        if not self.tables:
+            raise ValueError("candidates: there is none; give a table of lists")
+        for table in self.tables:
+            _check_table(table, self.engine)
+        if self.sensitivity is not None:
+            for key, values in self.sensitivity.settings.items():
+                _check_axis(key, values, "sensitivity.settings")
+        return self
+
+    @property
+    def tables(self) -> list[dict[str, Any]]:
+        """Axes of candidates: all combinations of each table."""
+        found = self.candidates
+        return [found] if isinstance(found, dict) else found
+
+    @property
+    def parsed_objectives(self) -> tuple[Objective, ...]:
+        """The objectives, in their order."""
+        return parse_objectives(self.objectives)
+
+    @property
+    def parsed_prices(self) -> Prices:
+        """The prices."""
+        return parse_prices(self.prices)
+
+
+def _check_table(table: dict[str, Any], engine: Kind) -> None:
+    """Check one table of candidates against what all have in common."""
+    for key, values in table.items():
+        _check_axis(key, values)
+        if key in engine:
+            raise ValueError(
+                f"candidates.{key}: stands in engine too, as {engine[key]!r}; keep one "
+                f"of them"
+            )
+    for key in ("model", "gpu"):
+        if key not in table and key not in engine:
+            raise ValueError(
+                f"candidates.{key}: this key is needed; give a list, such as "
+                f"[{'h100_sxm' if key == 'gpu' else 'meta-llama/Llama-3.1-8B'}]"
+            )
+
+
+def _check_axis(key: str, values: Any, where: str = "candidates") -> None:
+    choices = [name for name in EngineConfig.model_fields if name not in _NO_AXES]
+    if key not in choices:
+        raise ValueError(
+            f"{where}.{key}: unknown key{did_you_mean(key, choices)}; candidates "
+            f"differ in keys of the engine, such as gpu, tensor_parallel_size, "
+            f"max_num_seqs"
+        )
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{where}.{key}: give a list of values, got {values!r}")
+    if len({repr(value) for value in values}) < len(values):
+        raise ValueError(f"{where}.{key}: a value stands twice in {values!r}")
+
+
+def load_plan(path: Path | str, overrides: Overrides = ()) -> PlanConfig:
+    """Read a plan.
+
+    Parameters
+    ----------
+    path
+        YAML file. Files it names are looked for from the working directory, then
+        beside it.
+    overrides
+        As of `sim.config.tables.load_config`.
+
+    Raises
+    ------
+    ConfigError
+        With the path of the key, the rule, the value and the remedy.
+    """
+    path = Path(path)
+    data = read_yaml(path, "workload, candidates, objectives and prices")
+    override(data, overrides)
+    _find_files(data, path.parent)
+    try:
+        plan = PlanConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(one_line(error, PlanConfig)) from error
+    plan.parsed_objectives  # noqa: B018 - refused here, with the others
+    plan.parsed_prices  # noqa: B018
+    return plan
+
+
+def _find_files(data: dict[str, Any], directory: Path) -> None:
+    find_files(data, directory)
+    candidates = data.get("candidates")
+    tables = candidates if isinstance(candidates, list) else [candidates]
+    for table in (each for each in tables if isinstance(each, dict)):
+        for key in ("model", "gpu"):
+            values = table.get(key)
+            if isinstance(values, list):
+                table[key] = [found_path(v, directory) or v for v in values]
+    profiles = data.get("profiles")
+    if isinstance(profiles, dict):
+        for gpu, given in profiles.items():
+            profiles[gpu] = found_path(given, directory) or given
+    prices = data.get("prices")
+    if isinstance(prices, str):
+        found = found_path(prices, directory)
+        if found is None:
+            raise ConfigError(
+                f"prices: there is no file '{prices}'; copy examples/prices.yaml and "
+                f"edit it"
+            )
+        data["prices"] = read_yaml(Path(found), "per_gpu_hour")

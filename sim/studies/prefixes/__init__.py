@@ -1,0 +1,1 @@
+"""What a prefix cache would find, for every size of it."""

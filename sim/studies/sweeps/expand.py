@@ -1,0 +1,186 @@
+"""From a sweep to its runs: one after the other, the same ones every time."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from sim.config.files import find_files
+from sim.config.overrides import put
+from sim.config.tables import RunConfig, parse_config
+from sim.errors import ConfigError
+from sim.studies.sweeps.job import Job
+from workloads.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sim.studies.sweeps.spec import DrawnBlock, SweepFile
+
+_TABLES = frozenset({"workload", "synthetic", "preset", "engine"})
+Overrides = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """A run as far as it is known before it runs.
+
+    Parameters
+    ----------
+    job
+        The run.
+    refusal
+        Why keys contradict each other: the run will be refused. None where they
+        do not.
+    """
+
+    job: Job
+    refusal: str | None
+
+
+class Sweep:
+    """The runs of a sweep file.
+
+    The combinations of its blocks, list first and drawn values last, each as often as
+    ``repeats`` says. Repeat r of a combination has the seed ``seed + r``, the same for
+    all combinations (common random numbers), or the index of the run in place of r.
+
+    Parameters
+    ----------
+    file
+        The sweep file, read.
+    """
+
+    def __init__(self, file: SweepFile) -> None:
+        self.file = file
+        self.spec = file.spec
+        self._blocks = self._read_blocks()
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs there are."""
+        num = self.spec.repeats
+        for block in self._blocks:
+            num *= len(block)
+        return num
+
+    def runs(self) -> Iterator[Expanded]:
+        """Yield the runs, in order.
+
+        Raises
+        ------
+        ConfigError
+            For a key that does not exist, a value of the wrong type or out of range,
+            or a file that is not there: no run of the sweep is worth starting.
+        """
+        repeats = self.spec.repeats
+        for number, parts in enumerate(product(*self._blocks)):
+            overrides = {key: each for part in parts for key, each in part.items()}
+            for repeat in range(repeats):
+                yield self._run(number * repeats + repeat, repeat, overrides)
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the runs, as executors take them."""
+        return (run.job for run in self.runs())
+
+    def _run(self, index: int, repeat: int, overrides: Overrides) -> Expanded:
+        data = copy.deepcopy(dict(self.file.base))
+        seed = self._seed(index, repeat, data)
+        if seed is not None:
+            overrides = overrides | {"seed": seed}
+        for key, value in overrides.items():
+            put(data, key, value)
+        try:
+            find_files(data, self.file.directory)
+            return _checked(index, overrides, data)
+        except ConfigError as error:
+            raise ConfigError(f"run {index}: {error}") from error
+
+    def _seed(self, index: int, repeat: int, base: Mapping[str, Any]) -> int | None:
+        """Return the seed of a run, or None where the base's stays."""
+        spec = self.spec
+        step = repeat if spec.common_random_numbers else index
+        if spec.seed is not None:
+            return spec.seed + step
+        seed = base.get("seed", 0)
+        if not step or type(seed) is not int:  # which the base's check refuses
+            return None
+        return seed + step
+
+    # -- blocks -----------------------------------------------------------------
+
+    def _read_blocks(self) -> list[Sequence[Overrides]]:
+        spec = self.spec
+        blocks: list[Sequence[Overrides]] = []
+        if spec.list is not None:
+            blocks.append(spec.list)
+        for key, values in (spec.grid or {}).items():
+            blocks.append([{key: value} for value in values])
+        streams = Streams(spec.seed or 0)
+        if spec.random is not None:
+            blocks.append(_drawn(spec.random, streams))
+        if spec.latin_hypercube is not None:
+            rng = streams.generator("sweep.latin_hypercube")
+            blocks.append(_latin_hypercube(spec.latin_hypercube, rng))
+        return blocks
+
+
+def _drawn(block: DrawnBlock, streams: Streams) -> list[Overrides]:
+    """Draw each key from a stream of its own, so that others leave it as it is."""
+    rows: list[Overrides] = [{} for _ in range(block.num_runs)]
+    for key, values in block.ranges.items():
+        shares = streams.generator(f"sweep.random.{key}").random(block.num_runs)
+        for row, share in zip(rows, shares.tolist(), strict=True):
+            row[key] = values.at(share)
+    return rows
+
+
+def _latin_hypercube(block: DrawnBlock, rng: np.random.Generator) -> list[Overrides]:
+    """Draw so that every key has one value in each of `num_runs` equal parts."""
+    from scipy.stats import qmc  # noqa: PLC0415  (0.3 s that few sweeps need)
+
+    sampler = qmc.LatinHypercube(d=len(block.ranges), seed=rng)
+    shares: NDArray[np.float64] = sampler.random(block.num_runs)
+    return [
+        {key: r.at(share) for (key, r), share in zip(ranges, row, strict=True)}
+        for ranges, row in ((block.ranges.items(), row) for row in shares.tolist())
+    ]
+
+
+def value_at(data: Mapping[str, Any], key: str) -> Any:
+    """Return what stands at a key with dots; None where nothing does."""
+    value: Any = data
+    for name in key.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    return value
+
+
+def _checked(index: int, overrides: Overrides, data: dict[str, Any]) -> Expanded:
+    """Return the run, its configuration complete if its keys fit together."""
+    if "cost_intervals" in RunConfig.model_fields:
+        # Two more simulations a run, which a sweep asks for if it wants them.
+        data.setdefault("cost_intervals", False)
+    try:
+        config = parse_config(data)
+    except ConfigError as error:
+        if not _is_contradiction(error.__cause__):
+            raise
+        return Expanded(Job(index, overrides, data), str(error))
+    return Expanded(Job(index, overrides, config.to_data()), None)
+
+
+def _is_contradiction(error: BaseException | None) -> bool:
+    """Whether all keys are right by themselves, but not together."""
+    return isinstance(error, ValidationError) and all(
+        problem["type"] == "value_error" and set(problem["loc"]) <= _TABLES
+        for problem in error.errors()
+    )

@@ -1,0 +1,218 @@
+"""Fit the terms that a user names on a stated part of a run.
+
+Kernel times come from a profile; what the host adds to a step depends on the engine,
+the CPU and the settings, and no kernel table has it. It is the one number that may be
+fitted, on the beginning of the run; the rest of the run judges it. What a measurement
+says after the split is not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.errors import ConfigError
+from sim.studies.validation.observed import MeasuredError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from sim.studies.validation.observed import Observed, ObservedRequests
+
+HOST: Final = "host"
+_HOST_KEY: Final = "cost.step_overhead_s"
+_HOST_RANGE: Final = (1e-6, 0.02)
+"""Seconds a step: from a host that is hardly there to one that takes long."""
+_MIN_REQUESTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A configuration key to fit, and where to look."""
+
+    key: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was fitted, on what."""
+
+    values: dict[str, float]
+    split_s: float
+    num_requests: int
+    """Requests that had ended by the split."""
+    error_before_pct: float
+    """Root mean square of the logarithmic errors before, in percent."""
+    error_after_pct: float
+    at_bound: tuple[str, ...]
+    """Keys whose value lies at an end of its range: probably it should not."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fit as plain data."""
+        return {
+            "values": self.values,
+            "split_s": self.split_s,
+            "num_requests": self.num_requests,
+            "error_before_pct": self.error_before_pct,
+            "error_after_pct": self.error_after_pct,
+            "at_bound": list(self.at_bound),
+            "rule": "requests that had ended by split_s; the rest is judged",
+        }
+
+
+def parse_term(text: str) -> Term:
+    """Return the term that ``host`` or ``cost.KEY=LOW:HIGH`` names.
+
+    Raises
+    ------
+    ConfigError
+        When it is neither, or the range is empty.
+    """
+    if text == HOST:
+        return Term(_HOST_KEY, *_HOST_RANGE)
+    key, equals, span = text.partition("=")
+    low, colon, high = span.partition(":")
+    try:
+        term = Term(key, float(low), float(high))
+    except ValueError:
+        term = None
+    if term is None or not (equals and colon and key.startswith("cost.")):
+        raise ConfigError(
+            f"--fit takes 'host' or cost.KEY=LOW:HIGH, got '{text}'; for instance "
+            "cost.request_overhead_s=0:1e-4"
+        )
+    if not -np.inf < term.low < term.high < np.inf:
+        raise ConfigError(f"--fit {key}: the range {span} is empty; give LOW < HIGH")
+    return term
+
+
+def fit_terms(
+    terms: Sequence[Term],
+    measured: Observed,
+    predict: Callable[[Mapping[str, float]], Observed],
+    split_s: float,
+) -> Fit:
+    """Find the values with which the requests that end by `split_s` fit best.
+
+    The sum of squared logarithmic errors of TPOT and end-to-end latency is made small;
+    each counts as much as the other.
+
+    Parameters
+    ----------
+    terms
+        At least one.
+    measured
+        With arrivals.
+    predict
+        Simulates with some values.
+    split_s
+        On the clock of the arrivals.
+
+    Raises
+    ------
+    MeasuredError
+        When too few requests ended by then.
+    """
+    requests = measured.requests
+    rows = ended_by(requests, split_s) if requests is not None else np.zeros(0, bool)
+    if requests is None or rows.sum() < _MIN_REQUESTS:
+        raise MeasuredError(
+            f"--fit needs at least {_MIN_REQUESTS} requests that ended in its part of "
+            f"the run (by {split_s:.6g} s); there are {int(rows.sum())}: give a larger "
+            "--fit-on"
+        )
+
+    def loss(values: Any) -> float:
+        named = {
+            term.key: min(max(float(value), term.low), term.high)
+            for term, value in zip(terms, values, strict=True)
+        }
+        predicted = predict(named).requests
+        assert predicted is not None
+        return _squares(predicted, requests, rows)
+
+    before = _squares_of(predict({}), requests, rows)
+    best = _least(loss, terms)
+    values = {
+        term.key: float(f"{value:.4g}") for term, value in zip(terms, best, strict=True)
+    }
+    after = loss(list(values.values()))
+    return Fit(
+        values=values,
+        split_s=split_s,
+        num_requests=int(rows.sum()),
+        error_before_pct=100.0 * before**0.5,
+        error_after_pct=100.0 * after**0.5,
+        at_bound=tuple(
+            term.key
+            for term in terms
+            if min(values[term.key] - term.low, term.high - values[term.key])
+            < (term.high - term.low) * 1e-3
+        ),
+    )
+
+
+def _least(loss: Callable[[Any], float], terms: Sequence[Term]) -> list[float]:
+    """Return where `loss` is least within the ranges of `terms`."""
+    from scipy.optimize import minimize, minimize_scalar  # noqa: PLC0415  (slow)
+
+    if len(terms) == 1:
+        low, high = terms[0].low, terms[0].high
+        one = minimize_scalar(
+            lambda value: loss([value]),
+            bounds=(low, high),
+            method="bounded",
+            options={"xatol": (high - low) * 1e-4},
+        )
+        return [float(one.x)]
+    # scaled to [0, 1]: a step of the search is as wide in each
+    lows = np.array([term.low for term in terms])
+    spans = np.array([term.high for term in terms]) - lows
+
+    def of_shares(shares: NDArray[np.float64]) -> float:
+        return loss(lows + spans * shares)
+
+    several = minimize(
+        of_shares,
+        np.full(len(terms), 0.5),
+        method="Powell",  # one term after the other: simplices got stuck at a bound
+        bounds=[(0.0, 1.0)] * len(terms),
+        options={"xtol": 1e-3, "ftol": 1e-3, "maxfev": 100 * len(terms)},
+    )
+    found: list[float] = (lows + spans * np.asarray(several.x)).tolist()
+    return found
+
+
+def ended_by(requests: ObservedRequests, split_s: float) -> Any:
+    """Return which requests had their last token by `split_s`."""
+    if requests.arrival_s is None:
+        raise MeasuredError(
+            "--fit needs to know when requests ended, and this measurement has no "
+            "arrivals; give a requests.csv"
+        )
+    ends_s = requests.arrival_s + requests.e2el_s
+    return np.nan_to_num(ends_s, nan=np.inf) <= split_s
+
+
+def _squares_of(predicted: Observed, requests: ObservedRequests, rows: Any) -> float:
+    assert predicted.requests is not None
+    return _squares(predicted.requests, requests, rows)
+
+
+def _squares(
+    predicted: ObservedRequests, measured: ObservedRequests, rows: Any
+) -> float:
+    """Return the mean of squared logarithmic errors of TPOT and E2E."""
+    found = []
+    for name in ("tpot_s", "e2el_s"):
+        left, right = getattr(predicted, name)[rows], getattr(measured, name)[rows]
+        known = (left > 0.0) & (right > 0.0)
+        if known.any():
+            found.append(float(np.mean(np.log(left[known] / right[known]) ** 2)))
+    return sum(found) / max(len(found), 1)

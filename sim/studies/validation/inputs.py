@@ -1,0 +1,100 @@
+"""What was measured, as the workload of a simulation: same arrivals, same lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.studies.validation.observed import MeasuredError
+from workloads.chains import has_chains
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from sim.studies.validation.observed import ObservedRequests
+    from workloads.spec import RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Requests to simulate, and which line of the measurement each one is."""
+
+    specs: tuple[RequestSpec, ...]
+    lines: NDArray[np.int64]
+    """(requests,) place in the measurement of each request of `specs`."""
+    notes: tuple[str, ...]
+    """What was taken from where."""
+
+
+def inputs_of(specs: Sequence[RequestSpec], observed: ObservedRequests) -> Inputs:
+    """Return the workload with the arrivals and output lengths that were measured.
+
+    Prompt identity is the workload's. A request that was not served keeps the output
+    length that the workload gives it.
+
+    Raises
+    ------
+    MeasuredError
+        When the number of requests or a prompt differs, or arrivals were measured of
+        a workload whose requests wait for each other.
+    """
+    _check_same(specs, observed)
+    lines = np.arange(len(specs))
+    notes = ["arrivals are the workload's: the measurement has none"]
+    found = list(specs)
+    if observed.arrival_s is not None:
+        if has_chains(specs):
+            raise MeasuredError(
+                "the workload's requests wait for each other's answers, so their "
+                "arrivals cannot be given; leave sessions out, or the arrivals"
+            )
+        lines = np.argsort(observed.arrival_s, kind="stable")
+        notes = ["arrivals are those that were measured"]
+    served = ~np.isnan(observed.e2el_s)
+    changed = 0
+    for place, line in enumerate(lines.tolist()):
+        spec = specs[line]
+        arrival_s = spec.arrival_s
+        if observed.arrival_s is not None:
+            arrival_s = float(observed.arrival_s[line])
+        num_tokens = spec.num_output_tokens
+        if served[line]:
+            num_tokens = int(observed.num_output_tokens[line])
+            changed += num_tokens != spec.num_output_tokens
+        found[place] = spec._replace(
+            request_id=place, arrival_s=arrival_s, num_output_tokens=num_tokens
+        )
+    if changed:
+        notes.append(
+            f"{changed:,} requests got the output length that was measured, which is "
+            "not the workload's"
+        )
+    return Inputs(tuple(found), lines, tuple(notes))
+
+
+def _check_same(specs: Sequence[RequestSpec], observed: ObservedRequests) -> None:
+    if len(specs) != observed.num_requests:
+        raise MeasuredError(
+            f"the workload has {len(specs):,} requests, the measurement "
+            f"{observed.num_requests:,}; give both of the same run "
+            "(workload.trace.limit cuts a trace)"
+        )
+    for i, (spec, measured) in enumerate(
+        zip(specs, observed.num_prompt_tokens.tolist(), strict=True)
+    ):
+        num_tokens = spec.num_prompt_tokens
+        if num_tokens != measured:
+            raise MeasuredError(
+                f"request {i + 1} has a prompt of {num_tokens:,} tokens in the "
+                f"workload and of {measured:,} in the measurement; give both of the "
+                "same run, in the same order"
+            )
+        if spec.best_of > 1 or spec.beam_width > 1:
+            raise MeasuredError(
+                f"request {i + 1} asks for several sequences; such runs cannot be "
+                "compared yet"
+            )

@@ -1,0 +1,327 @@
+"""Simulate what was measured, and say how far off the simulation is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError
+from sim.simulation.run import Simulation
+from sim.simulation.workload import make_workload
+from sim.studies.validation import compare
+from sim.studies.validation.clocks import on_one_clock
+from sim.studies.validation.doubts import notes_of
+from sim.studies.validation.fit import ended_by, fit_terms, parse_term
+from sim.studies.validation.inputs import Inputs, inputs_of
+from sim.studies.validation.predicted import observed_of, series_of, usage_over
+from sim.studies.validation.readers import read
+from sim.studies.validation.readers.requests_csv import read_timeseries
+from sim.studies.validation.sharpness import sharpness_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+
+    from sim.config.tables import RunConfig
+    from sim.results.run_results import Results
+    from sim.studies.validation.fit import Fit, Term
+    from sim.studies.validation.observed import (
+        Floats,
+        Observed,
+        ObservedRequests,
+        TimeSeries,
+    )
+    from sim.studies.validation.sharpness import Sharpness
+    from sim.views.plots.named import NamedFigures
+
+_BLOCKS_KEY: Final = "engine.num_gpu_blocks_override"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A measured run beside the simulated one.
+
+    Parameters
+    ----------
+    results
+        Of the simulation, with what was fitted.
+    measured, predicted
+        Requests of both in the order of the measurement.
+    series
+        States at the moments that were measured, or None.
+    usage
+        By latency, (requests,): mean KV usage while it passed, that is until the first
+        token, from it to the last, and over both; from the measurement where it has it,
+        else from the simulation. None without requests.
+    fit
+        What was fitted, or None.
+    sharpness
+        What more blocks would have predicted.
+    notes
+        What a reader should know, a sentence each.
+    """
+
+    results: Results
+    measured: Observed
+    predicted: Observed
+    series: TimeSeries | None
+    usage: dict[str, Floats] | None
+    fit: Fit | None
+    sharpness: Sharpness
+    notes: tuple[str, ...]
+
+    @property
+    def judged(self) -> Any:
+        """Requests that nothing was fitted on; None for all."""
+        requests = self.measured.requests
+        if self.fit is None or requests is None:
+            return None
+        return ~ended_by(requests, self.fit.split_s)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each metric: predicted, measured, and the error in percent."""
+        import pandas as pd  # noqa: PLC0415 - slow to import
+
+        found = compare.metrics(self.predicted, self.measured)
+        return pd.DataFrame.from_dict(found, orient="index")
+
+    @property
+    def usage_of(self) -> str:
+        """Whose KV usage `usage` is: "the measurement" or "the simulation"."""
+        series = self.measured.series
+        known = series is not None and series.kv_cache_usage is not None
+        return "the measurement" if known else "the simulation"
+
+    @property
+    def plot(self) -> NamedFigures:
+        """The figures by name, such as ``plot.states()``; `dir` lists them."""
+        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.validation import figures_of  # noqa: PLC0415
+
+        return NamedFigures(figures_of(self), self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything that was found, JSON-ready."""
+        found: dict[str, Any] = {
+            "source": self.measured.source,
+            "title": self.results.summary["title"],
+            "notes": list(self.notes),
+            "metrics": compare.metrics(self.predicted, self.measured),
+            "fit": None if self.fit is None else self.fit.to_dict(),
+            "profile": self.results.summary.get("profile"),
+            "extrapolated_share": self.results.summary.get("extrapolated_share"),
+            "num_gpu_blocks": self.results.summary["num_gpu_blocks"],
+            "warnings": [*self.measured.warnings, *self.results.summary["warnings"]],
+            "sharpness": self.sharpness.to_dict(self.measured),
+        }
+        ours, theirs = self.predicted.requests, self.measured.requests
+        if ours is not None and theirs is not None:
+            found["per_request"] = compare.per_request(ours, theirs)
+            if self.fit is not None:
+                found["judged_metrics"] = compare.metrics(
+                    self.predicted, self.measured, self.judged
+                )
+                found["judged_per_request"] = compare.per_request(
+                    ours, theirs, self.judged
+                )
+            if self.usage is not None:
+                found["kv_usage_of"] = self.usage_of
+                found["by_kv_usage"] = compare.by_pressure(ours, theirs, self.usage)
+        if self.series is not None and self.measured.series is not None:
+            found["curves"] = compare.curves(self.series, self.measured.series)
+        return found
+
+
+def validate(
+    config: RunConfig,
+    measured: Observed,
+    terms: Sequence[Term] = (),
+    fit_on: float = 1.0 / 3.0,
+) -> Validation:
+    """Simulate the run that was measured and compare.
+
+    Parameters
+    ----------
+    config
+        The engine as it was, and the workload that it was given.
+    measured
+        What was observed of it.
+    terms
+        Configuration keys to fit on the first part of the run.
+    fit_on
+        That part, as a share of the time from the first arrival to the last token.
+
+    Raises
+    ------
+    ConfigError, MeasuredError
+        When configuration and measurement do not fit together.
+    """
+    measured = on_one_clock(measured)
+    inputs = _inputs(config, measured)
+    if measured.requests is not None and measured.requests.arrival_s is not None:
+        config = _open_loop(config)
+
+    def predict(changes: Mapping[str, float]) -> Observed:
+        return observed_of(_simulated(config, inputs, changes), inputs.lines)
+
+    fit = None
+    if terms:
+        fit = fit_terms(terms, measured, predict, _split_s(measured, fit_on))
+    fitted = fit.values if fit else {}
+    results = _simulated(config, inputs, fitted)
+    predicted = observed_of(results, inputs.lines)
+    series = measured.series
+    return Validation(
+        results=results,
+        measured=measured,
+        predicted=predicted,
+        series=None if series is None else series_of(results, series.time_s),
+        usage=_usage(results, measured, predicted),
+        fit=fit,
+        sharpness=sharpness_of(
+            results,
+            predicted,
+            measured,
+            lambda num_blocks: predict({**fitted, _BLOCKS_KEY: num_blocks}),
+        ),
+        notes=(*measured.notes, *inputs.notes, *notes_of(results, predicted, measured)),
+    )
+
+
+def validate_file(
+    config: RunConfig,
+    measured: Path,
+    timeseries: Path | None = None,
+    *,
+    fit: Sequence[str] = (),
+    fit_on: float = 1.0 / 3.0,
+) -> Validation:
+    """Do what `validate` does with files of measurements.
+
+    Parameters
+    ----------
+    config
+        See `validate`.
+    measured
+        requests.csv, the JSON of ``vllm bench serve``, or the text of ``/metrics``.
+    timeseries
+        States over time, a CSV.
+    fit
+        Texts for `sim.studies.validation.fit.parse_term`.
+    fit_on
+        See `validate`.
+
+    Raises
+    ------
+    ConfigError, MeasuredError
+        Also if a file cannot be read.
+    """
+    if not 0.0 < fit_on < 1.0:
+        raise ConfigError(
+            f"fit_on is a share of the run's time, between 0 and 1; got {fit_on:g}"
+        )
+    terms = [parse_term(text) for text in fit]
+    observed = read(measured)
+    if timeseries is not None:
+        observed = replace(observed, series=read_timeseries(timeseries))
+    return validate(config, observed, terms, fit_on)
+
+
+def _inputs(config: RunConfig, measured: Observed) -> Inputs:
+    specs = make_workload(config.workload, config.seed).requests()
+    if measured.requests is None:
+        lines = np.arange(len(specs))
+        note = (
+            "the source has no single requests: arrivals and lengths are the workload's"
+        )
+        return Inputs(tuple(specs), lines, (note,))
+    return inputs_of(specs, measured.requests)
+
+
+def _open_loop(config: RunConfig) -> RunConfig:
+    """Return the configuration without users: the measured arrivals have them in."""
+    if config.workload.max_concurrent_users is None:
+        return config
+    data = config.model_dump()
+    data["workload"]["max_concurrent_users"] = None
+    return parse_config(data)
+
+
+def _simulated(
+    config: RunConfig, inputs: Inputs, changes: Mapping[str, float]
+) -> Results:
+    """Simulate with some keys changed."""
+    if changes:
+        data = config.model_dump()
+        for name, value in changes.items():
+            table, _, key = name.partition(".")
+            data[table][key] = value
+        config = parse_config(data)
+    return Simulation(config, specs=inputs.specs).run()
+
+
+def _split_s(measured: Observed, share: float) -> float:
+    """Return when the part that is fitted on ends."""
+    requests = measured.requests
+    if requests is None or requests.arrival_s is None:
+        return 0.0  # `fit_terms` says what is missing
+    begin_s = float(requests.arrival_s.min())
+    end_s = float(np.nanmax(requests.arrival_s + requests.e2el_s, initial=begin_s))
+    return begin_s + share * (end_s - begin_s)
+
+
+def _usage(
+    results: Results, measured: Observed, predicted: Observed
+) -> dict[str, Floats] | None:
+    """Return the mean KV usage while each latency of each request passed."""
+    theirs, ours, series = measured.requests, predicted.requests, measured.series
+    if theirs is None or ours is None:
+        return None
+    if (
+        series is not None
+        and series.kv_cache_usage is not None
+        and theirs.arrival_s is not None
+    ):
+        known = ~np.isnan(series.kv_cache_usage)
+        curve = series.time_s[known], series.kv_cache_usage[known]
+        return {
+            name: _mean_between(*curve, *span)
+            for name, span in _spans_s(theirs).items()
+        }
+    return {name: usage_over(results, *span) for name, span in _spans_s(ours).items()}
+
+
+def _spans_s(requests: ObservedRequests) -> dict[str, tuple[Floats, Floats]]:
+    """Return when each latency began and ended."""
+    assert requests.arrival_s is not None
+    begin_s = requests.arrival_s
+    first_s, last_s = begin_s + requests.ttft_s, begin_s + requests.e2el_s
+    return {
+        "ttft": (begin_s, first_s),
+        "tpot": (first_s, last_s),
+        "e2el": (begin_s, last_s),
+    }
+
+
+def _mean_between(
+    time_s: Floats, values: Floats, begin_s: Floats, end_s: Floats
+) -> Floats:
+    """Return the mean of a curve of straight lines between two moments each.
+
+    Before its first moment and after its last the curve stays as it is there.
+    """
+    first_s = min(float(time_s[0]), float(np.nanmin(begin_s))) - 1.0
+    last_s = max(float(time_s[-1]), float(np.nanmax(end_s))) + 1.0
+    time_s = np.concatenate([[first_s], time_s, [last_s]])
+    values = np.concatenate([values[:1], values, values[-1:]])
+    middles = (values[1:] + values[:-1]) / 2.0 * np.diff(time_s)
+    area = np.concatenate([np.zeros(1), np.cumsum(middles)])
+    spent = np.interp(end_s, time_s, area) - np.interp(begin_s, time_s, area)
+    mean: Floats = spent / np.maximum(end_s - begin_s, 1e-12)
+    return np.clip(mean, 0.0, 1.0)

@@ -1,0 +1,193 @@
+"""Which figures there are of what lies in a directory, and how they are drawn.
+
+====== ======================================== =========================
+what   known by                                 figures
+====== ======================================== =========================
+a run  ``summary.json``                         `sim.views.plots.FIGURES`
+runs   several such directories                 `sim.views.plots.overlays`
+sweep  ``sweep.json``                           `sim.views.plots.sweeps`
+plan   ``plan.json``                            `sim.views.plots.plan_figures`,
+                                                `sim.views.plots.sweeps`
+====== ======================================== =========================
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from sim.config.plug import did_you_mean
+from sim.errors import ResultsError, UserError
+from sim.results.run_results import Results
+from sim.studies.planning.file import plan_fault
+from sim.views.plots import FIGURES, Tables
+from sim.views.plots.overlays import OVERLAYS
+from sim.views.plots.plan_figures import PLAN_FIGURES
+from sim.views.plots.runs import Run, labels_of, what_differs
+from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
+from sim.views.plots.sweeps.table import SweepRuns, read_plan, read_sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    Drawing: TypeAlias = Callable[[], Figure]
+
+What: TypeAlias = Literal["run", "runs", "sweep", "plan"]
+_MARKERS: Mapping[str, What] = {
+    "plan.json": "plan",
+    "sweep.json": "sweep",
+    "summary.json": "run",
+}
+FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
+    "run": FIGURES,
+    "runs": OVERLAYS,
+    "sweep": SWEEP_FIGURES,
+    "plan": PLAN_FIGURES | SWEEP_FIGURES,
+}
+"""By what a directory holds: the functions, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMapKeys:
+    """What a heat map is of; see `sim.views.plots.sweeps.heat_map.HeatMap`."""
+
+    x: str | None = None
+    y: str | None = None
+    metric: str | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.x, self.y, self.metric))
+
+    def figure(self) -> HeatMap:
+        """Return the heat map."""
+        given = {"x": self.x, "y": self.y, "metric": self.metric}
+        return HeatMap(**{key: value for key, value in given.items() if value})
+
+
+def what_is_in(directories: Sequence[Path]) -> What:
+    """Return what directories hold.
+
+    Raises
+    ------
+    ResultsError
+        If one holds none of ours, or they do not go into one figure.
+    """
+    found = [_what_is_in(directory) for directory in directories]
+    if set(found) == {"run"}:
+        return "run" if len(found) == 1 else "runs"
+    if len(found) > 1:
+        place = next(i for i, each in enumerate(found) if each != "run")
+        raise ResultsError(
+            f"'{directories[place]}' is a {found[place]}, and only runs are drawn "
+            f"together; give it alone"
+        )
+    return found[0]
+
+
+def _what_is_in(directory: Path) -> What:
+    for marker, what in _MARKERS.items():
+        if (directory / marker).is_file():
+            return what
+    what_else = "holds no results" if directory.is_dir() else "is no directory"
+    raise ResultsError(
+        f"'{directory}' {what_else}; give what 'kvsim run', 'kvsim sweep' or 'kvsim "
+        f"plan' wrote"
+    )
+
+
+def named(what: What, names: Sequence[str]) -> list[str]:
+    """Return the figures that are asked for; all of them if none is named.
+
+    Raises
+    ------
+    UserError
+        If there is none of a name.
+    """
+    there = FIGURES_OF[what]
+    for name in names:
+        if name not in there:
+            others = ", ".join(there)
+            raise UserError(
+                f"--figure: there is no '{name}' of a {what.removesuffix('s')}"
+                f"{did_you_mean(name, there)} (there are: {others})"
+            )
+    return list(dict.fromkeys(names)) or list(there)
+
+
+def drawings(
+    what: What, directories: Sequence[Path], keys: HeatMapKeys
+) -> dict[str, Drawing]:
+    """Return what draws each figure of what lies there, read once.
+
+    Parameters
+    ----------
+    what
+        `what_is_in` of the directories.
+    directories
+        One, or several runs.
+    keys
+        What the heat map is of.
+
+    Raises
+    ------
+    ResultsError, ConfigError
+        If something cannot be read.
+    """
+    if what in ("run", "runs"):
+        return _of_runs(directories)
+    if what == "sweep":
+        return _of_sweep(read_sweep(directories[0]), keys)
+    plan = _read_plan(directories[0])
+    own: dict[str, Drawing] = {
+        name: partial(draw, plan) for name, draw in PLAN_FIGURES.items()
+    }
+    return own | _of_sweep(read_plan(plan), keys)
+
+
+def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
+    found = [Results.load(directory) for directory in directories]
+    tables = [Tables.of(results) for results in found]
+    if len(found) == 1:
+        return {name: partial(draw, tables[0]) for name, draw in FIGURES.items()}
+    names, configs = _names(directories), [each.config.to_data() for each in found]
+    labels = labels_of(names, configs, [results.summary for results in found])
+    differs = what_differs(configs) if labels == names else ""
+    runs = [
+        Run(label, each, differs) for label, each in zip(labels, tables, strict=True)
+    ]
+    return {name: partial(draw, runs) for name, draw in OVERLAYS.items()}
+
+
+def _names(directories: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart."""
+    parts = [directory.resolve().parts for directory in directories]
+    for num in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-num:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise ResultsError(
+        f"'{directories[0]}' is given twice, or another directory; give each once"
+    )
+
+
+def _of_sweep(runs: SweepRuns, keys: HeatMapKeys) -> dict[str, Drawing]:
+    figures = SWEEP_FIGURES | {"heat_map": keys.figure()}
+    return {name: partial(draw, runs) for name, draw in figures.items()}
+
+
+def _read_plan(directory: Path) -> dict[str, Any]:
+    path = directory / "plan.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultsError(
+            f"'{path}' is no plan that can be read; make it again"
+        ) from error
+    if fault := plan_fault(found):
+        raise ResultsError(f"'{path}' {fault}")
+    return found

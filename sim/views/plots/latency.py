@@ -1,0 +1,166 @@
+"""The figure of latencies: how requests fared, as distribution functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from sim.results.metrics import SERVED
+from sim.views.plots.binning import cdf_points
+from sim.views.plots.panels import Panels, given_panels
+from sim.views.plots.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    YELLOW,
+    blank_figure,
+    house_style,
+    plain_number,
+    say,
+    set_log_axis,
+    set_percent_axis,
+)
+from sim.views.plots.tables import column, words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from sim.views.plots.binning import Floats
+    from sim.views.plots.tables import Tables
+
+NUM_CDF_POINTS = 1000
+LOG_FROM_RATIO = 20.0
+"""Latencies that differ by more than this are drawn on a logarithmic scale."""
+
+_MARKS = {50: ("o", YELLOW), 90: ("s", ORANGE), 99: ("^", VERMILLION)}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A latency that is drawn."""
+
+    column: str
+    key: str
+    """As in the summary: ``p50_{key}_ms``."""
+    name: str
+    meaning: str
+
+
+METRICS = (
+    Metric("ttft_s", "ttft", "TTFT", "time to first token"),
+    Metric("tpot_s", "tpot", "TPOT", "time per output token"),
+    Metric("e2el_s", "e2el", "E2E", "end-to-end latency"),
+)
+
+
+@house_style
+def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
+    """Draw the distributions of TTFT, TPOT and end-to-end latency."""
+    facts = tables.facts(
+        completed="{:,.0f} completed requests",
+        request_throughput="{:,.4g} requests/s",
+        output_throughput="{:,.0f} output tokens/s",
+    )
+    title = f"Latency: {facts}" if facts else "Latency"
+    panels = _new_panels(tables, title) if on is None else given_panels(on, 3)
+    finished = finished_requests(tables)
+    for metric, axes in zip(METRICS, panels.axes, strict=True):
+        values = column(tables.requests, metric.column)[finished]
+        _draw_cdf(axes, tables, metric, values[np.isfinite(values)])
+        set_percent_axis(axes, "", 100.0)
+    panels.axes[0].set_ylabel("finished requests (%)")
+    return panels.figure
+
+
+def _new_panels(tables: Tables, title: str) -> Panels:
+    figure = blank_figure(tables, title)
+    figure.subplots(
+        ncols=3,
+        gridspec_kw={
+            "left": 0.065,
+            "right": 0.98,
+            "top": 0.8,
+            "bottom": 0.1,
+            "wspace": 0.2,
+        },
+    )
+    return Panels(figure, figure.axes)
+
+
+def finished_requests(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which requests were served to their end: not rejected, not aborted."""
+    return np.isin(words(tables.requests, "status"), SERVED)
+
+
+def _draw_cdf(axes: Axes, tables: Tables, metric: Metric, values: Floats) -> None:
+    axes.set_title(f"{metric.name}, n = {values.size:,}", loc="left", pad=26, size=10)
+    if not values.size:
+        say(axes, "No finished request\nwith this latency")
+        axes.set_xlabel(f"{metric.meaning} (s)")
+        return
+    scale, unit = (1e3, "ms") if float(np.quantile(values, 0.9)) < 2.0 else (1.0, "s")
+    x, share = cdf_points(values * scale, NUM_CDF_POINTS)
+    x, share = np.append(x[0], x), np.append(0.0, share)
+    axes.step(x, 100.0 * share, where="post", color=BLUE, linewidth=1.6)
+    _mark_percentiles(axes, tables, metric, values, scale)
+    axes.set_xlabel(f"{metric.meaning} ({unit})")
+    scale_x(axes, float(x[0]), float(x[-1]))
+
+
+def _mark_percentiles(
+    axes: Axes, tables: Tables, metric: Metric, values: Floats, scale: float
+) -> None:
+    """Mark p50, p90 and p99, the summary's where it has them, and list them above."""
+    for percent, (marker, colour) in _MARKS.items():
+        milliseconds = tables.number(f"p{percent}_{metric.key}_ms")
+        if milliseconds is None:
+            milliseconds = 1e3 * float(np.quantile(values, percent / 100.0))
+        x = milliseconds * 1e-3 * scale
+        axes.plot([x, x], [0.0, percent], color=GREY, linewidth=0.7, linestyle=":")
+        axes.plot(
+            x,
+            percent,
+            linestyle="none",
+            marker=marker,
+            markersize=6.5,
+            markerfacecolor=colour,
+            markeredgecolor="black",
+            markeredgewidth=0.8,
+            label=f"p{percent} {_quantity(milliseconds)}",
+        )
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.03, 1.0),
+        ncols=3,
+        borderaxespad=0.1,
+        borderpad=0.2,
+        columnspacing=1.0,
+        handletextpad=0.1,
+    )
+
+
+def _quantity(milliseconds: float) -> str:
+    """Return a latency with three digits and its unit."""
+    if milliseconds < 999.5:
+        return f"{milliseconds:.3g} ms"
+    seconds = milliseconds / 1e3
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def scale_x(axes: Axes, low: float, high: float) -> None:
+    """Choose a linear axis from 0, or a logarithmic one where the range needs it."""
+    if high > LOG_FROM_RATIO * low > 0.0:
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.15, high * 1.15)
+        set_log_axis(axes.xaxis, low, high)
+        return
+    axes.set_xlim(0.0, high * 1.05 or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))

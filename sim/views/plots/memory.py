@@ -1,0 +1,177 @@
+"""Figures of the KV cache: how full it is, and how much of it is wasted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.markers import CARETDOWN
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from sim.views.plots.binning import extremes_per_column
+from sim.views.plots.panels import new_panels
+from sim.views.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    draw_band,
+    draw_mean,
+    house_style,
+    legend_above,
+    say,
+    set_count_axis,
+    set_percent_axis,
+    set_time_axis,
+    time_unit,
+)
+from sim.views.plots.tables import column
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from sim.views.plots.tables import Tables
+
+NUM_MARKER_COLUMNS = 400
+"""Preemption markers are wider than a pixel: thinner columns would only smear."""
+
+
+@house_style
+def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
+    """Draw the usage of the KV cache over time, with the preemptions on it."""
+    facts = tables.facts(
+        kv_cache_usage_mean="mean {:.1%}",
+        kv_cache_usage_max="max {:.1%}",
+        num_preemptions="{:,.0f} preemptions",
+    ).replace("%", " %")
+    title = f"KV cache usage: {facts}" if facts else "KV cache usage"
+    panels = new_panels(tables, title, right=0.91, on=on)
+    (axes,) = panels.axes
+    if tables.has_steps:
+        usage = tables.curves.state["kv_cache_usage_percent"]
+        draw_band(axes, usage, SKY, "GPU blocks, min to max")
+        draw_mean(axes, usage, BLUE, "mean")
+        _draw_cpu_usage(axes, tables)
+    else:
+        say(axes, "No engine step in this run")
+    _mark_preemptions(axes, tables)
+    set_percent_axis(axes, "KV blocks in use (%)")
+    _add_block_scale(axes, tables)
+    set_time_axis(axes, tables.stop_s)
+    legend_above(axes)
+    return panels.figure
+
+
+def _draw_cpu_usage(axes: Axes, tables: Tables) -> None:
+    curves, usage = tables.curves, "cpu_cache_usage_percent"
+    if any(
+        curves.totals[name].high > 0.0 for name in (usage, "num_swapped_out_blocks")
+    ):
+        mean = curves.state[usage]
+        draw_mean(axes, mean, GREEN, "CPU blocks, mean", linestyle="--")
+
+
+def _mark_preemptions(axes: Axes, tables: Tables) -> None:
+    """Mark preemptions where they happened, few enough to see each mark."""
+    time_s = column(tables.preemptions, "time_s")
+    usage = 100.0 * column(tables.preemptions, "kv_cache_usage_before")
+    if not time_s.size:
+        return
+    edges_s = np.linspace(0.0, tables.stop_s, NUM_MARKER_COLUMNS + 1)
+    kept = extremes_per_column(time_s, usage, edges_s)
+    axes.plot(
+        time_s[kept] / time_unit(tables.stop_s)[0],
+        usage[kept],
+        linestyle="none",
+        marker=CARETDOWN,  # its tip is at the usage, the curve stays free
+        markersize=4.0,
+        markerfacecolor=VERMILLION,
+        markeredgecolor=BLACK,
+        markeredgewidth=0.3,
+        clip_on=False,
+        zorder=3,
+        label=f"{time_s.size:,} preemptions, usage before each",
+    )
+
+
+def _add_block_scale(axes: Axes, tables: Tables) -> None:
+    """Add the same scale in blocks on the right."""
+    num_blocks = tables.number("num_gpu_blocks")
+    if not num_blocks:
+        return
+    right = axes.twinx()
+    right.set_ylim(axes.get_ylim())
+    right.set_ylabel("GPU blocks in use (number)")
+    right.yaxis.set_major_formatter(
+        FuncFormatter(lambda percent, _: f"{percent / 100.0 * num_blocks:,.0f}")
+    )
+    right.grid(visible=False)
+    right.spines["right"].set_visible(True)
+
+
+@house_style
+def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
+    """Draw blocks in use against tokens in use, and the share that is wasted."""
+    block_size = tables.number("block_size")
+    if not tables.has_steps or not block_size:
+        return _no_fragmentation(tables, on)
+    totals = tables.curves.totals
+    room = totals["capacity_tokens"].mean_over_time
+    stored = totals["num_physical_tokens"].mean_over_time
+    empty = (room - stored) / (room or 1.0)
+    title = f"Fragmentation: {empty:.2%} of the token slots of blocks in use are empty"
+    is_shared = totals["is_shared"].high > 0.0
+    heights = (3.0, 1.5, 1.5) if is_shared else (3.0, 2.0)
+    panels = new_panels(tables, title.replace("%", " %"), heights, on=on)
+    _draw_tokens(panels.axes[0], tables, block_size, is_shared=is_shared)
+    _draw_share(panels.axes[1], tables, "empty_percent", ("empty slots", ORANGE))
+    if is_shared:
+        look = ("tokens saved by sharing", PURPLE)
+        _draw_share(panels.axes[2], tables, "saved_percent", look)
+    panels.set_time_axes(tables.stop_s)
+    return panels.figure
+
+
+def _draw_share(axes: Axes, tables: Tables, name: str, look: tuple[str, str]) -> None:
+    """Draw a percentage's envelope and mean; `look` is what it says and its fill."""
+    says, fill = look
+    percent = tables.curves.pixels[name]
+    draw_band(axes, percent, fill, f"{says}, min to max")
+    draw_mean(axes, percent, BLACK, "mean")
+    top = tables.curves.totals[name].high or 1.0
+    set_percent_axis(axes, "share of slots (%)", top)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    legend_above(axes)
+
+
+def _no_fragmentation(tables: Tables, on: Sequence[Axes] | None) -> Figure:
+    panels = new_panels(tables, "Fragmentation", on=on and on[:1])
+    (axes,) = panels.axes
+    has_steps = tables.has_steps
+    missing = "block_size is not in the summary" if has_steps else "No engine step"
+    say(axes, f"{missing}: fragmentation is not known")
+    set_percent_axis(axes, "share (%)")
+    set_time_axis(axes, tables.stop_s)
+    return panels.figure
+
+
+def _draw_tokens(
+    axes: Axes, tables: Tables, block_size: float, *, is_shared: bool
+) -> None:
+    state = tables.curves.state
+    room = state["capacity_tokens"]
+    draw_band(axes, room, SKY, "room in blocks in use, min to max")
+    draw_mean(axes, room, BLUE, f"mean (blocks x {block_size:g} tokens)")
+    stored = state["num_physical_tokens"]
+    draw_mean(axes, stored, VERMILLION, "tokens stored, mean", linestyle="--")
+    if is_shared:
+        asked = state["num_logical_tokens"]
+        draw_mean(axes, asked, PURPLE, "tokens of requests, mean", linestyle=":")
+    set_count_axis(axes, "KV cache (tokens)")
+    legend_above(axes)

@@ -1,0 +1,116 @@
+"""Figures as bytes, in several formats and styles, and as files."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import matplotlib as mpl
+
+from sim.config.plug import did_you_mean
+from sim.errors import OutputError, UserError
+from sim.views.plots.style import house_style, to_png
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.figure import Figure
+
+Format: TypeAlias = Literal["png", "svg", "pdf"]
+
+_METADATA: Final[Mapping[str, dict[str, None]]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""What would differ from day to day, or from release to release."""
+
+
+@house_style
+def figure_bytes(figure: Figure, format_: Format) -> bytes:
+    """Return a figure in a format, the same bytes for the same figure at any time."""
+    if format_ == "png":
+        return to_png(figure)
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "kvsim", "pdf.fonttype": 42}):
+        figure.savefig(buffer, format=format_, metadata=_METADATA[format_])
+    return buffer.getvalue()
+
+
+def read_style(path: Path) -> dict[str, Any]:
+    """Return the settings of a matplotlib style file.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, or has a setting or value that matplotlib does not know.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "is no text"
+        raise UserError(
+            f"--style: '{path}' cannot be read: {why}; give an .mplstyle file"
+        ) from error
+    known: list[str] = list(mpl.rcParams)
+    for line in lines:
+        key = line.partition("#")[0].partition(":")[0].strip()
+        if key and key not in known:
+            raise UserError(
+                f"--style: '{path}' has no setting of matplotlib in '{line.strip()}'"
+                f"{did_you_mean(key, known)}; mend or remove it"
+            )
+    try:
+        found: Any = mpl.rc_params_from_file(path, True, False)
+    except (ValueError, KeyError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"--style: '{path}': {line}; mend or remove it") from error
+    return dict(found)
+
+
+def check_files(paths: list[Path], *, overwrite: bool) -> None:
+    """Refuse files that are there already.
+
+    Raises
+    ------
+    OutputError
+        If one is, and must not be replaced.
+    """
+    there = [path for path in paths if path.exists()]
+    if there and not overwrite:
+        raise OutputError(
+            f"'{there[0]}' exists already; choose another --out or add --overwrite"
+        )
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Write files, each as a whole or not at all; their folders are made.
+
+    Raises
+    ------
+    OutputError
+        If one cannot be written.
+    """
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, content)
+        except OSError as error:
+            raise OutputError(
+                f"'{path}' cannot be written: {error.strerror}; choose another --out"
+            ) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        partial.chmod(0o644)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,235 @@
+"""Figures of a plan: what load does to latency, and where the objectives lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter
+
+from sim.views.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    house_style,
+    plain_number,
+    set_log_axis,
+    titled_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Plan = Mapping[str, Any]
+
+COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, BLACK, GREY)
+_LINES = ("-", "--", ":", "-.")
+_MAX_PANELS = 4
+_OUT_OF_SIGHT = 6.0
+"""Values beyond so many times the limit tell nothing more."""
+
+
+def looks(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return how each candidate is drawn: a colour a GPU, a line a size and model."""
+    found = [each for each in plan["candidates"] if "rate" in each]
+    gpus = list(dict.fromkeys(each["gpu"] for each in found))
+    kinds = list(dict.fromkeys(_kind(each) for each in found))
+    return {
+        each["name"]: {
+            "color": COLOURS[gpus.index(each["gpu"]) % len(COLOURS)],
+            "linestyle": _LINES[kinds.index(_kind(each)) % len(_LINES)],
+        }
+        for each in found
+    }
+
+
+def _kind(each: Plan) -> tuple[str, int]:
+    return each["model"], each["tensor_parallel_size"]
+
+
+def load_points(each: Plan, name: str) -> dict[float, list[float]]:
+    """Return values of runs by their load, as a share of the highest rate."""
+    points: dict[float, list[float]] = {}
+    for point in each["curve"]:
+        value = point["values"].get(name)
+        if point["load"] and value is not None and not point["is_overloaded"]:
+            points.setdefault(point["load"], []).append(value)
+    return dict(sorted(points.items()))
+
+
+@house_style
+def capacity_curves(plan: Plan) -> Figure:
+    """Draw what each candidate's objectives come to at growing rates."""
+    found = [each for each in plan["candidates"] if "rate" in each]
+    best = max(found, key=lambda each: each["rate"]["value"])
+    figure = titled_figure(
+        f"One engine holds up to {best['rate']['value']:,.3g} requests/s "
+        f"({best['name']})",
+        f"{plan['traffic']['title']}; medians of seeds; bands: highest rates "
+        f"at {plan['search']['confidence']:.0%} confidence",
+    )
+    objectives = plan["objectives"][:_MAX_PANELS]
+    panels = figure.subplots(
+        ncols=len(objectives),
+        squeeze=False,
+        gridspec_kw={
+            "left": 0.08,
+            "right": 0.75,
+            "top": 0.865,
+            "bottom": 0.085,
+            "wspace": 0.32,
+        },
+    )[0]
+    styles = looks(plan)
+    for axes, objective in zip(panels, objectives, strict=True):
+        _draw_candidates(axes, found, objective, styles)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="center left", bbox_to_anchor=(0.76, 0.5), fontsize=8
+    )
+    return figure
+
+
+def _draw_candidates(
+    axes: Axes,
+    found: list[Plan],
+    objective: Plan,
+    styles: Mapping[str, dict[str, Any]],
+) -> None:
+    name, limit = objective["name"], objective["limit"]
+    rates: list[float] = []
+    highs: list[float] = []
+    lowest = limit
+    for each in found:
+        points = load_points(each, name)
+        rate = each["rate"]
+        x = [load * rate["value"] for load in points]
+        y = [float(np.median(values)) for values in points.values()]
+        axes.plot(
+            x, y, marker="o", markersize=3, label=each["name"], **styles[each["name"]]
+        )
+        axes.axvspan(
+            rate["low"],
+            rate["high"],
+            color=styles[each["name"]]["color"],
+            alpha=0.12,
+            lw=0,
+        )
+        rates += x
+        highs += y
+        lowest = min([lowest, *(value for value in y if value > 0)])
+    axes.axhline(limit, color=BLACK, linewidth=1.0, linestyle=(0, (6, 3)))
+    _name_limit(axes, objective)
+    axes.set_xlabel("requests/s of one engine")
+    axes.set_ylabel(label_of(name))
+    if rates:
+        axes.set_xscale("log")
+        set_log_axis(axes.xaxis, min(rates), max(rates))
+        axes.set_xlim(min(rates) * 0.85, max(rates) * 1.15)
+    if name != "goodput":
+        axes.set_yscale("log")
+        top = min(limit * _OUT_OF_SIGHT, 1.3 * max([limit, *highs]))
+        set_log_axis(axes.yaxis, lowest, top)
+        axes.set_ylim(lowest * 0.8, top)
+
+
+def _name_limit(axes: Axes, objective: Plan) -> None:
+    """Write the rule on the left of its line."""
+    axes.annotate(
+        objective["rule"],
+        (0.02, objective["limit"]),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 5),
+        textcoords="offset points",
+        fontsize=8.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
+        zorder=4,
+    )
+
+
+def label_of(name: str) -> str:
+    """Return the label of an axis for an objective: ``p95 TTFT (ms)``."""
+    statistic, _, rest = name.partition("_")
+    for key, word in (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL")):
+        if rest == f"{key}_ms":
+            return f"{statistic} {word} (ms)"
+    if rest == "e2el_ms":
+        return f"{statistic} end-to-end latency (ms)"
+    return name.replace("_", " ")
+
+
+@house_style
+def latency_load(plan: Plan) -> Figure:
+    """Draw TTFT and TPOT of the cheapest of each model against its load."""
+    names = (
+        list(plan["cheapest"].values())[:2]
+        or [each["name"] for each in plan["candidates"] if "rate" in each][:2]
+    )
+    by_name = {each["name"]: each for each in plan["candidates"]}
+    figure = titled_figure(
+        "Latency against load: "
+        + ", ".join(
+            f"{name} up to {by_name[name]['rate']['value']:,.3g}/s" for name in names
+        ),
+        "lines: medians of seeds; bands: all seeds; grey: the interval of the highest "
+        "rate at which the objectives hold",
+    )
+    panels = figure.subplots(
+        nrows=len(names),
+        ncols=2,
+        squeeze=False,
+        gridspec_kw={
+            "left": 0.075,
+            "right": 0.98,
+            "top": 0.86,
+            "bottom": 0.085,
+            "wspace": 0.18,
+            "hspace": 0.42,
+        },
+    )
+    for row, name in zip(panels, names, strict=True):
+        for axes, of in zip(row, ("ttft", "tpot"), strict=True):
+            _draw_latency(axes, by_name[name], of, plan)
+    return figure
+
+
+def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
+    rate = each["rate"]
+    axes.axvspan(rate["low"], rate["high"], color=GREY, alpha=0.2, lw=0)
+    highest = 1e-9
+    for statistic, colour in (("median", SKY), ("p95", BLUE)):
+        points = load_points(each, f"{statistic}_{of}_ms")
+        x = [load * rate["value"] for load in points]
+        y = [float(np.median(values)) for values in points.values()]
+        low = [min(values) for values in points.values()]
+        high = [max(values) for values in points.values()]
+        axes.fill_between(x, low, high, color=colour, alpha=0.3, lw=0)
+        axes.plot(x, y, color=colour, marker="o", markersize=3, label=statistic)
+        highest = max([highest, *high])
+    for objective in plan["objectives"]:
+        if objective["name"].endswith(f"_{of}_ms"):
+            limit = objective["limit"]
+            axes.axhline(limit, color=VERMILLION, linestyle=(0, (6, 3)))
+            _name_limit(axes, objective)
+            highest = max(highest, limit)
+    axes.set_ylim(0.0, highest * 1.15)
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.set_title(each["name"], fontsize=9, loc="left")
+    axes.set_xlabel("requests/s of one engine")
+    axes.set_ylabel(label_of(f"p95_{of}_ms").removeprefix("p95 "))
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=5,
+        borderaxespad=0.1,
+        fontsize=7.5,
+        handlelength=1.4,
+        columnspacing=1.0,
+    )

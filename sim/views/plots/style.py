@@ -1,0 +1,420 @@
+"""One look for all figures: colours, axes, legends, titles, PNG bytes."""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
+
+from sim.views.plots.png import png_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+    from sim.views.plots.binning import Envelope, Floats, StepColumns
+    from sim.views.plots.tables import Tables
+
+# The palette of Okabe and Ito, told apart by colour-blind readers; their lightness
+# differs as well, so that they stay apart in grey.
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#555555"
+COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK, GREY)
+"""Of what is compared, in this order."""
+
+DPI = 150
+WIDTH_PX, HEIGHT_PX = 1600, 900
+MAX_TITLE_CHARACTERS = 110
+MAX_SUBTITLE_CHARACTERS = 120
+
+_NOT_LOOKS = ("backend", "interactive", "toolbar", "timezone", "date", "webagg")
+_STYLE = {
+    key: value
+    for key, value in mpl.rcParamsDefault.items()
+    if not key.startswith(_NOT_LOOKS)
+} | {
+    "figure.figsize": (WIDTH_PX / DPI, HEIGHT_PX / DPI),
+    "figure.dpi": DPI,
+    "figure.titlesize": 12.0,
+    "figure.titleweight": "bold",
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "font.family": "DejaVu Sans",
+    "text.hinting": "no_hinting",  # as legible at this size, and quicker
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.1,
+}
+
+_user_style: ContextVar[Mapping[Any, Any]] = ContextVar(
+    "user_style", default=MappingProxyType({})
+)
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    with mpl.rc_context({**_STYLE, **_user_style.get()}):
+        yield
+
+
+house_style = _styled()
+"""Decorator: draw in our style, whatever the user's matplotlibrc says."""
+
+
+@contextmanager
+def on_top(settings: Mapping[Any, Any]) -> Iterator[None]:
+    """Let matplotlib settings win over ours, where our figures do not say themselves.
+
+    Colours that mean something stay; fonts, grids, spines, sizes and the colours of
+    runs that are compared change.
+    """
+    looks = {k: v for k, v in settings.items() if not k.startswith(_NOT_LOOKS)}
+    token = _user_style.set(looks)
+    try:
+        yield
+    finally:
+        _user_style.reset(token)
+
+
+def new_figure(
+    tables: Tables,
+    title: str,
+    heights: Sequence[float] = (1.0,),
+    *,
+    right: float = 0.98,
+) -> Figure:
+    """Return a figure with a panel per height, one above the other, sharing x.
+
+    Parameters
+    ----------
+    tables
+        The run, for the line under the title.
+    title
+        What the figure says, in figures.
+    heights
+        Relative heights of the panels, top to bottom.
+    right
+        Right edge of the panels, as a share of the figure's width.
+    """
+    figure = blank_figure(tables, title)
+    figure.subplots(
+        nrows=len(heights),
+        sharex=True,
+        squeeze=False,
+        gridspec_kw={
+            "left": 0.075,
+            "right": right,
+            "top": 0.845,
+            "bottom": 0.085,
+            "hspace": 0.1 + 0.09 * len(heights),
+            "height_ratios": list(heights),
+        },
+    )
+    figure.align_ylabels()
+    return figure
+
+
+def blank_figure(tables: Tables, title: str) -> Figure:
+    """Return a figure with its two title lines and no panel yet."""
+    return titled_figure(title, str(tables.summary.get("title") or ""))
+
+
+class ShownFigure(Figure):
+    """A figure that notebooks show, though pyplot knows nothing of it."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
+def titled_figure(title: str, below: str) -> Figure:
+    """Return a figure with a title, a line below it and no panel yet."""
+    figure = ShownFigure()
+    FigureCanvasAgg(figure)
+    headline = _one_line(title, MAX_TITLE_CHARACTERS)
+    figure.text(
+        0.02,
+        0.955,
+        headline,
+        fontsize=mpl.rcParams["figure.titlesize"],
+        fontweight=mpl.rcParams["figure.titleweight"],
+    )
+    line = _one_line(below, MAX_SUBTITLE_CHARACTERS)
+    figure.text(0.02, 0.918, line, color=GREY, parse_math=False)
+    return figure
+
+
+def _one_line(text: str, max_characters: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= max_characters else f"{line[: max_characters - 1]}…"
+
+
+@house_style
+def to_png(figure: Figure) -> bytes:
+    """Return the figure as PNG bytes, the same for the same figure at any time."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="rgba", dpi=figure.dpi)
+    pixels = np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
+    width_px = int(figure.bbox.width)
+    return png_bytes(pixels.reshape(-1, width_px, 4), figure.dpi)
+
+
+def plain_number(value: float, _position: int | None = None) -> str:
+    """Return a number with thousands separators and no superfluous digits."""
+    return f"{value:,.10g}"
+
+
+def short_number(value: float, _position: int | None = None) -> str:
+    """Return a number of few characters: 950, 12.5k, 3.2M."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.6g}M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:.6g}k"
+    return plain_number(value)
+
+
+def time_unit(stop_s: float) -> tuple[float, str]:
+    """Return the seconds and the name of the unit that suits a time axis."""
+    if stop_s <= 600.0:
+        return 1.0, "s"
+    if stop_s <= 3 * 3600.0:
+        return 60.0, "min"
+    return 3600.0, "h"
+
+
+def set_time_axis(axes: Axes, stop_s: float) -> None:
+    """Make x simulated time from 0 to `stop_s`, with a unit that suits."""
+    seconds, name = time_unit(stop_s)
+    axes.set_xlim(0.0, stop_s / seconds)
+    axes.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 3, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.set_xlabel(f"simulated time ({name})")
+
+
+def set_count_axis(axes: Axes, label: str) -> None:
+    """Make y a count from zero: whole numbers, thousands as k."""
+    axes.set_ylim(0.0, max(axes.get_ylim()[1], 1.0))
+    axes.set_ylabel(label)
+    axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+
+
+def set_wide_count_axis(axes: Axes, label: str, values: Floats) -> None:
+    """Make y a count from zero, logarithmic over the decades that `values` span.
+
+    Parameters
+    ----------
+    axes
+        The panel.
+    label
+        Label of the axis.
+    values
+        What is drawn; the axis is linear from 0 to the power of ten below the
+        smallest of them that is above 0, and never below 1.
+    """
+    known = values[values > 0.0]
+    top = max(1.5 * float(known.max(initial=0.0)), 2.0)
+    low = 10.0 ** np.floor(np.log10(max(float(known.min(initial=top)), 1.0)))
+    axes.set_yscale("symlog", linthresh=low, linscale=0.4)
+    decades = low * 10.0 ** np.arange(np.floor(np.log10(top / low)) + 1.0)
+    digits = (1.0, 2.0, 5.0) if decades.size < 3 else (1.0,)
+    ticks = np.outer(decades, digits).ravel()
+    axes.set_yticks([0.0, *ticks[ticks <= top]])
+    axes.set_ylim(0.0, top)
+    axes.set_ylabel(label)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+
+
+def set_percent_axis(axes: Axes, label: str, top: float = 100.0) -> None:
+    """Make y a percentage from zero to a little more than `top`."""
+    axes.set_ylim(0.0, top * 1.04)
+    axes.set_ylabel(label)
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+
+
+def set_log_axis(axis: Axis, low: float, high: float) -> None:
+    """Put plain numbers on a logarithmic axis from `low` to `high`.
+
+    The axis' scale is set by the caller; ticks stand at 1, 2, 5 where there is
+    room, at 1 and 3 where there is less, at powers of ten else.
+    """
+    ratio = high / low
+    digits: tuple[float, ...] = (1.0,)
+    if ratio < 300.0:
+        digits = (1.0, 2.0, 5.0) if ratio < 50.0 else (1.0, 3.0)
+    axis.set_major_locator(LogLocator(subs=digits, numticks=12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(plain_number))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend_above(
+    axes: Axes, artists: Sequence[Artist] | None = None, num_columns: int = 8
+) -> None:
+    """Put the legend above the panel, where no data is.
+
+    Parameters
+    ----------
+    axes
+        The panel.
+    artists
+        What the legend names, column by column; all of the panel's by default.
+    num_columns
+        Entries in a row.
+    """
+    handles = axes.get_legend_handles_labels()[0] if artists is None else artists
+    if handles:
+        axes.legend(
+            handles=list(handles),
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            ncols=num_columns,
+            borderaxespad=0.15,
+            borderpad=0.2,
+            columnspacing=1.1,
+            handlelength=1.5,
+            handletextpad=0.5,
+        )
+
+
+def say(axes: Axes, text: str) -> None:
+    """Write one line in the middle of a panel that has nothing to draw."""
+    axes.text(
+        0.5,
+        0.5,
+        text,
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        fontsize=13,
+        color=GREY,
+    )
+
+
+def add_steps(axes: Axes, heights: Floats, edges: Floats, **looks: Any) -> None:
+    """Add a step patch, as `Axes.stairs` does but without its search for limits.
+
+    Parameters
+    ----------
+    axes
+        The panel.
+    heights
+        One value between every two edges, NaN for a gap.
+    edges
+        Borders of the steps in units of the x axis.
+    **looks
+        Of `matplotlib.patches.StepPatch`: baseline, fill, colours, label.
+    """
+    axes.add_artist(StepPatch(heights, edges, **looks))
+    known = heights[np.isfinite(heights)]
+    if known.size:
+        corners = [(edges[0], known.min()), (edges[-1], known.max())]
+        axes.update_datalim(corners)
+        axes.autoscale_view()
+
+
+def draw_band(axes: Axes, envelope: Envelope, colour: str, label: str) -> None:
+    """Fill between the lowest and the highest value of each column."""
+    edges_s = envelope.columns.edges_s
+    add_steps(
+        axes,
+        envelope.high,
+        edges_s / time_unit(float(edges_s[-1]))[0],
+        baseline=envelope.low,
+        fill=True,
+        color=colour,
+        alpha=0.35,
+        linewidth=0.0,
+        label=label,
+    )
+
+
+def draw_line(
+    axes: Axes,
+    columns: StepColumns,
+    heights: Floats,
+    colour: str,
+    label: str,
+    *,
+    linestyle: str = "-",
+) -> None:
+    """Draw one value per column as a step line with gaps where it is NaN."""
+    seconds, _ = time_unit(float(columns.edges_s[-1]))
+    add_steps(
+        axes,
+        heights,
+        columns.edges_s / seconds,
+        baseline=None,
+        fill=False,
+        edgecolor=colour,
+        linestyle=linestyle,
+        linewidth=1.1,
+        label=label,
+    )
+
+
+def draw_mean(
+    axes: Axes, envelope: Envelope, colour: str, label: str, *, linestyle: str = "-"
+) -> None:
+    """Draw the mean of each column as a step line."""
+    columns, mean = envelope.columns, envelope.mean
+    draw_line(axes, columns, mean, colour, label, linestyle=linestyle)
+
+
+def draw_stack(
+    axes: Axes,
+    columns: StepColumns,
+    layers: Sequence[tuple[str, Floats]],
+    looks: Sequence[tuple[str, str]],
+) -> None:
+    """Stack areas, one height per column each, in (colour, hatch) looks."""
+    seconds, _ = time_unit(float(columns.edges_s[-1]))
+    floor = columns.edges_s[:-1] * 0.0
+    for (label, heights), (colour, hatch) in zip(layers, looks, strict=False):
+        add_steps(
+            axes,
+            floor + heights,
+            columns.edges_s / seconds,
+            baseline=floor,
+            fill=True,
+            facecolor=colour,
+            edgecolor=GREY if hatch else colour,
+            hatch=hatch or None,
+            linewidth=0.0,
+            label=label,
+        )
+        floor = floor + heights

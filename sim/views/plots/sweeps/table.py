@@ -1,0 +1,220 @@
+"""The runs of a sweep, or of a plan, as the figures over load read them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from sim.config.plug import did_you_mean
+from sim.errors import ResultsError, UserError
+from sim.studies.sweeps.directory import RUNS, SPEC
+from sim.studies.sweeps.spec import SweepSpec
+from sim.views.plots.runs import in_common
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+LOADS: Final = (
+    "rate_scale",
+    "arrivals.rate",
+    "max_concurrent_users",
+    "num_sessions",
+    "num_requests",
+)
+"""Ends of the keys that say how much is asked of an engine, the most telling first."""
+SIZES: Final = (
+    "engine.num_gpu_blocks_override",
+    "engine.gpu_memory_utilization",
+    "engine.kv_cache_memory_bytes",
+)
+"""Keys that say how large the cache is."""
+PREEMPTION_RATE: Final = "preemptions_per_100_requests"
+
+
+class NotShownError(UserError):
+    """A figure that these runs cannot fill: what is missing, and the remedy."""
+
+
+@dataclass(frozen=True)
+class SweepRuns:
+    """Runs that are done.
+
+    Parameters
+    ----------
+    title
+        What all runs have in common.
+    frame
+        A row for each run: the varied keys, ``seed``, the numbers of its summary, and
+        `PREEMPTION_RATE`.
+    keys
+        The keys that have several values, but for seeds.
+    num_missing
+        Runs that are not done: refused, failed, crashed, or still to come.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    keys: tuple[str, ...]
+    num_missing: int = 0
+
+    @property
+    def load(self) -> str:
+        """The key that says how much is asked.
+
+        Raises
+        ------
+        NotShownError
+            If none is varied.
+        """
+        for end in LOADS:
+            for key in self.keys:
+                if key == end or key.endswith(f".{end}"):
+                    return key
+        raise NotShownError(
+            f"a figure over load needs runs at several loads; vary a key such as "
+            f"workload.preset.rate_scale, got {', '.join(self.keys) or 'none'}"
+        )
+
+    @property
+    def size(self) -> str | None:
+        """The key that says how large the cache is; None if no such key is varied."""
+        return next((key for key in SIZES if key in self.keys), None)
+
+    def column(self, name: str) -> str:
+        """Return a column of numbers, or say which there are.
+
+        Raises
+        ------
+        NotShownError
+            If there is none of that name, or it holds no number.
+        """
+        found = self.frame.get(name)
+        if found is not None and found.dtype.kind in "iufb" and found.notna().any():
+            return name
+        numbers = self.frame.select_dtypes("number").columns
+        hint = did_you_mean(name, numbers)
+        raise NotShownError(
+            f"'{name}' is no number that these runs have{hint}; take one of "
+            f"summary.json, such as mean_ttft_ms"
+        )
+
+    def run_with_most(self, name: str) -> pd.Series[Any]:
+        """Return the run with the largest value of a column."""
+        values = self.frame[name].to_numpy(np.float64)
+        return self.frame.iloc[int(np.nanargmax(values))]
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds there are of each combination; empty if there is one."""
+        keys = list(self.keys) or ["run"]
+        sizes = self.frame.groupby(keys, dropna=False).size()
+        least, most = int(sizes.min()), int(sizes.max())
+        if most < 2:
+            return ""
+        return f"{most} seeds" if least == most else f"up to {most} seeds"
+
+    def about(self, seeds: str) -> str:
+        """Return a line for below the title: what, how many seeds, what is missing.
+
+        Parameters
+        ----------
+        seeds
+            What is said where there are several, ``{}`` for how many.
+        """
+        parts = [self.title]
+        if self.seeds:
+            parts.append(seeds.format(self.seeds))
+        if self.num_missing:
+            parts.append(f"{self.num_missing} runs are missing")
+        return "; ".join(part for part in parts if part)
+
+
+def read_sweep(directory: Path) -> SweepRuns:
+    """Read the dataset of a sweep.
+
+    Raises
+    ------
+    ResultsError
+        If there is none, or no run is done.
+    """
+    try:
+        data = yaml.safe_load((directory / SPEC).read_text(encoding="utf-8"))
+        spec = SweepSpec.model_validate(data)
+        frame = pd.read_parquet(directory / RUNS)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ResultsError(
+            f"'{directory}' holds no sweep that can be read; give the --out of 'kvsim "
+            f"sweep'"
+        ) from error
+    done = frame[frame["status"] == "done"].reset_index(drop=True)
+    if done.empty:
+        raise ResultsError(
+            f"'{directory}': none of {len(frame):,} runs is done; look at the column "
+            f"error of its dataset"
+        )
+    done[PREEMPTION_RATE] = 100.0 * done["num_preemptions"] / done["num_requests"]
+    keys = tuple(key for key in spec.keys if _varies(done.get(key)) and key != "seed")
+    title = in_common(done["title"].tolist())
+    return SweepRuns(title, done, keys, len(frame) - len(done))
+
+
+def _varies(column: pd.Series[Any] | None) -> bool:
+    return column is not None and column.nunique(dropna=False) > 1
+
+
+def read_plan(plan: Mapping[str, Any]) -> SweepRuns:
+    """Return the runs of a plan's curves: each candidate at shares of its highest rate.
+
+    Parameters
+    ----------
+    plan
+        The contents of ``plan.json``.
+
+    Raises
+    ------
+    ResultsError
+        If the plan found no rate.
+    """
+    rows = [
+        {
+            "run": i,
+            "candidate": each["name"],
+            "num_gpu_blocks": each["num_gpu_blocks"],
+            "load": point["load"],
+            "request_rate": point["rate"],
+            **point["values"],
+            PREEMPTION_RATE: _percent(point["values"].get("preemptions_per_request")),
+            "request_goodput": _goodput(point),
+            "goodput": json.dumps(_limits(plan)),
+        }
+        for i, each in enumerate(plan["candidates"])
+        for point in each.get("curve", ())
+        if point["load"] and not point["is_overloaded"]
+    ]
+    if not rows:
+        raise ResultsError("the plan found no rate, so it has no curves to draw")
+    frame = pd.DataFrame(rows).rename(columns={"load": "rate_scale"})
+    keys = (
+        ("rate_scale", "candidate") if frame["candidate"].nunique() > 1 else LOADS[:1]
+    )
+    return SweepRuns(plan["traffic"]["title"], frame, keys)
+
+
+def _percent(share: float | None) -> float:
+    return np.nan if share is None else 100.0 * share
+
+
+def _goodput(point: Mapping[str, Any]) -> float:
+    share = point["values"].get("goodput")
+    return np.nan if share is None else point["rate"] * share
+
+
+def _limits(plan: Mapping[str, Any]) -> dict[str, float]:
+    limits = (each.get("limits_ms") for each in plan["objectives"])
+    return next((each for each in limits if each), {})

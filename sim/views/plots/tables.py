@@ -1,0 +1,124 @@
+"""The tables of one run, as the figures read them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results.step_table import FrameSteps
+from sim.views.plots.curves import curves_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+    import pandas as pd
+
+    from sim.results.run_results import Results
+    from sim.results.step_table import StepTable
+    from sim.views.plots.binning import Floats
+    from sim.views.plots.curves import Curves
+
+
+def column(table: pd.DataFrame | Mapping[str, Any], name: str) -> Floats:
+    """Return a column as float64; no values where an empty table lacks it."""
+    return np.asarray(_values(table, name), dtype=np.float64)
+
+
+def words(
+    table: pd.DataFrame | Mapping[str, Any], name: str
+) -> npt.NDArray[np.object_]:
+    """Return a column of texts; no values where an empty table lacks it."""
+    return np.asarray(_values(table, name), dtype=np.object_)
+
+
+def _values(table: pd.DataFrame | Mapping[str, Any], name: str) -> Any:
+    return () if len(table) == 0 and name not in table else table[name]
+
+
+def singular(text: str, number: float) -> str:
+    """Return `text` without its plural s where `number` is one of something."""
+    is_plural = number == 1.0 and text[-2:-1].isalpha() and text.endswith("s")
+    return text.removesuffix("s") if is_plural else text
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Result tables of one run and its summary, see `sim.results.schema`.
+
+    Parameters
+    ----------
+    steps
+        In memory or in batches.
+    requests, preemptions
+        Data frames, or columns by name; without columns where they are empty.
+    summary
+        See `sim.views.plots.draw_all`.
+    """
+
+    steps: StepTable | pd.DataFrame
+    requests: pd.DataFrame | Mapping[str, Any]
+    preemptions: pd.DataFrame | Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, results: Results) -> Tables:
+        """Return the tables of a run, in memory or on disk."""
+        found = results.recording
+        tables = found.step_table, found.request_table, found.preemption_table
+        return cls(*tables, results.summary)
+
+    @cached_property
+    def step_table(self) -> StepTable:
+        """The steps, to be read in batches."""
+        steps: Any = self.steps
+        is_table = hasattr(steps, "batches")  # asked so that pandas need not be there
+        table: StepTable = steps if is_table else FrameSteps(steps)
+        return table
+
+    @cached_property
+    def has_steps(self) -> bool:
+        """Whether the engine made a step at all."""
+        return self.step_table.num_steps > 0
+
+    def number(self, key: str) -> float | None:
+        """Return a finite number of the summary, or None where there is none."""
+        value = self.summary.get(key)
+        if value is None or not math.isfinite(value):
+            return None
+        return float(value)
+
+    def facts(self, **formats: str) -> str:
+        """Return the numbers of the summary that exist, comma-separated.
+
+        Parameters
+        ----------
+        **formats
+            Key of the summary and the format of its number, such as
+            ``num_preemptions="{:,.0f} preemptions"``.
+        """
+        numbers = {key: self.number(key) for key in formats}
+        return ", ".join(
+            singular(formats[key].format(number), number)
+            for key, number in numbers.items()
+            if number is not None
+        )
+
+    @cached_property
+    def stop_s(self) -> float:
+        """Right end of the time axis in seconds: the last thing that happened."""
+        last = float(column(self.preemptions, "time_s").max(initial=0.0))
+        for batch in self.step_table.batches(("start_s", "latency_s")):
+            ends_s = batch["start_s"][-1:] + batch["latency_s"][-1:]
+            last = float(ends_s.max(initial=last))
+        return last or self.number("duration") or 1.0
+
+    @cached_property
+    def curves(self) -> Curves:
+        """What the figures draw of the steps."""
+        block_size = self.number("block_size") or 0.0
+        return curves_of(self.step_table, self.stop_s, block_size)

@@ -1,0 +1,8 @@
+"""One self-contained page of a run, several runs, a sweep or a plan."""
+
+from __future__ import annotations
+
+from sim.views.report.build import build_page
+from sim.views.report.source import ReportError
+
+__all__ = ["ReportError", "build_page"]

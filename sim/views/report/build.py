@@ -1,0 +1,82 @@
+"""From directories to a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.views.report.html import Markup, element, paragraph
+from sim.views.report.looks import tag
+from sim.views.report.page import Figures, Part, page
+from sim.views.report.plotly_charts import PlotlyFigures, plotly_script
+from sim.views.report.sections import RUN_SECTIONS
+from sim.views.report.sections.plan import PLAN_SECTIONS, load_plan
+from sim.views.report.sections.sweep import SWEEP_SECTIONS, load_sweep
+from sim.views.report.source import ReportError, find_source, load_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def build_page(directories: Sequence[Path], *, is_static: bool = False) -> str:
+    """Return a page: of one run or several compared, of a sweep, or of a plan.
+
+    The same results give the same bytes.
+
+    Parameters
+    ----------
+    directories
+        What 'kvsim run', 'sweep' or 'plan' wrote.
+    is_static
+        Draw the figures as SVG even where plotly is installed.
+
+    Raises
+    ------
+    ReportError
+        If they hold no results, or not those of one kind.
+    """
+    sources = [find_source(path) for path in directories]
+    if not sources:
+        raise ReportError("nothing to report on; give the --out of 'kvsim run'")
+    other = next((each for each in sources if each.kind != "run"), None)
+    if other is not None and len(sources) > 1:
+        raise ReportError(
+            f"'{other.path}' holds a {other.kind}, which has a page of its own; give "
+            f"it alone, or runs only"
+        )
+    figures = _figures(is_static=is_static)
+    if other is None:
+        return _of_runs(directories, figures)
+    if other.kind == "plan":
+        plan = load_plan(other.path)
+        under = paragraph(f"Plan in {other.path}", class_="under")
+        parts = [Part(s.key, s.title, tuple(s.blocks(plan))) for s in PLAN_SECTIONS]
+        return page(f"Plan: {plan['traffic']['title']}", under, parts, figures)
+    sweep = load_sweep(other.path)
+    under = paragraph(f"Sweep in {other.path}", class_="under")
+    parts = [Part(s.key, s.title, tuple(s.blocks(sweep))) for s in SWEEP_SECTIONS]
+    return page(f"Sweep: {sweep.title}", under, parts, figures)
+
+
+def _figures(*, is_static: bool) -> Figures:
+    script = None if is_static else plotly_script()
+    if script is not None:
+        return PlotlyFigures(script)
+    from sim.views.report.svg_charts import SvgFigures  # noqa: PLC0415  # slow to import
+
+    return SvgFigures()
+
+
+def _of_runs(directories: Sequence[Path], figures: Figures) -> str:
+    runs = load_runs(directories)
+    parts = [Part(s.key, s.title, tuple(s.blocks(runs))) for s in RUN_SECTIONS]
+    title = str(runs[0].summary.get("title", runs[0].label))
+    if len(runs) == 1:
+        under = paragraph(f"Run in {runs[0].path}", class_="under")
+        return page(title, under, parts, figures)
+    named = (
+        element("li", tag(run), f": {run.summary.get('title', '')} ({run.path})")
+        for run in runs
+    )
+    under = Markup(element("ul", *named, class_="runs under"))
+    return page(f"{len(runs)} runs compared", under, parts, figures)

@@ -1,0 +1,195 @@
+"""The steps of a run, reduced once for all sections: one pass, whatever their number.
+
+What belongs to the engine, such as its queues, is kept in `NUM_FINE` columns of
+simulated time with lowest, highest and mean value, so that a step that touches 100 %
+is seen however long the run is; what is averaged on purpose, in `NUM_COARSE`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sim.costs.base import STEP_PARTS
+from sim.views.plots.binning import Envelope, StepColumns, StepMeans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sim.results.step_table import StepTable
+    from sim.views.plots.binning import Floats, Placed
+
+    Batch = Mapping[str, Floats]
+
+NUM_FINE: Final = 2000
+"""Columns of states: more than a screen has, so that zooming in shows more."""
+
+NUM_COARSE: Final = 200
+"""Columns of averages."""
+
+FULL: Final = 0.95
+"""A cache that is used so far has little room for the next request."""
+
+STATES: Final = (
+    "kv_cache_usage",
+    "cpu_cache_usage",
+    "num_running",
+    "num_waiting",
+    "num_swapped",
+)
+AVERAGES: Final = (*STEP_PARTS, "latency_s", "num_prefill_tokens")
+_SUMMED: Final = (*STEP_PARTS, "latency_s")
+COLUMNS: Final = tuple(
+    dict.fromkeys(
+        ("start_s", *STATES, *AVERAGES, "num_batched_tokens", "num_recomputed_tokens")
+    )
+)
+"""Columns of steps that a report reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a batch: the most requests, and the most tokens."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(slots=True)
+class Waits:
+    """Request-seconds of waiting, by what was waited for; seconds at a full cache."""
+
+    for_seqs_s: float = 0.0
+    for_tokens_s: float = 0.0
+    for_blocks_s: float = 0.0
+    full_s: float = 0.0
+
+    def add(self, batch: Batch, limits: Limits) -> None:
+        """Take a batch of steps.
+
+        A step that runs as many requests as it may has the others wait for a place; one
+        that has used its tokens, for the next step; else they wait for blocks.
+        """
+        latency_s = batch["latency_s"]
+        waited_s = latency_s * batch["num_waiting"]
+        at_seqs = batch["num_running"] >= limits.max_num_seqs
+        at_tokens = batch["num_batched_tokens"] >= 0.99 * limits.max_num_batched_tokens
+        at_tokens &= ~at_seqs
+        self.for_seqs_s += float(waited_s[at_seqs].sum())
+        self.for_tokens_s += float(waited_s[at_tokens].sum())
+        self.for_blocks_s += float(waited_s[~(at_seqs | at_tokens)].sum())
+        self.full_s += float(latency_s[batch["kv_cache_usage"] >= FULL].sum())
+
+    @property
+    def total_s(self) -> float:
+        """Request-seconds of waiting."""
+        return self.for_seqs_s + self.for_tokens_s + self.for_blocks_s
+
+
+@dataclass(slots=True)
+class Reduced:
+    """What the figures draw of the steps, and what the sentences count.
+
+    Parameters
+    ----------
+    stop_s
+        End of the time axis: the last thing that happened, in seconds.
+
+    Attributes
+    ----------
+    states
+        By name as in `STATES`, in fine columns; empty while the engine is idle.
+    averages
+        By name as in `AVERAGES`, and ``num_decode_tokens``, ``num_recomputed_tokens``:
+        means over the steps that start in each coarse column.
+    seconds
+        By name: parts of all steps together, and ``latency_s``.
+    """
+
+    stop_s: float
+    num_steps: int = 0
+    waits: Waits = field(default_factory=Waits)
+    states: dict[str, Envelope] = field(default_factory=dict)
+    averages: dict[str, StepMeans] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def fine_s(self) -> float:
+        """Width of a fine column in seconds."""
+        return self.stop_s / NUM_FINE
+
+    @property
+    def coarse_s(self) -> float:
+        """Width of a coarse column in seconds."""
+        return self.stop_s / NUM_COARSE
+
+
+def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Reduced:
+    """Read all steps once, batch by batch.
+
+    Parameters
+    ----------
+    steps
+        Columns as in `sim.results.schema.STEPS`.
+    limits
+        Of a batch.
+    after_s
+        Something happened then, which the time axis shall hold, in seconds.
+    """
+    stop_s = max(_end_s(steps), after_s) or 1.0
+    fine, coarse = StepColumns(stop_s, NUM_FINE), StepColumns(stop_s, NUM_COARSE)
+    reduced = Reduced(stop_s, steps.num_steps)
+    reduced.states = {name: Envelope(fine, idle_is_zero=True) for name in STATES}
+    averaged = (*AVERAGES, "num_decode_tokens", "num_recomputed_tokens")
+    reduced.averages = {name: StepMeans(coarse) for name in averaged}
+    reduced.seconds = dict.fromkeys(_SUMMED, 0.0)
+    for batch, end_s in _with_ends(steps):
+        reduced.waits.add(batch, limits)
+        for name in _SUMMED:
+            reduced.seconds[name] += float(batch[name].sum())
+        of_decodes = batch["num_batched_tokens"] - batch["num_prefill_tokens"]
+        values = {**batch, "num_decode_tokens": np.maximum(of_decodes, 0.0)}
+        _gather(reduced.states, fine.place(batch["start_s"], end_s), values)
+        _gather(reduced.averages, coarse.place(batch["start_s"], end_s), values)
+    return reduced
+
+
+def _gather(
+    gatherers: Mapping[str, Envelope] | Mapping[str, StepMeans],
+    placed: Placed,
+    values: Batch,
+) -> None:
+    for name, gatherer in gatherers.items():
+        gatherer.add(placed, np.append(values[name], 0.0))
+
+
+def _end_s(steps: StepTable) -> float:
+    end_s = 0.0
+    for batch in steps.batches(("start_s", "latency_s")):
+        if len(batch["start_s"]):
+            end_s = float(batch["start_s"][-1] + batch["latency_s"][-1])
+    return end_s
+
+
+def _with_ends(steps: StepTable) -> Iterator[tuple[Batch, Floats]]:
+    """Yield batches and where their steps end, a batch late: the next one tells."""
+    held: Batch | None = None
+    for raw in steps.batches(COLUMNS):
+        batch = {name: np.asarray(raw[name], dtype=np.float64) for name in COLUMNS}
+        if not batch["start_s"].size:
+            continue
+        if held is not None:
+            yield held, _ends_s(held, float(batch["start_s"][0]))
+        held = batch
+    if held is not None:
+        yield held, _ends_s(held, inf)
+
+
+def _ends_s(batch: Batch, next_s: float) -> Floats:
+    """Return when each step ends: at the latest when the next one starts."""
+    next_start_s = np.append(batch["start_s"][1:], next_s)
+    ends_s: Floats = np.minimum(batch["start_s"] + batch["latency_s"], next_start_s)
+    return ends_s

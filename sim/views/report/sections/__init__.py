@@ -1,0 +1,64 @@
+"""The sections of a page, each a file: from results to sentences, tables and figures.
+
+To add one, write a function from what is shown to its blocks, and name it in
+`RUN_SECTIONS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sim.views.report.sections.batch import show_batch
+from sim.views.report.sections.blocks import show_blocks
+from sim.views.report.sections.cache import show_cache
+from sim.views.report.sections.capacity import show_capacity
+from sim.views.report.sections.configuration import show_configuration
+from sim.views.report.sections.latency import show_latency
+from sim.views.report.sections.provenance import show_provenance
+from sim.views.report.sections.step_time import show_step_time
+from sim.views.report.sections.summary import show_summary
+from sim.views.report.sections.waterfall import show_waterfall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from sim.views.report.charts import Chart
+    from sim.views.report.html import Markup
+    from sim.views.report.source import Run
+
+    Blocks: TypeAlias = Iterable[Markup | Chart]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page.
+
+    Parameters
+    ----------
+    key
+        Its anchor: letters and hyphens.
+    title
+        Its heading.
+    blocks
+        From the runs to its contents in order.
+    """
+
+    key: str
+    title: str
+    blocks: Callable[[Sequence[Run]], Blocks]
+
+
+RUN_SECTIONS: Final = (
+    Section("summary", "What matters first", show_summary),
+    Section("cache", "KV cache and preemptions", show_cache),
+    Section("batch", "Queues and batches", show_batch),
+    Section("latency", "Latency", show_latency),
+    Section("blocks", "Life of blocks", show_blocks),
+    Section("waterfall", "Slowest requests", show_waterfall),
+    Section("step-time", "Time of a step", show_step_time),
+    Section("capacity", "Capacity explained", show_capacity),
+    Section("configuration", "Configuration", show_configuration),
+    Section("provenance", "What this rests on", show_provenance),
+)
+"""In the order of the page."""

@@ -1,0 +1,290 @@
+"""How requests fared: distributions, over time, and against the load offered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.results.metrics import SERVED
+from sim.views.plots.binning import cdf_points
+from sim.views.report.charts import Axis, Chart, Line, Panel, Points, Series
+from sim.views.report.html import Markup, paragraph, table
+from sim.views.report.looks import (
+    LOG_FROM_RATIO,
+    Clock,
+    colour,
+    dash,
+    name,
+    symbol,
+    tag,
+)
+from sim.views.report.words import datum, milliseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sim.views.plots.binning import Floats
+    from sim.views.report.charts import Symbol
+    from sim.views.report.source import Run
+
+METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+"""Keys of the summary, and how they are written."""
+
+MEANINGS: Final = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "e2el": "end-to-end latency",
+}
+STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
+MIN_WINDOWS, MAX_WINDOWS = 10, 100
+"""Windows of arrivals, each of which has a median and a load."""
+
+REQUESTS_A_WINDOW: Final = 20
+"""So many there should be; a short run has fewer windows."""
+
+NUM_CDF_POINTS: Final = 800
+_LEAST_OF_P99: Final = 20
+"""Requests of a window below which its 99th percentile is just its slowest."""
+_MARKS: Final[tuple[tuple[int, Symbol], ...]] = (
+    (50, "circle"),
+    (90, "square"),
+    (99, "triangle-up"),
+)
+
+
+def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+    """Return percentiles, distributions, latencies over time and against load."""
+    yield _percentiles(runs)
+    if not any(is_served(run).any() for run in runs):
+        yield paragraph("No request was served to its end.", class_="note")
+        return
+    yield Chart(
+        "latency-cdfs",
+        "Share of the served requests that were no slower; marks at p50, p90 and p99.",
+        tuple(_cdf_panel(runs, metric) for metric in MEANINGS),
+        height_px=340,
+    )
+    windows = {run.number: windows_of(run) for run in runs}
+    yield _over_time(runs, windows)
+    yield _against_load(runs, windows)
+
+
+def is_served(run: Run) -> Any:
+    """Return which requests were served to their end."""
+    return np.isin(run.requests["status"].astype(str), SERVED)
+
+
+def _percentiles(runs: Sequence[Run]) -> Markup:
+    several = len(runs) > 1
+    head = [*(["run"] if several else []), "", *STATISTICS]
+    rows: list[list[object]] = []
+    for metric, label in METRICS.items():
+        for run in runs:
+            cells = [_cell(run, f"{stat}_{metric}_ms") for stat in STATISTICS]
+            rows.append([*([tag(run)] if several else []), label, *cells])
+    if several:
+        rows.sort(key=lambda row: list(METRICS.values()).index(str(row[1])))
+    caption = "Latency of served requests (ITL: of every token)"
+    return table(caption, head, rows, left=(1,) if several else ())
+
+
+def _cell(run: Run, key: str) -> object:
+    value = run.summary.get(key)
+    return "-" if value is None else datum(run, key, milliseconds(value))
+
+
+def _cdf_panel(runs: Sequence[Run], metric: str) -> Panel:
+    series: list[Series] = []
+    ends: list[float] = []
+    for run in runs:
+        values = run.requests[f"{metric}_s"][is_served(run)]
+        values = values[np.isfinite(values)]
+        if not values.size:
+            continue
+        x, share = cdf_points(values, NUM_CDF_POINTS)
+        x, share = np.append(x[:1], x), np.append(0.0, share)
+        ends += [float(x[0]), float(x[-1])]
+        label = name(runs, run, "" if len(runs) > 1 else "requests")
+        y = 100.0 * share
+        line = Line(label, colour(run), x, y, dash(run), is_stepped=True)
+        series.append(line)
+        series += _marks(runs, run, metric)
+    return Panel(
+        Axis("requests (%)" if metric == "ttft" else "", low=0.0, high=102.0),
+        tuple(series),
+        x=value_axis(f"{MEANINGS[metric]} (s)", ends),
+    )
+
+
+def _marks(runs: Sequence[Run], run: Run, metric: str) -> Iterator[Points]:
+    for percent, mark in _MARKS:
+        value = run.summary.get(f"p{percent}_{metric}_ms")
+        if value is None:
+            continue
+        told = f"{METRICS[metric]} p{percent}: {milliseconds(value)}"
+        yield Points(
+            f"p{percent}",
+            colour(run),
+            np.array([value / 1e3]),
+            np.array([float(percent)]),
+            symbol=mark,
+            texts=(told if len(runs) == 1 else f"{run.label}\n{told}",),
+            size=9,
+        )
+
+
+def value_axis(title: str, values: Sequence[float]) -> Axis:
+    """Return an axis from 0, or a logarithmic one where the range needs it."""
+    known = [value for value in values if value > 0.0]
+    low, high = min(known, default=1.0), max(known, default=1.0)
+    if min(values, default=0.0) > 0.0 and high > LOG_FROM_RATIO * low:
+        return Axis(title, "log", low=low / 1.15, high=high * 1.15)
+    return Axis(title, low=0.0, high=1.05 * high)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Equal windows of arrivals, and what became of the requests of each.
+
+    Attributes
+    ----------
+    edges_s
+        Borders in seconds, one more than windows.
+    rate
+        Requests that arrived per second.
+    median, p99
+        By metric, in seconds; NaN without served requests (of p99: without
+        enough of them).
+    """
+
+    edges_s: Floats
+    rate: Floats
+    median: dict[str, Floats]
+    p99: dict[str, Floats]
+
+
+def windows_of(run: Run) -> Windows:
+    """Return the windows of a run; requests belong where they arrived."""
+    arrival_s = run.requests["arrival_s"]
+    last_s = float(arrival_s.max(initial=0.0)) or 1.0
+    number = min(max(len(arrival_s) // REQUESTS_A_WINDOW, MIN_WINDOWS), MAX_WINDOWS)
+    edges_s: Floats = np.linspace(0.0, last_s, number + 1)
+    place = np.clip(np.searchsorted(edges_s, arrival_s, "right") - 1, 0, number - 1)
+    counts = np.bincount(place, minlength=number).astype(np.float64)
+    rate: Floats = counts * (number / last_s)
+    windows = Windows(edges_s, rate, {}, {})
+    served = is_served(run)
+    for metric in MEANINGS:
+        values = run.requests[f"{metric}_s"]
+        known = served & np.isfinite(values)
+        groups = _grouped(place[known], values[known], number)
+        windows.median[metric] = _of_groups(groups, 50.0, 1)
+        windows.p99[metric] = _of_groups(groups, 99.0, _LEAST_OF_P99)
+    return windows
+
+
+def _grouped(place: Any, values: Floats, number: int) -> list[Floats]:
+    order = np.argsort(place, kind="stable")
+    borders = np.searchsorted(place[order], np.arange(1, number))
+    return np.split(values[order], borders)
+
+
+def _of_groups(groups: Sequence[Floats], percent: float, least: int) -> Floats:
+    return np.array(
+        [
+            np.percentile(group, percent) if group.size >= least else np.nan
+            for group in groups
+        ]
+    )
+
+
+def _over_time(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
+    clock = Clock.of(runs)
+    panels = []
+    for metric in ("ttft", "tpot", "e2el"):
+        series: list[Series] = []
+        values: list[float] = []
+        for run in runs:
+            found = windows[run.number]
+            both = {"median": found.median[metric]}
+            if len(runs) == 1:
+                both["p99"] = found.p99[metric]
+            for what, heights in both.items():
+                label = name(runs, run, what if len(runs) == 1 else "")
+                look = "run-2" if what == "p99" else colour(run)
+                broken = "dot" if what == "p99" else dash(run)
+                x = found.edges_s / clock.seconds
+                y = np.append(heights, heights[-1:])
+                series.append(Line(label, look, x, y, broken, is_stepped=True))
+                values += heights[np.isfinite(heights)].tolist()
+        title = f"{METRICS[metric]} (s)"
+        panels.append(Panel(value_axis(title, values), tuple(series)))
+    panels.append(_offered(runs, windows, clock))
+    what = "Median and 99th percentile" if len(runs) == 1 else "Median"
+    return Chart(
+        "latency-over-time",
+        f"{what} of the requests that arrived in each of equal windows of time, and "
+        f"how many arrived.",
+        tuple(panels),
+        x=clock.axis("time of arrival"),
+        height_px=620,
+    )
+
+
+def _offered(runs: Sequence[Run], windows: dict[int, Windows], clock: Clock) -> Panel:
+    lines = tuple(
+        Line(
+            name(runs, run, "arrivals" if len(runs) == 1 else ""),
+            colour(run) if len(runs) > 1 else "run-3",
+            windows[run.number].edges_s / clock.seconds,
+            np.append(windows[run.number].rate, windows[run.number].rate[-1:]),
+            dash(run),
+            is_stepped=True,
+        )
+        for run in runs
+    )
+    return Panel(Axis("arrivals/s", low=0.0), lines, weight=0.8)
+
+
+def _against_load(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
+    panels = []
+    for metric in ("ttft", "tpot"):
+        series: list[Series] = []
+        values: list[float] = []
+        rates: list[float] = []
+        for run in runs:
+            found = windows[run.number]
+            y = found.median[metric]
+            known = np.isfinite(y)
+            values += y[known].tolist()
+            rates += found.rate[known].tolist()
+            label = name(runs, run, "a window of time" if len(runs) == 1 else "")
+            texts = tuple(
+                f"{run.label}\narrived from {begin:,.0f} s on\n"
+                f"{rate:.3g} requests/s, median {METRICS[metric]} {value:.4g} s"
+                for begin, rate, value in zip(
+                    found.edges_s[:-1][known].tolist(),
+                    found.rate[known].tolist(),
+                    y[known].tolist(),
+                    strict=True,
+                )
+            )
+            series.append(
+                Points(
+                    label, colour(run), found.rate[known], y[known], symbol(run), texts
+                )
+            )
+        x = Axis(
+            "offered load (requests/s)", low=0.0, high=1.05 * max(rates, default=1.0)
+        )
+        title = f"median {METRICS[metric]} (s)"
+        panels.append(Panel(value_axis(title, values), tuple(series), x=x))
+    return Chart(
+        "latency-against-load",
+        "Latency against offered load: each point is the requests that arrived in one "
+        "window of time.",
+        tuple(panels),
+        height_px=360,
+    )

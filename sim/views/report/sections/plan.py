@@ -1,0 +1,331 @@
+"""A plan's page: candidates, capacity curves, the Pareto front, what would help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.studies.planning.file import plan_fault
+from sim.views.plots.plan_curves import load_points
+from sim.views.report.charts import (
+    DASHES,
+    SYMBOLS,
+    Axis,
+    Bars,
+    Chart,
+    Level,
+    Line,
+    Panel,
+    Points,
+    Series,
+)
+from sim.views.report.html import (
+    Markup,
+    bullets,
+    details,
+    element,
+    join,
+    paragraph,
+    table,
+)
+from sim.views.report.palette import run_colour
+from sim.views.report.sections.latency import value_axis
+from sim.views.report.source import ReportError, read_json
+from sim.views.report.words import count, decimal, percent, plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+_OUT_OF_SIGHT: Final = 6.0
+"""Values beyond so many times the limit tell nothing more."""
+
+Plan = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSection:
+    """A part of a plan's page, as `sim.views.report.sections.Section`."""
+
+    key: str
+    title: str
+    blocks: Callable[[Plan], Iterator[Markup | Chart]]
+
+
+def load_plan(path: Path) -> Plan:
+    """Read ``plan.json``.
+
+    Raises
+    ------
+    ReportError
+        If it cannot be read, is damaged or of another version.
+    """
+    plan = read_json(path / "plan.json")
+    if fault := plan_fault(plan):
+        raise ReportError(f"'{path / 'plan.json'}' {fault}")
+    return plan
+
+
+def _found(plan: Plan) -> list[Plan]:
+    return [each for each in plan["candidates"] if "rate" in each]
+
+
+def _datum(shown: str, value: object, key: str, name: str) -> Markup:
+    return element("data", shown, value=repr(value), data_run=name, data_key=key)
+
+
+def _summary(plan: Plan) -> Iterator[Markup | Chart]:
+    currency = plan["prices"]["currency"]
+    traffic = plan["traffic"]
+    rules = ", ".join(each["rule"] for each in plan["objectives"])
+    rate = _datum(decimal(traffic["rate"]), traffic["rate"], "rate", "traffic")
+    yield paragraph(rate, f" requests/s, {rules}.", class_="lead")
+    lines = []
+    for model, name in plan["cheapest"].items():
+        each = next(c for c in plan["candidates"] if c["name"] == name)
+        cost = each["cost_per_hour"]
+        lines.append(
+            join(
+                [
+                    element(
+                        "strong",
+                        f"{model}: {plural(each['replicas'], 'replica')} of {name}",
+                    ),
+                    " is the cheapest fleet that serves it, ",
+                    _datum(f"{cost:,.2f}", cost, "cost_per_hour", name),
+                    f" {currency} an hour.",
+                ]
+            )
+        )
+    lines += [
+        join([f"{each['name']}: {each['binding']['sentence']}."])
+        for each in _found(plan)
+        if each["binding"]
+    ]
+    yield element("div", bullets(lines), class_="lead")
+    if plan.get("stopped_in"):
+        yield paragraph(
+            f"Interrupted in: {plan['stopped_in']}; what had been found is here.",
+            class_="warn",
+        )
+
+
+def _candidates(plan: Plan) -> Iterator[Markup | Chart]:
+    confidence = plan["search"]["confidence"]
+    rows = []
+    for each in _found(plan):
+        rate, name = each["rate"], each["name"]
+        rows.append(
+            [
+                name,
+                _datum(decimal(rate["value"]), rate["value"], "rate", name),
+                f"{decimal(rate['low'])} to {decimal(rate['high'])}",
+                _off(rate),
+                percent(rate["spread"]),
+                count(each["num_gpu_blocks"]),
+                (each["binding"] or {}).get("resource", "-").replace("_", " "),
+            ]
+        )
+    head = [
+        "candidate",
+        "requests/s",
+        f"interval (asked: {confidence:.0%})",
+        "if steps are off",
+        "spread",
+        "KV blocks",
+        "binds",
+    ]
+    yield table("Highest rate of one engine", head, rows, left=(6,))
+    yield from _curves(plan)
+    left = [each for each in plan["candidates"] if "rate" not in each]
+    if left:
+        told = [(each["name"], each["status"], each["reason"] or "") for each in left]
+        head = ["candidate", "status", "why"]
+        yield table("Candidates without a rate", head, told, class_="texts")
+
+
+def _off(rate: Mapping[str, Any]) -> str:
+    low, high = rate.get("cost_low"), rate.get("cost_high")
+    return "-" if low is None or high is None else f"{decimal(low)} to {decimal(high)}"
+
+
+def _curves(plan: Plan) -> Iterator[Chart]:
+    """Yield what each objective comes to at growing rates."""
+    panels = []
+    for objective in plan["objectives"]:
+        series: list[Series] = []
+        values, rates = [float(objective["limit"])], [0.0]
+        for place, each in enumerate(_found(plan)):
+            points = load_points(each, objective["name"])
+            x = np.array([load * each["rate"]["value"] for load in points])
+            y = np.array([float(np.median(found)) for found in points.values()])
+            if not x.size:
+                continue
+            look = run_colour(place + 1)
+            dash, symbol = DASHES[place % 4], SYMBOLS[place % 4]
+            series.append(Line(each["name"], look, x, y, dash, symbol=symbol))
+            values += y.tolist()
+            rates += x.tolist()
+        if not series:
+            continue
+        series.append(Level(objective["rule"], float(objective["limit"])))
+        top = min(max(values), _OUT_OF_SIGHT * float(objective["limit"]))
+        axis = value_axis(objective["name"], [min(value, top) for value in values])
+        x_axis = Axis("requests/s of one engine", low=0.0, high=1.05 * max(rates))
+        panels.append(Panel(axis, tuple(series), x=x_axis))
+    if panels:
+        yield Chart(
+            "capacity-curves",
+            "What the objectives come to at growing rates: medians of seeds; dashed: "
+            "what is promised.",
+            tuple(panels),
+            height_px=400,
+        )
+
+
+def _fleets(plan: Plan) -> Iterator[Markup | Chart]:
+    currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
+    rows = []
+    for each in _found(plan):
+        if each["replicas"] is None:
+            continue
+        name = each["name"]
+        cost, output = each["cost_per_hour"], each["cost_per_million_output_tokens"]
+        rows.append(
+            [
+                name,
+                _datum(str(each["replicas"]), each["replicas"], "replicas", name),
+                str(each["num_gpus"]),
+                "-"
+                if cost is None
+                else _datum(f"{cost:,.2f}", cost, "cost_per_hour", name),
+                "-" if output is None else f"{output:.3g}",
+            ]
+        )
+    head = ["candidate", "replicas", "GPUs", f"{currency} an hour"]
+    head.append(f"{currency} per million output tokens")
+    yield table("All of the traffic", head, rows)
+    points = [p for p in plan["pareto"]["points"] if p["cost_per_hour"] is not None]
+    if points:
+        yield _pareto(points, currency, latency)
+    commands = (
+        details(each["name"], element("pre", each["serve_command"], tabindex="0"))
+        for each in _found(plan)
+    )
+    yield element("h3", "To run it")
+    yield from commands
+
+
+def _pareto(points: Sequence[Plan], currency: str, latency: str) -> Chart:
+    names = list(dict.fromkeys(point["candidate"] for point in points))
+    series: list[Series] = []
+    front = sorted(
+        (p for p in points if p["on_front"]), key=lambda p: float(p["cost_per_hour"])
+    )
+    for model in dict.fromkeys(point["model"] for point in front):
+        of_model = [point for point in front if point["model"] == model]
+        x = np.array([float(point["cost_per_hour"]) for point in of_model])
+        y = np.array([float(point["latency_ms"]) for point in of_model])
+        series.append(Line(f"front of {model}", "muted", x, y, "dot"))
+    for place, name in enumerate(names):
+        of_name = [point for point in points if point["candidate"] == name]
+        series.append(
+            Points(
+                name,
+                run_colour(place + 1),
+                np.array([float(point["cost_per_hour"]) for point in of_name]),
+                np.array([float(point["latency_ms"]) for point in of_name]),
+                SYMBOLS[place % 4],
+                tuple(
+                    f"{plural(p['replicas'], 'replica')} of {name}\n"
+                    f"{p['cost_per_hour']:,.2f} {currency} an hour\n"
+                    f"{latency} {p['latency_ms']:,.4g} ({p['latency_low_ms']:,.4g} to "
+                    f"{p['latency_high_ms']:,.4g})"
+                    for p in of_name
+                ),
+                size=10,
+            )
+        )
+    values = [float(point["latency_ms"]) for point in points]
+    dearest = max(float(point["cost_per_hour"]) for point in points)
+    return Chart(
+        "pareto",
+        "Cost against latency of every fleet that serves the traffic; dotted: those "
+        "that no other one of the model beats.",
+        (Panel(value_axis(latency, values), tuple(series)),),
+        x=Axis(f"{currency} an hour", low=0.0, high=1.08 * dearest),
+        height_px=380,
+    )
+
+
+def _sensitivity(plan: Plan) -> Iterator[Markup | Chart]:
+    for place, (name, found) in enumerate(plan["sensitivity"].items()):
+        yield element("h3", name)
+        yield paragraph(f"{found['verdict'][:1].upper()}{found['verdict'][1:]}.")
+        known = [e for e in found["effects"] if e["rate_gain"] is not None]
+        known.sort(key=lambda effect: -effect["rate_gain"])
+        if known:
+            yield _tornado(f"sensitivity-{place + 1}", name, known)
+        left = [e for e in found["effects"] if e["rate_gain"] is None]
+        if left:
+            rows = [(f"{e['lever']} {e['change']}", e["reason"]) for e in left]
+            yield table("Not tried", ["change", "why"], rows, class_="texts")
+    if not plan["sensitivity"]:
+        yield paragraph("Not asked for.", class_="note")
+
+
+def _tornado(key: str, name: str, effects: Sequence[Plan]) -> Chart:
+    gain = np.array([100.0 * float(effect["rate_gain"]) for effect in effects])
+    labels = tuple(f"{effect['lever']} {effect['change']}" for effect in effects)
+    places = np.arange(gain.size, dtype=np.float64)
+    texts = tuple(
+        f"{label}\nhighest rate {value:+.1f} %"
+        for label, value in zip(labels, gain.tolist(), strict=True)
+    )
+    bars: Series = Bars(
+        "highest rate",
+        "run-1",
+        0.0 * gain,
+        gain,
+        places,
+        is_horizontal=True,
+        texts=texts,
+    )
+    y = Axis("", low=gain.size - 0.5, high=-0.5, ticks=labels)
+    return Chart(
+        key,
+        f"What each change does to the highest rate of {name}.",
+        (Panel(y, (bars,)),),
+        x=Axis("change of the highest rate (%)"),
+        height_px=120 + 22 * gain.size,
+    )
+
+
+def _provenance(plan: Plan) -> Iterator[Markup | Chart]:
+    notes: list[object] = [*plan["notes"]]
+    for each in _found(plan):
+        notes += [f"{each['name']}: {told}" for told in each["extrapolated"]]
+    notes.append(
+        "Synchronous scheduling: each step is scheduled after the one before has ended."
+    )
+    yield element("div", bullets(notes), class_="box")
+    prices = plan["prices"]
+    dated = f", {prices['date']}" if prices["date"] else ""
+    note = f": {prices['note']}" if prices["note"] else ""
+    caption = f"Prices, {prices['currency']} an hour{dated}{note}"
+    rows = [(gpu, f"{price:,.2f}") for gpu, price in prices["per_gpu_hour"].items()]
+    yield table(caption, ["GPU", "price"], rows)
+    versions = [*plan["versions"].items(), ("seed", plan["seed"])]
+    yield table("Versions", ["package", "version"], versions, class_="texts")
+
+
+PLAN_SECTIONS: Final = (
+    PlanSection("summary", "What matters first", _summary),
+    PlanSection("candidates", "How much one engine holds", _candidates),
+    PlanSection("fleets", "What it costs", _fleets),
+    PlanSection("sensitivity", "What would help", _sensitivity),
+    PlanSection("provenance", "What this rests on", _provenance),
+)
+"""In the order of the page."""

@@ -1,0 +1,306 @@
+"""What matters first: a few sentences a run, then the numbers side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.views.report.html import Markup, bullets, element, join, table
+from sim.views.report.looks import tag
+from sim.views.report.reduced import FULL
+from sim.views.report.sections.binding import bound_by, full_share
+from sim.views.report.words import (
+    count,
+    datum,
+    decimal,
+    listed,
+    milliseconds,
+    percent,
+    plural,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sim.views.report.source import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A number of the summary: its table, its key, its name, how it is written."""
+
+    group: str
+    key: str
+    name: str
+    show: Callable[[Any], str]
+
+
+ROWS: Final = (
+    Row("Traffic", "num_requests", "requests", count),
+    Row("Traffic", "completed", "completed", count),
+    Row("Traffic", "rejected", "rejected", count),
+    Row("Traffic", "aborted", "aborted", count),
+    Row("Traffic", "unfinished", "unfinished", count),
+    Row("Traffic", "duration", "simulated time (s)", decimal),
+    Row("Traffic", "request_rate", "offered (requests/s)", decimal),
+    Row("Traffic", "request_throughput", "served (requests/s)", decimal),
+    Row("Traffic", "output_throughput", "output tokens/s", count),
+    Row("Latency", "mean_ttft_ms", "mean TTFT", milliseconds),
+    Row("Latency", "p50_ttft_ms", "p50 TTFT", milliseconds),
+    Row("Latency", "p99_ttft_ms", "p99 TTFT", milliseconds),
+    Row("Latency", "p50_tpot_ms", "p50 TPOT", milliseconds),
+    Row("Latency", "p99_tpot_ms", "p99 TPOT", milliseconds),
+    Row("Latency", "p99_itl_ms", "p99 ITL", milliseconds),
+    Row("Latency", "p50_e2el_ms", "p50 E2E", milliseconds),
+    Row("Latency", "p99_e2el_ms", "p99 E2E", milliseconds),
+    Row("Cache", "num_gpu_blocks", "KV blocks", count),
+    Row("Cache", "kv_cache_usage_mean", "KV usage, mean", percent),
+    Row("Cache", "kv_cache_usage_max", "KV usage, highest", percent),
+    Row("Cache", "num_preemptions", "preemptions", count),
+    Row("Cache", "num_requests_preempted", "requests preempted", count),
+    Row("Cache", "recomputed_tokens", "tokens computed again", count),
+    Row("Cache", "swapped_out_blocks", "blocks swapped out", count),
+    Row("Cache", "copied_blocks", "blocks copied on write", count),
+    Row("Cache", "prefix_cache_hit_rate", "prefix hit rate", percent),
+    Row("Queues", "num_running_mean", "running, mean", decimal),
+    Row("Queues", "num_waiting_mean", "waiting, mean", decimal),
+    Row("Queues", "num_waiting_max", "waiting, most", count),
+    Row("Traffic", "num_steps", "steps", count),
+    Row("Traffic", "mean_step_ms", "mean step", milliseconds),
+    Row("Traffic", "engine_busy_share", "engine busy", percent),
+)
+"""What the table shows, in its order; a row that is 0 in all runs is left out where it
+counts what often does not happen."""
+
+_HARDLY: Final = 0.001
+_SCATTERED: Final = 0.2
+"""Half of the preemptions in no less of the time are nowhere in particular."""
+
+_OFTEN_ZERO: Final = frozenset(
+    {
+        "rejected",
+        "aborted",
+        "unfinished",
+        "swapped_out_blocks",
+        "copied_blocks",
+        "prefix_cache_hit_rate",
+    }
+)
+
+
+def show_summary(runs: Sequence[Run]) -> Iterator[Markup]:
+    """Return the sentences and the table."""
+    for run in runs:
+        if len(runs) > 1:
+            yield element("h3", tag(run))
+        yield element("div", bullets(sentences(run)), class_="lead")
+    if len(runs) > 1:
+        yield element("h3", "Compared")
+        yield bullets(_comparison(runs))
+    yield numbers_table(runs)
+
+
+def sentences(run: Run) -> Iterator[Markup]:
+    """Yield what to know of a run, the most urgent first."""
+    for warning in run.summary.get("warnings", ()):
+        if warning.startswith(("overloaded", "the queue stalled")):
+            yield element("span", _capital(warning), class_="warn")
+    yield element("strong", bound_by(run))
+    yield _preempted(run)
+    yield _full(run)
+    yield _load(run)
+    yield from _unserved(run)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _preempted(run: Run) -> Markup:
+    s = run.summary
+    number = s["num_preemptions"]
+    if not number:
+        none = datum(run, "num_preemptions", "0")
+        return join([none, " preemptions: every request kept its blocks to the end."])
+    costs = []
+    if s.get("recomputed_tokens"):
+        again = datum(run, "recomputed_tokens", count(s["recomputed_tokens"]))
+        costs.append(join([again, " tokens were computed again"]))
+    if s.get("swapped_out_blocks"):
+        out = datum(run, "swapped_out_blocks", count(s["swapped_out_blocks"]))
+        costs.append(join([out, " blocks were swapped out"]))
+    parts = [
+        datum(run, "num_preemptions", count(number)),
+        " preemption" if number == 1 else " preemptions",
+        " of ",
+        datum(run, "num_requests_preempted", count(s["num_requests_preempted"])),
+        f" of {plural(s['num_requests'], 'request')}",
+        f" ({_when(run)})",
+        ": " if costs else "",
+        join(costs, " and "),
+        ".",
+    ]
+    return join(parts)
+
+
+def _when(run: Run) -> str:
+    """Return in how much of the time half of the preemptions fell."""
+    time_s = np.sort(run.preemptions["time_s"])
+    half = -(-time_s.size // 2)
+    if time_s.size < 4:
+        return f"at {listed([f'{each:,.0f} s' for each in time_s.tolist()])}"
+    spans_s = time_s[half - 1 :] - time_s[: time_s.size - half + 1]
+    first = int(np.argmin(spans_s))
+    begin_s, end_s = float(time_s[first]), float(time_s[first + half - 1])
+    share = (end_s - begin_s) / run.steps.stop_s
+    if share > _SCATTERED:
+        return f"from {time_s[0]:,.0f} to {time_s[-1]:,.0f} s"
+    return (
+        f"half of them within {percent(share)} of the time, "
+        f"{begin_s:,.0f} to {end_s:,.0f} s"
+    )
+
+
+def _full(run: Run) -> Markup:
+    s = run.summary
+    share = full_share(run)
+    return join(
+        [
+            "The cache was full, at least ",
+            f"{percent(FULL)} of its blocks in use, for ",
+            datum(run, "full_share", percent(share), share),
+            " of the time; on average ",
+            datum(run, "kv_cache_usage_mean", percent(s["kv_cache_usage_mean"])),
+            " of the blocks were in use, at most ",
+            datum(run, "kv_cache_usage_max", percent(s["kv_cache_usage_max"])),
+            ".",
+        ]
+    )
+
+
+def _load(run: Run) -> Markup:
+    """Return latency against offered load, in a sentence."""
+    s = run.summary
+    parts: list[object] = []
+    if s.get("request_rate") is not None:
+        rate = datum(run, "request_rate", decimal(s["request_rate"]))
+        parts += [rate, " requests/s were offered and "]
+    served = datum(run, "request_throughput", decimal(s["request_throughput"]))
+    parts += [served, " served"]
+    if s.get("p50_ttft_ms") is not None:
+        keys = ("p50_ttft_ms", "p99_ttft_ms", "p50_e2el_ms", "p99_e2el_ms")
+        shown = [datum(run, key, milliseconds(s[key])) for key in keys]
+        parts += [
+            join([": median time to the first token ", shown[0], " (p99 ", shown[1]]),
+            join(["), to the whole answer ", shown[2], " (p99 ", shown[3], ")"]),
+        ]
+    return join([*parts, "."])
+
+
+def _unserved(run: Run) -> Iterator[Markup]:
+    s = run.summary
+    kinds = ("rejected", "aborted", "unsent", "unfinished", "length_capped")
+    found = [
+        f"{count(s[each])} {each.replace('_', ' ')}" for each in kinds if s.get(each)
+    ]
+    if found:
+        yield join([f"Of {plural(s['num_requests'], 'request')}, {listed(found)}."])
+
+
+_COMPARED: Final = (
+    ("num_preemptions", "preemptions", count, False),
+    ("p50_ttft_ms", "p50 TTFT", milliseconds, False),
+    ("p99_ttft_ms", "p99 TTFT", milliseconds, False),
+    ("p50_e2el_ms", "p50 E2E", milliseconds, False),
+    ("output_throughput", "output tokens/s", count, True),
+)
+
+
+def _comparison(runs: Sequence[Run]) -> Iterator[Markup]:
+    """Yield for each number that counts which run does best, and which worst."""
+    for key, label, show, is_high_good in _COMPARED:
+        known = [run for run in runs if run.summary.get(key) is not None]
+        if len(known) < 2:
+            continue
+        ranked = sorted(known, key=lambda run: run.summary[key], reverse=is_high_good)
+        best, worst = ranked[0], ranked[-1]
+        if show(best.summary[key]) == show(worst.summary[key]):
+            shown = datum(best, key, show(best.summary[key]))
+            yield join([f"{label}: the same in all, ", shown, "."])
+            continue
+        what = "most" if is_high_good else "least"
+        other = "least" if is_high_good else "most"
+        yield join(
+            [
+                f"{label}: {what} with ",
+                tag(best),
+                ", ",
+                datum(best, key, show(best.summary[key])),
+                f"; {other} with ",
+                tag(worst),
+                ", ",
+                datum(worst, key, show(worst.summary[key])),
+                ".",
+            ]
+        )
+
+
+def numbers_table(runs: Sequence[Run]) -> Markup:
+    """Return the numbers of the summaries: of one run in three tables, side by side.
+
+    Of several runs there is one table, with differences to the first run.
+    """
+    rows = [row for row in ROWS if _is_shown(runs, row)]
+    if len(runs) > 1:
+        return _compared_table(runs, rows)
+    groups = dict.fromkeys(row.group for row in rows)
+    tables = (
+        table(
+            group,
+            ["", "value"],
+            [[row.name, _cell(runs[0], row)] for row in rows if row.group == group],
+        )
+        for group in groups
+    )
+    return element("div", *tables, class_="side")
+
+
+def _is_shown(runs: Sequence[Run], row: Row) -> bool:
+    values = [run.summary.get(row.key) for run in runs]
+    if row.key in _OFTEN_ZERO:
+        return any(values)
+    return any(value is not None for value in values)
+
+
+def _compared_table(runs: Sequence[Run], rows: Sequence[Row]) -> Markup:
+    head: list[object] = ["", tag(runs[0])]
+    for run in runs[1:]:
+        head += [tag(run), "difference"]
+    told = []
+    for row in rows:
+        first = runs[0].summary.get(row.key)
+        cells: list[object] = [row.name, _cell(runs[0], row)]
+        for run in runs[1:]:
+            cells += [_cell(run, row), _difference(first, run.summary.get(row.key))]
+        told.append(cells)
+    return table("Numbers of summary.json; differences are to the first", head, told)
+
+
+def _cell(run: Run, row: Row) -> object:
+    value = run.summary.get(row.key)
+    return "-" if value is None else datum(run, row.key, row.show(value))
+
+
+def _difference(first: Any, value: Any) -> str:
+    if first is None or value is None:
+        return "-"
+    if first == value:
+        return "="
+    if not first:
+        return "new"
+    change = value / first - 1.0
+    if abs(change) < _HARDLY:
+        return f"< {percent(_HARDLY)}"
+    return f"x {value / first:.3g}" if change >= 2.0 else f"{100 * change:+.1f} %"

@@ -1,0 +1,205 @@
+"""The slowest requests, one a line: waiting, prefill, decode, preempted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sim.views.plots.style import time_unit
+from sim.views.report.charts import Axis, Bars, Chart, Panel, Points, Series
+from sim.views.report.html import Markup, element, paragraph
+from sim.views.report.looks import tag
+from sim.views.report.sections.latency import is_served
+from sim.views.report.waits import SCHEDULE_FILE, Resumed, resumed_s
+from sim.views.report.words import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from sim.views.plots.binning import Floats
+    from sim.views.report.source import Columns, Run
+
+NUM_SLOWEST: Final = 100
+_PHASES: Final = {
+    "waiting": ("arrival_s", "first_scheduled_s"),
+    "prefill": ("first_scheduled_s", "first_token_s"),
+    "decode": ("first_token_s", "finish_s"),
+}
+
+
+def show_waterfall(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+    """Return a figure a run: where the time of its slowest requests went."""
+    for run in runs:
+        if len(runs) > 1:
+            yield element("h3", tag(run))
+        rows = slowest(run)
+        if rows.size:
+            yield from _of_run(runs, run, rows)
+        else:
+            yield paragraph("No request was served to its end.", class_="note")
+
+
+def slowest(run: Run) -> npt.NDArray[np.intp]:
+    """Return the rows of the slowest served requests, the slowest first."""
+    e2el_s = np.where(is_served(run), run.requests["e2el_s"], np.nan)
+    order = np.argsort(-e2el_s, kind="stable")[:NUM_SLOWEST]
+    return order[np.isfinite(e2el_s[order])]
+
+
+def _of_run(
+    runs: Sequence[Run], run: Run, rows: npt.NDArray[np.intp]
+) -> Iterator[Markup | Chart]:
+    r = {key: values[rows] for key, values in run.requests.items()}
+    slow_s = r["e2el_s"]
+    seconds, unit = time_unit(float(slow_s[0]))
+    places = np.arange(rows.size, dtype=np.float64)
+    series: list[Series] = [
+        Bars(
+            phase,
+            phase,
+            (r[begin] - r["arrival_s"]) / seconds,
+            (r[end] - r["arrival_s"]) / seconds,
+            places,
+            is_horizontal=True,
+            texts=_texts(r, phase),
+        )
+        for phase, (begin, end) in _PHASES.items()
+    ]
+    victims = _Victims(run, r)
+    if victims.place.size:
+        series += victims.series(seconds)
+    suffix = f"-{run.number}" if len(runs) > 1 else ""
+    yield Chart(
+        f"slowest-requests{suffix}",
+        f"The {plural(rows.size, 'request')} with the longest end-to-end latency "
+        f"({slow_s[0]:,.3g} s down to {slow_s[-1]:,.3g} s), slowest on top.",
+        (Panel(Axis("slowest on top", low=rows.size - 0.4, high=-0.6), tuple(series)),),
+        x=Axis(
+            f"time since arrival ({unit})", low=0.0, high=1.02 * slow_s[0] / seconds
+        ),
+        height_px=140 + 8 * rows.size,
+    )
+    if victims.place.size:
+        yield victims.note()
+
+
+def _texts(r: Columns, phase: str) -> tuple[str, ...]:
+    begin, end = _PHASES[phase]
+    return tuple(
+        f"request {request}: {phase} {stop - start:,.4g} s of {total:,.4g} s\n"
+        f"{plural(prompt, 'prompt token')}, {plural(output, 'output token')}, "
+        f"{plural(preempted, 'preemption')}"
+        for request, start, stop, total, prompt, output, preempted in zip(
+            r["request_id"].tolist(),
+            r[begin].tolist(),
+            r[end].tolist(),
+            r["e2el_s"].tolist(),
+            r["num_prompt_tokens"].tolist(),
+            r["num_output_tokens"].tolist(),
+            r["num_preemptions"].tolist(),
+            strict=True,
+        )
+    )
+
+
+class _Victims:
+    """Preemptions of some requests, and until when each lasted, where it is known.
+
+    Parameters
+    ----------
+    run
+        Whose requests they are.
+    requests
+        Columns of them, in the order of their lines.
+    """
+
+    def __init__(self, run: Run, requests: Columns) -> None:
+        p = run.preemptions
+        request_ids = requests["request_id"]
+        held = np.isin(p["request_id"], request_ids)
+        self._p = {key: values[held] for key, values in p.items()}
+        line = {each: place for place, each in enumerate(request_ids.tolist())}
+        owners = self._p["request_id"].tolist()
+        self.place: Floats = np.array([line[each] for each in owners], np.float64)
+        self._arrival_s = requests["arrival_s"][self.place.astype(np.intp)]
+        path = run.path / SCHEDULE_FILE
+        self.is_recorded = path.is_file()
+        until = resumed_s(path, self._steps()) if self.is_recorded else {}
+        self._until_s = self._ends(until)
+
+    def _steps(self) -> dict[int, list[int]]:
+        steps: dict[int, list[int]] = {}
+        pairs = zip(
+            self._p["request_id"].tolist(), self._p["step"].tolist(), strict=True
+        )
+        for request, step in pairs:
+            steps.setdefault(request, []).append(step)
+        return steps
+
+    def _ends(self, until: Resumed) -> Floats:
+        pairs = zip(
+            self._p["request_id"].tolist(), self._p["step"].tolist(), strict=True
+        )
+        return np.array([until.get(pair, np.nan) for pair in pairs], np.float64)
+
+    def series(self, seconds: float) -> Iterator[Series]:
+        """Yield spans where their ends are known, and marks where they are not."""
+        begin_s = self._p["time_s"] - self._arrival_s
+        end_s = self._until_s - self._arrival_s
+        known = np.isfinite(self._until_s)
+        if known.any():
+            texts = self._texts(known)
+            yield Bars(
+                "preempted",
+                "preempted",
+                begin_s[known] / seconds,
+                end_s[known] / seconds,
+                self.place[known],
+                is_horizontal=True,
+                is_hatched=True,
+                texts=texts,
+            )
+        if not known.all():
+            yield Points(
+                "preempted here",
+                "preempted",
+                begin_s[~known] / seconds,
+                self.place[~known],
+                symbol="diamond",
+                texts=self._texts(~known),
+                size=6,
+            )
+
+    def _texts(self, held: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+        told = []
+        for row in np.flatnonzero(held).tolist():
+            time_s = self._p["time_s"][row]
+            until_s = self._until_s[row] - time_s
+            lasted = f" for {until_s:,.4g} s" if np.isfinite(until_s) else ""
+            told.append(
+                f"request {self._p['request_id'][row]}: preempted{lasted}\n"
+                f"at {time_s:,.3f} s for request {self._p['for_request_id'][row]}"
+                f"\n{self._p['mode'][row]}: "
+                f"{plural(self._p['num_tokens_lost'][row], 'token')} lost"
+            )
+        return tuple(told)
+
+    def note(self) -> Markup:
+        """Say what is drawn of preemptions."""
+        number = plural(self.place.size, "preemption")
+        if self.is_recorded:
+            return paragraph(
+                f"{number} of these requests; hatched from the loss of the blocks to "
+                f"the step that computes the request again.",
+                class_="note",
+            )
+        return paragraph(
+            f"{number} of these requests, marked where it lost its blocks. How long "
+            f"each had to wait is in the schedule: 'kvsim run' with ",
+            element("code", "--record schedule"),
+            " draws it.",
+            class_="note",
+        )
