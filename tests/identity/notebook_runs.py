@@ -1,0 +1,40 @@
+"""Run the code of a notebook, and write the results of every configuration it loads.
+
+``python notebook_runs.py SOURCE.py OUT``, in the environment and from the root of the
+checkout to be asked; any release of the program will do, so nothing is imported but
+its public names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import sim
+
+_load_config = sim.load_config
+
+
+def main(source: Path, out: Path) -> None:
+    """Run the cells of `source` in its folder; write ``OUT/0``, ``OUT/1``, ..."""
+    num_loaded = 0
+
+    def load_config(*args: Any, **more: Any) -> Any:
+        nonlocal num_loaded
+        config = _load_config(*args, **more)
+        folder = out / str(num_loaded)
+        folder.mkdir(parents=True)
+        num_loaded += 1
+        sim.simulate(config).write(folder)
+        return config
+
+    sim.load_config = load_config
+    code = source.read_text(encoding="utf-8")
+    os.chdir(source.parent)
+    exec(compile(code, source.name, "exec"), {"display": lambda *_: None})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
