@@ -20,7 +20,7 @@ from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
 from calibrate.tables.tokens import DTYPES_OF_BITS, TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
-from sim.config.generations import GraphRule
+from sim.costs.base import GraphRule
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured.geometry import geometry_of, weight_bits_of
 from sim.errors import ConfigError, UserError

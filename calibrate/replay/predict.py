@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from calibrate.tables.steps import GRAPH_TOKENS
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
-from sim.config.generations import GraphRule, SwapRule
+from sim.costs.base import GraphRule, SwapRule
 from sim.costs.measured import MeasuredCost
 from sim.costs.profile import read_profile
 from sim.costs.roofline import RooflineCost

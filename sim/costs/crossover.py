@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.config.generations import KvLayout, SwapVariant
+    from sim.costs.base import KvLayout, SwapVariant
     from sim.costs.transfers import Transfer
 
     Flags = NDArray[np.bool_]

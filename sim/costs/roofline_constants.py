@@ -19,7 +19,7 @@ from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
-    from sim.config.generations import KvLayout, SwapVariant
+    from sim.costs.base import KvLayout, SwapVariant
     from sim.costs.transfers import Pages, Transfer
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.quantization import QuantizationScheme

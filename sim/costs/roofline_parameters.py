@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from sim.config.generations import KvLayout, SwapRule, SwapVariant
+from sim.costs.base import KvLayout, SwapRule, SwapVariant
 from sim.costs.parts import at_least_zero, share
 from sim.costs.transfers import LAYOUTS, VARIANTS, check_choice, check_factor
 from sim.errors import ConfigError

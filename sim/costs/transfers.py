@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from sim.config.generations import KvLayout, SwapVariant
+from sim.costs.base import KvLayout, SwapVariant
 from sim.costs.parts import Memo
 from sim.costs.widths import ESTIMATE, Width, wider
 from sim.errors import ConfigError

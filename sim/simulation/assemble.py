@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cache.errors import CacheError
-from sim.config.generations import GENERATION_KEYS, GENERATIONS, GraphRule
+from sim.config.generations import GENERATION_KEYS, GENERATIONS
 from sim.config.plug import build
 from sim.costs import COST_MODELS
-from sim.costs.base import EMPTY_SHAPE, CostModel, pricer_of
+from sim.costs.base import EMPTY_SHAPE, CostModel, GraphRule, pricer_of
 from sim.errors import ConfigError, SchedulerError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.capacity.arguments import parse_engine_version, v0_chunks_by_itself

@@ -21,8 +21,7 @@ from calibrate.replay.whole import BATCHES, measured_steps, whole_steps, with_st
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
 from sim.cli.main import run as kvsim
-from sim.config.generations import SwapRule
-from sim.costs.base import BatchShape
+from sim.costs.base import BatchShape, SwapRule
 from sim.costs.profile import read_profile
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu

@@ -2,8 +2,9 @@
 
 import pytest
 
-from sim.config.generations import OURS, GraphRule, SwapRule
+from sim.config.generations import OURS
 from sim.costs import MeasuredCost, RooflineCost
+from sim.costs.base import GraphRule, SwapRule
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, chunk, decodes

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.config.generations import GENERATIONS, SwapRule
+from sim.config.generations import GENERATIONS
 from sim.config.tables import parse_config
 from sim.costs import RooflineCost
+from sim.costs.base import SwapRule
 from sim.costs.transfers import (
     VARIANTS,
     Batch,

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.config.generations import GraphRule, KvLayout, SwapRule, SwapVariant
-from sim.costs.base import BOUNDS, EMPTY_SHAPE, BatchShape, Bound, StepCost
+from sim.costs.base import (
+    BOUNDS,
+    EMPTY_SHAPE,
+    BatchShape,
+    Bound,
+    GraphRule,
+    KvLayout,
+    StepCost,
+    SwapRule,
+    SwapVariant,
+)
 from sim.costs.measured.attention import Attention
 from sim.costs.measured.counted import Counted
 from sim.costs.measured.reading import corrected, entry_of, read_correction

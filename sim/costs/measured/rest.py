@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.config.generations import GraphRule, KvLayout, SwapVariant
+    from sim.costs.base import GraphRule, KvLayout, SwapVariant
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer
 
