@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,3 +61,14 @@ class PrefixCacheStats:
         else:
             self.queries += num_tokens
             self.hits += num_hits
+
+    def summary(self, num_evictions: int) -> dict[str, Any]:
+        """Return the counters for a run's summary, JSON-ready."""
+        return {
+            "prefix_cache_queries": self.queries,
+            "prefix_cache_hits": self.hits,
+            "prefix_cache_hit_rate": self.hits / self.queries if self.queries else 0.0,
+            "prefix_cache_preempted_queries": self.preempted_queries,
+            "prefix_cache_preempted_hits": self.preempted_hits,
+            "num_evictions": num_evictions,
+        }

@@ -22,7 +22,8 @@ from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.models.bundled import resolved_model
 from sim.scheduler import SCHEDULERS
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.groups.settings import SchedulerConfig
+from sim.scheduler.settings import CacheConfig
 from sim.simulation.evictors import evictor_factory
 from sim.simulation.policies import make_policies
 
@@ -335,7 +336,7 @@ def _cache_config(
         watermark=_or(config.watermark, 0.01),
         sliding_window=config.sliding_window,
         enable_prefix_caching=config.prefix_caching,
-        evictor=make_evictor or "lru",
+        evictor=make_evictor,
     )
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cache.tokens import SegmentTokens
 from sim.engine.sampling_groups import sampler_for
 from sim.scheduler.groups.scheduler import GroupScheduler
-from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.groups.settings import SchedulerConfig
 from sim.scheduler.request import Request
+from sim.scheduler.settings import CacheConfig
 
 if TYPE_CHECKING:
     from sim.scheduler.groups.output import GroupSchedulerOutput

@@ -13,8 +13,9 @@ from sim.scheduler.base import PreemptionMode
 from sim.scheduler.block_space.cacheflow import Scheduler
 from sim.scheduler.block_space.policy import FCFS, PolicyFactory
 from sim.scheduler.groups.sequence import SamplingParams, Sequence, SequenceGroup
-from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.groups.settings import SchedulerConfig
 from sim.scheduler.request import RequestStatus
+from sim.scheduler.settings import CacheConfig
 from tests.sim.group_steps import Steps, batch, make, preempted, queued
 
 
@@ -362,7 +363,7 @@ def test_the_budget_bounds_what_can_be_recomputed_but_not_what_is_swapped() -> N
 
 def test_a_slot_in_a_block_with_room_costs_little() -> None:
     config = SchedulerConfig(100_000, 256, 100_000)
-    scheduler = Scheduler(config, CacheConfig(16, 20_000))
+    scheduler = Scheduler(config, CacheConfig(16, 20_000, watermark=0.01))
     seq = Sequence(0, [0] * 90_000, 16)
     scheduler.add_seq_group(SequenceGroup(0, [seq], 0.0))
     scheduler.schedule(0.0)

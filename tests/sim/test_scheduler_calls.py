@@ -11,7 +11,8 @@ from sim.errors import SchedulerError
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.block_space import cacheflow, v0_2
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
-from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.groups.settings import SchedulerConfig
+from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v0 import scheduler as v0
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from sim.scheduler.groups.output import GroupSchedulerOutput, ScheduledSequenceG
 if TYPE_CHECKING:
     from sim.scheduler.block_space.stats import Stats
     from sim.scheduler.groups.sequence import SequenceGroup
-    from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+    from sim.scheduler.groups.settings import SchedulerConfig
+    from sim.scheduler.settings import CacheConfig
 
 
 class Scheduler(BlockSpaceScheduler):

@@ -21,8 +21,9 @@ from sim.scheduler.groups.scheduler import GroupScheduler
 if TYPE_CHECKING:
     from sim.scheduler.block_space.stats import Stats
     from sim.scheduler.groups.sequence import SequenceGroup
-    from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+    from sim.scheduler.groups.settings import SchedulerConfig
     from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
 
 _WAITING = SequenceStatus.WAITING
 _RUNNING = SequenceStatus.RUNNING

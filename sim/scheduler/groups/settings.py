@@ -7,52 +7,10 @@ from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
 from sim.scheduler.base import PreemptionMode
+from sim.scheduler.settings import at_least
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cache.v0.evictor import Evictor
     from sim.scheduler.victims.base import VictimPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class CacheConfig:
-    """The two tiers of KV memory.
-
-    Parameters
-    ----------
-    block_size
-        Tokens a block.
-    num_gpu_blocks, num_cpu_blocks
-        Sizes of the pools.
-    watermark
-        Share of the GPU pool that admissions leave free.
-    sliding_window
-        Tokens that attention looks back, or None for all.
-    enable_prefix_caching
-        Whether full blocks are found again by their content (`v0` only).
-    evictor
-        Which cached block goes first (`v0` only): a key of `cache.v0.evictor.EVICTORS`,
-        or what makes an evictor.
-    """
-
-    block_size: int
-    num_gpu_blocks: int
-    num_cpu_blocks: int = 0
-    watermark: float = 0.01
-    sliding_window: int | None = None
-    enable_prefix_caching: bool = False
-    evictor: str | Callable[[], Evictor] = "lru"
-
-    def __post_init__(self) -> None:
-        _at_least(1, block_size=self.block_size, num_gpu_blocks=self.num_gpu_blocks)
-        _at_least(0, num_cpu_blocks=self.num_cpu_blocks)
-        if not 0 <= self.watermark < 1:
-            raise SchedulerError(
-                f"watermark must be at least 0 and below 1, got {self.watermark}"
-            )
-        if self.sliding_window is not None:
-            _at_least(1, sliding_window=self.sliding_window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +61,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preemption_mode", _mode(self.preemption_mode))
-        _at_least(
+        at_least(
             1,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.max_num_seqs,
@@ -111,7 +69,7 @@ class SchedulerConfig:
             max_num_partial_prefills=self.max_num_partial_prefills,
             max_long_partial_prefills=self.max_long_partial_prefills,
         )
-        _at_least(
+        at_least(
             0,
             max_paddings=self.max_paddings,
             num_lookahead_slots=self.num_lookahead_slots,
@@ -133,9 +91,3 @@ def _mode(name: PreemptionMode | str | None) -> PreemptionMode | None:
             f"preemption_mode must be null or one of {', '.join(modes)}, got {name!r}"
         )
     return modes[name]
-
-
-def _at_least(least: int, **values: float) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise SchedulerError(f"{name} must be at least {least}, got {value}")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Sequence as Items
 
-    from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+    from sim.scheduler.groups.settings import SchedulerConfig
+    from sim.scheduler.settings import CacheConfig
 
 
 class GroupBlockManager(Protocol):
@@ -303,17 +304,7 @@ class GroupState:
 
     def summary(self) -> dict[str, Any]:
         """Return prefix-cache counters, in tokens of first admissions."""
-        stats = self.prefix_cache_stats
-        return {
-            "prefix_cache_queries": stats.queries,
-            "prefix_cache_hits": stats.hits,
-            "prefix_cache_hit_rate": stats.hits / stats.queries
-            if stats.queries
-            else 0.0,
-            "prefix_cache_preempted_queries": stats.preempted_queries,
-            "prefix_cache_preempted_hits": stats.preempted_hits,
-            "num_evictions": self._num_evictions(),
-        }
+        return self.prefix_cache_stats.summary(self._num_evictions())
 
     def _num_evictions(self) -> int:
         """Return how many cached GPU blocks were given up for others."""

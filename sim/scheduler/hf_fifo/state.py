@@ -11,7 +11,6 @@ from cache.stats import PrefixCacheStats
 from sim.scheduler.base import CacheUsage
 from sim.scheduler.hf_fifo.policies import HfFifoHoldings
 from sim.scheduler.request import Request, RequestStatus
-from sim.scheduler.v1.state import prefix_cache_summary
 from sim.scheduler.victims import VictimChoice
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ class HfFifoState:
     def summary(self) -> dict[str, Any]:
         """Return prefix-cache counters, in tokens of first admissions."""
         num_evictions = self.cache.block_manager.num_evictions
-        return prefix_cache_summary(self.prefix_cache_stats, num_evictions)
+        return self.prefix_cache_stats.summary(num_evictions)
 
     def check(self) -> None:
         """Prove queues, blocks and counters in O(n).

@@ -21,13 +21,13 @@ from sim.scheduler.base import (
     SchedulerOutput,
 )
 from sim.scheduler.batch import Batch
+from sim.scheduler.checks import check_queues
 from sim.scheduler.hosted.api import load_api, nearest_release
 from sim.scheduler.hosted.engine import HostedCache, HostedEngine
 from sim.scheduler.hosted.tokens import STOP_TOKEN, HostedTokens
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.settings import V1Settings
-from sim.scheduler.v1.state import check_queues, prefix_cache_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -346,7 +346,7 @@ class VllmScheduler:
 
         vLLM does not count evictions.
         """
-        counters = prefix_cache_summary(self.prefix_cache_stats, 0)
+        counters = self.prefix_cache_stats.summary(0)
         del counters["num_evictions"]
         return counters | {"hosted_vllm": self.installed}
 

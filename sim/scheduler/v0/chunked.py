@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from sim.scheduler.groups.output import ScheduledSequenceGroup
     from sim.scheduler.groups.sequence import Sequence, SequenceGroup
-    from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+    from sim.scheduler.groups.settings import SchedulerConfig
+    from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v0.budget import SchedulingBudget
 
 LONG_PREFILL_SHARE_OF_MODEL_LEN = 0.04

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from sim.scheduler.base import PreemptionMode
 
 if TYPE_CHECKING:
-    from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+    from sim.scheduler.groups.settings import SchedulerConfig
     from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
 
 
 class AdmissionLimits:

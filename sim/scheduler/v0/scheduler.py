@@ -25,8 +25,9 @@ from sim.scheduler.v0.waiting import WaitingPhase
 if TYPE_CHECKING:
     from cache.sequences import Device
     from sim.scheduler.groups.sequence import SequenceGroup
-    from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+    from sim.scheduler.groups.settings import SchedulerConfig
     from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
 
 _RUNNING = SequenceStatus.RUNNING
 _SWAPPED = SequenceStatus.SWAPPED
@@ -98,7 +99,7 @@ class Scheduler(GroupScheduler):
             cache_config.watermark,
             cache_config.sliding_window,
             cache_config.enable_prefix_caching,
-            evictor=cache_config.evictor,
+            evictor=cache_config.evictor or "lru",
         )
         super().__init__(scheduler_config, cache_config)
         self.chunk_rule = ChunkRule(scheduler_config, cache_config, self.block_manager)

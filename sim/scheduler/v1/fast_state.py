@@ -11,10 +11,10 @@ from cache.v1.fast_tables import NOTHING_FOUND
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
+from sim.scheduler.checks import check_queues
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.decodes import DecodeClock
 from sim.scheduler.v1.limits import admission_error
-from sim.scheduler.v1.state import check_queues, prefix_cache_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -270,7 +270,7 @@ class FastV1State:
 
     def summary(self) -> dict[str, Any]:
         """Return prefix-cache counters; see `V1Scheduler.summary`."""
-        return prefix_cache_summary(self.prefix_cache_stats, self.tables.num_evictions)
+        return self.prefix_cache_stats.summary(self.tables.num_evictions)
 
     def check(self) -> None:
         """Prove queues, blocks and the clock in O(n).

@@ -9,6 +9,7 @@ from cache.stats import PrefixCacheStats
 from cache.v1.manager import KVCacheManager
 from sim.errors import SchedulerError
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
+from sim.scheduler.checks import check_queues
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.policies import V1AdmissionDesk, V1Holdings
@@ -16,7 +17,7 @@ from sim.scheduler.v1.queues import REQUEST_QUEUES, urgency
 from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from cache.v1.policies.base import CachePolicy
     from sim.scheduler.admission.base import AdmissionRule
@@ -263,8 +264,8 @@ class V1State:
 
     def summary(self) -> dict[str, Any]:
         """Return prefix-cache counters, in tokens of first admissions."""
-        return prefix_cache_summary(
-            self.prefix_cache_stats, self.kv_cache_manager.block_pool.num_evictions
+        return self.prefix_cache_stats.summary(
+            self.kv_cache_manager.block_pool.num_evictions
         )
 
     def check(self) -> None:
@@ -288,45 +289,3 @@ class V1State:
             num_tokens == self._num_logical_tokens,
             f"{num_tokens} computed tokens held, {self._num_logical_tokens} counted",
         )
-
-
-def prefix_cache_summary(stats: PrefixCacheStats, num_evictions: int) -> dict[str, Any]:
-    """Return prefix-cache counters for a run's summary, JSON-ready."""
-    return {
-        "prefix_cache_queries": stats.queries,
-        "prefix_cache_hits": stats.hits,
-        "prefix_cache_hit_rate": stats.hits / stats.queries if stats.queries else 0.0,
-        "prefix_cache_preempted_queries": stats.preempted_queries,
-        "prefix_cache_preempted_hits": stats.preempted_hits,
-        "num_evictions": num_evictions,
-    }
-
-
-def check_queues(
-    running: Collection[Request], waiting: Iterable[Request], max_num_seqs: int
-) -> None:
-    """Prove that requests stand where their status says, and once.
-
-    Raises
-    ------
-    InvariantError
-        With the rule and who breaks it.
-    """
-    require(
-        len(running) <= max_num_seqs,
-        f"{len(running)} requests run, max_num_seqs is {max_num_seqs}",
-    )
-    for request in running:
-        require(
-            request.status is RequestStatus.RUNNING,
-            f"request {request.request_id} runs as {request.status.value}",
-        )
-    for request in waiting:
-        require(
-            request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            and request.num_computed_tokens == 0,
-            f"request {request.request_id} waits as {request.status.value} with "
-            f"{request.num_computed_tokens} computed tokens",
-        )
-    ids = [request.request_id for request in (*running, *waiting)]
-    require(len(set(ids)) == len(ids), "a request stands twice in the queues")

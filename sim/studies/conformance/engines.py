@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError
 from sim.errors import SchedulerError
-from sim.scheduler.groups.settings import CacheConfig, SchedulerConfig
+from sim.scheduler.groups.settings import SchedulerConfig
 from sim.scheduler.log.tokens import StreamTokens
 from sim.scheduler.request import Request
+from sim.scheduler.settings import CacheConfig
 from sim.studies.conformance.workload import (
     MAX_LEN,
     CacheflowEngine,
