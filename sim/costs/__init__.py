@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.costs.base import BatchShape, CostModel, StepCost
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
 from sim.costs.measured import MeasuredCost
@@ -15,4 +16,13 @@ COST_MODELS: dict[str, type] = {
 }
 """`kind` of the configuration's ``cost`` table to the class it names."""
 
-__all__ = ["COST_MODELS", "ConstantCost", "LinearCost", "MeasuredCost", "RooflineCost"]
+__all__ = [
+    "COST_MODELS",
+    "BatchShape",
+    "ConstantCost",
+    "CostModel",
+    "LinearCost",
+    "MeasuredCost",
+    "RooflineCost",
+    "StepCost",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sim.scheduler.base import Scheduler
 from sim.scheduler.block_space.cacheflow import Scheduler as CacheflowScheduler
 from sim.scheduler.block_space.v0_2 import Scheduler as V02Scheduler
 from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
@@ -26,3 +27,5 @@ SCHEDULERS: Mapping[str, type] = MappingProxyType(
     }
 )
 """Built-in schedulers by the name that ``engine.scheduler`` takes."""
+
+__all__ = ["SCHEDULERS", "Scheduler"]
