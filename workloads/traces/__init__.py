@@ -5,20 +5,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from workloads.traces.azure import AzureTraceReader
-from workloads.traces.azure_writer import AzureTraceWriter
+from workloads.traces.azure import AzureTraceReader, AzureTraceWriter
 from workloads.traces.base import TraceReader, TraceWriter
 from workloads.traces.burstgpt import BurstGptTraceReader, BurstGptTraceWriter
 from workloads.traces.detect import guess_kind
 from workloads.traces.kvsim import KvsimTraceReader, KvsimTraceWriter
-from workloads.traces.llmservingsim import LlmServingSimTraceReader
-from workloads.traces.llmservingsim_writer import LlmServingSimTraceWriter
-from workloads.traces.mooncake import MooncakeTraceReader
-from workloads.traces.mooncake_writer import MooncakeTraceWriter
+from workloads.traces.llmservingsim import (
+    LlmServingSimTraceReader,
+    LlmServingSimTraceWriter,
+)
+from workloads.traces.mooncake import MooncakeTraceReader, MooncakeTraceWriter
 from workloads.traces.sharegpt import ShareGptTraceReader
 from workloads.traces.vidur import VidurTraceReader, VidurTraceWriter
 from workloads.traces.vllm_bench import VllmBenchTraceReader, VllmBenchTraceWriter
-from workloads.traces.writing.whole_file import write_trace
+from workloads.traces.writing import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

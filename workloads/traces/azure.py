@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING
 
 from workloads.columns import RequestColumns, SpecIterator
+from workloads.errors import WorkloadError
 from workloads.traces.azure_columns import AzureTable, plain_table
-from workloads.traces.parsing.bad_lines import BadLines
 from workloads.traces.parsing.csv_lines import (
-    CsvLines,
-    column_length_problem,
     csv_lines,
-    is_length,
-    plain_int,
+    timed_lengths,
 )
-from workloads.traces.parsing.files import trace_path
-from workloads.traces.parsing.order import columns_in_arrival_order
+from workloads.traces.parsing.files import BadLines, trace_path
+from workloads.traces.parsing.requests import columns_in_arrival_order
+from workloads.traces.writing import losses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from workloads.spec import RequestSpec
+
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TICKS_PER_S = 10_000_000
+_TICKS_PER_MINUTE = 60 * _TICKS_PER_S
 _EPOCH = datetime(1970, 1, 1)
 # Zones that mean what no zone means here; any other would need a conversion.
 _UTC = ("+00:00", "Z")
@@ -74,28 +75,6 @@ class AzureTraceReader:
         object.__setattr__(self, "path", trace_path(self.path))
 
     def read(self) -> SpecIterator:
-        """Return the requests in arrival order, the first at 0 s.
-
-        The whole file is checked before the first request is handed out.
-
-        Returns
-        -------
-        SpecIterator
-            An iterator of `RequestSpec` that also has them as columns.
-
-        Raises
-        ------
-        WorkloadError
-            If the file cannot be read.
-        TraceFormatError
-            If a line breaks the format; names file and line.
-
-        Warns
-        -----
-        WorkloadWarning
-            If the rows are not sorted by time (they are sorted), or lines were left
-            out.
-        """
         with BadLines(self.path, self.skip_bad_lines) as bad:
             ticks, prompts, outputs = columns_in_arrival_order(
                 self.path, *_table(self.path, bad)
@@ -105,16 +84,15 @@ class AzureTraceReader:
 
 
 def _table(path: str | Path, bad: BadLines) -> AzureTable:
-    """Return the rows in file order: by columns if all are plain, else one by one."""
+    """Return the rows by columns if all are plain, else one by one."""
     lines = csv_lines(path, _COLUMNS, bad)
-    time_column, prompt_column, output_column = map(lines.positions.get, _COLUMNS)
-    assert time_column is not None
-    assert prompt_column is not None
-    assert output_column is not None
-    columns = (time_column, prompt_column, output_column)
+    columns = [lines.positions[name] for name in _COLUMNS]
     num_fields = lines.header.count(",") + 1
     table = plain_table(path, num_fields, columns, _minute_ticks)
-    return table or _careful_table(_rows(lines, columns, bad))
+    if table:
+        return table
+    rows = timed_lengths(lines, _COLUMNS, bad, _tick_parser(), _time_problem)
+    return _careful_table(rows)
 
 
 def _careful_table(rows: Iterator[_Row]) -> AzureTable:
@@ -125,32 +103,11 @@ def _careful_table(rows: Iterator[_Row]) -> AzureTable:
 
 
 def _seconds(ticks: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return ticks in seconds, each rounded once."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
     if ticks[-1] <= 2**53:  # 28 years; more would be rounded to a float before
         return ticks / _TICKS_PER_S
     return np.array([each / _TICKS_PER_S for each in ticks.tolist()])
-
-
-def _rows(
-    lines: CsvLines, columns: tuple[int, int, int], bad: BadLines
-) -> Iterator[_Row]:
-    """Yield the parsed rows of the lines after the header, in file order."""
-    time_column, prompt_column, output_column = columns
-    to_ticks = _tick_parser()
-    for number, fields in lines.rows:
-        try:
-            ticks = to_ticks(fields[time_column])
-            num_prompt_tokens = plain_int(fields[prompt_column])
-            num_output_tokens = plain_int(fields[output_column])
-        except ValueError:
-            bad.refuse(number, _problem(fields, columns))
-            continue
-        if is_length(num_prompt_tokens) and is_length(num_output_tokens):
-            yield ticks, number, num_prompt_tokens, num_output_tokens
-        else:
-            bad.refuse(number, _problem(fields, columns))
 
 
 def _tick_parser() -> Callable[[str], int]:
@@ -179,7 +136,6 @@ def _tick_parser() -> Callable[[str], int]:
 
 
 def _minute_ticks(prefix: str) -> int:
-    """Return the ticks of ``YYYY-MM-DD HH:MM``."""
     # fromisoformat() also reads week dates and zones, which are not this format.
     if len(prefix) != 16 or (prefix[4], prefix[7], prefix[13]) != ("-", "-", ":"):
         raise ValueError(prefix)
@@ -199,12 +155,67 @@ def _second_digits(rest: str) -> str:
     return seconds[1:] + fraction.ljust(7, "0")
 
 
-def _problem(fields: list[str], columns: tuple[int, int, int]) -> str:
-    """Say what is wrong with a line that did not parse."""
-    time_text, *length_texts = (fields[column] for column in columns)
-    for name, text in zip(_COLUMNS[1:], length_texts, strict=True):
-        problem = column_length_problem(name, text)
-        if problem:
-            return problem
-    rule = "TIMESTAMP must be a time such as 2023-11-16 18:15:46.6805900"
-    return f"{rule}; got {time_text!r:.80}; mend or remove the line"
+def _time_problem(name: str, text: str) -> str:
+    rule = f"{name} must be a time such as 2023-11-16 18:15:46.6805900"
+    return f"{rule}; got {text!r:.80}; mend or remove the line"
+
+
+@dataclass(frozen=True, slots=True)
+class AzureTraceWriter:
+    """Writer of the format of 2023, to 100 ns.
+
+    Parameters
+    ----------
+    start
+        Wall time of 0 s, such as ``2023-11-16 18:15``, to the minute. Readers subtract
+        it.
+
+    Raises
+    ------
+    WorkloadError
+        If `start` is no such time.
+    """
+
+    start: str = "1970-01-01 00:00"
+
+    def __post_init__(self) -> None:
+        self._start()
+
+    def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
+        rounded = sum(
+            abs(
+                round(request.arrival_s * _TICKS_PER_S) / _TICKS_PER_S
+                - request.arrival_s
+            )
+            > 1e-9
+            for request in requests
+        )
+        lines = losses(requests, kept=())
+        if rounded:
+            lines.append(f"times below 100 ns ({rounded} of {len(requests)} requests)")
+        return lines
+
+    def lines(self, requests: Sequence[RequestSpec]) -> Iterator[str]:
+        yield "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        start = self._start()
+        for request in requests:
+            ticks = round(request.arrival_s * _TICKS_PER_S)
+            minutes, rest = divmod(ticks, _TICKS_PER_MINUTE)
+            try:
+                minute = start + timedelta(minutes=minutes)
+            except OverflowError:
+                raise WorkloadError(
+                    f"times must be before the year 10000; got {request.arrival_s!r} s "
+                    f"from {self.start}; give an earlier start, or another format"
+                ) from None
+            seconds, fraction = divmod(rest, _TICKS_PER_S)
+            day_and_minute = minute.isoformat(" ", "minutes")
+            time = f"{day_and_minute}:{seconds:02d}.{fraction:07d}"
+            yield f"{time},{request.num_prompt_tokens},{request.num_output_tokens}\n"
+
+    def _start(self) -> datetime:
+        try:
+            return datetime.strptime(self.start, "%Y-%m-%d %H:%M")
+        except (ValueError, TypeError):
+            rule = "start must be a time such as 2023-11-16 18:15"
+            raise WorkloadError(f"{rule}; got {self.start!r}; mend it") from None

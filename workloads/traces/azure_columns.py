@@ -15,7 +15,7 @@ from workloads._checks import MAX_TOKENS
 from workloads.traces.parsing.files import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -50,30 +50,16 @@ class _Odd(Exception):  # noqa: N818 - no error: a reason to read line by line
 def plain_table(
     path: str | Path,
     num_fields: int,
-    columns: tuple[int, int, int],
+    columns: Sequence[int],
     minute_ticks: Callable[[str], int],
 ) -> AzureTable | None:
-    """Read a trace whose lines are all plain.
+    """Read a trace of plain lines only; None if any is not, or cannot be read.
 
     Plain are ASCII lines without quotes or NUL bytes, as many fields in each as in the
     header, none blank but the last ones; timestamps with two-digit seconds, up to seven
     digits behind a dot, and UTC or no zone; lengths of up to ten digits, in range.
-
-    Parameters
-    ----------
-    path
-        CSV file, plain or compressed, with its header in the first line.
-    num_fields
-        Fields of every line, as its commas cut it.
-    columns
-        Positions of timestamp, prompt tokens and output tokens.
-    minute_ticks
-        From ``YYYY-MM-DD HH:MM`` to ticks; raises ValueError where that is no time.
-
-    Returns
-    -------
-    AzureTable or None
-        None if anything is not plain, or cannot be read.
+    `columns` are the positions of timestamp, prompt and output tokens; `minute_ticks`
+    makes ticks of ``YYYY-MM-DD HH:MM``, or raises ValueError.
     """
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
@@ -126,7 +112,7 @@ def _blocks(path: str | Path) -> Iterator[bytes]:
 
 
 def _parsed(
-    block: bytes, num_fields: int, columns: tuple[int, int, int], minutes: _Minutes
+    block: bytes, num_fields: int, columns: Sequence[int], minutes: _Minutes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return ticks and lengths of whole lines, or raise `_Odd`."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
@@ -163,11 +149,14 @@ class _Field:
         self.widths = stops - starts
 
     def at(self, position: int) -> NDArray[np.uint8]:
-        """Return a character of each field; what lies beyond the text is its end."""
+        """Return a character of each field.
+
+        The text's end stands for what lies beyond.
+        """
         return self.text.take(self.starts + position, mode="clip")
 
     def from_end(self, position: int) -> NDArray[np.uint8]:
-        """Return a character of each field, 1 for the last."""
+        """Return a character of each field; 1 is the last."""
         return self.text.take(self.stops - position, mode="clip")
 
 
@@ -198,7 +187,6 @@ def _lengths(field: _Field) -> NDArray[np.int64]:
 
 
 def _ticks(field: _Field, minutes: _Minutes) -> NDArray[np.int64]:
-    """Return timestamps in ticks of 100 ns since 1970."""
     widths = _widths_without_zone(field)
     fraction_digits = widths - _SECOND_CHARS - 1
     # No fraction, or a dot and up to seven digits.
@@ -219,7 +207,6 @@ def _ticks(field: _Field, minutes: _Minutes) -> NDArray[np.int64]:
 
 
 def _widths_without_zone(field: _Field) -> NDArray[np.intp]:
-    """Return the widths of timestamps without ``+00:00`` or ``Z`` at their ends."""
     widths = field.widths
     zoned = field.from_end(len(_ZONE)) == _ZONE[0]
     if zoned.any():

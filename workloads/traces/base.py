@@ -18,7 +18,7 @@ from workloads.traces.parsing.files import (
     opened,
     trace_path,
 )
-from workloads.traces.parsing.order import columns_in_arrival_order, in_arrival_order
+from workloads.traces.parsing.requests import columns_in_arrival_order, in_arrival_order
 from workloads.traces.parsing.values import length_problem
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ class TraceReader(Protocol):
         WorkloadError
             If the file cannot be read.
         TraceFormatError
-            If it breaks its format.
+            If it breaks its format; names file and line.
+
+        Warns
+        -----
+        WorkloadWarning
+            If rows were not sorted by time, or some were left out.
         """
         ...
 

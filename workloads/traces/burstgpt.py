@@ -7,7 +7,6 @@ from pathlib import Path  # noqa: TC003 - constructors' types are read at run ti
 from typing import TYPE_CHECKING
 
 from workloads.errors import WorkloadError
-from workloads.traces.parsing.bad_lines import BadLines
 from workloads.traces.parsing.csv_lines import (
     column_length_problem,
     csv_lines,
@@ -16,13 +15,21 @@ from workloads.traces.parsing.csv_lines import (
     plain_seconds,
     seconds_problem,
 )
-from workloads.traces.parsing.failures import FailureRule, Failures, check_rule
-from workloads.traces.parsing.files import trace_path
-from workloads.traces.parsing.order import in_arrival_order
-from workloads.traces.parsing.own_text import own_text_requests
-from workloads.traces.parsing.specs import own_prompts, sharing_specs
+from workloads.traces.parsing.files import (
+    BadLines,
+    FailureRule,
+    Failures,
+    check_rule,
+    trace_path,
+)
+from workloads.traces.parsing.requests import (
+    in_arrival_order,
+    own_prompts,
+    own_text_requests,
+    sharing_specs,
+)
 from workloads.traces.parsing.values import session_numbers
-from workloads.traces.writing.losses import losses
+from workloads.traces.writing import losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,19 +102,6 @@ class BurstGptTraceReader:
         check_rule(self.failures)
 
     def read(self) -> Iterator[RequestSpec]:
-        """Return the requests in arrival order, the first at 0 s.
-
-        Raises
-        ------
-        WorkloadError, TraceFormatError
-            If the file cannot be read; if a line breaks the format, with file and line.
-
-        Warns
-        -----
-        WorkloadWarning
-            If there are failures, lines were left out, or rows are not sorted by time
-            (they are sorted).
-        """
         with (
             Failures(self.path, self.failures) as failures,
             BadLines(self.path, self.skip_bad_lines) as bad,
@@ -123,7 +117,6 @@ class BurstGptTraceReader:
     def _rows(
         self, lines: CsvLines, failures: Failures, bad: BadLines
     ) -> Iterator[_Row]:
-        """Yield the parsed rows in file order."""
         where = lines.positions
         columns = [where[name] for name in (_TIME, _PROMPT, _OUTPUT)]
         time_column, prompt_column, output_column = columns
@@ -154,7 +147,7 @@ class BurstGptTraceReader:
             yield time_s, number, num_prompt_tokens, num_output_tokens, session
 
     def _wanted(self, lines: CsvLines, bad: BadLines) -> list[tuple[int, str]]:
-        """Return the columns that are chosen by, each with its value."""
+        """Return the columns to choose rows by, each with its value."""
         chosen = ((_MODEL, self.model), (_LOG, self.log_type))
         wanted = []
         for name, value in chosen:
@@ -167,7 +160,6 @@ class BurstGptTraceReader:
 
 
 def _problem(texts: Sequence[str]) -> str:
-    """Say what is wrong with the three columns of a line."""
     time_text, prompt_text, output_text = texts
     failed = prompt_text == output_text == "0"
     problem = (
@@ -180,7 +172,6 @@ def _problem(texts: Sequence[str]) -> str:
 
 
 def _with_sessions(rows: list[_Row]) -> Iterator[RequestSpec]:
-    """Return sorted rows as requests."""
     first_s = rows[0][0]
     return sharing_specs(
         [row[0] - first_s for row in rows],
@@ -218,11 +209,9 @@ class BurstGptTraceWriter:
             )
 
     def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
-        """Return what the format cannot hold; see `TraceWriter`."""
         return losses(requests, kept=("sessions",))
 
     def lines(self, requests: Sequence[RequestSpec]) -> Iterator[str]:
-        """Yield the lines of the file; see `TraceWriter`."""
         model = self.model
         if any(character in model for character in ',"\r\n'):
             model = '"' + " ".join(model.split()).replace('"', '""') + '"'

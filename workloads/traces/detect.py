@@ -63,7 +63,6 @@ def guess_kind(path: str | Path) -> str:
 
 
 def _first_value(path: str | Path) -> Any:
-    """Return the first JSON object of a file, or None where there is none."""
     try:
         return next(json_values(path), (0, None))[1]
     except TraceFormatError:
@@ -71,7 +70,6 @@ def _first_value(path: str | Path) -> Any:
 
 
 def _of_object(value: Any) -> list[str]:
-    """Return the kinds that an object looks like."""
     if not isinstance(value, dict):
         return []
     return [

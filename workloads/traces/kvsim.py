@@ -11,12 +11,17 @@ from workloads._checks import MAX_TOKENS
 from workloads.chains import in_order
 from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec, Segment
-from workloads.traces.parsing.bad_lines import BadLines, warn
-from workloads.traces.parsing.files import format_error, no_rows, trace_path
+from workloads.traces.parsing.files import (
+    BadLines,
+    format_error,
+    no_rows,
+    trace_path,
+)
+from workloads.traces.parsing.json_values import json_lines
+from workloads.traces.parsing.requests import warned_early
 from workloads.traces.parsing.values import (
     MAX_SECONDS,
     MAX_SESSION_ID,
-    json_lines,
     length_problem,
     missing_problem,
     time_problem,
@@ -57,7 +62,6 @@ def _text(name: str, value: object) -> str | None:
 
 
 def _prompt(name: str, value: object) -> str | None:
-    """Return what is wrong with a prompt: a length, or a list of segments."""
     if type(value) is int:
         return length_problem(name, value)
     if isinstance(value, list) and value and all(map(_is_segment, value)):
@@ -137,29 +141,13 @@ class KvsimTraceReader:
         object.__setattr__(self, "path", trace_path(self.path))
 
     def read(self) -> Iterator[RequestSpec]:
-        """Return the requests in arrival order.
-
-        Raises
-        ------
-        WorkloadError, TraceFormatError
-            If the file cannot be read; if a line breaks the format, with file and line.
-
-        Warns
-        -----
-        WorkloadWarning
-            If the lines are not sorted by time (they are sorted), or were left out.
-        """
         with BadLines(self.path, self.skip_bad_lines) as bad:
             numbered = list(_requests(self.path, bad))
         if not numbered:
             raise no_rows(self.path)
         requests = [request for _, request in numbered]
-        early = _early_lines(numbered)
-        if early:
-            warn(
-                f"{self.path}:{early[0]}: timestamps must not fall; {len(early)} of "
-                f"{len(requests)} rows are earlier than one before them; sorted by time"
-            )
+        times = [(request.arrival_s, number) for number, request in numbered]
+        if warned_early(self.path, times):
             requests = in_order(requests)
         elif requests[-1].request_id != len(requests) - 1:
             requests = _renumbered(requests)
@@ -186,13 +174,6 @@ def _requests(path: str | Path, bad: BadLines) -> Iterator[tuple[int, RequestSpe
 
 
 def _check_header(path: str | Path, number: int, header: dict[str, Any]) -> None:
-    """Refuse a first line that does not name this format.
-
-    Raises
-    ------
-    TraceFormatError
-        With file and line.
-    """
     version = header.get(HEADER_KEY)
     if version == VERSION and type(version) is int:
         return
@@ -202,7 +183,6 @@ def _check_header(path: str | Path, number: int, header: dict[str, Any]) -> None
 
 
 def _problem(entry: dict[str, Any]) -> str | None:
-    """Return what is wrong with a line, or None if it is right."""
     problem = missing_problem(entry, _NEEDED)
     for name, value in entry.items():
         if problem:
@@ -242,20 +222,7 @@ def _request(index: int, entry: dict[str, Any]) -> RequestSpec:
     return request._replace(**more) if more else request
 
 
-def _early_lines(numbered: list[tuple[int, RequestSpec]]) -> list[int]:
-    """Return the lines that arrive before one above them."""
-    latest_s = 0.0
-    early = []
-    for number, request in numbered:
-        if request.arrival_s < latest_s:
-            early.append(number)
-        else:
-            latest_s = request.arrival_s
-    return early
-
-
 def _renumbered(requests: list[RequestSpec]) -> list[RequestSpec]:
-    """Return requests numbered from 0, where some are left out."""
     numbers = {request.request_id: number for number, request in enumerate(requests)}
     return [
         request._replace(
@@ -273,11 +240,9 @@ class KvsimTraceWriter:
     """Writer of kvsim's own format, which loses nothing."""
 
     def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
-        """Return what the format cannot hold: nothing."""
         return []
 
     def lines(self, requests: Sequence[RequestSpec]) -> Iterator[str]:
-        """Yield the lines of the file; see `TraceWriter`."""
         yield json.dumps({HEADER_KEY: VERSION}) + "\n"
         for index, request in enumerate(requests):
             if request.request_id != index:
@@ -289,7 +254,6 @@ class KvsimTraceWriter:
 
 
 def _line(index: int, request: RequestSpec) -> str:
-    """Return a request as a line."""
     segments = request.prompt
     is_own = len(segments) == 1 and segments[0][0] == 2 * index
     entry: dict[str, Any] = {

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.chains import in_order
+from workloads.columns import RequestColumns
+from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec, Segment
-from workloads.traces.parsing.bad_lines import BadLines
-from workloads.traces.parsing.files import trace_path
-from workloads.traces.parsing.history import extended
-from workloads.traces.parsing.order import in_arrival_order
-from workloads.traces.parsing.own_text import own_text_requests_ns
+from workloads.traces.parsing.files import BadLines, trace_path
+from workloads.traces.parsing.json_values import json_lines
+from workloads.traces.parsing.requests import in_arrival_order, own_text_requests_ns
 from workloads.traces.parsing.token_trie import TokenTrie
 from workloads.traces.parsing.values import (
-    json_lines,
     length_problem,
     missing_problem,
     session_numbers,
     whole_problem,
 )
+from workloads.traces.writing import chain_losses, links, losses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from workloads.spec import Segment
     from workloads.traces.parsing.token_trie import Tokens
+    from workloads.traces.writing import Link
+
 
 MAX_NS = 9 * 10**18
 """Some 285 years; times since 1970 pass."""
 _MAX_TOKEN_ID = 2**62
+_NS_PER_S = 10**9
+_MAX_TOKENS = 2 * 10**8
+"""Some 2 GB of digits."""
 _CALL_KEYS = ("input_toks", "output_toks")
 
 
 class _Call(NamedTuple):
-    """One call of the model."""
-
     num_prompt_tokens: int
     num_output_tokens: int
     tool_ns: int
@@ -98,19 +104,6 @@ class LlmServingSimTraceReader:
         object.__setattr__(self, "path", trace_path(self.path))
 
     def read(self) -> Iterator[RequestSpec]:
-        """Return the requests in arrival order, the first at 0 s.
-
-        Raises
-        ------
-        WorkloadError, TraceFormatError
-            If the file cannot be read; if a line breaks the format, with file and line.
-
-        Warns
-        -----
-        WorkloadWarning
-            If the rows are not sorted by time (they are sorted), or lines were left
-            out.
-        """
         with BadLines(self.path, self.skip_bad_lines) as bad:
             rows = list(_rows(self.path, bad))
             if all(row.session is None and not row.calls[0].prompt_ids for row in rows):
@@ -123,7 +116,6 @@ class LlmServingSimTraceReader:
 
 
 def _rows(path: str | Path, bad: BadLines) -> Iterator[_Row]:
-    """Yield the parsed rows in file order."""
     for number, entry in json_lines(path, bad):
         problem = (
             missing_problem(entry, ("arrival_time_ns",))
@@ -139,7 +131,6 @@ def _rows(path: str | Path, bad: BadLines) -> Iterator[_Row]:
 
 
 def _calls_problem(entry: dict[str, Any]) -> str | None:
-    """Return what is wrong with the call or calls of a line."""
     if "sub_requests" not in entry:
         return _call_problem(entry)
     session, calls = entry.get("session_id"), entry["sub_requests"]
@@ -162,7 +153,6 @@ def _calls_problem(entry: dict[str, Any]) -> str | None:
 
 
 def _call_problem(call: dict[str, Any]) -> str | None:
-    """Return what is wrong with a call, or None if it is right."""
     return (
         missing_problem(call, _CALL_KEYS)
         or length_problem("input_toks", call["input_toks"])
@@ -228,17 +218,7 @@ def _sent(rows: list[_Row]) -> list[RequestSpec]:
 def _with_prompts(
     requests: list[RequestSpec], calls: list[_Call], assume_history: bool
 ) -> list[RequestSpec]:
-    """Return requests in order of arrival with prompts and outputs named.
-
-    Parameters
-    ----------
-    requests
-        As of `_sent`.
-    calls
-        By the place that `output_segment` is.
-    assume_history
-        See `LlmServingSimTraceReader`.
-    """
+    """Name prompts and outputs; `output_segment` is a place in `calls` before."""
     trie = TokenTrie()
     named: list[RequestSpec] = []
     for request in requests:
@@ -256,3 +236,141 @@ def _with_prompts(
             prompt = ((trie.new_segment(), call.num_prompt_tokens),)
         named.append(request._replace(prompt=prompt, output_segment=output_segment))
     return named
+
+
+def extended(
+    previous: RequestSpec, new_segment: int, num_tokens: int
+) -> tuple[Segment, ...]:
+    """Return the prompt before, its answer and new text, cut to `num_tokens`."""
+    prompt: list[Segment] = []
+    answer = (previous.output_segment, previous.num_output_tokens)
+    for segment, num_segment_tokens in (*previous.prompt, answer):
+        num_quoted = min(num_segment_tokens, num_tokens)
+        if num_quoted:
+            prompt.append((segment, num_quoted))
+        num_tokens -= num_quoted
+    if num_tokens:
+        prompt.append((new_segment, num_tokens))
+    return tuple(prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class LlmServingSimTraceWriter:
+    """Writer of LLMServingSim's format, flat and, for sessions, agentic.
+
+    Parameters
+    ----------
+    make_up_token_ids
+        Write token ids that say which prompts share text, to the token. They are
+        numbers of no vocabulary: good for simulators, not for a model. Otherwise no
+        token ids are written.
+    """
+
+    make_up_token_ids: bool = False
+
+    def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
+        if self.make_up_token_ids:
+            _check_size(requests)
+        kept = ["sessions", "chains"] + ["prefixes"] * self.make_up_token_ids
+        lines = losses(requests, kept)
+        if lines and lines[0].startswith("which prompts"):
+            lines[0] += ": make_up_token_ids=true keeps it"
+        return lines + chain_losses(requests, links(requests))
+
+    def lines(self, requests: Sequence[RequestSpec]) -> Iterator[str]:
+        ids = _TokenIds(requests) if self.make_up_token_ids else None
+        if isinstance(requests, RequestColumns):
+            rows: Iterable[list[RequestSpec]] = ([request] for request in requests)
+            session_ids: Iterable[int | None] = repeat(None)
+        else:
+            found = links(requests)
+            places = _chains(found)
+            rows = ([requests[place] for place in row] for row in places)
+            session_ids = (found[row[0]].session_id for row in places)
+        for row, session_id in zip(rows, session_ids, strict=False):
+            entry: dict[str, Any] = {"arrival_time_ns": _ns(row[0].arrival_s)}
+            if session_id is None:
+                entry |= _written(row[0], ids)
+            else:
+                entry["session_id"] = str(session_id)
+                entry["sub_requests"] = _written_calls(row, ids)
+            yield json.dumps(entry) + "\n"
+
+
+def _chains(found: Sequence[Link]) -> list[list[int]]:
+    """Return the places of each chain: a request that follows none, its follow-ups."""
+    rows: list[list[int]] = []
+    row_of: dict[int | None, list[int]] = {}
+    for place, link in enumerate(found):
+        if link.follows:
+            row_of[link.session_id].append(place)
+        else:
+            row_of[link.session_id] = [place]
+            rows.append(row_of[link.session_id])
+    return rows
+
+
+def _written_calls(
+    row: Sequence[RequestSpec], ids: _TokenIds | None
+) -> list[dict[str, Any]]:
+    calls = [_written(request, ids) for request in row]
+    delays_s = [request.delay_s for request in row[1:]]
+    for call, delay_s in zip(calls, [*delays_s, 0.0], strict=True):
+        call["tool_duration_ns"] = _ns(delay_s)
+    return calls
+
+
+def _ns(seconds: float) -> int:
+    if seconds > MAX_NS / _NS_PER_S:
+        raise WorkloadError(
+            f"times must be below {MAX_NS / _NS_PER_S:g} s, to be 64-bit nanoseconds; "
+            f"got {seconds!r}; write another format"
+        )
+    return round(seconds * _NS_PER_S)
+
+
+def _check_size(requests: Iterable[RequestSpec]) -> None:
+    num_tokens = sum(
+        request.num_prompt_tokens + request.num_output_tokens for request in requests
+    )
+    if num_tokens > _MAX_TOKENS:
+        raise WorkloadError(
+            f"make_up_token_ids writes at most {_MAX_TOKENS} token ids; got "
+            f"{num_tokens}; leave it out, or set limit"
+        )
+
+
+def _written(request: RequestSpec, ids: _TokenIds | None) -> dict[str, Any]:
+    call: dict[str, Any] = {
+        "input_toks": request.num_prompt_tokens,
+        "output_toks": request.num_output_tokens,
+    }
+    if ids is not None:
+        output = (request.output_segment, request.num_output_tokens)
+        call["input_tok_ids"] = ids.of(request.prompt)
+        call["output_tok_ids"] = ids.of((output,))
+    return call
+
+
+class _TokenIds:
+    """A range of numbers for each segment, as long as it is known."""
+
+    def __init__(self, requests: Iterable[RequestSpec]) -> None:
+        lengths: dict[int, int] = {}
+        for request in requests:
+            output = (request.output_segment, request.num_output_tokens)
+            for segment, num_tokens in (*request.prompt, output):
+                lengths[segment] = max(lengths.get(segment, 0), num_tokens)
+        self._starts: dict[int, int] = {}
+        start = 0
+        for segment, num_tokens in lengths.items():
+            self._starts[segment] = start
+            start += num_tokens
+
+    def of(self, segments: Iterable[Segment]) -> list[int]:
+        starts = self._starts
+        return [
+            token
+            for segment, num_tokens in segments
+            for token in range(starts[segment], starts[segment] + num_tokens)
+        ]

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads._checks import MAX_TOKENS, whole
 from workloads.chains import in_order
+from workloads.columns import RequestColumns
 from workloads.spec import RequestSpec, Segment
-from workloads.traces.parsing.bad_lines import BadLines
-from workloads.traces.parsing.files import trace_path
-from workloads.traces.parsing.order import in_arrival_order
-from workloads.traces.parsing.specs import sharing_specs
+from workloads.traces.parsing.files import BadLines, trace_path
+from workloads.traces.parsing.json_values import json_lines
+from workloads.traces.parsing.requests import in_arrival_order, sharing_specs
 from workloads.traces.parsing.values import (
-    json_lines,
     length_problem,
     missing_problem,
     session_numbers,
     time_problem,
 )
+from workloads.traces.writing import (
+    chain_losses,
+    links,
+    losses,
+    num_quoting,
+    num_sharing,
+    scaled,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from workloads.spec import Segment
 
 _KEYS = ("input_length", "output_length", "hash_ids")
 
 _MAX_HASH = 2**64 - 1
 _MAX_MS = 10**15
 """Some 30,000 years: times since 1970 in milliseconds pass, those in ns do not."""
+
+_OWN = -1
+"""Stands for text of its own until all ids are known."""
+_Run = tuple[int, int, int]  # segment_id, first token, num_tokens
 
 
 class _Row(NamedTuple):
@@ -100,23 +114,6 @@ class MooncakeTraceReader:
         whole("block_tokens", self.block_tokens, 1, MAX_TOKENS, remedy)
 
     def read(self) -> Iterator[RequestSpec]:
-        """Return the requests in arrival order, the first at 0 s.
-
-        The whole file is checked before the first request is handed out.
-
-        Raises
-        ------
-        WorkloadError
-            If the file cannot be read.
-        TraceFormatError
-            If a line breaks the format; names file and line.
-
-        Warns
-        -----
-        WorkloadWarning
-            If the rows are not sorted by time (they are sorted), or lines were left
-            out.
-        """
         with BadLines(self.path, self.skip_bad_lines) as bad:
             rows = list(self._rows(bad))
             if self.full_blocks_only:
@@ -126,7 +123,6 @@ class MooncakeTraceReader:
             return self._arrivals(rows)
 
     def _arrivals(self, rows: list[_Row]) -> Iterator[RequestSpec]:
-        """Return rows that all have a timestamp as requests."""
         rows = in_arrival_order(self.path, rows)
         first_ms = rows[0].timestamp_ms or 0
         if all(row.session is None for row in rows):
@@ -173,7 +169,6 @@ class MooncakeTraceReader:
         ]
 
     def _rows(self, bad: BadLines) -> Iterator[_Row]:
-        """Yield the parsed rows in file order."""
         sessions: set[str | int] = set()
         for number, entry in json_lines(self.path, bad):
             problem = self._problem(entry, sessions)
@@ -193,7 +188,6 @@ class MooncakeTraceReader:
             )
 
     def _segments(self, hash_ids: list[int], num_tokens: int) -> tuple[Segment, ...]:
-        """Return the prompt's segments: full blocks, and one of what is left."""
         block_tokens = self.block_tokens
         full = [(2 * hash_id, block_tokens) for hash_id in hash_ids[:-1]]
         num_last = num_tokens - block_tokens * len(full)
@@ -205,15 +199,6 @@ class MooncakeTraceReader:
         return (*full, (_OWN, num_last)) if num_last else tuple(full)
 
     def _problem(self, entry: dict[str, Any], sessions: set[str | int]) -> str | None:
-        """Return what is wrong with a line, or None if it is right.
-
-        Parameters
-        ----------
-        entry
-            The line.
-        sessions
-            Those of the lines before.
-        """
         return (
             _times_problem(entry, sessions)
             or length_problem("input_length", entry["input_length"])
@@ -244,7 +229,6 @@ class MooncakeTraceReader:
 
 
 def _times_problem(entry: dict[str, Any], sessions: set[str | int]) -> str | None:
-    """Return what is wrong with when a line is sent, or with what keys it has."""
     if entry.get("delay") is None:
         return (
             missing_problem(entry, ("timestamp", *_KEYS))
@@ -279,10 +263,6 @@ def _follow_up_problem(entry: dict[str, Any], sessions: set[str | int]) -> str |
     return None
 
 
-_OWN = -1
-"""Stands for text of its own until all ids are known."""
-
-
 def _with_own_rests(rows: list[_Row]) -> list[_Row]:
     """Return rows whose own text has ids that no block has."""
     largest = max((id_ for row in rows for id_, _ in row.prompt), default=0)
@@ -293,3 +273,113 @@ def _with_own_rests(rows: list[_Row]) -> list[_Row]:
         else row
         for index, row in enumerate(rows)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeTraceWriter:
+    """Writer of Mooncake's format, with ``session_id`` and ``delay`` for follow-ups.
+
+    A block's hash id stands for its text: blocks of equal text have the same id. If
+    every segment is a block (a Mooncake trace is so), the ids are those of the
+    segments; otherwise they count up.
+
+    Parameters
+    ----------
+    block_tokens
+        Prompt tokens that one hash id stands for.
+
+    Raises
+    ------
+    WorkloadError
+        If ``block_tokens`` is no integer or below 1.
+    """
+
+    block_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        remedy = "give a number of tokens, 512 in the published traces"
+        whole("block_tokens", self.block_tokens, 1, MAX_TOKENS, remedy)
+
+    def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
+        kept = ("prefixes", "sessions", "chains")
+        lines = losses(requests, kept)
+        if isinstance(requests, RequestColumns):
+            return lines
+        if num := num_quoting(requests):
+            lines.insert(
+                0, f"that {num} prompts quote what was generated for another request"
+            )
+        if num_sharing(requests) and not self._keeps_ids(requests):
+            lines.insert(
+                0, f"shared text that is no block of {self.block_tokens} tokens"
+            )
+        return lines + chain_losses(requests, links(requests))
+
+    def lines(self, requests: Sequence[RequestSpec]) -> Iterator[str]:
+        ids = _BlockIds(self.block_tokens, self._keeps_ids(requests))
+        for request, link in zip(requests, links(requests), strict=True):
+            entry: dict[str, Any] = {}
+            if not link.follows:
+                entry["timestamp"] = scaled(request.arrival_s, 1000)
+            entry["input_length"] = request.num_prompt_tokens
+            entry["output_length"] = request.num_output_tokens
+            entry["hash_ids"] = ids.of(request.prompt)
+            if link.session_id is not None:
+                entry["session_id"] = str(link.session_id)
+            if link.follows:
+                entry["delay"] = scaled(request.delay_s, 1000)
+            yield json.dumps(entry) + "\n"
+
+    def _keeps_ids(self, requests: Sequence[RequestSpec]) -> bool:
+        """Whether every segment is a block, the last ones of prompts at most."""
+        if isinstance(requests, RequestColumns):
+            return False
+        size = self.block_tokens
+        return all(
+            all(segment % 2 == 0 and num == size for segment, num in prompt[:-1])
+            and prompt[-1][0] % 2 == 0
+            and prompt[-1][1] <= size
+            for prompt in (request.prompt for request in requests)
+        )
+
+
+class _BlockIds:
+    """Hash ids of blocks by their text."""
+
+    def __init__(self, block_tokens: int, keep: bool) -> None:
+        self._block_tokens = block_tokens
+        self._keep = keep
+        self._ids: dict[tuple[tuple[int, ...], ...], int] = {}
+
+    def of(self, prompt: tuple[Segment, ...]) -> list[int]:
+        if self._keep:
+            return [segment // 2 for segment, _ in prompt]
+        return [
+            self._ids.setdefault(_text_of(block), len(self._ids))
+            for block in _blocks(prompt, self._block_tokens)
+        ]
+
+
+def _text_of(block: list[_Run]) -> tuple[tuple[int, ...], ...]:
+    """Return a key that blocks share as far as both reach.
+
+    How long the last run is does not matter: a block that ends earlier is the beginning
+    of the other.
+    """
+    return (*block[:-1], block[-1][:2])
+
+
+def _blocks(prompt: tuple[Segment, ...], size: int) -> Iterator[list[_Run]]:
+    block: list[_Run] = []
+    room = size
+    for segment, num_tokens in prompt:
+        first = 0
+        while first < num_tokens:
+            num = min(room, num_tokens - first)
+            block.append((segment, first, num))
+            first, room = first + num, room - num
+            if not room:
+                yield block
+                block, room = [], size
+    if block:
+        yield block

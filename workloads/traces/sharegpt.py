@@ -14,8 +14,7 @@ from workloads.chains import in_order
 from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec
 from workloads.streams import Streams
-from workloads.traces.parsing.bad_lines import BadLines, warn
-from workloads.traces.parsing.files import no_rows, trace_path
+from workloads.traces.parsing.files import BadLines, no_rows, trace_path, warn
 from workloads.traces.parsing.json_values import json_values
 from workloads.traces.parsing.values import whole_problem
 
@@ -29,8 +28,6 @@ _MAX_THINK_S = 1e9
 
 
 class _Turn(NamedTuple):
-    """What one side said."""
-
     is_answer: bool
     digest: bytes
     """Of the words, which are too many to keep."""
@@ -129,19 +126,6 @@ class ShareGptTraceReader:
         Streams(self.seed)
 
     def read(self) -> Iterator[RequestSpec]:
-        """Return the requests in arrival order.
-
-        Raises
-        ------
-        WorkloadError, TraceFormatError
-            If the file cannot be read; if something in it breaks the format, with file
-            and line.
-
-        Warns
-        -----
-        WorkloadWarning
-            If conversations have no answer, or were left out.
-        """
         with BadLines(self.path, self.skip_bad_lines) as bad:
             sessions = list(self._sessions(bad))
         answered = [turns for turns in sessions if _has_answer(turns)]
@@ -156,7 +140,6 @@ class ShareGptTraceReader:
         return iter(requests)
 
     def _sessions(self, bad: BadLines) -> Iterator[list[_Turn]]:
-        """Yield the turns of each conversation."""
         for number, entry in json_values(self.path):
             try:
                 yield self._turns(entry)
@@ -164,13 +147,7 @@ class ShareGptTraceReader:
                 bad.refuse(number, str(error))
 
     def _turns(self, entry: Any) -> list[_Turn]:
-        """Return the turns of a conversation that say something.
-
-        Raises
-        ------
-        _MalformedError
-            If it is none, with the problem as message.
-        """
+        """Return the turns that say something; raises `_MalformedError`."""
         turns = _one_of(entry, _TURNS) if isinstance(entry, dict) else None
         if not isinstance(turns, list):
             problem = "a conversation must be an object with a list of conversations or"
@@ -180,7 +157,6 @@ class ShareGptTraceReader:
         return [turn for turn in checked if turn.num_tokens]
 
     def _turn(self, position: int, turn: Any) -> _Turn:
-        """Return a turn; raises as `_turns`."""
         speaker = text = None
         if isinstance(turn, dict):
             speaker, text = _one_of(turn, _SPEAKERS), _one_of(turn, _WORDS)
@@ -220,7 +196,6 @@ class ShareGptTraceReader:
     def _session(
         self, first: RequestSpec, turns: list[_Turn], next_id: int, texts: _Texts
     ) -> Iterator[RequestSpec]:
-        """Yield the requests of a conversation, numbered from `next_id`."""
         prompt: tuple[Segment, ...] = ()
         said = 0
         first_id, previous_id = next_id, None
@@ -251,14 +226,9 @@ class _Texts:
         self._places: dict[tuple[int, bool, bytes, int], int] = {}
 
     def after(self, said: int, turn: _Turn) -> tuple[int, int]:
-        """Return the place behind a turn, and the segment of its text.
+        """Return the place behind a turn and the segment of its text.
 
-        Parameters
-        ----------
-        said
-            Place before the turn; 0 is the beginning.
-        turn
-            What is said.
+        0 is the start.
         """
         key = (said, *turn)
         place = self._places.setdefault(key, len(self._places) + 1)
@@ -276,5 +246,4 @@ def _one_of(entry: dict[str, Any], keys: tuple[str, str]) -> Any:
 
 
 def _has_answer(turns: list[_Turn]) -> bool:
-    """Whether something was asked and then answered."""
     return any(turn.is_answer for turn in turns[1:])

@@ -9,25 +9,27 @@ from pathlib import Path  # noqa: TC003 - constructors' types are read at run ti
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import TraceFormatError
-from workloads.traces.parsing.bad_lines import BadLines
-from workloads.traces.parsing.failures import FailureRule, Failures, check_rule
 from workloads.traces.parsing.files import (
+    BadLines,
+    FailureRule,
+    Failures,
     broken,
+    check_rule,
     format_error,
     not_utf8,
     opened,
     trace_path,
 )
-from workloads.traces.parsing.own_text import own_text_requests
+from workloads.traces.parsing.requests import own_text_requests
 from workloads.traces.parsing.values import MAX_SECONDS, length_problem, time_problem
-from workloads.traces.writing.losses import losses
+from workloads.traces.writing import losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from workloads.columns import SpecIterator
     from workloads.spec import RequestSpec
-    from workloads.traces.parsing.own_text import Row
+    from workloads.traces.parsing.requests import Row
 
 _TIMES, _PROMPTS, _OUTPUTS = "start_times", "input_lens", "output_lens"
 _KEYS = (_TIMES, _PROMPTS, _OUTPUTS)
@@ -76,19 +78,6 @@ class VllmBenchTraceReader:
         check_rule(self.failures)
 
     def read(self) -> SpecIterator:
-        """Return the requests in arrival order, the first at 0 s.
-
-        Raises
-        ------
-        WorkloadError, TraceFormatError
-            If the file cannot be read; if it breaks the format, with file and line.
-
-        Warns
-        -----
-        WorkloadWarning
-            If there are failures, requests were left out, or were not sorted by time
-            (they are sorted).
-        """
         with (
             Failures(self.path, self.failures) as failures,
             BadLines(self.path, self.skip_bad_lines) as bad,
@@ -116,7 +105,6 @@ class VllmBenchTraceReader:
 
 
 def _text(path: str | Path) -> str:
-    """Return a file's text."""
     try:
         with opened(path) as file:
             data = file.read()
@@ -130,13 +118,6 @@ def _text(path: str | Path) -> str:
 
 
 def _result(path: str | Path, text: str) -> dict[str, Any]:
-    """Return a checked result.
-
-    Raises
-    ------
-    TraceFormatError
-        If it is no JSON object with equally long lists.
-    """
     if not text.strip():
         raise TraceFormatError(
             f"{path}: a trace needs a JSON object; got an empty file; check that it is "
@@ -178,14 +159,12 @@ def _result_problem(result: object) -> str | None:
 
 
 def _line_of(text: str, key: str) -> int:
-    """Return the line in which a key is."""
     return text.count("\n", 0, text.find(f'"{key}"')) + 1
 
 
 def _problem(
     time_s: object, num_prompt_tokens: object, num_output_tokens: object
 ) -> str | None:
-    """Return what is wrong with a request, or None if it is right."""
     return (
         time_problem(_TIMES, time_s, "seconds", MAX_SECONDS)
         or length_problem(_PROMPTS, num_prompt_tokens)
@@ -202,11 +181,9 @@ class VllmBenchTraceWriter:
     """
 
     def losses(self, requests: Sequence[RequestSpec]) -> list[str]:
-        """Return what the format cannot hold; see `TraceWriter`."""
         return losses(requests, kept=())
 
     def lines(self, requests: Sequence[RequestSpec]) -> Iterator[str]:
-        """Yield the lines of the file; see `TraceWriter`."""
         yield "{\n"
         yield f'"num_prompts": {len(requests)},\n'
         columns = (

@@ -63,7 +63,7 @@ def convert(
         Print nothing but warnings and errors.
     """
     from sim.cli.workload.source import requests_of
-    from workloads.traces.writing.whole_file import check_writable, write_trace
+    from workloads.traces.writing import check_writable, write_trace
 
     settings = list(set_ or [])
     read_settings = [each for each in settings if not each.startswith(_OUT)]

@@ -58,7 +58,7 @@ def generate(
     from sim.config.tables import load_traffic
     from sim.simulation.workload import make_workload
     from workloads.errors import WorkloadWarning
-    from workloads.traces.writing.whole_file import check_writable, write_trace
+    from workloads.traces.writing import check_writable, write_trace
 
     writer = writer_of(to, [])
     check_writable(out, overwrite)

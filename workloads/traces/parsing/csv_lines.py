@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from workloads._checks import MAX_TOKENS
 from workloads.errors import TraceFormatError
@@ -12,25 +12,18 @@ from workloads.traces.parsing.files import format_error, numbered_lines
 from workloads.traces.parsing.values import MAX_SECONDS, length_problem, time_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from workloads.traces.parsing.bad_lines import BadLines
+    from workloads.traces.parsing.files import BadLines
+
+
+_TimeT = TypeVar("_TimeT", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class CsvLines:
-    """A CSV file behind its header.
-
-    Parameters
-    ----------
-    header
-        The first line.
-    positions
-        Where the columns asked for are; optional ones that are missing are left out.
-    rows
-        ``(line_number, fields)`` of what follows, each with enough fields.
-    """
+    """A CSV file behind its header; missing optional columns have no position."""
 
     header: str
     positions: Mapping[str, int]
@@ -40,14 +33,7 @@ class CsvLines:
 def csv_lines(
     path: str | Path, needed: Sequence[str], bad: BadLines, optional: Sequence[str] = ()
 ) -> CsvLines:
-    """Open a CSV file; columns may come in any order, others are ignored.
-
-    Raises
-    ------
-    WorkloadError, TraceFormatError
-        As `numbered_lines`, and if the header lacks a needed column or has one twice:
-        that is refused whatever `bad` says.
-    """
+    """Open a CSV file; columns may come in any order, others are ignored."""
     lines = numbered_lines(path, bad)
     number, header = next(lines, (1, ""))
     if not header:
@@ -70,13 +56,7 @@ def csv_lines(
 
 
 def split_fields(line: str) -> list[str]:
-    """Return the fields of a line.
-
-    Raises
-    ------
-    ValueError
-        If it is no CSV, with the problem as message.
-    """
+    """Return the fields of a line; the message of a ValueError is the problem."""
     # Only quotes need the csv module, which costs more than the rest.
     if '"' not in line:
         return line.split(",")
@@ -103,12 +83,10 @@ def plain_seconds(text: str) -> float:
 
 
 def is_length(num_tokens: int) -> bool:
-    """Whether a number of tokens is in range."""
     return 1 <= num_tokens <= MAX_TOKENS
 
 
 def seconds_problem(name: str, text: str) -> str | None:
-    """Return what is wrong with a column of seconds, or None if it is right."""
     try:
         return time_problem(name, plain_seconds(text), "seconds", MAX_SECONDS)
     except ValueError:
@@ -116,12 +94,44 @@ def seconds_problem(name: str, text: str) -> str | None:
 
 
 def column_length_problem(name: str, text: str) -> str | None:
-    """Return what is wrong with a column of lengths, or None if it is right."""
     return length_problem(name, int(text) if _is_int(text) else text)
 
 
+def timed_lengths(
+    lines: CsvLines,
+    names: Sequence[str],
+    bad: BadLines,
+    to_time: Callable[[str], _TimeT],
+    time_problem: Callable[[str, str], str | None],
+) -> Iterator[tuple[_TimeT, int, int, int]]:
+    """Yield ``(time, line_number, num_prompt_tokens, num_output_tokens)`` of each row.
+
+    `names` are the columns of time, prompt and output. `to_time` raises ValueError for
+    what `time_problem` explains, given name and text.
+    """
+    columns = [lines.positions[name] for name in names]
+    time_column, prompt_column, output_column = columns
+    for number, fields in lines.rows:
+        try:
+            time = to_time(fields[time_column])
+            num_prompt_tokens = plain_int(fields[prompt_column])
+            num_output_tokens = plain_int(fields[output_column])
+        except ValueError:
+            num_prompt_tokens = num_output_tokens = 0
+        if is_length(num_prompt_tokens) and is_length(num_output_tokens):
+            yield time, number, num_prompt_tokens, num_output_tokens
+            continue
+        texts = [fields[column] for column in columns]
+        problem = (
+            column_length_problem(names[1], texts[1])
+            or column_length_problem(names[2], texts[2])
+            or time_problem(names[0], texts[0])
+        )
+        assert problem is not None
+        bad.refuse(number, problem)
+
+
 def too_few_fields(fields: Sequence[str], num_fields: int) -> str:
-    """Return the problem of a line that ends too early."""
     got = ",".join(fields)[:120]
     rule = f"a line must have {num_fields} fields"
     return f"{rule}; got {got!r}; the file may be cut short"

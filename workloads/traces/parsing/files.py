@@ -1,20 +1,20 @@
-"""Trace files as bytes and lines, plain or compressed, and what is wrong with them."""
+"""Trace files as lines, plain or compressed; what becomes of bad lines and failures."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import sys
+import warnings
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
-from workloads.errors import TraceFormatError, WorkloadError
+from workloads.errors import TraceFormatError, WorkloadError, WorkloadWarning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
-
-    from workloads.traces.parsing.bad_lines import BadLines
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -24,13 +24,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def trace_path(path: str | Path) -> Path:
-    """Return ``path`` as a path, a leading ``~`` expanded.
-
-    Raises
-    ------
-    WorkloadError
-        If it is neither text nor a path.
-    """
+    """Return `path` as a path, a leading ``~`` expanded."""
     if not isinstance(path, (str, Path)):
         remedy = "give a file name, such as trace.csv"
         raise WorkloadError(f"path must be text; got {path!r}; {remedy}")
@@ -42,14 +36,7 @@ def trace_path(path: str | Path) -> Path:
 
 
 def opened(path: str | Path) -> BinaryIO:
-    """Open a file to read its bytes, unpacked if gzip or zstd, seen by its content.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it cannot be opened, or is a pipe or device: what was read of it to tell
-        its compression is gone then.
-    """
+    """Open a file for its bytes; gzip and zstd are seen by content, pipes refused."""
     if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
         raise io.UnsupportedOperation(
             "a pipe or device, which cannot be read twice: write it to a file first"
@@ -69,28 +56,10 @@ def opened(path: str | Path) -> BinaryIO:
 def numbered_lines(
     path: str | Path, bad: BadLines | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Yield ``(line_number, text)`` of a text file, compressed or not.
+    """Yield ``(line_number, text)`` of a text file, blank lines left out.
 
-    Parameters
-    ----------
-    path
-        File to read. Compression (gzip, zstd) is seen by content, not by name.
-    bad
-        Who decides on lines that are no text; None refuses the first.
-
-    Yields
-    ------
-    tuple of (int, str)
-        Line numbers from 1, and lines without their line ending, blank ones left
-        out.
-
-    Raises
-    ------
-    WorkloadError
-        If the file is missing, a directory or not permitted.
-    TraceFormatError
-        If a line is no UTF-8 text or holds a NUL byte, or compressed data is broken:
-        that is refused whatever `bad` says, as what follows is unknown.
+    `bad` decides on lines that are no text; None refuses the first. Broken compressed
+    data is refused whatever `bad` says, as what follows is unknown.
     """
     number = 0
     try:
@@ -118,18 +87,15 @@ def numbered_lines(
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Return the problem of bytes that are no text."""
     problem = f"a trace must be UTF-8 text; got {error.object[error.start]:#04x}"
     return f"{problem}; give the trace itself, plain or compressed (gzip, zstd)"
 
 
 def format_error(path: str | Path, line_number: int, problem: str) -> TraceFormatError:
-    """Return the error for one line of a trace, ``FILE:LINE: problem``."""
     return TraceFormatError(f"{path}:{line_number}: {problem}")
 
 
 def no_rows(path: str | Path) -> TraceFormatError:
-    """Return the error for a trace without requests."""
     return TraceFormatError(
         f"{path}: a trace needs at least one request; got none; "
         "check that the file is complete"
@@ -137,17 +103,7 @@ def no_rows(path: str | Path) -> TraceFormatError:
 
 
 def broken(path: str | Path, number: int, error: Exception) -> WorkloadError:
-    """Return the error for a file that could not be read, or not to its end.
-
-    Parameters
-    ----------
-    path
-        The file.
-    number
-        Line after which that happened.
-    error
-        What reading raised.
-    """
+    """Return the error for a file that could not be read beyond line `number`."""
     name = _compression_of(path, error)
     if name is None:
         return _unreadable(path, error)
@@ -175,3 +131,96 @@ def _unreadable(path: str | Path, error: Exception) -> WorkloadError:
     return WorkloadError(
         f"a trace must be readable; got {str(path)!r} ({reason}); check the file"
     )
+
+
+class BadLines:
+    """What becomes of malformed lines: the first is refused, or all are left out."""
+
+    def __init__(self, path: str | Path, skip: bool) -> None:
+        self.path = path
+        self.skip = skip
+        self.num_skipped = 0
+        self.first = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.report()  # after an error, too: none may be left for what was left out
+
+    def refuse(self, line_number: int, problem: str) -> None:
+        """Raise TraceFormatError, or count the line."""
+        error = format_error(self.path, line_number, problem)
+        if not self.skip:
+            raise error
+        if not self.num_skipped:
+            self.first = str(error)
+        self.num_skipped += 1
+
+    def report(self) -> None:
+        if self.num_skipped:
+            lines = "line" if self.num_skipped == 1 else "lines"
+            warn(
+                f"{self.path}: left out {self.num_skipped} malformed {lines}; "
+                f"the first: {self.first}"
+            )
+
+
+def warn(message: str) -> None:
+    """Warn at the line that called the reader, however deep in this package this is."""
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, WorkloadWarning, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith("workloads.traces.")
+
+
+FailureRule = Literal["drop", "keep"]
+"""Leave failed requests out, or keep them with an output of one token."""
+
+
+def check_rule(rule: str) -> None:
+    if rule not in ("drop", "keep"):
+        raise WorkloadError(
+            f"failures must be drop or keep; got {rule!r}; drop leaves failed requests "
+            "out, keep gives them an output of 1 token"
+        )
+
+
+class Failures:
+    """What becomes of the failed requests of one file, with a warning at the end."""
+
+    def __init__(self, path: str | Path, rule: FailureRule) -> None:
+        self.path = path
+        self.keep = rule == "keep"
+        self.num_failed = 0
+        self.num_without_prompt = 0
+
+    def is_kept(self, num_prompt_tokens: int) -> bool:
+        """Count a failed request; without a prompt (0 tokens) none can be kept."""
+        self.num_failed += 1
+        self.num_without_prompt += num_prompt_tokens == 0
+        return self.keep and num_prompt_tokens > 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.report()  # after an error, too: none may be left but failures
+
+    def report(self) -> None:
+        if not self.num_failed:
+            return
+        what = "kept with an output of 1 token" if self.keep else "left out"
+        if self.keep and self.num_without_prompt:
+            what += f", but {self.num_without_prompt} without a prompt are left out"
+        other = "drop" if self.keep else "keep"
+        warn(
+            f"{self.path}: {self.num_failed} requests without a response (failures) "
+            f"are {what}; failures={other} is the other choice"
+        )

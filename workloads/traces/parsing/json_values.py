@@ -13,12 +13,15 @@ from workloads.traces.parsing.files import (
     broken,
     format_error,
     not_utf8,
+    numbered_lines,
     opened,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from workloads.traces.parsing.files import BadLines
 
 _SPACE = " \t\r\n"
 # What is wrong with a value whose end has not been read yet: a text without its end,
@@ -30,18 +33,8 @@ _LONGEST_TOKEN = 400
 def json_values(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield ``(line_number, value)`` of each element of an array, or of each value.
 
-    Only one value is in memory at a time.
-
-    Parameters
-    ----------
-    path
-        File that holds a JSON array, or JSON values one after another.
-
-    Raises
-    ------
-    WorkloadError, TraceFormatError
-        If the file cannot be read, or something in it is no JSON: where the next
-        value would begin is unknown then, so it is refused.
+    Only one value is in memory at a time. What is no JSON is refused: where the next
+    value would begin is unknown then.
     """
     text = _Text(path)
     try:
@@ -70,6 +63,23 @@ def json_values(path: str | Path) -> Iterator[tuple[int, Any]]:
         raise broken(path, text.line_number, error) from None
     finally:
         text.close()
+
+
+def json_lines(path: str | Path, bad: BadLines) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line_number, object)`` of a file with a JSON object a line."""
+    for number, line in numbered_lines(path, bad):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problem = f"a line must be one JSON object; got {line[-40:]!r} at its "
+            bad.refuse(number, f"{problem}end ({error}); the file may be cut short")
+            continue
+        if isinstance(entry, dict):
+            yield number, entry
+        else:
+            got = str(entry)[:80]
+            problem = f"a line must be a JSON object; got {got!r}; mend the line"
+            bad.refuse(number, problem)
 
 
 class _Text:
@@ -112,7 +122,6 @@ class _Text:
                 return ""
 
     def value(self) -> tuple[int, Any]:
-        """Return the next value and its line."""
         while True:
             try:
                 value, end = self._json.raw_decode(self._buffer, self._start)
@@ -144,7 +153,6 @@ class _Text:
         return self.error(f"a trace must be JSON; got {got!r} ({reason})")
 
     def _read(self, num_bytes: int) -> bool:
-        """Read more, if there is more."""
         if self._ended:
             return False
         data = self._file.read(num_bytes)

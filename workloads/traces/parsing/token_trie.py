@@ -37,13 +37,7 @@ class TokenTrie:
         return segment
 
     def add_prompt(self, tokens: Tokens[int]) -> tuple[Segment, ...]:
-        """Return the segments of a prompt, which is known from now on.
-
-        Parameters
-        ----------
-        tokens
-            Token ids, at least one.
-        """
+        """Return the segments of a prompt, which is known from now on."""
         path: list[Segment] = []
         place, read = (_ROOT, 0), 0
         while read < len(tokens):
@@ -60,19 +54,10 @@ class TokenTrie:
     def add_output(
         self, prompt: tuple[Segment, ...], segment: int, tokens: Tokens[int]
     ) -> None:
-        """Let later prompts quote a text that was generated.
+        """Let later prompts quote a text that was generated after `prompt`.
 
         Where a prompt is known already that goes on like the output, what is known
-        stays: a text has one id, that of who said it first.
-
-        Parameters
-        ----------
-        prompt
-            What `add_prompt` returned for the request's prompt.
-        segment
-            Id of the generated text.
-        tokens
-            Its token ids, at least one.
+        stays: a text has the id of its first occurrence.
         """
         place = prompt[-1]
         label, read = self._labels[place[0]], place[1]
