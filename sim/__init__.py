@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.api import (
+        Results,
         crossover,
         hit_curve,
         plan,
         read_requests,
+        simulate,
         sweep,
         validate,
     )
     from sim.config.tables import load_config
     from sim.costs.profile import read_profile
     from sim.hardware.capacity import estimate_capacity
-    from sim.results.run_results import Results
-    from sim.simulation.run import simulate
 
 __all__ = [
     "Results",
@@ -46,11 +46,9 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "sim.api") | {
-    "Results": "sim.results.run_results",
     "estimate_capacity": "sim.hardware.capacity",
     "load_config": "sim.config.tables",
     "read_profile": "sim.costs.profile",
-    "simulate": "sim.simulation.run",
 }
 
 

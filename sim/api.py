@@ -1,19 +1,23 @@
-"""What notebooks and scripts ask besides a run, each in one call.
+"""What scripts and notebooks call: results with their figures, and each question once.
 
 `sim` names these functions; the work is done where the commands have it done.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sim.costs.crossover_question import CrossoverReport, Question
+from sim.costs import crossover_question
 from sim.errors import ConfigError
+from sim.results import run
 from sim.results.differences import differing
+from sim.simulation.run import simulate as _simulate
 from sim.simulation.traffic_source import read_requests
-from sim.studies.planning.solve import PlanResult, executor_for, solve
+from sim.studies.planning import solve
 from sim.studies.planning.spec import load_plan
+from sim.studies.prefixes import need
 from sim.studies.prefixes.report import CurveQuestion, prefix_report
 from sim.studies.sweeps.expand import Sweep
 from sim.studies.sweeps.job import Job
@@ -23,20 +27,132 @@ from sim.studies.sweeps.serial import SerialExecutor
 from sim.studies.sweeps.spec import load_sweep
 from sim.studies.sweeps.supplies import gather
 from sim.studies.sweeps.task import run_summary
-from sim.studies.validation.run import Validation, validate_file
+from sim.studies.validation import run as validation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from sim.config.overrides import Overrides
     from sim.config.tables import RunConfig
-    from sim.studies.prefixes.need import PrefixReport
     from sim.studies.sweeps.job import Executor
+    from sim.views.plots.accessor import RunPlots
+    from sim.views.plots.named import NamedFigures
     from workloads.spec import RequestSpec
 
-__all__ = ["crossover", "hit_curve", "plan", "read_requests", "sweep", "validate"]
+__all__ = [
+    "Results",
+    "crossover",
+    "hit_curve",
+    "plan",
+    "read_requests",
+    "simulate",
+    "sweep",
+    "validate",
+]
+
+_Face = TypeVar("_Face")
+
+
+def _with_figures(face: type[_Face], found: Any) -> _Face:
+    """Return what was found as the class of this module that adds its figures."""
+    return face(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+
+class Results(run.Results):
+    """What a simulation found, in memory or on disk.
+
+    Parameters
+    ----------
+    config
+        The configuration that was run.
+    recording
+        Its tables.
+    summary
+        JSON-ready numbers and provenance; no NaN, no wall time.
+
+    Examples
+    --------
+    >>> from sim import load_config, simulate
+    >>> config = load_config("examples/demo.yaml", {"workload.preset.duration_s": 60})
+    >>> results = simulate(config)
+    >>> results.summary["completed"], len(results.requests)
+    (366, 366)
+    >>> float(results.steps["kv_cache_usage"].max().round(3))
+    0.568
+    >>> round(results.summary["kv_cache_usage_max"], 3)
+    0.568
+    >>> figure = results.plot.kv_cache_usage()
+    """
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Results:
+        """Read what ``kvsim run`` wrote; tables are read when they are asked for.
+
+        Parameters
+        ----------
+        directory
+            Holds ``config.yaml``, ``summary.json`` and the tables.
+
+        Raises
+        ------
+        ResultsError
+            If it does not, or another release wrote them.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> from sim import Results, load_config, simulate
+        >>> config = load_config("examples/demo.yaml", ["workload.preset.duration_s=9"])
+        >>> with TemporaryDirectory() as directory:
+        ...     results = simulate(config)
+        ...     results.write(directory)
+        ...     again = Results.load(directory)
+        ...     again.requests.equals(results.requests)
+        True
+        """
+        return super().load(directory)
+
+    @property
+    def plot(self) -> RunPlots:
+        """The figures, by name: ``results.plot.queues()``; `dir` lists them."""
+        from sim.views.plots.accessor import RunPlots  # noqa: PLC0415 - matplotlib
+
+        return RunPlots(self)
+
+    def draw(self, directory: Path) -> list[Path]:
+        """Draw all figures as PNG into `directory`; return their paths."""
+        from sim.views.plots import Tables, draw_all  # noqa: PLC0415 - matplotlib
+
+        return draw_all(Tables.of(self), directory)
+
+    def _repr_html_(self) -> str:
+        """Return the summary as a notebook shows it."""
+        from sim.views.notebook import summary_html  # noqa: PLC0415 - notebooks only
+
+        return summary_html(self.summary)
+
+
+def simulate(config: RunConfig) -> Results:
+    """Run one simulation and return its results, intervals included.
+
+    Raises
+    ------
+    ConfigError, CapacityError, WorkloadError
+        If the parts cannot be built or do not fit together.
+
+    Examples
+    --------
+    >>> from sim import load_config, simulate
+    >>> minute = {"workload.preset.duration_s": 60}
+    >>> results = simulate(load_config("examples/demo.yaml", minute))
+    >>> summary = results.summary
+    >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
+    (15587, 366, 0)
+    """
+    return _with_figures(Results, _simulate(config))
 
 
 def sweep(
@@ -116,6 +232,16 @@ def _executor(jobs: Sequence[Job], num_workers: int | None) -> Executor:
     )
 
 
+class PrefixReport(need.PrefixReport):
+    """A prefix curve with its figure."""
+
+    def plot(self) -> Figure:
+        """Draw the curve, its bound and the answer."""
+        from sim.views.plots.traffic_curve import prefix_hits  # noqa: PLC0415 - matplotlib
+
+        return prefix_hits(self)
+
+
 def hit_curve(
     requests: Sequence[RequestSpec] | Path | str, **question: Any
 ) -> PrefixReport:
@@ -163,7 +289,27 @@ def hit_curve(
     name = "requests"
     if isinstance(requests, str | Path):
         name, requests = Path(requests).name, read_requests(requests)
-    return prefix_report(name, requests, asked, memory)
+    found = prefix_report(name, requests, asked, memory)
+    return _with_figures(PrefixReport, found)
+
+
+class PlanResult(solve.PlanResult):
+    """What a plan found, with its figures."""
+
+    @property
+    def plot(self) -> NamedFigures:
+        """The figures by name: ``plot.capacity_curves()``; `dir` lists them."""
+        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.plan_figures import PLAN_FIGURES  # noqa: PLC0415
+
+        return NamedFigures(PLAN_FIGURES, self.data)
+
+    def write(self, directory: Path, *, wall_s: float, figures: bool = False) -> None:
+        super().write(directory, wall_s=wall_s)
+        if figures:
+            from sim.views.plots.plan_figures import draw_plan  # noqa: PLC0415
+
+            draw_plan(self.data, directory / "figures")
 
 
 def plan(
@@ -213,10 +359,20 @@ def plan(
     """
     asked = load_plan(path, overrides)
     executor = (
-        SerialExecutor() if num_workers == 1 else executor_for(asked, num_workers)
+        SerialExecutor() if num_workers == 1 else solve.executor_for(asked, num_workers)
     )
     with executor:
-        return solve(asked, executor)
+        return _with_figures(PlanResult, solve.solve(asked, executor))
+
+
+class CrossoverReport(crossover_question.CrossoverReport):
+    """The answer of `crossover` with its figure."""
+
+    def plot(self) -> Figure:
+        """Draw the comparison; both axes logarithmic."""
+        from sim.views.plots.crossover import swap_or_recompute  # noqa: PLC0415 - matplotlib
+
+        return swap_or_recompute(self.found, self.title)
 
 
 def crossover(
@@ -260,7 +416,20 @@ def crossover(
     ['recompute_ms', 'swap_loop_ms', 'swap_batch_ms', 'swap_kernel_ms']
     """
     file = None if profile is None else Path(profile)
-    return Question(model=model, file=file, gpu=gpu, **engine).answer()
+    question = crossover_question.Question(model=model, file=file, gpu=gpu, **engine)
+    return _with_figures(CrossoverReport, question.answer())
+
+
+class Validation(validation.Validation):
+    """A measured run beside the simulated one, with figures."""
+
+    @property
+    def plot(self) -> NamedFigures:
+        """The figures by name, such as ``plot.states()``; `dir` lists them."""
+        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.validation import figures_of  # noqa: PLC0415
+
+        return NamedFigures(figures_of(self), self)
 
 
 def validate(
@@ -317,4 +486,8 @@ def validate(
     >>> figure = found.plot.latencies()
     """
     series = None if timeseries is None else Path(timeseries)
-    return validate_file(config, Path(measured), series, fit=fit, fit_on=fit_on)
+    found = validation.validate_file(
+        config, Path(measured), series, fit=fit, fit_on=fit_on
+    )
+    found = replace(found, results=_with_figures(Results, found.results))
+    return _with_figures(Validation, found)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
 
 PATH = ROOT / "docs/configuration.md"
 PAGE = PATH.read_text(encoding="utf-8")

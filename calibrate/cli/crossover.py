@@ -62,9 +62,10 @@ def _print(found: Crossover, below: str, out: Path | None) -> None:
 
 def _draw(report: CrossoverReport, out: Path) -> None:
     """Write the figure, whole or not at all."""
+    from sim.views.plots.crossover import swap_or_recompute
     from sim.views.plots.style import to_png
 
-    pixels = to_png(report.plot())
+    pixels = to_png(swap_or_recompute(report.found, report.title))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")

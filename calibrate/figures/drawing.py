@@ -9,8 +9,7 @@ from calibrate.figures.fitted import measured_and_fitted
 from calibrate.figures.placement import roofline_placement
 from calibrate.figures.source import source_line
 from calibrate.figures.subject import subjects
-from sim.results.output import ResultFiles, output_directory
-from sim.results.run_results import write_json
+from sim.results.output import ResultFiles, output_directory, write_json
 from sim.views.plots.style import to_png
 
 if TYPE_CHECKING:

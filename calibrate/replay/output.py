@@ -12,8 +12,7 @@ from rich.text import Text
 
 from calibrate.replay.compare import GATES, MAKESPAN_GATE, Row
 from calibrate.replay.figure import draw
-from sim.results.output import ResultFiles
-from sim.results.run_results import write_json
+from sim.results.output import ResultFiles, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -81,7 +81,11 @@ def plan(
     with output_directory(directory, overwrite=overwrite, files=PLAN_FILES) as partial:
         found = _solve(config, workers, address, show=not (quiet or json))
         seconds = perf_counter() - started_s
-        found.write(partial, wall_s=seconds, figures=figures)
+        found.write(partial, wall_s=seconds)
+        if figures:
+            from sim.views.plots.plan_figures import draw_plan
+
+            draw_plan(found.data, partial / "figures")
     _report(found, directory, seconds, quiet=quiet, as_json=json)
     if found.stopped_in:
         print(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sim.config.tables import RunConfig
-    from sim.results.run_results import Results, SimulationResults
+    from sim.results.run import Results
     from sim.simulation.run import Simulation
 
 EXIT_INTERRUPTED = 130
@@ -91,9 +91,8 @@ def run(
 
     from sim.config.tables import load_config
     from sim.errors import ConfigError
-    from sim.results.output import output_directory
+    from sim.results.output import output_directory, write_json
     from sim.results.parquet import StepsFile
-    from sim.results.run_results import write_json
     from sim.simulation.run import Simulation
 
     started_s = perf_counter()
@@ -155,8 +154,10 @@ def _extras(
 
 def _draw(results: Results, directory: Path) -> bool:
     """Draw all figures or, on Ctrl-C, none; False then."""
+    from sim.views.plots import Tables, draw_all
+
     try:
-        results.draw(directory)
+        draw_all(Tables.of(results), directory)
     except KeyboardInterrupt:
         shutil.rmtree(directory, ignore_errors=True)
         return False
@@ -184,7 +185,7 @@ def _stopping_on_interrupt(simulation: Simulation) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before_term)
 
 
-def _run(simulation: Simulation, check: int, *, show: bool) -> SimulationResults:
+def _run(simulation: Simulation, check: int, *, show: bool) -> Results:
     """Run under a progress bar, if there is somebody to see it."""
     if not show or not sys.stderr.isatty():
         return simulation.run(check_every=check)
@@ -194,11 +195,9 @@ def _run(simulation: Simulation, check: int, *, show: bool) -> SimulationResults
         return simulation.run(on_progress, check_every=check)
 
 
-def _bounded(
-    simulation: Simulation, results: SimulationResults, *, show: bool
-) -> SimulationResults:
+def _bounded(simulation: Simulation, results: Results, *, show: bool) -> Results:
     """Add intervals to the summary, under another progress bar."""
-    from sim.simulation.intervals import with_intervals
+    from sim.simulation.run import with_intervals
 
     if not show or not sys.stderr.isatty():
         return with_intervals(simulation, results)

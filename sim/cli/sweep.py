@@ -211,7 +211,7 @@ def _note_run(
     wall_s: float,
 ) -> None:
     """Write what may differ between two equal sweeps: time, and who did it."""
-    from sim.results.run_results import write_json
+    from sim.results.output import write_json
 
     facts = {
         "wall_seconds": {"command": wall_s, "runs": tally.run_wall_s},

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _MOST = {"block_size": 2**16, "max_num_batched_tokens": 2**24}
 
@@ -134,9 +133,3 @@ class CrossoverReport:
             {f"{name}_ms": 1e3 * band.seconds for name, band in columns.items()},
             index=pd.Index(self.found.num_tokens, name="num_tokens"),
         )
-
-    def plot(self) -> Figure:
-        """Draw the comparison; both axes logarithmic."""
-        from sim.views.plots.crossover import swap_or_recompute  # noqa: PLC0415 - matplotlib
-
-        return swap_or_recompute(self.found, self.title)

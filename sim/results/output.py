@@ -1,18 +1,20 @@
-"""The results directory: refused early, or replaced as a whole."""
+"""Files and folders of results: refused early, written or replaced as a whole."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +215,16 @@ def _replace(partial: Path, target: Path) -> None:
         old.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write `data` as JSON with a final newline; NaN is a fault of ours."""
+    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write and sync a text file."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -21,7 +21,7 @@ from sim.scheduler.victims import VICTIMS
 from workloads.columns import largest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sim.config.tables import EngineConfig, RunConfig
     from sim.config.workload import WorkloadConfig
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
 _OVERLOAD_SHARE = 0.05
+LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+SHOWN_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+"""Of those in a summary, the ones that terminals and notebooks show."""
 
 
 def numbers(
@@ -305,3 +308,131 @@ def workload_title(workload: WorkloadConfig) -> str:
         scale = workload.synthetic.rate_scale
     rate = f" {arrivals['rate']:g}/s" if "rate" in arrivals else ""
     return f"{name}, {arrivals.get('kind')}{rate} at {scale:g} x rate"
+
+
+def clock(seconds: float) -> str:
+    """Format simulated seconds as h:mm:ss."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a summary as (name, text), without wall time."""
+    s = summary
+    unserved = ", ".join(
+        f"{s[key]:,} {key.replace('_', ' ')}"
+        for key in ("rejected", "aborted", "unsent", "unfinished", "length_capped")
+        if s[key]
+    )
+    rows = [
+        (
+            "requests",
+            f"{s['completed']:,} of {s['num_requests']:,} completed"
+            + (f", {unserved}" if unserved else ""),
+        ),
+        ("simulated time", f"{clock(s['duration'])} in {s['num_steps']:,} steps"),
+        (
+            "throughput",
+            f"{s['request_throughput']:.2f} requests/s{_offered(s)}, "
+            f"{s['output_throughput']:,.0f} output tokens/s",
+        ),
+        (
+            "KV cache",
+            f"{s['num_gpu_blocks']:,} blocks{_interval(s)} of {s['block_size']} "
+            f"tokens; usage mean {s['kv_cache_usage_mean']:.1%}, max "
+            f"{s['kv_cache_usage_max']:.1%}",
+        ),
+        (
+            "preemptions",
+            f"{s['num_preemptions']:,}, of {s['num_requests_preempted']:,} requests; "
+            f"{s['recomputed_tokens']:,} tokens recomputed",
+        ),
+        *_moves(s),
+        (
+            "running",
+            f"mean {s['num_running_mean']:.1f}, max {s['num_running_max']:,} of "
+            f"{s['max_num_seqs']:,}; waiting mean {s['num_waiting_mean']:.1f}, max "
+            f"{s['num_waiting_max']:,}",
+        ),
+    ]
+    if s.get("prefix_cache_queries"):
+        hits = s["prefix_cache_hits"] / s["prefix_cache_queries"]
+        evicted = s.get("num_evictions")
+        rows.append(
+            (
+                "prefix cache",
+                f"{hits:.2%} of {s['prefix_cache_queries']:,} prompt tokens hit"
+                + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
+            )
+        )
+    return [*rows, *_uncertainty(s), *_groups(s)]
+
+
+def _uncertainty(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how far the cost model may be off, where it says so."""
+    ttft, tpot = summary["mean_ttft_ms_interval"], summary["mean_tpot_ms_interval"]
+    said = [
+        f"{name} mean {found[0]:,.1f} to {found[1]:,.1f} ms"
+        for name, found in (("TTFT", ttft), ("TPOT", tpot))
+        if found
+    ]
+    if share := summary["extrapolated_share"]:
+        said.append(f"{share:.2%} of busy time extrapolated")
+    if said:
+        yield "kernel bounds", ", ".join(said)
+
+
+def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rows of sessions and of service levels, where there are any."""
+    if s := summary.get("sessions"):
+        mean_s = s["mean_duration_s"]
+        lasted = "" if mean_s is None else f", {mean_s:,.1f} s each on average"
+        yield (
+            "sessions",
+            f"{s['num_completed']:,} of {s['num_sessions']:,} completed{lasted}; "
+            f"{s['mean_turns']:.1f} turns on average",
+        )
+    for name, numbers in summary.get("by_slo_class", {}).items():
+        if not numbers["completed"]:
+            yield f"class {name}", f"0 of {numbers['num_requests']:,} completed"
+            continue
+        parts = (
+            f"{label} p50 {numbers[f'p50_{key}_ms']:,.0f}, "
+            f"p99 {numbers[f'p99_{key}_ms']:,.0f} ms"
+            for key, label in (("ttft", "TTFT"), ("e2el", "E2E"))
+        )
+        yield f"class {name}", f"{numbers['completed']:,} completed; {'; '.join(parts)}"
+
+
+def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of blocks swapped and copied, where there are any."""
+    s = summary
+    moves = []
+    if s["swapped_out_blocks"]:
+        moves.append(
+            f"{s['num_preemptions_swap']:,} preemptions by swapping, "
+            f"{s['swapped_out_blocks']:,} blocks out, {s['swapped_in_blocks']:,} in"
+        )
+    if s["copied_blocks"]:
+        moves.append(f"{s['copied_blocks']:,} copied on write")
+    return [("blocks moved", "; ".join(moves))] if moves else []
+
+
+def _offered(summary: Mapping[str, Any]) -> str:
+    """Return the rate of arrivals, where it has one."""
+    rate = summary["request_rate"]
+    return "" if rate is None else f" of {rate:.2f} offered"
+
+
+def _interval(summary: Mapping[str, Any]) -> str:
+    """Return the range that the number of blocks lies in, where it is a prediction."""
+    low, high = summary["num_gpu_blocks_low"], summary["num_gpu_blocks_high"]
+    return "" if low == high else f" ({low:,} to {high:,})"
+
+
+def latency_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the latencies as a name and a text for each of `SHOWN_STATISTICS`."""
+    for key, label in LABELS.items():
+        numbers = (summary[f"{each}_{key}_ms"] for each in SHOWN_STATISTICS)
+        yield label, *("-" if n is None else f"{n:,.1f}" for n in numbers)

@@ -11,7 +11,7 @@ from cache.v0.allocator import NaiveBlockAllocator
 from cache.v0.manager import SelfAttnBlockSpaceManager
 from sim.errors import ConfigError
 from sim.results.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
-from sim.results.run_results import write_json
+from sim.results.output import write_json
 from sim.results.schedule import SCHEDULE_FILE, ScheduleFile
 from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
 from sim.scheduler.v1.fast import FastV1Scheduler

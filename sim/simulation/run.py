@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import warnings
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from cache.errors import PolicyError
+from sim.costs.base import BOUNDS
 from sim.costs.bounded import AtBound
 from sim.engine.clients import (
     FanOutClient,
@@ -33,7 +35,7 @@ from sim.hardware.models.bundled import load_model
 from sim.results import summary
 from sim.results.metrics import goodput
 from sim.results.recorder import Recorder, Recording
-from sim.results.run_results import SimulationResults
+from sim.results.run import Results
 from sim.results.traffic import Traffic
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.exact import NotExactError
@@ -71,7 +73,7 @@ class Progress:
     num_arrived: int
     num_done: int
     bound: Bound | None = None
-    """At which every step is, in the runs of `sim.simulation.intervals`."""
+    """At which every step is, in the runs of `with_intervals`."""
 
 
 class Simulation:
@@ -216,7 +218,7 @@ class Simulation:
         *,
         progress_every: int = 512,
         check_every: int = 0,
-    ) -> SimulationResults:
+    ) -> Results:
         """Run to the end, or until `stop`; `intervals` says what is uncertain.
 
         Parameters
@@ -295,7 +297,7 @@ class Simulation:
         self.scheduler.check()
         self.recorder.check(self.scheduler)
 
-    def _results(self) -> SimulationResults:
+    def _results(self) -> Results:
         engine = self.engine
         forgotten = len(self.recorder.active)
         if forgotten and not (engine.stop_requested or engine.stalled):
@@ -306,7 +308,7 @@ class Simulation:
         traffic = Traffic.of(self.specs)
         recording = traffic.joined(self.recorder.finish(self.env.now))
         self._check_rejections(recording)
-        return SimulationResults(
+        return Results(
             config=self.config,
             recording=recording,
             summary=self._summary(recording, traffic),
@@ -416,22 +418,67 @@ def _sampler(scheduler: Scheduler) -> Sampler:
     return sampler_for(scheduler) if isinstance(scheduler, GroupScheduler) else sample
 
 
-def simulate(config: RunConfig) -> SimulationResults:
-    """Run one simulation and return its results, intervals included.
+def with_intervals(
+    simulation: Simulation,
+    results: Results,
+    on_progress: Callable[[Progress], None] | None = None,
+    *,
+    progress_every: int = 512,
+) -> Results:
+    """Fill in the intervals of the summary: run twice more, every step at a bound.
 
-    Raises
-    ------
-    ConfigError, CapacityError, WorkloadError
-        See `Simulation`.
-
-    Examples
-    --------
-    >>> from sim import load_config, simulate
-    >>> minute = {"workload.preset.duration_s": 60}
-    >>> results = simulate(load_config("examples/demo.yaml", minute))
-    >>> summary = results.summary
-    >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
-    (15587, 366, 0)
+    There are none if the configuration says so, the cost model knows no bounds, or
+    the simulation was stopped; the summary says which. Both runs count as one for
+    `on_progress`.
     """
+    numbers = []
+    if (reason := _why_no_intervals(simulation, results)) is None:
+        for place, bound in enumerate(BOUNDS):
+            run = simulation.at_bound(bound)
+            if simulation.stop_requested:
+                break
+            if on_progress:
+                tell = partial(_tell, simulation, run, place, on_progress)
+                run.engine.observe(progress_every, tell)
+            requests = run.run_requests()
+            numbers.append(
+                intervals.numbers_at_bound(requests, run.num_requests, run.env.now)
+            )
+        reason = _why_no_intervals(simulation, results)
+    if reason is None:
+        found = intervals.intervals(results.summary, numbers)
+    else:
+        found = intervals.no_intervals(reason)
+    return replace(results, summary={**results.summary, **found})
+
+
+def _why_no_intervals(simulation: Simulation, results: Results) -> str | None:
+    assert isinstance(results.recording, Recording)
+    reason = intervals.why_never(simulation.config, results.recording)
+    return reason or (intervals.INTERRUPTED if simulation.stop_requested else None)
+
+
+def _tell(
+    simulation: Simulation,
+    run: Simulation,
+    place: int,
+    on_progress: Callable[[Progress], None],
+    _: Engine,
+) -> None:
+    """Tell how far the two runs have come, of which `run` is number `place`."""
+    found = run.progress()
+    num_requests = simulation.num_requests
+    on_progress(
+        replace(
+            found,
+            num_requests=2 * num_requests,
+            num_done=place * num_requests + found.num_done,
+            bound=BOUNDS[place],
+        )
+    )
+
+
+def simulate(config: RunConfig) -> Results:
+    """Run one simulation and return its results, intervals included."""
     simulation = Simulation(config)
-    return intervals.with_intervals(simulation, simulation.run())
+    return with_intervals(simulation, simulation.run())

@@ -24,7 +24,7 @@ from tests.shared import SHARED, shared
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
 
 NUM_WORKLOADS, WORKLOADS_A_TEST = 500, 50
 GOLDEN = {"0.11": "v1", "0.33": "v1_33"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.config.tables import parse_config
-from sim.results.run_results import write_json
+from sim.results.output import write_json
 from sim.simulation.run import simulate
 from sim.studies.sweeps import directory as folder
 from sim.studies.sweeps.serial import SerialExecutor

@@ -20,7 +20,7 @@ from tests.shared import shared
 
 if TYPE_CHECKING:
     from sim.hardware.capacity import CapacityEstimate
-    from sim.results.run_results import Results
+    from sim.results.run import Results
 
 
 NUM_RANDOM_RUNS = 24

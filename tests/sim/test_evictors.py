@@ -22,7 +22,7 @@ from tests.sim.test_config import minimal, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
 
 BLOCK = 16
 

@@ -78,7 +78,7 @@ def test_ctrl_c_while_writing_or_drawing_keeps_the_tables(
 ) -> None:
     out = tmp_path / "out"
     arguments = ["run", str(config), "--quiet", "--out", str(out)]
-    interrupting("sim.results.run_results._write_parquet", 2)
+    interrupting("sim.results.run.write_table", 2)
     assert kvsim(arguments) == 130
     assert len(files(out)) == 12
     interrupting("sim.views.plots.to_png", 3)

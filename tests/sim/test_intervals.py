@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import sim.simulation.intervals
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.costs.base import BOUNDS
@@ -24,9 +23,8 @@ from sim.simulation.intervals import (
     NUMBERS,
     OFF,
     intervals,
-    with_intervals,
 )
-from sim.simulation.run import Progress, Simulation, simulate
+from sim.simulation.run import Progress, Simulation, simulate, with_intervals
 from tests.identity.compare import compare
 from tests.sim.test_config import minimal
 from tests.sim.test_config import write as write_config
@@ -208,14 +206,14 @@ def test_progress_counts_both_runs_as_one(profile: str) -> None:
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ctrl-C as the second run at a bound begins."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    original, calls = sim.simulation.intervals.numbers_at_bound, iter(range(1, 100))
+    original, calls = Simulation.run_requests, iter(range(1, 100))
 
     def wrapped(run: Simulation) -> Any:
         if next(calls) == 2:
             signal.raise_signal(signal.SIGINT)
         return original(run)
 
-    monkeypatch.setattr(sim.simulation.intervals, "numbers_at_bound", wrapped)
+    monkeypatch.setattr(Simulation, "run_requests", wrapped)
     yield
     signal.signal(signal.SIGINT, before)
 

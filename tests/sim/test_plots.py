@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def written(full_run: Tables, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     t = full_run
     out = tmp_path_factory.mktemp("plots") / "new" / "figures"
-    return draw_all(t.steps, t.requests, t.preemptions, t.summary, out)
+    return draw_all(t, out)
 
 
 def test_every_figure_is_written_and_shows_something(written: list[Path]) -> None:
@@ -54,7 +54,7 @@ def test_same_tables_give_the_same_bytes(
     full_run: Tables, written: list[Path], tmp_path: Path
 ) -> None:
     t = full_run
-    again = draw_all(t.steps, t.requests, t.preemptions, t.summary, tmp_path)
+    again = draw_all(t, tmp_path)
     for one, other in zip(written, again, strict=True):
         assert one.read_bytes() == other.read_bytes()
 
@@ -69,7 +69,7 @@ def test_tables_may_lie_on_disk_or_be_mere_arrays(
         for table in (t.requests, t.preemptions)
     )
     steps = ParquetSteps(tmp_path / "steps.parquet")
-    again = draw_all(steps, requests, preemptions, t.summary, tmp_path)
+    again = draw_all(Tables(steps, requests, preemptions, t.summary), tmp_path)
     for one, other in zip(written, again, strict=True):
         assert one.read_bytes() == other.read_bytes()
 

@@ -14,7 +14,7 @@ from workloads.traces.mooncake import MooncakeTraceReader
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
 
 AZURE = "traces/azure_llm_2023_conv.csv"
 MOONCAKE = "traces/mooncake_fast25_conversation.jsonl"

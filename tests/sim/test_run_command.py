@@ -273,7 +273,7 @@ def test_a_failure_while_writing_leaves_the_old_results(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sim.results.run_results._write_parquet", full)
+    monkeypatch.setattr("sim.results.run.write_table", full)
     assert kvsim([*arguments, "--overwrite"]) == 2
     assert files(tmp_path) == before
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from sim.cli.main import run as kvsim
-from sim.cli.terminal import summary_rows
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
+from sim.results.summary import summary_rows
 from sim.simulation.run import Simulation, simulate
 from tests.shared import ROOT
 from tests.sim.closed_loops import chat_config

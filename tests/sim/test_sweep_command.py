@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from sim.cli.main import run as kvsim
-from sim.results.run_results import write_json
+from sim.results.output import write_json
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.sweep_files import tiny, write_sweep
 

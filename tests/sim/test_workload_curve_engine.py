@@ -34,7 +34,7 @@ from workloads.workload import TraceWorkload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
     from workloads.analysis import PrefixCurve
     from workloads.spec import RequestSpec
 

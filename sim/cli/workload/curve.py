@@ -128,8 +128,7 @@ def _write(report: PrefixReport, out: Path, *, overwrite: bool) -> None:
     """Write the folder, as a whole or not at all."""
     import csv
 
-    from sim.results.output import output_directory
-    from sim.results.run_results import write_json
+    from sim.results.output import output_directory, write_json
     from sim.views.plots.style import to_png
     from sim.views.plots.traffic_curve import prefix_hits
 

@@ -100,8 +100,7 @@ def _write(
     overwrite: bool,
 ) -> None:
     """Write the folder, as a whole or not at all."""
-    from sim.results.output import output_directory
-    from sim.results.run_results import write_json
+    from sim.results.output import output_directory, write_json
     from sim.views.plots.traffic import draw_traffic
 
     with output_directory(out, overwrite=overwrite, files=_files()) as partial:

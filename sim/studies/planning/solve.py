@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.results.output import ResultFiles
-from sim.results.run_results import write_json, write_text
+from sim.results.output import ResultFiles, write_json, write_text
 from sim.studies.planning.configurations import configurations
 from sim.studies.planning.crew import Crew, StoppedError
 from sim.studies.planning.planner import Planner
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from sim.studies.planning.spec import PlanConfig
     from sim.studies.sweeps.job import Executor
-    from sim.views.plots.named import NamedFigures
 
 PLAN_FILES = ResultFiles(
     "a plan",
@@ -66,15 +64,7 @@ class PlanResult:
 
         return pd.DataFrame([_row(each) for each in self.data["candidates"]])
 
-    @property
-    def plot(self) -> NamedFigures:
-        """The figures by name: ``plot.capacity_curves()``; `dir` lists them."""
-        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
-        from sim.views.plots.plan_figures import PLAN_FIGURES  # noqa: PLC0415
-
-        return NamedFigures(PLAN_FIGURES, self.data)
-
-    def write(self, directory: Path, *, wall_s: float, figures: bool) -> None:
+    def write(self, directory: Path, *, wall_s: float) -> None:
         """Write everything into `directory`, which exists.
 
         All but ``run.json`` has the same bytes whenever the same plan is made.
@@ -86,10 +76,6 @@ class PlanResult:
         (directory / "configs").mkdir()
         for path, text in self.configs.items():
             write_text(directory / path, text)
-        if figures:
-            from sim.views.plots.plan_figures import draw_plan  # noqa: PLC0415  # matplotlib
-
-            draw_plan(self.data, directory / "figures")
 
 
 def _row(each: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _warmup(trial: Trial, rate_scale: float, seeds: Sequence[int]) -> float:
         run = {**trial.at(rate_scale).run, "seed": seed}
         simulation = Simulation(parse_config(run))
         results = simulation.run()
-        runs.append(numbers_in_system(results.recording))
+        runs.append(numbers_in_system(results.recording.request_table))
         shares.append(simulation.specs)
         lives_s.append((results.summary["mean_e2el_ms"] or 0.0) / 1e3)
     share_of_time = warmup_share(runs)

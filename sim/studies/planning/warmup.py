@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.results.recorder import Recording
+    from sim.results.table import ResultTable
 
 NUM_BINS = 100
 MAX_SHARE = 0.25
 """Most of a run that is given up: what starts later than that is traffic, not start."""
 
 
-def numbers_in_system(recording: Recording) -> NDArray[np.float64]:
+def numbers_in_system(requests: ResultTable) -> NDArray[np.float64]:
     """Return how many requests were in the system, at even times to the last arrival.
 
     Returns
@@ -26,7 +26,6 @@ def numbers_in_system(recording: Recording) -> NDArray[np.float64]:
     NDArray[np.float64]
         Shape ``(NUM_BINS,)``.
     """
-    requests = recording.request_table
     arrival_s = np.sort(requests["arrival_s"])
     finish_s = requests["finish_s"]
     finish_s = np.sort(finish_s[~np.isnan(finish_s)])

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from sim.hardware.models.kv_memory import KvMemory
     from workloads.analysis import CacheNeed, HitCurve, PrefixCurve
@@ -144,12 +143,6 @@ class PrefixReport:
         import pandas as pd  # noqa: PLC0415 - slow to import
 
         return pd.DataFrame(self.rows())
-
-    def plot(self) -> Figure:
-        """Draw the curve, its bound and the answer."""
-        from sim.views.plots.traffic_curve import prefix_hits  # noqa: PLC0415 - matplotlib
-
-        return prefix_hits(self)
 
     def sentence(self) -> str:
         """Return the answer in one sentence."""

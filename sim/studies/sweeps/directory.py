@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sim.errors import OutputError
-from sim.results.output import ResultFiles, output_directory
-from sim.results.run_results import write_json, write_text
+from sim.results.output import ResultFiles, output_directory, write_json, write_text
 from sim.results.summary import versions
 from sim.studies.sweeps.supplies import digests, named_files
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from sim.results.run_results import Results
+    from sim.results.run import Results
     from sim.studies.validation.observed import Observed
 
 

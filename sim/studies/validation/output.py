@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.results.output import ResultFiles
-from sim.results.run_results import write_json, write_text
+from sim.results.output import ResultFiles, write_json, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from sim.studies.validation.observed import Observed, ObservedRequests, TimeSeri
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
     from sim.studies.validation.observed import Floats
 
 _COLUMNS: Final = (

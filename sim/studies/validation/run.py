@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.config.tables import RunConfig
-    from sim.results.run_results import Results
+    from sim.results.run import Results
     from sim.studies.validation.fit import Fit, Term
     from sim.studies.validation.observed import (
         Floats,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         TimeSeries,
     )
     from sim.studies.validation.sharpness import Sharpness
-    from sim.views.plots.named import NamedFigures
 
 _BLOCKS_KEY: Final = "engine.num_gpu_blocks_override"
 
@@ -97,14 +96,6 @@ class Validation:
         series = self.measured.series
         known = series is not None and series.kv_cache_usage is not None
         return "the measurement" if known else "the simulation"
-
-    @property
-    def plot(self) -> NamedFigures:
-        """The figures by name, such as ``plot.states()``; `dir` lists them."""
-        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
-        from sim.views.plots.validation import figures_of  # noqa: PLC0415
-
-        return NamedFigures(figures_of(self), self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that was found, JSON-ready."""

@@ -17,7 +17,7 @@ from sim.studies.validation.compare import metrics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
     from sim.studies.validation.observed import Observed, ObservedRequests
 
 MORE_BLOCKS_PCT: Final = (5, 30)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sim.views.plots.latency import latency_cdfs
 from sim.views.plots.memory import fragmentation, kv_cache_usage
@@ -24,14 +24,11 @@ from sim.views.plots.style import to_png
 from sim.views.plots.tables import Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from sim.results.step_table import StepTable
 
 __all__ = [
     "FIGURES",
@@ -67,35 +64,8 @@ FIGURES: dict[str, RunFigure] = {
 """File name without its ending, and the function that draws it."""
 
 
-def draw_all(
-    steps: StepTable | pd.DataFrame,
-    requests: pd.DataFrame | Mapping[str, Any],
-    preemptions: pd.DataFrame | Mapping[str, Any],
-    summary: Mapping[str, Any],
-    directory: Path,
-) -> list[Path]:
-    """Draw every figure of `FIGURES` into a directory.
-
-    Parameters
-    ----------
-    steps
-        Columns as in `sim.results.schema`, read in batches where they come as a
-        `StepTable`: only a batch or two are in memory at a time. May be empty.
-    requests, preemptions
-        Data frames, or arrays by name of their column; columns as in
-        `sim.results.schema`. May be empty.
-    summary
-        Keys of ``summary.json``, with ``title`` (one line) and ``block_size``
-        (tokens); a key that is missing is left out of the figures.
-    directory
-        Where the PNG files go; made if it is not there.
-
-    Returns
-    -------
-    list of Path
-        The files written, in the order of `FIGURES`.
-    """
-    tables = Tables(steps, requests, preemptions, summary)
+def draw_all(tables: Tables, directory: Path) -> list[Path]:
+    """Write every figure of `FIGURES` as a PNG; return the paths in their order."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     with _collecting_by_figure() as collect:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
     from sim.views.plots import RunFigure
 
     AxesLike: TypeAlias = Axes | Sequence[Axes] | NDArray[np.object_]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
-from sim.results.run_results import Results
+from sim.results.run import Results
 from sim.studies.planning.file import plan_fault
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.overlays import OVERLAYS

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
     from sim.results.step_table import StepTable
     from sim.views.plots.binning import Floats
     from sim.views.plots.curves import Curves
@@ -57,7 +57,8 @@ class Tables:
     requests, preemptions
         Data frames, or columns by name; without columns where they are empty.
     summary
-        See `sim.views.plots.draw_all`.
+        Keys of ``summary.json``, with ``title`` (one line) and ``block_size``
+        (tokens); a key that is missing is left out of the figures.
     """
 
     steps: StepTable | pd.DataFrame

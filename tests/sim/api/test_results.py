@@ -21,11 +21,9 @@ from tests.sim.test_config import minimal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results.run_results import SimulationResults
-
 
 @pytest.fixture(scope="module")
-def results() -> SimulationResults:
+def results() -> Results:
     data = minimal(num_gpu_blocks_override=40, max_model_len=600)
     data["workload"]["synthetic"] |= {
         "num_requests": 120,
@@ -36,15 +34,13 @@ def results() -> SimulationResults:
 
 
 @pytest.fixture(scope="module")
-def directory(
-    results: SimulationResults, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def directory(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("results")
     results.write(directory)
     return directory
 
 
-def test_its_repr_is_one_line(results: SimulationResults, directory: Path) -> None:
+def test_its_repr_is_one_line(results: Results, directory: Path) -> None:
     """A notebook stores it beside the table: no arrays, no addresses."""
     for each in (results, Results.load(directory)):
         assert repr(each).startswith(f"<Results: {results.summary['title']}; ")
@@ -52,7 +48,7 @@ def test_its_repr_is_one_line(results: SimulationResults, directory: Path) -> No
 
 
 def test_what_is_loaded_equals_what_was_found(
-    results: SimulationResults, directory: Path
+    results: Results, directory: Path
 ) -> None:
     again = Results.load(directory)
     assert results.summary["num_preemptions"] > 0
@@ -63,7 +59,7 @@ def test_what_is_loaded_equals_what_was_found(
     assert again.step_table.num_steps == len(results.steps)
 
 
-def test_summary_and_a_line_of_pandas_agree(results: SimulationResults) -> None:
+def test_summary_and_a_line_of_pandas_agree(results: Results) -> None:
     summary, requests = results.summary, results.requests
     assert summary["num_preemptions"] == len(results.preemptions)
     assert summary["recomputed_tokens"] == results.steps.num_recomputed_tokens.sum()
@@ -72,7 +68,7 @@ def test_summary_and_a_line_of_pandas_agree(results: SimulationResults) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_from_memory_and_from_disk_are_the_same_bytes(
-    name: str, results: SimulationResults, directory: Path
+    name: str, results: Results, directory: Path
 ) -> None:
     assert name in dir(results.plot)
     drawn = getattr(results.plot, name)()
@@ -86,7 +82,7 @@ def test_figures_from_memory_and_from_disk_are_the_same_bytes(
     [("kv_cache_usage", 1), ("queues", 2), ("steps", 3), ("latency_cdfs", 3)],
 )
 def test_figures_go_onto_axes_of_the_users(
-    name: str, num: int, results: SimulationResults
+    name: str, num: int, results: Results
 ) -> None:
     figure = Figure()
     axes = figure.subplots(num)
@@ -104,7 +100,7 @@ def test_figures_go_onto_axes_of_the_users(
         getattr(results.plot, name)(ax=list(Figure().subplots(num + 1)))
 
 
-def test_a_misspelt_figure_says_which_there_are(results: SimulationResults) -> None:
+def test_a_misspelt_figure_says_which_there_are(results: Results) -> None:
     with pytest.raises(AttributeError, match="did you mean 'queues'"):
         results.plot.queue  # noqa: B018
     assert not hasattr(results.plot, "_repr_html_")
@@ -127,7 +123,7 @@ class _Parser(HTMLParser):
 
 
 def test_a_notebook_shows_the_summary_and_nothing_injected(
-    results: SimulationResults,
+    results: Results,
 ) -> None:
     evil = {"title": "<script>alert(1)</script>", "warnings": ["<b>&", "two"]}
     shown = Results(results.config, results.recording, {**results.summary, **evil})
@@ -155,7 +151,7 @@ def test_overrides_by_table_and_by_text_are_the_same() -> None:
 
 
 def test_a_sweep_of_configurations_is_that_of_the_command(
-    results: SimulationResults,
+    results: Results,
 ) -> None:
     config = results.config
     other = config.model_copy(update={"seed": 5})
@@ -183,7 +179,7 @@ def test_a_sweep_of_configurations_is_that_of_the_command(
     ],
 )
 def test_what_is_no_result_is_refused_in_a_line(
-    spoil: object, message: str, results: SimulationResults, tmp_path: Path
+    spoil: object, message: str, results: Results, tmp_path: Path
 ) -> None:
     results.write(tmp_path)
     asked = spoil(tmp_path)  # type: ignore[operator]

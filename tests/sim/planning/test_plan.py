@@ -241,7 +241,7 @@ def test_what_was_found_before_a_stop_is_kept(tmp_path: Path) -> None:
     assert found.data["sensitivity"] == {}
     target = tmp_path / "folder"
     target.mkdir()
-    found.write(target, wall_s=1.0, figures=True)
+    found.write(target, wall_s=1.0)
     assert json.loads((target / "plan.json").read_text())["stopped_in"] == "replicas"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.config.tables import RunConfig
-    from sim.results.run_results import Results
+    from sim.results.run import Results
 
 STEP_OVERHEAD_S = 0.004
 

@@ -32,7 +32,7 @@ from tests.sim.validation.runs import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.results.run_results import Results
+    from sim.results.run import Results
 
 
 @pytest.fixture(scope="module")
