@@ -13,13 +13,7 @@ MAX_TOKENS = 10**9
 
 
 def finite(name: str, value: float, remedy: str) -> float:
-    """Return ``value`` as a finite float.
-
-    Raises
-    ------
-    WorkloadError
-        If it is no number (a bool is none), NaN, infinite or beyond a float.
-    """
+    """Return ``value`` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         remedy = _as_number(value) or remedy
         raise WorkloadError(f"{name} must be a number; got {value!r}; {remedy}")
@@ -36,13 +30,8 @@ def finite(name: str, value: float, remedy: str) -> float:
 def positive(name: str, value: float, remedy: str) -> float:
     """Return ``value`` as a float between 1e-9 and 1e9.
 
-    The range keeps every later sum and reciprocal finite; no real rate, scale or
-    period in seconds lies outside it.
-
-    Raises
-    ------
-    WorkloadError
-        If it is no number, not finite, not above 0, or outside the range.
+    The range keeps every later sum and reciprocal finite; no real rate, scale or period
+    in seconds lies outside it.
     """
     number = finite(name, value, remedy)
     if number <= 0:
@@ -51,13 +40,7 @@ def positive(name: str, value: float, remedy: str) -> float:
 
 
 def between(name: str, value: float, low: float, high: float, remedy: str) -> float:
-    """Return ``value`` as a float, both ends included.
-
-    Raises
-    ------
-    WorkloadError
-        If it is no finite number or lies outside.
-    """
+    """Return ``value`` as a float, both ends included."""
     number = finite(name, value, remedy)
     if not low <= number <= high:
         rule = f"between {low:g} and {high:g}"
@@ -66,13 +49,7 @@ def between(name: str, value: float, low: float, high: float, remedy: str) -> fl
 
 
 def whole(name: str, value: int, low: int, high: int, remedy: str) -> int:
-    """Return ``value`` as an int, both ends included.
-
-    Raises
-    ------
-    WorkloadError
-        If it is no integer (a bool is none) or lies outside.
-    """
+    """Return ``value`` as an int, both ends included."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise WorkloadError(f"{name} must be an integer; got {value!r}; {remedy}")
     if not low <= value <= high:
@@ -94,39 +71,20 @@ def _as_number(value: object) -> str:
 
 
 def one_of(name: str, value: object, choices: Sequence[str]) -> None:
-    """Check that ``value`` is one of some words.
-
-    Raises
-    ------
-    WorkloadError
-        If it is none of them.
-    """
     if value not in choices:
         known = ", ".join(choices)
         raise WorkloadError(f"{name} must be one of {known}; got {value!r}; choose one")
 
 
 def numbers(name: str, values: Sequence[float], remedy: str) -> tuple[float, ...]:
-    """Return a list's numbers as finite floats.
-
-    Raises
-    ------
-    WorkloadError
-        If it is no list, or holds something else.
-    """
+    """Return a list's numbers as finite floats."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise WorkloadError(f"{name} must be a list; got {values!r}; {remedy}")
     return tuple(finite(f"{name}[{i}]", n, remedy) for i, n in enumerate(values))
 
 
 def check_role(name: str, value: object, role: type, method: str) -> None:
-    """Check that ``value`` plays a role: a protocol that can be checked at run time.
-
-    Raises
-    ------
-    WorkloadError
-        If it lacks the role's method.
-    """
+    """Check that ``value`` plays a role: a protocol with `method`."""
     if not isinstance(value, role):
         raise WorkloadError(
             f"{name} must have the method {method}; got {value!r}; "
@@ -135,13 +93,7 @@ def check_role(name: str, value: object, role: type, method: str) -> None:
 
 
 def checked_window(window: Sequence[float | None]) -> tuple[float, float | None]:
-    """Return a window ``(start_s, end_s)`` of a trace, the end None where it is open.
-
-    Raises
-    ------
-    WorkloadError
-        If it is no pair of seconds, ``0 <= start_s < end_s``.
-    """
+    """Return a window ``(start_s, end_s)`` of a trace; None for an open end."""
     remedy = "give seconds of the trace, such as [600, 1200], or [600, null] for all"
     remedy += " from 600 s on"
     if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:

@@ -81,13 +81,6 @@ def in_order(
 
 
 def _check(request: RequestSpec, before: dict[int, float]) -> None:
-    """Check a request against those with smaller ids.
-
-    Raises
-    ------
-    WorkloadError
-        See `in_order`.
-    """
     name, previous_id = request.request_id, request.previous_id
     if name in before:
         raise WorkloadError(f"request_id must be unique; got {name} twice; renumber")

@@ -109,7 +109,6 @@ class RequestColumns(Sequence[RequestSpec]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[RequestSpec]: ...
     def __getitem__(self, index: int | slice) -> RequestSpec | Sequence[RequestSpec]:
-        """Return one request, or a slice."""
         positions = range(len(self))[index]
         if isinstance(positions, int):
             return next(iter(self._specs(positions, positions + 1)))
@@ -130,13 +129,6 @@ class RequestColumns(Sequence[RequestSpec]):
         return f"RequestColumns(<{len(self)} requests: {shown}{more}>)"
 
     def part(self, start: int, stop: int) -> RequestColumns:
-        """Return the requests from `start` to before `stop`, as they are.
-
-        Parameters
-        ----------
-        start, stop
-            Positions, both from 0 to ``len(self)``.
-        """
         names = (*_COLUMNS, *self._drawn())
         return replace(
             self,
@@ -146,15 +138,7 @@ class RequestColumns(Sequence[RequestSpec]):
         )
 
     def moved(self, start_s: float, rate_scale: float) -> RequestColumns:
-        """Return the requests numbered from 0, with other arrival times.
-
-        Parameters
-        ----------
-        start_s
-            What becomes time 0, at most the first arrival.
-        rate_scale
-            Times since then are divided by it.
-        """
+        """Return the requests numbered from 0, at ``(time - start_s) / rate_scale``."""
         return replace(
             self, arrival_s=(self.arrival_s - start_s) / rate_scale, first_request_id=0
         )
@@ -162,9 +146,7 @@ class RequestColumns(Sequence[RequestSpec]):
     def rearranged(
         self, rows: NDArray[np.int64], arrival_s: NDArray[np.float64]
     ) -> RequestColumns:
-        """Return requests of other times, each as long and wide as one of these.
-
-        Requests and texts are numbered from 0, in the new order.
+        """Return requests at other times, each as long and wide as one of these.
 
         Parameters
         ----------
@@ -184,7 +166,6 @@ class RequestColumns(Sequence[RequestSpec]):
         )
 
     def _drawn(self) -> list[str]:
-        """Return the names of the columns that may be one value and are not."""
         return [n for n in _DRAWN if not isinstance(getattr(self, n), _ONE_FOR_ALL)]
 
     def _specs(self, start: int, stop: int) -> Iterable[RequestSpec]:
@@ -213,15 +194,7 @@ class RequestColumns(Sequence[RequestSpec]):
 
 
 class SpecIterator(Iterator[RequestSpec]):
-    """An iterator over columns that also says which: what our readers return.
-
-    Whoever wants single requests iterates; whoever can work on columns takes them.
-
-    Parameters
-    ----------
-    columns
-        What is iterated over.
-    """
+    """An iterator over columns that also hands out the columns themselves."""
 
     def __init__(self, columns: RequestColumns) -> None:
         self.columns = columns
@@ -246,15 +219,7 @@ def _broken(rule: str) -> WorkloadError:
 
 
 def largest(requests: Sequence[RequestSpec], field: str) -> int:
-    """Return the largest value of an integer field.
-
-    Parameters
-    ----------
-    requests
-        Any requests, at least one; of columns where all share the value, none is made.
-    field
-        ``"best_of"``, ``"beam_width"`` or ``"priority"``.
-    """
+    """Return the largest ``best_of``, ``beam_width`` or ``priority``."""
     if isinstance(requests, RequestColumns):
         value = getattr(requests, field)
         return int(value if isinstance(value, int) else value.max())

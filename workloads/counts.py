@@ -63,7 +63,6 @@ class FixedCount:
         whole("number", self.number, 0, MAX_COUNT, _REMEDY)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return counts; see `CountDistribution.quantile`."""
         return np.full(u.shape, self.number, dtype=np.int64)
 
 
@@ -95,7 +94,6 @@ class UniformCount:
             )
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return counts; see `CountDistribution.quantile`."""
         counts = self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)
         return np.minimum(counts, self.high)  # u = 1 would be one step too far
 
@@ -125,7 +123,6 @@ class GeometricCount:
         whole("max", self.max, 1, MAX_COUNT, _REMEDY)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return counts; see `CountDistribution.quantile`."""
         if self.mean == 1:
             return np.ones(u.shape, dtype=np.int64)
         # P(count > k) = (1 - 1 / mean) ** k; the last double below 1 instead of 1.

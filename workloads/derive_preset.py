@@ -94,13 +94,7 @@ def derive_preset(
 
 
 def describe_source(trace: Path) -> dict[str, str]:
-    """Return where a trace comes from, known by its checksum alone.
-
-    Parameters
-    ----------
-    trace
-        File, as it was published. Another file is described by name and checksum.
-    """
+    """Describe a trace by its checksum, an unknown one by its name as well."""
     sha256 = hashlib.sha256(trace.read_bytes()).hexdigest()
     for public_name, public in PUBLIC_TRACES.items():
         if public.sha256 == sha256:
@@ -116,7 +110,6 @@ def describe_source(trace: Path) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status, 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(
         prog="python -m workloads.derive_preset",
         description="Derive a preset from a trace; JSON on standard output.",

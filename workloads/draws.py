@@ -30,15 +30,6 @@ class Draws:
 
     Position ``i`` of a stream is the same number wherever the part begins and however
     long it is, so a longer workload begins with the shorter.
-
-    Parameters
-    ----------
-    streams
-        Where they come from.
-    start
-        First position.
-    num_draws
-        How many positions.
     """
 
     streams: Streams
@@ -53,23 +44,15 @@ class Draws:
         return generator.random(self.num_draws)
 
     def lengths(self, name: str, distribution: LengthDistribution) -> NDArray[np.int64]:
-        """Return lengths in tokens, held to the contract: users bring their own.
-
-        Raises
-        ------
-        WorkloadError
-            If they are no integers from 1 to 1e9, one a position.
-        """
+        """Return lengths in tokens, held to the contract: users bring their own."""
         return self._drawn(name, distribution, "iu", 1, MAX_TOKENS)
 
     def counts(self, name: str, distribution: CountDistribution) -> NDArray[np.int64]:
-        """Return counts; see `lengths`."""
         return self._drawn(name, distribution, "iu", 0, MAX_COUNT)
 
     def seconds(
         self, name: str, distribution: DurationDistribution
     ) -> NDArray[np.float64]:
-        """Return durations in seconds; see `lengths`."""
         return self._drawn(name, distribution, "f", 0, MAX_SECONDS)
 
     def _drawn(
@@ -93,11 +76,4 @@ class Draws:
 
 
 def check_quantile(name: str, value: object, role: type) -> None:
-    """Check that a constructor's argument is a distribution of the right kind.
-
-    Raises
-    ------
-    WorkloadError
-        If it lacks the role's method.
-    """
     check_role(name, value, role, "quantile(self, u)")

@@ -65,7 +65,6 @@ class FixedDuration:
         _check("value_s", self.value_s)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return seconds; see `DurationDistribution.quantile`."""
         return np.full(u.shape, float(self.value_s))
 
 
@@ -93,7 +92,6 @@ class UniformDuration:
         _check_order("low_s", self.low_s, "high_s", self.high_s)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return seconds; see `DurationDistribution.quantile`."""
         return self.low_s + u * (self.high_s - self.low_s)
 
 
@@ -123,7 +121,6 @@ class ExponentialDuration:
             _check("max_s", self.max_s)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return seconds; see `DurationDistribution.quantile`."""
         # The last double below 1 instead of 1, whose quantile is infinite.
         below = np.minimum(u, math.nextafter(1, 0))
         return _cut(-self.mean_s * np.log1p(-below), 0.0, self.max_s)
@@ -162,7 +159,6 @@ class LognormalDuration:
             _check_order("min_s", self.min_s, "max_s", self.max_s)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return seconds; see `DurationDistribution.quantile`."""
         z: NDArray[np.float64] = self.sigma * normal_quantile(u)
         return _cut(self.median_s * np.exp(z), self.min_s, self.max_s)
 

@@ -116,13 +116,7 @@ def fetch(name: str, directory: str | Path | None = None) -> Path:
 
 
 def fetch_trace(trace: PublicTrace, directory: str | Path | None = None) -> Path:
-    """Bring a trace that is described by URL and checksum; see `fetch`.
-
-    Raises
-    ------
-    WorkloadError
-        As `fetch` does.
-    """
+    """Bring a trace that is described by URL and checksum; see `fetch`."""
     try:
         import pooch  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
@@ -155,7 +149,6 @@ def fetch_trace(trace: PublicTrace, directory: str | Path | None = None) -> Path
 
 @contextmanager
 def _silent(logger: logging.Logger) -> Iterator[None]:
-    """Keep a logger's reports of what it does off the terminal."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -165,6 +158,5 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error on one short line."""
     text = re.sub(r"\s+", " ", str(error))
     return f"{type(error).__name__}: {text[:160]}"

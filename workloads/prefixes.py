@@ -66,11 +66,9 @@ class NoPrefixes:
 
     @property
     def num_texts(self) -> int:
-        """None."""
         return 0
 
     def prefixes(self, num_prompts: int, streams: Streams) -> Sequence[Prefix]:
-        """Return empty prefixes; see `PrefixStructure.prefixes`."""
         del streams
         return [()] * num_prompts
 
@@ -110,11 +108,9 @@ class SystemPrompts:
 
     @property
     def num_texts(self) -> int:
-        """One a group."""
         return self.num_groups
 
     def prefixes(self, num_prompts: int, streams: Streams) -> Sequence[Prefix]:
-        """Return the system prompts; see `PrefixStructure.prefixes`."""
         draws = Draws(streams, 0, num_prompts)
         groups = _ranks(self.num_groups, self.zipf, draws.uniforms("prefixes/groups"))
         has_one = draws.uniforms("prefixes/share") < self.share
@@ -176,17 +172,9 @@ class Documents:
 
     @property
     def num_texts(self) -> int:
-        """The documents, and the system prompt."""
         return self.num_documents + 1
 
     def prefixes(self, num_prompts: int, streams: Streams) -> Sequence[Prefix]:
-        """Return system prompts and documents; see `PrefixStructure.prefixes`.
-
-        Raises
-        ------
-        WorkloadError
-            If a prompt is to have more documents than there are.
-        """
         draws = Draws(streams, 0, num_prompts)
         numbers = draws.counts("prefixes/per_prompt", self.per_prompt)
         most = int(numbers.max(initial=0))
@@ -217,15 +205,7 @@ class Documents:
 
 
 def zipf_shares(num_items: int, exponent: float) -> NDArray[np.float64]:
-    """Return the shares of items by rank: proportional to ``rank ** -exponent``.
-
-    Parameters
-    ----------
-    num_items
-        Ranks 1 to so many.
-    exponent
-        0 for equal shares; 1 for Zipf's law.
-    """
+    """Return the shares of items by rank: proportional to ``rank ** -exponent``."""
     weights = np.arange(1, num_items + 1, dtype=np.float64) ** -exponent
     shares: NDArray[np.float64] = weights / weights.sum()
     return shares
@@ -234,16 +214,9 @@ def zipf_shares(num_items: int, exponent: float) -> NDArray[np.float64]:
 def _another(
     shares: NDArray[np.float64], taken: NDArray[np.int64], u: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Draw an item that was not taken, each by its share of what is left.
+    """Draw items that were not taken, each by its share of what is left.
 
-    Parameters
-    ----------
-    shares
-        Of all items.
-    taken
-        Different items, a row for each draw.
-    u
-        Uniforms in [0, 1), one a draw.
+    A row a draw.
     """
     ends = np.cumsum(shares)
     # A point of what is left, moved past each taken item that lies before it.
@@ -313,13 +286,6 @@ class PrefixedWorkload:
         Streams(self.seed)
 
     def requests(self) -> Sequence[RequestSpec]:
-        """Return the requests; see `workloads.workload.Workload.requests`.
-
-        Raises
-        ------
-        WorkloadError
-            If the structure breaks its contract.
-        """
         requests = self.workload.requests()
         found = drawn_prefixes(self.prefixes, len(requests), Streams(self.seed))
         shift = 2 * self.prefixes.num_texts
@@ -330,13 +296,6 @@ class PrefixedWorkload:
 
 
 def check_prefixes(prefixes: object) -> None:
-    """Check that an object is a structure of prefixes.
-
-    Raises
-    ------
-    WorkloadError
-        If it lacks a method.
-    """
     method = "prefixes(self, num_prompts, streams), and num_texts"
     check_role("prefixes", prefixes, PrefixStructure, method)
 
@@ -344,13 +303,7 @@ def check_prefixes(prefixes: object) -> None:
 def drawn_prefixes(
     structure: PrefixStructure, num_prompts: int, streams: Streams
 ) -> Sequence[Prefix]:
-    """Return the prefixes of prompts, held to the contract: users bring their own.
-
-    Raises
-    ------
-    WorkloadError
-        If they are not one a prompt, or of other texts or lengths than they may be.
-    """
+    """Return the prefixes of prompts, held to the contract: users bring their own."""
     found = structure.prefixes(num_prompts, streams)
     owner = type(structure).__name__
     if len(found) != num_prompts:

@@ -99,13 +99,6 @@ class PresetWorkload:
         self.synthetic()
 
     def requests(self) -> RequestColumns:
-        """Return the requests; see `workloads.workload.Workload.requests`.
-
-        Raises
-        ------
-        WorkloadError
-            If no request arrives in ``duration_s``.
-        """
         return self.synthetic().requests()
 
     def synthetic(self) -> SyntheticWorkload:

@@ -64,21 +64,10 @@ class Resampling:
     ) -> Sequence[RequestSpec]:
         """Return windows of `requests`, drawn at random and put in a row.
 
-        A follow-up comes with the request that began its chain. A request that is
-        drawn again is another one: its text is its own from then on, so that a prefix
-        cache finds no more in the resampled trace than in the recorded one.
-
-        Parameters
-        ----------
-        requests
-            In order of arrival from time 0, numbered from 0, in chains or not.
-        streams
-            Starts come from ``"resampled_windows"``.
-
-        Returns
-        -------
-        sequence of RequestSpec
-            In order of arrival, numbered from 0; columns of columns.
+        A follow-up comes with the request that began its chain. A request that is drawn
+        again is another one: its text is its own from then on, so that a prefix cache
+        finds no more in the resampled trace than in the recorded one. Starts come from
+        the stream ``"resampled_windows"``.
 
         Raises
         ------
@@ -94,7 +83,6 @@ class Resampling:
     def _of_list(
         self, requests: Sequence[RequestSpec], streams: Streams
     ) -> list[RequestSpec]:
-        """Return windows of any requests, chain by chain."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         members: dict[int, list[RequestSpec]] = {}
@@ -112,13 +100,7 @@ class Resampling:
         return in_order(drawn)
 
     def _draw(self, begun_s: NDArray[np.float64], streams: Streams) -> Drawn:
-        """Return which rows come, and when, in order.
-
-        Parameters
-        ----------
-        begun_s
-            Arrivals of the requests that wait for none, never falling.
-        """
+        """Return which rows come, and when, of chains that begin at `begun_s`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         num = len(begun_s)

@@ -100,7 +100,6 @@ class SampledWorkload:
         Streams(self.seed)
 
     def requests(self) -> Sequence[RequestSpec]:
-        """Return the requests; see `workloads.workload.Workload.requests`."""
         requests = self.workload.requests()
         drawn = self._widths(len(requests)) | self._classes(requests)
         if _is_ranked(self.priority):
@@ -118,7 +117,6 @@ class SampledWorkload:
         ]
 
     def _widths(self, num_requests: int) -> dict[str, Any]:
-        """Draw samples and beams of each request, if any are to be drawn."""
         if self.best_of == self.beam_width == 1:
             return {}
         best_of = self._draw("best_of", num_requests)
@@ -185,13 +183,7 @@ class SampledWorkload:
 
 
 def _owners(requests: Sequence[RequestSpec]) -> NDArray[np.int64] | None:
-    """Return numbers for sessions, and requests without one, in order of appearance.
-
-    Returns
-    -------
-    numpy.ndarray of int64, or None
-        The number of each request's owner; None where each is its own.
-    """
+    """Return a number for each session, or None where each request is its own."""
     if isinstance(requests, RequestColumns):
         return None
     owners: list[int] = []

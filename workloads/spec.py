@@ -76,7 +76,6 @@ class RequestSpec(NamedTuple):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
         prompt = self.prompt
         if len(prompt) == 1:  # most of them, and asked for at every arrival
             return prompt[0][1]

@@ -69,13 +69,6 @@ class SplitWorkload:
         one_of("by", self.by, ("random", "round_robin"))
 
     def requests(self) -> Sequence[RequestSpec]:
-        """Return the requests of this replica; see `Workload.requests`.
-
-        Raises
-        ------
-        WorkloadError
-            If it gets none.
-        """
         requests = self.workload.requests()
         chosen = replicas_of(requests, self.num_replicas, self.by, self.seed)
         part = share_of(requests, chosen, self.replica)
@@ -90,9 +83,9 @@ class SplitWorkload:
 def replicas_of(
     requests: Sequence[RequestSpec], num_replicas: int, by: SplitBy, seed: int
 ) -> NDArray[np.int64]:
-    """Return the replica that each request goes to, from 0, shape ``(n,)``.
+    """Return the replica of each request.
 
-    Those at random come from the stream ``"split"``.
+    Random ones come from the stream ``"split"``.
     """
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
@@ -113,7 +106,6 @@ def replicas_of(
 def share_of(
     requests: Sequence[RequestSpec], chosen: NDArray[np.int64], replica: int
 ) -> Sequence[RequestSpec]:
-    """Return the requests whose entry of `chosen` is `replica`, numbered from 0."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
     rows = np.flatnonzero(chosen == replica)

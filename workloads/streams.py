@@ -45,18 +45,7 @@ class Streams:
         object.__setattr__(self, "seed", whole("seed", self.seed, 0, 2**64 - 1, remedy))
 
     def generator(self, name: str) -> np.random.Generator:
-        """Return a fresh generator, at the start of the stream called ``name``.
-
-        Parameters
-        ----------
-        name
-            Any text; equal names give equal numbers.
-
-        Returns
-        -------
-        numpy.random.Generator
-            Over PCG64, whichever bit generator numpy makes its default later.
-        """
+        """Return a fresh PCG64 generator, at the start of the named stream."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         # sha256 and not hash(): the latter differs from one process to the next.

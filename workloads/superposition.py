@@ -76,7 +76,6 @@ def superposed(
 def _columns(
     columns: RequestColumns, num_copies: float, streams: Streams
 ) -> RequestColumns:
-    """Return copies of requests that share nothing, by arrays."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
     num = len(columns)
@@ -93,7 +92,6 @@ def _list(
     streams: Streams,
     copies_share_text: bool,
 ) -> list[RequestSpec]:
-    """Return copies of any requests, chain by chain."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
     roots = roots_of(requests)
@@ -117,14 +115,9 @@ def _list(
 def _copies(
     begun_s: NDArray[np.float64], num_copies: float, streams: Streams
 ) -> list[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
-    """Return the arrivals of each copy, and which rows they are of.
+    """Return the arrivals of each copy, and of which rows.
 
-    Parameters
-    ----------
-    begun_s
-        Arrivals of the requests that wait for none, never falling.
-    num_copies, streams
-        As of `superposed`.
+    Chains begin at `begun_s`.
     """
     num = len(begun_s)
     span_s = float(begun_s[-1]) * (1 + 1 / num)
@@ -148,15 +141,7 @@ def _copies(
 
 
 class CopyNames:
-    """Keeps the names of copies apart: of requests, sessions and texts.
-
-    Parameters
-    ----------
-    requests
-        What is copied.
-    share_text
-        Whether the text of prompts stays the same.
-    """
+    """Keeps the names of copies apart: of requests, sessions and texts."""
 
     def __init__(self, requests: Sequence[RequestSpec], share_text: bool) -> None:
         texts = {segment for request in requests for segment, _ in request.prompt}

@@ -117,21 +117,10 @@ class TraceWorkload:
         Streams(self.seed)
 
     def requests(self) -> Sequence[RequestSpec]:
-        """Return the requests; see `Workload.requests`.
+        """Return the requests, as `RequestColumns` where the reader has columns.
 
-        Identity of prompts and outputs stays the trace's own, so a window sees the
-        same shared prefixes as the whole.
-
-        Returns
-        -------
-        sequence of RequestSpec
-            `RequestColumns` where the reader has columns, else a list.
-
-        Raises
-        ------
-        WorkloadError
-            If the trace cannot be read, breaks the reader's contract, or has no
-            request in the window.
+        Identity of prompts and outputs stays the trace's own, so a window sees the same
+        shared prefixes as the whole.
         """
         read = self.reader.read()
         if isinstance(read, SpecIterator):
@@ -144,7 +133,6 @@ class TraceWorkload:
         return self._scaled(self._part(read))
 
     def _scaled(self, requests: Sequence[RequestSpec]) -> Sequence[RequestSpec]:
-        """Return requests of the trace's own times at the rate that is wanted."""
         start_s, _ = self._bounds_s()
         if self.resampling is not None:
             begun = _moved_all(requests, start_s, 1.0)
@@ -202,7 +190,6 @@ class TraceWorkload:
         return start_s, float("inf") if end_s is None else end_s
 
     def _check_copies(self) -> None:
-        """Check what only copies need."""
         if not isinstance(self.copies_share_text, bool):
             raise WorkloadError(
                 f"copies_share_text must be true or false; got "
@@ -291,14 +278,6 @@ class SyntheticWorkload:
         Streams(self.seed)
 
     def requests(self) -> RequestColumns:
-        """Return the requests; see `Workload.requests`.
-
-        Raises
-        ------
-        WorkloadError
-            If no request arrives in ``duration_s``, or a process or distribution
-            breaks its contract.
-        """
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         streams = Streams(self.seed)
@@ -322,13 +301,7 @@ class SyntheticWorkload:
         return RequestColumns(times_s, prompts, outputs)
 
     def length_pairs(self) -> LengthPairs:
-        """Return what draws the lengths, whichever way they are given.
-
-        Raises
-        ------
-        WorkloadError
-            If they are given in no way, or in two.
-        """
+        """Return what draws the lengths, whichever way they are given."""
         given = [name for name in _LENGTHS if getattr(self, name) is not None]
         if self.lengths is None:
             return self._coupled()
@@ -380,7 +353,6 @@ def _check_request(
 def _request_problem(
     position: int, request: RequestSpec, previous_s: float
 ) -> str | None:
-    """Return what is wrong with a request, or None if it is right."""
     if not isinstance(request, RequestSpec):
         problem = f"RequestSpec; got {type(request).__name__}"
     elif not previous_s <= request.arrival_s < float("inf"):

@@ -15,7 +15,6 @@ from workloads import (
     LengthPairs,
     WorkloadError,
 )
-from workloads.copula import coupled
 from workloads.lengths import (
     CoupledLengths,
     EmpiricalLength,
@@ -31,6 +30,7 @@ from workloads.lengths import (
     ZipfLength,
     normal_quantile,
 )
+from workloads.normal import coupled
 from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.analysis.marks import NEVER, Marks
+from workloads.analysis.paths import NEVER, Marks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NextReads:
-    """Who reads next what each request leaves behind.
+    """Which request reads next what each request leaves behind.
 
     Parameters
     ----------
     readers, num_blocks
         The next reader of some blocks, and how many; request by request, blocks that
-        nobody reads again left out. int64 of shape ``(m,)``.
+        are never read again left out. int64 of shape ``(m,)``.
     ends
         Of each request, the entry behind its last; int64 of shape ``(n,)``.
     """
@@ -46,7 +46,7 @@ class NextReads:
 
 
 def next_reads(paths: BlockPaths) -> NextReads:
-    """Return who reads next what each request leaves behind. O(visits)."""
+    """Find for all blocks the next request that reads them. O(visits)."""
     if paths.shares_nothing:
         nothing = np.zeros(0, dtype=np.int64)
         return NextReads(nothing, nothing, np.zeros(paths.num_requests, np.int64))
@@ -107,17 +107,7 @@ def belady_points(reads: NextReads, sizes: Iterable[int]) -> list[tuple[int, int
 
 
 def belady_blocks_for(reads: NextReads, num_hits: int, most_blocks: int) -> int:
-    """Return the smallest clairvoyant cache that finds `num_hits` blocks.
-
-    Parameters
-    ----------
-    reads
-        See `next_reads`.
-    num_hits
-        Blocks to find.
-    most_blocks
-        A size that finds them.
-    """
+    """Return the smallest clairvoyant cache that finds `num_hits` blocks."""
     low, high = -1, most_blocks  # too few, enough
     while high - low > 1:
         middle = (low + high) // 2

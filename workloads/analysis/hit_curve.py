@@ -38,11 +38,8 @@ class HitCurve:
     def of_ramps(cls, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> HitCurve:
         """Return the curve of blocks found at reuse distances ``start + 1 .. stop``.
 
-        Parameters
-        ----------
-        starts, stops
-            Of each ramp, int64 of shape ``(m,)``; a cache of more than ``start``
-            blocks finds one block, one of ``stop`` finds all of the ramp.
+        A cache of more than ``start`` blocks finds one block of a ramp, one of ``stop``
+        finds all; int64 of shape ``(m,)``.
         """
         edges = np.concatenate(([0], starts, stops))
         steps = np.repeat([0, 1, -1], [1, len(starts), len(stops)])
@@ -55,29 +52,20 @@ class HitCurve:
 
     @property
     def most_hits(self) -> float:
-        """Blocks that an infinite cache finds."""
         return float(self.num_hits[-1])
 
     @property
     def enough_blocks(self) -> float:
-        """The least size of the cache at which more would find nothing more."""
         return float(self.num_blocks[-1])
 
     def hits_at(self, num_blocks: ArrayLike) -> NDArray[np.float64]:
-        """Return the blocks found by caches of these sizes."""
         # Exact for whole numbers below 2**53: slopes between points are whole.
         sizes = np.asarray(num_blocks, dtype=np.float64)
         found: NDArray[np.float64] = np.interp(sizes, self.num_blocks, self.num_hits)
         return found
 
     def blocks_for(self, num_hits: float) -> int:
-        """Return the size of the smallest cache that finds so many blocks.
-
-        Parameters
-        ----------
-        num_hits
-            At most `most_hits`; 0 needs no block.
-        """
+        """Return the smallest cache that finds so many blocks, at most `most_hits`."""
         index = int(np.searchsorted(self.num_hits, num_hits))
         if index == 0:
             return 0

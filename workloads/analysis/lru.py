@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workloads.analysis.hit_curve import HitCurve
-from workloads.analysis.marks import NEVER, Marks
+from workloads.analysis.paths import NEVER, Marks
 
 if TYPE_CHECKING:
     from workloads.analysis.paths import BlockPaths, Visit
@@ -34,13 +34,7 @@ Group = tuple[int, int, int]
 
 
 def lru_curve(paths: BlockPaths) -> HitCurve:
-    """Return the blocks that LRU finds in caches of every size. O(n log n).
-
-    Parameters
-    ----------
-    paths
-        Of all requests, or a sample's: sizes are then those of the sampled cache.
-    """
+    """Return the blocks that LRU finds in caches of every size. O(n log n)."""
     marks = Marks(paths.num_runs)
     touched = TouchCounts(paths.num_requests)
     starts, stops = array("q"), array("q")
@@ -80,11 +74,6 @@ class TouchCounts:
     """How many blocks each request was the last to touch: a Fenwick tree.
 
     Requests are appended one by one; counts move to the one that is being appended.
-
-    Parameters
-    ----------
-    num_requests
-        How many will be appended.
     """
 
     __slots__ = ("_current", "_num_appended", "_tree", "num_blocks")
@@ -108,12 +97,7 @@ class TouchCounts:
     def move(self, request: int, num_blocks: int) -> None:
         """Let the request in hand be the last to touch blocks of `request`. O(log n).
 
-        Parameters
-        ----------
-        request
-            Who touched them last, or `NEVER`.
-        num_blocks
-            How many blocks.
+        Where they are touched for the first time, `request` is `NEVER`.
         """
         self._current += num_blocks
         if request == NEVER or not num_blocks:

@@ -85,12 +85,10 @@ class BlockPaths:
 
     @property
     def num_requests(self) -> int:
-        """Requests, those without a full block included."""
         return len(self.ends)
 
     @property
     def num_runs(self) -> int:
-        """Runs of which a block was kept."""
         return len(self.phase)
 
     @property
@@ -143,7 +141,6 @@ class BlockPaths:
         )
 
     def _chunk(self, start: int) -> list[list[Visit]]:
-        """Return the visits of some requests as plain numbers, quick to loop over."""
         ends = self.ends[start : start + _CHUNK].tolist()
         low = int(self.ends[start - 1]) if start else 0
         columns = (self.run, self.used, self.readable)
@@ -235,8 +232,6 @@ def _own_paths(
 
 
 class _Scan:
-    """Collects visits, request by request."""
-
     def __init__(self, block_size: int, sample_rate: float, seed: int) -> None:
         self.block_size = block_size
         self.sample_rate = sample_rate
@@ -249,7 +244,6 @@ class _Scan:
     def add(
         self, segments: Iterable[Segment], num_prompt_tokens: int, num_tokens: int
     ) -> None:
-        """Add the path of a request."""
         num_left = (num_prompt_tokens - 1) // self.block_size
         self.num_prompt_tokens += num_prompt_tokens
         self.num_readable += num_left
@@ -261,7 +255,6 @@ class _Scan:
         self.ends.append(len(self.columns[0]))
 
     def _see(self, key: int, used: int, readable: int) -> None:
-        """Add a visit."""
         numbers = self.numbers
         run, all_used, all_readable = self.columns
         run.append(numbers.setdefault(key, len(numbers)))
@@ -295,27 +288,16 @@ class _Scan:
 
 
 def _mixed(key: int) -> int:
-    """Return 64 bits that look random, the same for the same key."""
     bits = (key * _MIX) & _MASK
     return ((bits ^ (bits >> 29)) * _MIX) & _MASK
 
 
 def runs(segments: Iterable[Segment], block_size: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of full blocks of concatenated segments. O(segments).
+    """Yield the runs of full blocks of concatenated segments, ``(key, num_blocks)``.
 
-    Parameters
-    ----------
-    segments
-        ``(segment_id, num_tokens)``.
-    block_size
-        Tokens of a block.
-
-    Yields
-    ------
-    tuple of (int, int)
-        The run's key, which chains all that is before it, and its blocks. A block
-        that spans segments is a run of one. Two paths have equal leading blocks if,
-        and only if, their ``(key, index in the run)`` are equal.
+    The key chains all that is before the run. A block that spans segments is a run of
+    one. Two paths have equal leading blocks if, and only if, their ``(key, index in the
+    run)`` are equal. O(segments).
     """
     key = num_blocks = 0
     spanning: list[tuple[int, int, int]] = []
@@ -336,3 +318,56 @@ def runs(segments: Iterable[Segment], block_size: int) -> Iterator[tuple[int, in
         if num_left:
             spanning = [(segment_id, offset + num_full * block_size, num_left)]
             num_missing = block_size - num_left
+
+
+NEVER = -1
+"""Mark of a block that nobody touched."""
+
+Piece = tuple[int, int]
+"""``(num_blocks, mark)``: neighbours in a run that carry the same mark."""
+
+
+class Marks:
+    """The mark of each block, such as the request that touched it last.
+
+    A run is always touched from its first block on, so the marks of a run are a stack:
+    reading and replacing the first blocks takes the pieces that end there off it and
+    puts at most two on. All calls together cost O(calls).
+    """
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, num_runs: int) -> None:
+        # Of each run (block behind the piece, mark), the deepest piece first.
+        self._pieces: list[list[Piece] | None] = [None] * num_runs
+
+    def replace(
+        self, run: int, num_blocks: int, num_marked: int, mark: int
+    ) -> list[Piece]:
+        """Mark the first blocks of a run; return the pieces before, front first.
+
+        Of the `num_blocks` blocks read, the first `num_marked` get `mark`, the others
+        `NEVER`.
+        """
+        pieces = self._pieces[run]
+        if pieces is None:
+            pieces = self._pieces[run] = []
+        found = list(_taken(pieces, num_blocks))
+        if num_marked < num_blocks:
+            pieces.append((num_blocks, NEVER))
+        if num_marked:
+            pieces.append((num_marked, mark))
+        return found
+
+
+def _taken(pieces: list[Piece], num_blocks: int) -> Iterator[Piece]:
+    """Yield the first blocks' pieces, front first, and take them off the stack."""
+    begin = 0
+    while pieces and begin < num_blocks:
+        end, mark = pieces[-1]
+        if end <= num_blocks:
+            pieces.pop()
+        yield min(end, num_blocks) - begin, mark
+        begin = min(end, num_blocks)
+    if begin < num_blocks:
+        yield num_blocks - begin, NEVER

@@ -78,16 +78,13 @@ class PrefixCurve:
 
     @property
     def possible_hits(self) -> float:
-        """Blocks that an infinite cache finds."""
         return self.lru.most_hits
 
     @property
     def num_distinct_blocks(self) -> float:
-        """Blocks that an infinite cache holds in the end."""
         return self.paths.num_distinct_blocks / self.paths.sample_rate
 
     def token_hit_rate(self, num_hits: float) -> float:
-        """Return the share of all prompt tokens that so many blocks are."""
         paths = self.paths
         return num_hits * paths.block_size / max(paths.num_prompt_tokens, 1)
 
@@ -169,7 +166,6 @@ class PrefixCurve:
         return round(STUDENT_95 * float(np.std(sizes, ddof=1)) / math.sqrt(NUM_PARTS))
 
     def _clairvoyant(self, num_hits: float, most_blocks: int) -> int:
-        """Return the least size for so many hits; what LRU needs is enough."""
         paths, rate = self.paths, self.paths.sample_rate
         missing = 0.0
         if self.sampled is not None:

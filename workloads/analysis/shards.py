@@ -60,11 +60,9 @@ class SampledCurve:
     def margin_at(self, num_blocks: ArrayLike) -> NDArray[np.float64]:
         """Return half the width of the 95 % interval, in blocks found.
 
-        Notes
-        -----
         The parts' scatter over the root of their number, times Student's t. A part
-        knows nothing of caches smaller than one of its own blocks stands for; those
-        get the margin of that size.
+        knows nothing of caches smaller than one of its own blocks stands for; those get
+        the margin of that size.
         """
         known = np.maximum(num_blocks, self.least_blocks)
         found = np.array([part.hits_at(known) for part in self.parts])
@@ -74,13 +72,7 @@ class SampledCurve:
 
 
 def sampled_lru_curve(paths: BlockPaths) -> SampledCurve:
-    """Return the LRU curve that a sample of the blocks promises.
-
-    Parameters
-    ----------
-    paths
-        Sampled, see `workloads.analysis.paths.block_paths`.
-    """
+    """Return the LRU curve that a sample of the blocks promises."""
     parts = (part_of(paths, number) for number in range(NUM_PARTS))
     return SampledCurve(
         stretched(lru_curve(paths), paths),
@@ -107,21 +99,7 @@ def stretched(curve: HitCurve, paths: BlockPaths) -> HitCurve:
 
 
 def part_of(paths: BlockPaths, number: int, num_parts: int = NUM_PARTS) -> BlockPaths:
-    """Return one of `num_parts` disjoint parts of the blocks, by identity.
-
-    Parameters
-    ----------
-    paths
-        All blocks, or those of a sample.
-    number
-        Which part, from 0. Every block is in one of them.
-    num_parts
-        How many there are.
-
-    Notes
-    -----
-    Every `num_parts`-th block of a run, beginning where the run's hash says.
-    """
+    """Return every `num_parts`-th block of a run, from where its hash says; from 0."""
     first = (paths.phase % np.uint64(num_parts)).astype(np.int64)
     first = (first[paths.run] + number) % num_parts
     used = (paths.used + first) // num_parts

@@ -43,12 +43,10 @@ class SharingStatistics:
 
     @property
     def block_hit_rate(self) -> float:
-        """Share of the blocks found."""
         return self.num_hit_blocks / max(self.num_blocks, 1)
 
     @property
     def token_hit_rate(self) -> float:
-        """Share of the prompt tokens found."""
         return self.num_hit_tokens / max(self.num_prompt_tokens, 1)
 
 
@@ -87,15 +85,7 @@ def own_block_size(requests: Sequence[RequestSpec]) -> int | None:
 
 
 def sharing_by_pieces(requests: Sequence[RequestSpec], block_size: int) -> Sharing:
-    """Return the sharing by the trace's own pieces, partial last ones included.
-
-    Parameters
-    ----------
-    requests
-        In order of arrival.
-    block_size
-        See `own_block_size`.
-    """
+    """Return the sharing by the trace's own pieces, partial last ones included."""
     found = _Infinite("pieces of the trace, the last one partial", block_size)
     for request in requests:
         found.add(_pieces(request.prompt), request.num_prompt_tokens)
@@ -103,7 +93,6 @@ def sharing_by_pieces(requests: Sequence[RequestSpec], block_size: int) -> Shari
 
 
 def sharing_by_blocks(requests: Sequence[RequestSpec], block_size: int) -> Sharing:
-    """Return the sharing by full blocks of `block_size` tokens."""
     found = _Infinite("full blocks", block_size)
     for request in requests:
         path = runs(request.prompt, block_size)

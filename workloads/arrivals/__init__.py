@@ -17,14 +17,16 @@ from workloads.arrivals.base import (
     check_stop,
 )
 from workloads.arrivals.burst import BurstArrivals
-from workloads.arrivals.constant import ConstantArrivals
 from workloads.arrivals.diurnal import DiurnalArrivals
-from workloads.arrivals.gamma import GammaArrivals
 from workloads.arrivals.markov_modulated import MarkovModulatedArrivals
 from workloads.arrivals.piecewise import PiecewiseArrivals
-from workloads.arrivals.poisson import PoissonArrivals
+from workloads.arrivals.renewal import (
+    ConstantArrivals,
+    GammaArrivals,
+    PoissonArrivals,
+    WeibullArrivals,
+)
 from workloads.arrivals.replay import ReplayArrivals
-from workloads.arrivals.weibull import WeibullArrivals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

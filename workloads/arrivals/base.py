@@ -100,46 +100,29 @@ def arrival_times_s(
     return times_s
 
 
-def check_stop(num_requests: int | None, duration_s: float | None) -> None:
-    """Check that exactly one limit is given and that it is in range.
-
-    Raises
-    ------
-    WorkloadError
-        If it is not.
-    """
-    if (num_requests is None) == (duration_s is None):
+def check_stop(
+    number: int | None, duration_s: float | None, what: str = "requests"
+) -> None:
+    """Check that exactly one limit is given, a number of `what` or a time."""
+    if (number is None) == (duration_s is None):
         raise WorkloadError(
-            "exactly one of num_requests and duration_s must be given; "
-            f"got num_requests={num_requests!r}, duration_s={duration_s!r}; "
-            f"{'add' if num_requests is None else 'remove'} one"
+            f"exactly one of num_{what} and duration_s must be given; "
+            f"got num_{what}={number!r}, duration_s={duration_s!r}; "
+            f"{'add' if number is None else 'remove'} one"
         )
-    if num_requests is not None:
-        remedy = "give the number of requests, such as 1000"
-        whole("num_requests", num_requests, 1, MAX_REQUESTS, remedy)
+    if number is not None:
+        remedy = f"give the number of {what}, such as 1000"
+        whole(f"num_{what}", number, 1, MAX_REQUESTS, remedy)
     if duration_s is not None:
         positive("duration_s", duration_s, "give seconds, such as 600")
 
 
 def check_rate(rate: float) -> None:
-    """Check a mean rate in requests per second.
-
-    Raises
-    ------
-    WorkloadError
-        If it is not finite or not above 0.
-    """
     positive("rate", rate, "give requests per second, such as 8.0")
 
 
 def after_gaps_s(draw_gaps_s: Callable[[], NDArray[np.float64]]) -> Iterator[float]:
-    """Yield arrival times from independent gaps, the first gap before the first.
-
-    Parameters
-    ----------
-    draw_gaps_s
-        Draws the next `CHUNK` gaps in seconds, at least 0.
-    """
+    """Yield arrival times after gaps, drawn `CHUNK` at a time in seconds from 0."""
     start_s = 0.0
     while True:
         times_s = (start_s + draw_gaps_s().cumsum()).tolist()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from workloads._checks import finite, positive, whole
 from workloads.arrivals.base import MAX_REQUESTS
-from workloads.arrivals.poisson import PoissonArrivals
+from workloads.arrivals.renewal import PoissonArrivals
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class BurstArrivals:
             positive("base_rate", self.base_rate, remedy)
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        """Return arrival times in seconds; see `ArrivalProcess.times_s`."""
         if self.base_rate == 0:
             return self._pulses_s()
         base_s = PoissonArrivals(float(self.base_rate)).times_s(rng)

@@ -61,7 +61,6 @@ class DiurnalArrivals:
             between("peak_s", finite("peak_s", self.peak_s, remedy), 0, 1e9, remedy)
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        """Yield arrival times in seconds; see `ArrivalProcess.times_s`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         turn = 2 * math.pi

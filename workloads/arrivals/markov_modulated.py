@@ -78,12 +78,10 @@ class MarkovModulatedArrivals:
 
     @property
     def mean_rate(self) -> float:
-        """Requests per second in the long run."""
         areas = (r * mean_s for r, mean_s in zip(self.rates, self.dwell_s, strict=True))
         return sum(areas) / sum(self.dwell_s)
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        """Yield arrival times in seconds; see `ArrivalProcess.times_s`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         pieces = self._pieces(rng)
@@ -125,7 +123,6 @@ class MarkovModulatedArrivals:
             time_s, area = float(ends_s[-1]), float(end_areas[-1])
 
     def _check_pace(self) -> None:
-        """Check that an arrival comes within some thousand states."""
         per_state = self.mean_rate * sum(self.dwell_s) / len(self.dwell_s)
         if per_state < 1e-3:
             raise WorkloadError(
@@ -143,7 +140,6 @@ class _Path(NamedTuple):
     end_area: float
 
     def inverse_s(self, areas: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the times at which the integrated rate reaches `areas`."""
         state = self.start_areas.searchsorted(areas, side="right") - 1
         left = areas - self.start_areas[state]
         # Below end_area, hence never in a last state of silence.

@@ -58,7 +58,6 @@ class PiecewiseArrivals:
         self._check_end()
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        """Yield arrival times in seconds; see `ArrivalProcess.times_s`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         curve = _curve(self.points, self.interpolation)
@@ -75,10 +74,7 @@ class PiecewiseArrivals:
     def _inverse_s(
         self, curve: _Curve, areas: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the times at which the integrated rate reaches `areas`.
-
-        Those that it never reaches are left out; they are the last ones.
-        """
+        """Return when the integrated rate reaches `areas`, the reached ones only."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         whole, end_s = curve.area, curve.end_s
@@ -95,7 +91,6 @@ class PiecewiseArrivals:
         return np.concatenate([times_s, beyond_s])
 
     def _check_end(self) -> None:
-        """Check what comes after the last point."""
         rates = [rate for _, rate in self.points]
         first, last = rates[0], rates[-1]
         wanted = {"hold": last, "repeat": first, "end": 0.0}[self.afterwards]
@@ -157,7 +152,6 @@ def _curve(points: Sequence[Sequence[float]], interpolation: str) -> _Curve:
 
 
 def _points(points: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:
-    """Return checked points."""
     if isinstance(points, str) or not isinstance(points, Sequence) or not points:
         raise WorkloadError(f"points must be a list; got {points!r}; {_REMEDY}")
     checked = tuple(_point(i, point) for i, point in enumerate(points))

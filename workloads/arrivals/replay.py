@@ -45,7 +45,6 @@ class ReplayArrivals:
             object.__setattr__(self, "window", checked_window(self.window))
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        """Yield arrival times in seconds; see `ArrivalProcess.times_s`."""
         del rng  # nothing is random here
         start_s, end_s = self.window or (0.0, None)
         for request in self.trace.read():

@@ -1,7 +1,7 @@
 """How long prompts and outputs are: distributions given by their inverse.
 
 A distribution is one method, ``quantile``: probabilities in, tokens out. Prompt and
-output lengths are coupled by coupling the probabilities (`workloads.copula`), so any
+output lengths are coupled by coupling the probabilities (`workloads.normal`), so any
 two distributions can be correlated without knowing each other; `LengthPairs` is what
 draws both.
 """

@@ -35,13 +35,6 @@ class LengthDistribution(Protocol):
 
 
 def check_range(shortest: int, longest: int | None) -> None:
-    """Check the parameters ``min`` and ``max`` of a distribution.
-
-    Raises
-    ------
-    WorkloadError
-        If one is no length, or ``min > max``.
-    """
     whole("min", shortest, 1, MAX_TOKENS, LENGTH_REMEDY)
     if longest is not None:
         whole("max", longest, 1, MAX_TOKENS, LENGTH_REMEDY)
@@ -49,13 +42,6 @@ def check_range(shortest: int, longest: int | None) -> None:
 
 
 def check_order(low_name: str, low: int, high_name: str, high: int) -> None:
-    """Check that a lower end is not above the upper one.
-
-    Raises
-    ------
-    WorkloadError
-        If it is.
-    """
     if low > high:
         raise WorkloadError(
             f"{low_name} must be <= {high_name}; got {low_name}={low}, "
@@ -76,24 +62,7 @@ def clipped(
 def checked_tokens(
     name: str, tokens: NDArray[np.int64], shape: tuple[int, ...], method: str
 ) -> NDArray[np.int64]:
-    """Return drawn lengths, held to the contract: users bring their own.
-
-    Parameters
-    ----------
-    name
-        What was drawn, for the message.
-    tokens
-        What was drawn.
-    shape
-        The shape that it must have.
-    method
-        Whose it is, such as ``"Own.quantile"``.
-
-    Raises
-    ------
-    WorkloadError
-        If it is no array of integers of that shape, each a length.
-    """
+    """Hold drawn lengths to the contract, as users bring their own distributions."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
     if not isinstance(tokens, np.ndarray):

@@ -54,7 +54,6 @@ class QuantileLength:
         _check_table(self.probabilities, self.values)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         tokens = np.interp(u, self.probabilities, self.values)
@@ -99,7 +98,6 @@ class EmpiricalLength:
         object.__setattr__(self, "counts", tuple(count for _, count in seen))
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         values = np.array(self.values, dtype=np.int64)
@@ -139,7 +137,6 @@ class TraceLength:
         one_of("column", self.column, ("prompt_tokens", "output_tokens"))
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         prompts, outputs = trace_lengths(self.trace)
@@ -157,13 +154,7 @@ def positions(u: NDArray[np.float64], num_values: int) -> NDArray[np.int64]:
 def trace_lengths(
     trace: TraceReader,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the lengths of prompts and outputs of a trace, in its order.
-
-    Raises
-    ------
-    WorkloadError
-        If it cannot be read, or is empty.
-    """
+    """Return the lengths of prompts and outputs of a trace, in its order."""
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
     requests = trace.read()

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from workloads._checks import between, check_role
-from workloads.copula import coupled
 from workloads.lengths.base import LengthDistribution, checked_tokens
 from workloads.lengths.empirical import positions, trace_lengths
+from workloads.normal import coupled
 from workloads.traces.base import TraceReader
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class CoupledLengths:
     def pairs(
         self, u: NDArray[np.float64], v: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return lengths; see `LengthPairs.pairs`."""
         prompts = _drawn("prompt_tokens", self.prompt_tokens, u)
         v = coupled(u, v, self.rank_correlation)
         return prompts, _drawn("output_tokens", self.output_tokens, v)
@@ -111,7 +110,6 @@ class JointTraceLengths:
     def pairs(
         self, u: NDArray[np.float64], v: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return lengths; see `LengthPairs.pairs`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         del v  # a pair is one draw

@@ -46,7 +46,6 @@ class FixedLength:
         whole("tokens", self.tokens, 1, MAX_TOKENS, LENGTH_REMEDY)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the length; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         return np.full(u.shape, self.tokens, dtype=np.int64)
@@ -76,7 +75,6 @@ class UniformLength:
         check_order("low", self.low, "high", self.high)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         tokens = self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)
@@ -120,7 +118,6 @@ class LognormalLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         z: NDArray[np.float64] = self.sigma * normal_quantile(u)
@@ -170,7 +167,6 @@ class NormalLength:
             )
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         low, high = self._probabilities()
         z = normal_quantile(low + (high - low) * u)
         return clipped(self.mean + self.std * z, self.min, self.max)
@@ -213,7 +209,6 @@ class ExponentialLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         scale = -1 / math.log1p(-1 / self.mean) if self.mean > 1 else 0.0
@@ -256,7 +251,6 @@ class GammaLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         # Half a second that only who asks for gamma lengths pays.
@@ -298,7 +292,6 @@ class ZipfLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return lengths; see `LengthDistribution.quantile`."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
         # Over the shortest, or a large power would underflow.

@@ -111,14 +111,12 @@ class Agent:
     def requests(
         self, arrivals_s: Sequence[float], streams: Streams
     ) -> Iterator[RequestSpec]:
-        """Yield the requests; see `SessionKind.requests`."""
         for transcript, task in told(
             arrivals_s, streams, self.prefixes, self.max_context_tokens, self._drawn
         ):
             yield from _worked(transcript, task)
 
     def _drawn(self, draws: Draws) -> Iterator[_Task]:
-        """Yield what happens in each session."""
         calls = self._calls(draws)
         tasks = draws.lengths("sessions/task_tokens", self.task_tokens).tolist()
         answers = draws.lengths("sessions/answer_tokens", self.answer_tokens).tolist()
@@ -131,7 +129,6 @@ class Agent:
             yield _Task(task, answer, think_s, own)
 
     def _calls(self, draws: Draws) -> Iterator[list[_Call]]:
-        """Yield the calls of each session."""
         numbers = draws.counts("sessions/tool_calls", self.tool_calls)
         depth = int(numbers.max())
 

@@ -75,7 +75,6 @@ class Chat:
     def requests(
         self, arrivals_s: Sequence[float], streams: Streams
     ) -> Iterator[RequestSpec]:
-        """Yield the requests; see `SessionKind.requests`."""
         for transcript, turns in told(
             arrivals_s, streams, self.prefixes, self.max_context_tokens, self._drawn
         ):
@@ -106,7 +105,6 @@ class Chat:
 def _said(
     transcript: Transcript, turns: list[tuple[int, int, float]]
 ) -> Iterator[RequestSpec]:
-    """Yield the turns of one conversation, as far as they fit."""
     (prompt, output, think_s), *later = turns
     yield transcript.first(prompt, output, think_s)
     for prompt, output, think_s in later:

@@ -28,13 +28,7 @@ _PART = 1024
 
 
 class Numbering:
-    """Hands out the ids of a workload's requests, and of the texts that are theirs.
-
-    Parameters
-    ----------
-    num_shared_texts
-        Texts that have the first numbers.
-    """
+    """Hands out ids of requests and of their own texts, behind the shared texts."""
 
     def __init__(self, num_shared_texts: int) -> None:
         self._num_shared_texts = num_shared_texts
@@ -48,24 +42,7 @@ class Numbering:
 
 
 class Transcript:
-    """A growing conversation: each prompt is all that was said before, and new text.
-
-    Parameters
-    ----------
-    session_id, arrival_s
-        Of the session.
-    prefix
-        What the first prompt begins with.
-    numbering
-        Of the workload.
-    max_context_tokens
-        Longest prompt and output together, or None.
-
-    Raises
-    ------
-    WorkloadError
-        If the prefix leaves no room for a prompt and an output.
-    """
+    """A growing conversation: each prompt is all that was said before, and new text."""
 
     def __init__(
         self,
@@ -139,19 +116,8 @@ def told(
 ) -> Iterator[tuple[Transcript, PlanT]]:
     """Yield a fresh transcript of each session, and what is to happen in it.
 
-    Parameters
-    ----------
-    arrivals_s
-        When sessions begin, in seconds.
-    streams
-        The randomness.
-    prefixes
-        What first prompts begin with; None for nothing.
-    max_context_tokens
-        Of the transcripts.
-    drawn
-        From the draws of a run of sessions, so many at a time that they fit into
-        memory, to the plan of each.
+    `drawn` makes the plans of a run of sessions; few at a time, so that they fit into
+    memory.
     """
     structure = prefixes or NoPrefixes()
     of_session = drawn_prefixes(structure, len(arrivals_s), streams)
@@ -172,30 +138,13 @@ def told(
 def by_depth(
     draws: Draws, depth: int, draw: Callable[[int], NDArray[np.generic]]
 ) -> NDArray[np.generic]:
-    """Return what is drawn at each depth, a row a session.
-
-    Parameters
-    ----------
-    draws
-        Of the sessions.
-    depth
-        Turns of the longest.
-    draw
-        From the depth to a value for each session.
-    """
+    """Return what is drawn at each depth for each session, a row a session."""
     if not depth:
         return np.zeros((draws.num_draws, 0))
     return np.stack([draw(each) for each in range(depth)], axis=1)
 
 
 def check_context(max_context_tokens: int | None) -> None:
-    """Check a limit of the context.
-
-    Raises
-    ------
-    WorkloadError
-        If it is out of range.
-    """
     if max_context_tokens is not None:
         remedy = "give tokens, such as 32768, or leave it out for no limit"
         whole("max_context_tokens", max_context_tokens, 2, MAX_TOKENS, remedy)

@@ -11,8 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from workloads._checks import check_role, positive, whole
-from workloads.arrivals import MAX_REQUESTS, ArrivalProcess, arrival_times_s
+from workloads._checks import check_role, positive
+from workloads.arrivals import (
+    MAX_REQUESTS,
+    ArrivalProcess,
+    arrival_times_s,
+    check_stop,
+)
 from workloads.chains import in_order
 from workloads.errors import WorkloadError
 from workloads.streams import Streams
@@ -86,20 +91,12 @@ class SessionWorkload:
         method = "requests(self, arrivals_s, streams)"
         check_role("sessions", self.sessions, SessionKind, method)
         check_role("arrivals", self.arrivals, ArrivalProcess, "times_s(self, rng)")
-        _check_stop(self.num_sessions, self.duration_s)
+        check_stop(self.num_sessions, self.duration_s, "sessions")
         remedy = "give a factor, such as 2.0 for twice the sessions"
         positive("rate_scale", self.rate_scale, remedy)
         Streams(self.seed)
 
     def requests(self) -> Sequence[RequestSpec]:
-        """Return the requests; see `workloads.workload.Workload.requests`.
-
-        Raises
-        ------
-        WorkloadError
-            If no session begins in ``duration_s``, there are too many requests, or a
-            part breaks its contract.
-        """
         streams = Streams(self.seed)
         arrivals_s = arrival_times_s(
             self.arrivals,
@@ -123,20 +120,6 @@ class SessionWorkload:
                 "none; mend it"
             )
         return in_order(requests)
-
-
-def _check_stop(num_sessions: int | None, duration_s: float | None) -> None:
-    if (num_sessions is None) == (duration_s is None):
-        raise WorkloadError(
-            "exactly one of num_sessions and duration_s must be given; got "
-            f"num_sessions={num_sessions!r}, duration_s={duration_s!r}; "
-            f"{'add' if num_sessions is None else 'remove'} one"
-        )
-    if num_sessions is not None:
-        remedy = "give the number of sessions, such as 1000"
-        whole("num_sessions", num_sessions, 1, MAX_REQUESTS, remedy)
-    if duration_s is not None:
-        positive("duration_s", duration_s, "give seconds, such as 600")
 
 
 def _check_request(kind: SessionKind, request: RequestSpec, num_sessions: int) -> None:

@@ -13,7 +13,7 @@ from workloads.analysis.description import quantiles
 if TYPE_CHECKING:
     from sim.studies.prefixes.need import PrefixReport
     from workloads.analysis import Description
-    from workloads.analysis.session_shape import SessionShape
+    from workloads.analysis.description import SessionShape
 
 WIDTH = 100
 """Columns where no terminal says how many there are."""

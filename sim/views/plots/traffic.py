@@ -34,7 +34,7 @@ from sim.views.plots.style import (
     to_png,
 )
 from sim.views.plots.tables import singular
-from workloads.analysis.statistics import window_counts
+from workloads.analysis.description import window_counts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from sim.views.plots.binning import Floats
     from workloads.analysis import Description
-    from workloads.analysis.session_shape import SessionShape
+    from workloads.analysis.description import SessionShape
 
     Ints = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from tests.workloads.shared_traces import (
     shared_trace,
 )
 from workloads.analysis import Description, describe
-from workloads.analysis.statistics import (
+from workloads.analysis.description import (
     arrival_statistics,
     rank_correlation,
     window_counts,

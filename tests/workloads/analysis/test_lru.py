@@ -18,8 +18,7 @@ from tests.workloads.analysis.plain_caches import (
 )
 from tests.workloads.shared_traces import MOONCAKE, SHAREGPT, shared_trace
 from workloads.analysis.lru import TouchCounts, lru_curve
-from workloads.analysis.marks import NEVER, Marks
-from workloads.analysis.paths import block_paths
+from workloads.analysis.paths import NEVER, Marks, block_paths
 from workloads.columns import RequestColumns
 from workloads.traces import LlmServingSimTraceReader, MooncakeTraceReader
 
