@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
-Flag = Annotated[bool, Parameter(negative="")]
+from sim.cli.console import print_json
+from sim.cli.options import (
+    BlockSize,
+    Flag,
+    Json,
+    KvCacheDtype,
+    TensorParallelSize,
+    WeightDtype,
+)
 
 
 def capacity(
     *,
     model: str,
     gpu: str,
-    tensor_parallel_size: int = 1,
+    tensor_parallel_size: TensorParallelSize = 1,
     gpu_memory_utilization: float = 0.9,
-    block_size: int = 16,
-    dtype: str = "auto",
+    block_size: BlockSize = 16,
+    dtype: WeightDtype = "auto",
     quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
@@ -28,7 +32,7 @@ def capacity(
     kv_cache_memory_bytes: int | None = None,
     weights_gib: float | None = None,
     quiet: Flag = False,
-    json: Flag = False,
+    json: Json = False,
 ) -> int:
     """Predict the number of KV blocks of an engine, explained GiB by GiB.
 
@@ -38,18 +42,10 @@ def capacity(
         Bundled name, or path to a config.json.
     gpu
         GPU name, such as h200_sxm.
-    tensor_parallel_size
-        Number of GPUs that share the model.
     gpu_memory_utilization
         Share of physical memory that the engine may use.
-    block_size
-        Tokens a block.
-    dtype
-        Data type of the weights; auto takes the model's own.
     quantization
         Quantisation scheme of the weights.
-    kv_cache_dtype
-        Data type of the KV cache: auto (the model's) or fp8.
     max_model_len
         Longest sequence; default: the model's own, or what the pool holds.
     max_num_seqs
@@ -68,8 +64,6 @@ def capacity(
         Weights of a rank in GiB, from an engine's log, instead of counting them.
     quiet
         Print the number of blocks only.
-    json
-        Print the estimate as JSON.
     """
     from sim.hardware.capacity import estimate_capacity, format_capacity
     from sim.hardware.gpus import load_gpu
@@ -94,9 +88,7 @@ def capacity(
         weights_gib=weights_gib,
     )
     if json:
-        from json import dumps
-
-        print(dumps(estimate.to_dict(), indent=2, allow_nan=False))
+        print_json(estimate.to_dict())
     elif quiet:
         print(estimate.num_gpu_blocks)
     else:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from sim.cli.run import StrictInt
+from sim.cli.console import print_json, progress_bar
+from sim.cli.main import EXIT_DIFFERENT
+from sim.cli.options import Json, Overwrite, Quiet, Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from sim.cli.console import ShowProgress
     from sim.studies.conformance import DecisionWorkload
     from sim.studies.conformance.conform import Coverage
-
-Flag = Annotated[bool, Parameter(negative="")]
-
-EXIT_DIFFERENT = 1
 
 
 def conform(
     *workloads: Path,
-    num: StrictInt = 100,
-    seed: StrictInt = 0,
+    num: Whole = 100,
+    seed: Whole = 0,
     engine_version: str | None = None,
     out: Path | None = None,
-    overwrite: Flag = False,
-    quiet: Flag = False,
-    json: Flag = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Compare our V1 scheduler with the installed vLLM's own, decision by decision.
 
@@ -51,12 +47,6 @@ def conform(
         know if that is newer.
     out
         Where to write the smallest workload that differs.
-    overwrite
-        Replace an existing file.
-    quiet
-        Print nothing but errors.
-    json
-        Print the result as JSON.
     """
     from sim.errors import ConfigError
     from sim.scheduler.hosted.api import load_api, nearest_release
@@ -74,8 +64,9 @@ def conform(
         if workloads
         else _drawn(range(seed, seed + num), release)
     )
-    with _progress(len(workloads) or num, shown=not quiet and not json) as advance:
-        found = _compare_all(tried, advance, is_random=not workloads)
+    shown = not (quiet or json)
+    with progress_bar(len(workloads) or num, "workloads", shown=shown) as show:
+        found = _compare_all(tried, show, is_random=not workloads)
     _report(found, (installed, release), out, quiet=quiet, as_json=json)
     return EXIT_DIFFERENT if found.differing else 0
 
@@ -104,8 +95,6 @@ def _report(
     as_json: bool,
 ) -> None:
     """Print what was found, and write the smallest workload that differs."""
-    from json import dumps
-
     from sim.studies.conformance import write_log
     from sim.studies.conformance.conform import as_file, smallest
 
@@ -124,7 +113,7 @@ def _report(
             + difference.in_words((f"vLLM {installed}", "kvsim"))
         )
     if as_json:
-        print(dumps(result, indent=2))
+        print_json(result)
     elif not quiet:
         print(words)
 
@@ -164,7 +153,7 @@ class _Found:
 
 def _compare_all(
     workloads: Iterator[DecisionWorkload],
-    advance: Callable[[], None],
+    show: ShowProgress | None,
     *,
     is_random: bool,
 ) -> _Found:
@@ -172,7 +161,7 @@ def _compare_all(
     from sim.studies.conformance.conform import Coverage, compare
 
     found = _Found(Coverage())
-    for workload in workloads:
+    for num_tried, workload in enumerate(workloads, start=1):
         try:
             comparison = compare(workload)
         except SchedulerError as error:
@@ -183,7 +172,8 @@ def _compare_all(
             found.coverage.add(workload, comparison)
             if comparison.difference is not None:
                 found.differing.append(workload)
-        advance()
+        if show is not None:
+            show(num_tried)
     if not found.coverage.num_workloads:
         raise ConfigError(
             f"none of {len(found.refused):,} random workloads could be set up: "
@@ -213,20 +203,3 @@ def _drawn(seeds: Sequence[int], release: str) -> Iterator[DecisionWorkload]:
 
     for seed in seeds:
         yield random_workload(seed, release)
-
-
-@contextmanager
-def _progress(num_workloads: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Show how many workloads were compared, on stderr where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress
-
-    console = Console(stderr=True)
-    if not shown or not console.is_terminal:
-        yield lambda: None
-        return
-    with Progress(
-        BarColumn(), MofNCompleteColumn(), console=console, transient=True
-    ) as bar:
-        task = bar.add_task("", total=num_workloads)
-        yield lambda: bar.advance(task)

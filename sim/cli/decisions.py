@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from sim.cli.console import print_json
+from sim.cli.main import EXIT_DIFFERENT
+from sim.cli.options import Flag, Json, Overwrite, Quiet
+
 if TYPE_CHECKING:
     from sim.studies.conformance import DecisionDriver, DecisionWorkload
-
-Flag = Annotated[bool, Parameter(negative="")]
-
-EXIT_DIFFERENT = 1
 
 
 def decisions(
@@ -24,9 +24,9 @@ def decisions(
     diff: Annotated[tuple[Path, Path] | None, Parameter(negative="")] = None,
     scheduler: Literal["vllm"] | None = None,
     check: Flag = False,
-    overwrite: Flag = False,
-    quiet: Flag = False,
-    json: Flag = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Write the schedule of a workload step by step, or show where two logs part.
 
@@ -46,12 +46,6 @@ def decisions(
         reference names (V1 only).
     check
         Prove the scheduler's invariants after every call.
-    overwrite
-        Replace an existing file.
-    quiet
-        Print nothing but errors.
-    json
-        Print the result, or the difference, as JSON.
     """
     from sim.errors import ConfigError
 
@@ -120,7 +114,7 @@ def _write(
     if (installed := getattr(driver.scheduler, "installed", None)) is not None:
         result["hosted_vllm"] = installed
     if as_json:
-        print(dumps(result, indent=2))
+        print_json(result)
     elif not quiet:
         print(
             f"{workload.name}: {_who(workload, driver)}, "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cyclopts import Parameter
+from sim.cli.options import Overwrite, Quiet
 
 if TYPE_CHECKING:
     from sim.views.exports.chrome import Window
@@ -17,10 +17,10 @@ def export(
     *,
     to: Literal["chrome", "bench", "prometheus", "csv"],
     out: Path | None = None,
-    overwrite: Annotated[bool, Parameter(negative="")] = False,
+    overwrite: Overwrite = False,
     begin: float | None = None,
     end: float | None = None,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Write the results of a run in a format that other tools open.
 
@@ -35,14 +35,10 @@ def export(
     out
         Where to; a trace whose name ends in .gz is compressed. Default: trace.json,
         bench.json, metrics.prom or csv, in exports of the results.
-    overwrite
-        Replace what is there.
     begin
         Of "chrome": the first simulated second to be written.
     end
         Of "chrome": the simulated second to end before.
-    quiet
-        Print nothing but warnings and errors.
     """
     from sim.views.exports.formats import export as write
 

@@ -19,6 +19,8 @@ COMMAND_GROUP = "kvsim.commands"
 """Entry-point group through which other packages add commands."""
 
 EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_DIFFERENT = 1
+"""Of `decisions` and `conform`: two schedules differ."""
 
 HELP = """Simulate KV-cache scheduling of LLM serving engines.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+
+from sim.cli.console import note, print_json
+from sim.cli.options import Json, Overwrite, Quiet, Several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +16,12 @@ if TYPE_CHECKING:
     from sim.views.plots.catalogue import Drawing
     from sim.views.plots.output import Format
 
-Flag = Annotated[bool, Parameter(negative="")]
 _MAP = "heat_map"
 
 
 def plot(
     *directories: Path,
-    figure: Annotated[list[str] | None, Parameter(negative="")] = None,
+    figure: Several = None,
     format_: Annotated[
         list[Literal["png", "svg", "pdf"]] | None,
         Parameter(name="--format", negative=""),
@@ -30,10 +31,10 @@ def plot(
     x: str | None = None,
     y: str | None = None,
     metric: str | None = None,
-    overwrite: Flag = False,
+    overwrite: Overwrite = False,
     list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
-    quiet: Flag = False,
-    json: Flag = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Draw figures of runs, of a sweep or of a plan, from what they wrote.
 
@@ -55,14 +56,8 @@ def plot(
         Key along the y axis.
     metric
         Number of summary.json in the heat map's cells; default: p99_ttft_ms.
-    overwrite
-        Replace figures that are there.
     list_
         Print which figures there are, and draw none.
-    quiet
-        Print nothing but errors.
-    json
-        Print the files as JSON.
     """
     from sim.errors import UserError
     from sim.views.plots.catalogue import HeatMapKeys, drawings, named, what_is_in
@@ -127,14 +122,12 @@ def _draw(
 
 def _report(files: list[Path], notes: list[str], *, quiet: bool, as_json: bool) -> None:
     if as_json:
-        from json import dumps
-
-        print(dumps({"files": [str(path) for path in files], "notes": notes}, indent=2))
+        print_json({"files": [str(path) for path in files], "notes": notes})
         return
     if quiet:
         return
-    for note in notes:
-        print(f"kvsim: {note}", file=sys.stderr)
+    for line in notes:
+        note(line)
     for path in files:
         print(path)
 
@@ -146,9 +139,7 @@ def _list(directories: Sequence[Path], *, as_json: bool) -> int:
     whats: list[What] = [what_is_in(directories)] if directories else list(FIGURES_OF)
     found = {what: dict(_said(FIGURES_OF[what])) for what in whats}
     if as_json:
-        from json import dumps
-
-        print(dumps(found, indent=2))
+        print_json(found)
         return 0
     for what, figures in found.items():
         print(f"of {'several runs' if what == 'runs' else f'a {what}'}:")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-Flag = Annotated[bool, Parameter(negative="")]
+from sim.cli.options import Flag, Overwrite, Quiet
 
 
 def report(
     *directories: Path,
     out: Path = Path("report.html"),
-    overwrite: Flag = False,
+    overwrite: Overwrite = False,
     static: Flag = False,
-    quiet: Flag = False,
+    quiet: Quiet = False,
 ) -> int:
     """Write one page to look at and send: of runs, compared, a sweep or a plan.
 
@@ -25,12 +22,8 @@ def report(
         What 'kvsim run', 'sweep' or 'plan' wrote; several runs are compared.
     out
         The page.
-    overwrite
-        Replace a page that is there.
     static
         Draw the figures as SVG, also where plotly is installed: smaller, without zoom.
-    quiet
-        Print nothing but errors.
     """
     from sim.views.report import build_page
     from sim.views.report.writing import check_page, write_page

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from time import perf_counter
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
-from sim.cli.run import EXIT_INTERRUPTED, StrictInt
+from sim.cli.console import note, print_json, stopping_on_interrupt, warn
+from sim.cli.main import EXIT_INTERRUPTED
+from sim.cli.options import (
+    Address,
+    Assignments,
+    Flag,
+    Json,
+    Overwrite,
+    Quiet,
+    Workers,
+    check_workers,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from sim.studies.sweeps.expand import Sweep
     from sim.studies.sweeps.job import Executor, Job
@@ -24,19 +31,16 @@ def sweep(
     config: Path,
     /,
     *,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", allow_leading_hyphen=False),
-    ] = None,
+    set_: Assignments = None,
     out: Path | None = None,
-    resume: Annotated[bool, Parameter(negative="")] = False,
-    overwrite: Annotated[bool, Parameter(negative="")] = False,
-    workers: StrictInt | None = None,
-    address: str | None = None,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    yes: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    resume: Flag = False,
+    overwrite: Overwrite = False,
+    workers: Workers = None,
+    address: Address = None,
+    dry_run: Flag = False,
+    yes: Flag = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Run a configuration many times: grids, lists, random and Latin-hypercube ranges.
 
@@ -50,26 +54,17 @@ def sweep(
         Folder for the results. Default: results/NAME-OF-CONFIG.
     resume
         Go on with an interrupted sweep in that folder.
-    overwrite
-        Replace the results of an earlier sweep in that folder.
-    workers
-        Processes on this machine. Default: one for each processor.
-    address
-        Run on an existing Ray cluster instead: "auto", or HOST:PORT of its head node.
     dry_run
         Print the runs, and run none.
     yes
         Start however many runs there are.
-    quiet
-        Print nothing but warnings and errors.
-    json
-        Print what came of it as JSON.
     """
-    from time import perf_counter
-
     started_s = perf_counter()
-    if not (dry_run or address):
-        _warm_up()
+    if not (dry_run or address):  # while the sweep is read: imports take them a second
+        from sim.studies.sweeps.forks import warm_up
+
+        warm_up()
+    from sim.cli.output.sweep import sweep_progress
     from sim.results.output import check_output
     from sim.studies.sweeps import directory as folder
     from sim.studies.sweeps.checks import check_runs, check_size
@@ -98,8 +93,8 @@ def sweep(
             folder.begin(directory, plan.file.given, facts, overwrite=overwrite)
         with (
             folder.held(directory),
-            _stopping_on_interrupt(executor),
-            _progress(len(jobs), show=not (quiet or json)) as on_outcome,
+            stopping_on_interrupt(executor.stop),
+            sweep_progress(len(jobs), shown=not (quiet or json)) as on_outcome,
         ):
             dataset = directory / folder.RUNS
             tally = run_sweep(plan, jobs, dataset, executor, on_outcome=on_outcome)
@@ -108,19 +103,11 @@ def sweep(
     _report(directory, tally, executor, wall_s, quiet=quiet, as_json=json)
     if tally.is_complete:
         return 0
-    print(
-        f"kvsim: interrupted; {tally.num_ended:,} of {tally.num_runs:,} runs are in "
-        f"'{directory}'; go on with --resume",
-        file=sys.stderr,
+    note(
+        f"interrupted; {tally.num_ended:,} of {tally.num_runs:,} runs are in "
+        f"'{directory}'; go on with --resume"
     )
     return EXIT_INTERRUPTED
-
-
-def _warm_up() -> None:
-    """Let workers be prepared while the sweep is read: imports take them a second."""
-    from sim.studies.sweeps.forks import warm_up
-
-    warm_up()
 
 
 def _check_options(
@@ -128,8 +115,7 @@ def _check_options(
 ) -> None:
     from sim.errors import ConfigError
 
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers takes a number of at least 1, got {workers}")
+    check_workers(workers)
     if workers is not None and address is not None:
         raise ConfigError(
             f"--workers is for this machine and --address for a cluster, got {workers} "
@@ -144,7 +130,6 @@ def _check_options(
 def _executor(
     workers: int | None, address: str | None, jobs: Sequence[Job]
 ) -> Executor:
-    """Return who carries out the runs, with what they share."""
     from sim.studies.sweeps.supplies import gather
 
     if address is None:
@@ -154,35 +139,6 @@ def _executor(
     from sim.studies.sweeps.ray_cluster import RayExecutor
 
     return RayExecutor(address, gather(jobs, at_least=1))
-
-
-@contextmanager
-def _stopping_on_interrupt(executor: Executor) -> Iterator[None]:
-    """Let the first Ctrl-C keep what is finished and end, the second end at once."""
-
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
-        executor.stop()
-
-    before = signal.signal(signal.SIGINT, stop)
-    before_term = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, before_term)
-
-
-@contextmanager
-def _progress(num_runs: int, *, show: bool) -> Iterator[Any]:
-    """Show a bar, if there is somebody to see it."""
-    if not show or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from sim.cli.sweep_terminal import progress_bar
-
-    with progress_bar(num_runs) as on_outcome:
-        yield on_outcome
 
 
 def _print_runs(plan: Sweep, jobs: Sequence[Job], *, as_json: bool) -> None:
@@ -210,7 +166,7 @@ def _note_run(
     address: str | None,
     wall_s: float,
 ) -> None:
-    """Write what may differ between two equal sweeps: time, and who did it."""
+    """Write what may differ between two equal sweeps: time and workers."""
     from sim.results.output import write_json
 
     facts = {
@@ -231,20 +187,15 @@ def _report(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    from sim.cli.output.sweep import print_tally
     from sim.studies.sweeps.directory import RUNS
 
-    for line in tally.problems:
-        print(f"kvsim: warning: {line}", file=sys.stderr)
+    warn(tally.problems)
     more = tally.num_failed - len(tally.problems)
     if more > 0:
-        print(f"kvsim: warning: and {more:,} more; see column error", file=sys.stderr)
+        warn([f"and {more:,} more; see column error"])
     dataset = str(directory / RUNS)
     if as_json:
-        from json import dumps
-
-        counts = {"num_runs": tally.num_runs, **tally.counts}
-        print(dumps({"dataset": dataset, **counts}, indent=2))
+        print_json({"dataset": dataset, "num_runs": tally.num_runs, **tally.counts})
     elif not quiet:
-        from sim.cli.sweep_terminal import print_tally
-
         print_tally(tally, dataset, executor.num_workers, wall_s)

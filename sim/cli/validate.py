@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
+from sim.cli.console import print_json, warn
+from sim.cli.options import Figures, Json, Overwrite, Quiet, Settings, Several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sim.studies.validation.run import Validation
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def validate(
@@ -21,17 +20,14 @@ def validate(
     *,
     measured: Path,
     timeseries: Path | None = None,
-    fit: Annotated[list[str] | None, Parameter(negative="")] = None,
+    fit: Several = None,
     fit_on: float = 1.0 / 3.0,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", allow_leading_hyphen=False),
-    ] = None,
+    set_: Settings = None,
     out: Path | None = None,
-    overwrite: Flag = False,
-    figures: bool = True,
-    quiet: Flag = False,
-    json: Flag = False,
+    overwrite: Overwrite = False,
+    figures: Figures = True,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Simulate a run that was measured, and report how far off the simulation is.
 
@@ -52,18 +48,8 @@ def validate(
         cost.KEY=LOW:HIGH; may be given several times.
     fit_on
         That part, as a share of the run's time; the rest is judged.
-    set_
-        Change a key, as key.path=value; may be given several times.
     out
         Folder for the report. Default: results/validate-NAME-OF-CONFIG.
-    overwrite
-        Replace the report in that folder.
-    figures
-        Draw the figures.
-    quiet
-        Print nothing but warnings and errors.
-    json
-        Print the report as JSON.
     """
     from sim.config.tables import load_config
     from sim.results.output import output_directory
@@ -95,21 +81,14 @@ def _show(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    import sys
-
-    for line in report["warnings"]:
-        print(f"kvsim: warning: {line}", file=sys.stderr)
+    warn(report["warnings"])
     if validation.fit is not None:
-        for key in validation.fit.at_bound:
-            print(
-                f"kvsim: warning: {key} was fitted to an end of its range; something "
-                "else is off",
-                file=sys.stderr,
-            )
+        warn(
+            f"{key} was fitted to an end of its range; something else is off"
+            for key in validation.fit.at_bound
+        )
     if as_json:
-        from json import dumps
-
-        print(dumps(report, indent=2, allow_nan=False))
+        print_json(report)
     elif not quiet:
         from sim.studies.validation.terminal import print_report
 

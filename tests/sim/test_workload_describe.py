@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.cli.workload.tables import description_rows
+from sim.cli.output.workload import description_rows
 from sim.views.plots.png import png_bytes
 from sim.views.plots.traffic import arrivals, draw_traffic, sharing
 from tests.shared import shared

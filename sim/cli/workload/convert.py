@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
+from sim.cli.console import note
+from sim.cli.options import Assignments, Overwrite, Quiet, SkipBadLines, TraceFormat
 
 if TYPE_CHECKING:
     from workloads.traces import TraceWriter
@@ -27,14 +27,11 @@ def convert(
     *,
     to: str,
     out: Path,
-    from_: Annotated[str | None, Parameter(name="--from")] = None,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", allow_leading_hyphen=False),
-    ] = None,
-    skip_bad_lines: Annotated[bool, Parameter(negative="")] = False,
-    overwrite: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    from_: TraceFormat = None,
+    set_: Assignments = None,
+    skip_bad_lines: SkipBadLines = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> int:
     """Write a trace, or the traffic of a configuration, in another format.
 
@@ -49,18 +46,10 @@ def convert(
         vllm_bench.
     out
         File to write; .gz or .zst at its end compresses it.
-    from_
-        Format of the trace, those of --to or sharegpt; default: told by the content.
     set_
         key=value: a key of the trace, such as limit=1000, or as out.key=value one of
         the format that is written, such as out.block_tokens=16; may be given several
         times.
-    skip_bad_lines
-        Leave malformed lines out and count them, instead of refusing the first.
-    overwrite
-        Replace a file that exists.
-    quiet
-        Print nothing but warnings and errors.
     """
     from sim.cli.workload.source import requests_of
     from workloads.traces.writing import check_writable, write_trace
@@ -75,27 +64,14 @@ def convert(
     losses = writer.losses(requests)
     write_trace(out, requests, writer, overwrite)
     for line in losses:
-        print(f"kvsim: lost: {line}", file=sys.stderr)
+        note(f"lost: {line}")
     if not quiet:
         print(f"{len(requests):,} requests are in {out} ({to})")
     return 0
 
 
 def writer_of(kind: str, settings: list[str]) -> TraceWriter:
-    """Return the writer of a format.
-
-    Parameters
-    ----------
-    kind
-        Its name.
-    settings
-        ``key=value``: arguments of the writer.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such writer, or a setting is not one of its.
-    """
+    """Return the writer of a format; `settings` are its arguments, ``key=value``."""
     from sim.cli.workload.source import refuse_named, table_of
     from sim.config.plug import build
     from sim.errors import ConfigError

@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
+from sim.cli.console import print_json
+from sim.cli.options import (
+    BlockSize,
+    Flag,
+    Json,
+    KvCacheDtype,
+    Overwrite,
+    SkipBadLines,
+    TensorParallelSize,
+    TraceFormat,
+    TraceSettings,
+    WeightDtype,
+)
 
 if TYPE_CHECKING:
     from sim.results.output import ResultFiles
     from sim.studies.prefixes.need import PrefixReport
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def curve(
     file: Path,
     /,
     *,
-    from_: Annotated[str | None, Parameter(name="--from")] = None,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", allow_leading_hyphen=False),
-    ] = None,
-    skip_bad_lines: Flag = False,
+    from_: TraceFormat = None,
+    set_: TraceSettings = None,
+    skip_bad_lines: SkipBadLines = False,
     model: str | None = None,
     gpu: str | None = None,
-    tensor_parallel_size: int = 1,
-    dtype: str = "auto",
-    kv_cache_dtype: str = "auto",
-    block_size: int = 16,
+    tensor_parallel_size: TensorParallelSize = 1,
+    dtype: WeightDtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    block_size: BlockSize = 16,
     share: float = 0.8,
     prompts_only: Flag = False,
     sample: float = 1.0,
     sample_seed: int = 0,
     bounds: int = 16,
     out: Path | None = None,
-    overwrite: Flag = False,
+    overwrite: Overwrite = False,
     quiet: Flag = False,
-    json: Flag = False,
+    json: Json = False,
 ) -> int:
     """Say how much KV memory buys how many prefix hits, for every size at once.
 
@@ -50,25 +57,10 @@ def curve(
     ----------
     file
         A trace of any kind, or a configuration (YAML) whose workload is taken.
-    from_
-        Kind of the trace; default: seen from its content.
-    set_
-        key=value: an argument of the trace's reader, or key.path=value of the
-        configuration; may be given several times.
-    skip_bad_lines
-        Leave malformed lines out, and say how many.
     model
         Bundled name, or path to a config.json: sizes also in GiB.
     gpu
         GPU name, such as h200_sxm: sizes also in KV pools of one engine on it.
-    tensor_parallel_size
-        Number of GPUs that share the model.
-    dtype
-        Data type of the weights; auto takes the model's own.
-    kv_cache_dtype
-        Data type of the KV cache: auto (the model's) or fp8.
-    block_size
-        Tokens a block.
     share
         Share of the possible hits that is asked for.
     prompts_only
@@ -81,12 +73,8 @@ def curve(
         Number of sizes at which the clairvoyant bound is computed.
     out
         Folder for curve.json, curve.csv and the figure.
-    overwrite
-        Replace an earlier curve in that folder.
     quiet
         Print the sentence only.
-    json
-        Print everything as JSON.
     """
     from sim.cli.workload.source import requests_of
     from sim.results.output import check_output
@@ -148,13 +136,10 @@ def _print(
     report: PrefixReport, out: Path | None, *, quiet: bool, as_json: bool
 ) -> None:
     if as_json:
-        from json import dumps
-
-        whole = report.to_dict() | {"points": report.rows()}
-        print(dumps(whole, indent=2, allow_nan=False))
+        print_json(report.to_dict() | {"points": report.rows()})
         return
     if not quiet:
-        from sim.cli.workload.tables import print_curve
+        from sim.cli.output.workload import print_curve
 
         print_curve(report)
     print(report.sentence())

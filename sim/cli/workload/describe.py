@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
+from sim.cli.console import print_json
+from sim.cli.options import (
+    Json,
+    Overwrite,
+    Quiet,
+    SkipBadLines,
+    TraceFormat,
+    TraceSettings,
+)
 
 if TYPE_CHECKING:
     from sim.results.output import ResultFiles
     from workloads.analysis import Description
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def describe(
     file: Path,
     /,
     *,
-    from_: Annotated[str | None, Parameter(name="--from")] = None,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", allow_leading_hyphen=False),
-    ] = None,
-    skip_bad_lines: Flag = False,
+    from_: TraceFormat = None,
+    set_: TraceSettings = None,
+    skip_bad_lines: SkipBadLines = False,
     block_size: int = 16,
     out: Path | None = None,
-    overwrite: Flag = False,
-    quiet: Flag = False,
-    json: Flag = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Describe traffic: rates, burstiness, lengths, prefix sharing, sessions.
 
@@ -40,24 +43,11 @@ def describe(
     ----------
     file
         A trace of any kind, or a configuration (YAML) whose workload is taken.
-    from_
-        Kind of the trace; default: seen from its content.
-    set_
-        key=value: an argument of the trace's reader, or key.path=value of the
-        configuration; may be given several times.
-    skip_bad_lines
-        Leave malformed lines out, and say how many.
     block_size
         Tokens of the full blocks by which sharing is counted; a trace that is cut
         into pieces of its own is also counted by those.
     out
         Folder for description.json and figures.
-    overwrite
-        Replace an earlier description in that folder.
-    quiet
-        Print nothing but warnings and errors.
-    json
-        Print the figures as JSON.
     """
     from sim.cli.workload.source import requests_of
     from sim.results.output import check_output
@@ -72,11 +62,9 @@ def describe(
     if out is not None:
         _write(file.name, found, whole, out, overwrite=overwrite)
     if json:
-        from json import dumps
-
-        print(dumps(whole, indent=2, allow_nan=False))
+        print_json(whole)
     elif not quiet:
-        from sim.cli.workload.tables import print_description
+        from sim.cli.output.workload import print_description
 
         print_description(file.name, found)
         if out is not None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
+from sim.cli.options import Flag
 
 
 def fetch(
     name: str,
     *,
     to: Path | None = None,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Flag = False,
 ) -> int:
     """Download a public trace and verify its checksum; print where it is.
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
-from sim.cli.run import StrictInt
+from sim.cli.console import note
+from sim.cli.options import Overwrite, Quiet, Seed, Settings, with_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +20,10 @@ def generate(
     *,
     out: Path,
     to: str = "kvsim",
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", allow_leading_hyphen=False),
-    ] = None,
-    seed: StrictInt | None = None,
-    overwrite: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    set_: Settings = None,
+    seed: Seed = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> int:
     """Sample the traffic of a configuration and write it, to be replayed anywhere.
 
@@ -43,36 +38,22 @@ def generate(
     to
         Format: kvsim loses nothing; others of kvsim workload convert lose what they
         cannot hold, which is listed on stderr.
-    set_
-        Change a key, as key.path=value; may be given several times.
-    seed
-        Shorthand for --set seed=N.
-    overwrite
-        Replace a file that exists.
-    quiet
-        Print nothing but warnings and errors.
     """
-    import warnings
-
     from sim.cli.workload.convert import writer_of
+    from sim.cli.workload.source import warnings_in_a_line
     from sim.config.tables import load_traffic
     from sim.simulation.workload import make_workload
-    from workloads.errors import WorkloadWarning
     from workloads.traces.writing import check_writable, write_trace
 
     writer = writer_of(to, [])
     check_writable(out, overwrite)
-    overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
-    traffic = load_traffic(spec, overrides)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", WorkloadWarning)
+    traffic = load_traffic(spec, with_seed(set_, seed))
+    with warnings_in_a_line():
         requests = make_workload(traffic.workload, traffic.seed).requests()
     losses = writer.losses(requests)
     write_trace(out, requests, writer, overwrite)
-    for warning in caught:
-        print(f"kvsim: warning: {warning.message}", file=sys.stderr)
     for line in losses:
-        print(f"kvsim: lost: {line}", file=sys.stderr)
+        note(f"lost: {line}")
     if not quiet:
         users = traffic.workload.max_concurrent_users
         print(f"{_counted(requests)} are in {out} ({to})")

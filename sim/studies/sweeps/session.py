@@ -62,7 +62,7 @@ def run_sweep(
     directory: Path,
     executor: Executor,
     *,
-    on_outcome: Callable[[Tally], None] = lambda _: None,
+    on_outcome: Callable[[Tally], None] | None = None,
     task: Task = run_summary,
 ) -> Tally:
     """Carry out the runs that are not in the dataset yet.
@@ -83,10 +83,11 @@ def run_sweep(
     keys = sweep.spec.keys
     rows = RowMaker(keys, text_keys(jobs, keys), sweep.spec.repeats)
     by_index = {job.index: job for job in jobs}
+    told = on_outcome or (lambda _: None)
     with RunDataset(directory, rows.leaders) as dataset:
         ended = dataset.finished()
         tally = Tally(len(jobs), dataset.counts())
-        on_outcome(tally)
+        told(tally)
         left = (job for job in jobs if job.index not in ended)
         for outcome in executor.run(left, task):
             row = rows.row(by_index[outcome.index], outcome)
@@ -95,7 +96,7 @@ def run_sweep(
             tally.run_wall_s += outcome.wall_s
             if outcome.status != "done" and len(tally.problems) < _MOST_PROBLEMS:
                 tally.problems.append(summary_of(row))
-            on_outcome(tally)
+            told(tally)
         if tally.is_complete:
             dataset.finish()
     return tally

@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sim.cli.terminal import WIDTH
+from sim.cli.console import number_table, output_console, progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,39 +34,21 @@ _TOP = 3
 
 
 @contextmanager
-def phases_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the phase, how much of it is done and the time left in it, on stderr."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1)
+def plan_progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show the phase, how much of it is done and the time left in it."""
+    with progress_bar(1, shown=shown) as show:
+        if show is None:
+            yield None
+            return
 
         def update(phase: str, done: int, total: int) -> None:
-            if not done:
-                bar.reset(task, total=max(total, 1), description=phase)
-            bar.update(task, completed=done)
+            show(done, phase=phase, total=total)
 
         yield update
 
 
 def print_plan(plan: Mapping[str, Any], directory: Path, wall_s: float) -> None:
-    """Print the plan on stdout."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
+    console = output_console()
     for text in plan_lines(plan):
         console.print(text, soft_wrap=not isinstance(text, Table))
     console.print(Text(f"found in {wall_s:.0f} s; results in {directory}"))
@@ -84,23 +65,17 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[Table | Text]:
         yield Text(line)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for i, column in enumerate(columns):
-        is_text = i == 0 or column in {"binds", "latency"}
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
-    return table
-
-
 def _rates(plan: Mapping[str, Any]) -> Table:
     confidence = plan["search"]["confidence"]
-    table = _table(
+    table = number_table(
         "one engine",
         "requests/s",
         f"{confidence:.0%} interval",
         "if steps off",
         "spread",
         "binds",
+        texts=["one engine", "binds"],
+        no_wrap=True,
     )
     for each in plan["candidates"]:
         if "rate" not in each:
@@ -125,7 +100,7 @@ def _resource(name: str) -> str:
 
 def _fleets(plan: Mapping[str, Any]) -> Table:
     currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
-    table = _table(
+    table = number_table(
         "all traffic",
         "replicas",
         "GPUs",
@@ -133,6 +108,8 @@ def _fleets(plan: Mapping[str, Any]) -> Table:
         f"{currency}/M output",
         latency,
         "",
+        texts=["all traffic"],
+        no_wrap=True,
     )
     on_front = {
         (p["candidate"], p["replicas"])

@@ -1,44 +1,33 @@
-"""What ``kvsim workload describe`` and ``curve`` show on a terminal."""
+"""What ``kvsim workload describe`` and ``curve`` print."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from sim.cli.console import facts_table, number_table, output_console
 from workloads.analysis.description import quantiles
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sim.studies.prefixes.need import PrefixReport
     from workloads.analysis import Description
     from workloads.analysis.description import SessionShape
 
-WIDTH = 100
-"""Columns where no terminal says how many there are."""
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
-
 
 def print_curve(report: PrefixReport) -> None:
     """Print the curve at the sizes at which the bound is known, and at the answer."""
-    console = _console()
+    console = output_console()
     console.print(Text(report.title, style="bold"), soft_wrap=True)
     possible = report.curve.token_hit_rate(report.curve.possible_hits)
     if not possible:
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     names = ["blocks", "tokens", "LRU", "share of possible", "future known"]
     if report.memory is not None:
         names.insert(2, "GiB")
-    for name in names:
-        table.add_column(name, justify="right")
+    table = number_table(*names)
     asked = float(report.need.num_blocks)
     for row in report.rows(num_rows=2):
         if row["num_blocks"] == 0.0:
@@ -64,14 +53,9 @@ def _curve_cells(row: dict[str, Any], possible: float) -> list[str]:
 
 def print_description(title: str, description: Description) -> None:
     """Print everything that is known of a workload."""
-    console = _console()
+    console = output_console()
     console.print(Text(title, style="bold"))
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    for name, text in description_rows(description):
-        facts.add_row(name, text)
-    console.print(facts)
+    console.print(facts_table(description_rows(description)))
     console.print(_lengths(description))
 
 
@@ -169,10 +153,9 @@ def _spread(found: dict[str, float] | None, unit: str) -> str:
 
 
 def _lengths(description: Description) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("tokens", style="dim")
-    for name in ("total", "mean", "p50", "p90", "p99", "max"):
-        table.add_column(name, justify="right")
+    names = ("total", "mean", "p50", "p90", "p99", "max")
+    table = number_table("tokens", *names, texts=["tokens"])
+    table.columns[0].style = "dim"
     for name, lengths in (
         ("prompts", description.prompts),
         ("outputs", description.outputs),
@@ -187,9 +170,5 @@ def _lengths(description: Description) -> Table:
 
 
 def _percentiles(lengths: Any) -> tuple[float, float, float, float]:
-    return (
-        round(lengths.p50, 1),
-        round(lengths.p90, 1),
-        round(lengths.p99, 1),
-        lengths.max,
-    )
+    p50, p90, p99 = (round(x, 1) for x in (lengths.p50, lengths.p90, lengths.p99))
+    return p50, p90, p99, lengths.max

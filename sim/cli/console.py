@@ -1,0 +1,127 @@
+"""What commands share on a terminal: Ctrl-C, progress bars, JSON, notes and tables."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from rich.console import Console
+    from rich.table import Table
+
+WIDTH = 100
+"""Columns of what is printed where no terminal says how many there are."""
+
+
+@contextmanager
+def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C ask for a `stop` that loses nothing, the second end at once.
+
+    So does SIGTERM, by which a batch system says that time is up.
+    """
+
+    def ask_to_stop(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    before = signal.signal(signal.SIGINT, ask_to_stop)
+    before_term = signal.signal(signal.SIGTERM, ask_to_stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, before_term)
+
+
+class ShowProgress(Protocol):
+    """Shows how much is done; `said` in words, `phase` and `total` at its beginning."""
+
+    def __call__(
+        self, done: float, said: str = "", phase: str = "", total: float | None = None
+    ) -> None: ...
+
+
+@contextmanager
+def progress_bar(
+    total: float, unit: str = "", *, shown: bool
+) -> Iterator[ShowProgress | None]:
+    """Open a bar on stderr; None if it is not wanted or stderr is no terminal."""
+    if not shown or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        f"{{task.completed:,.0f}}/{{task.total:,.0f}}{unit and ' ' + unit}",
+        "{task.fields[said]}",
+        "left",
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, said="")
+
+        def show(
+            done: float, said: str = "", phase: str = "", total: float | None = total
+        ) -> None:
+            if not done:
+                bar.reset(task, total=max(total or 0.0, 1.0), description=phase)
+            bar.update(task, completed=done, said=said)
+
+        yield show
+
+
+def print_json(found: object) -> None:
+    from json import dumps
+
+    print(dumps(found, indent=2, allow_nan=False))
+
+
+def note(line: str) -> None:
+    """Print a line on stderr, where it is seen although results are piped."""
+    print(f"kvsim: {line}", file=sys.stderr)
+
+
+def warn(lines: Iterable[object]) -> None:
+    for line in lines:
+        note(f"warning: {line}")
+
+
+def output_console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
+
+
+def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return names, and what is to be said of each."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def number_table(
+    *columns: str, texts: Collection[str] = (), no_wrap: bool = False
+) -> Table:
+    """Return an empty table of numbers, but for the columns that are `texts`."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        justify: Any = "left" if name in texts else "right"
+        table.add_column(name, justify=justify, no_wrap=no_wrap)
+    return table

@@ -1,0 +1,66 @@
+"""What ``kvsim run`` shows: a progress bar, and the summary as a table."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from sim.cli.console import facts_table, number_table, output_console, progress_bar
+from sim.results.summary import (
+    SHOWN_STATISTICS,
+    clock,
+    latency_rows,
+    summary_rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from sim.simulation.run import Progress
+
+_BOUNDS = {"lo": "lower", "hi": "upper"}
+
+
+@contextmanager
+def run_progress(
+    num_requests: int, *, shown: bool
+) -> Iterator[Callable[[Progress], None] | None]:
+    """Show requests done, simulated time and the time left."""
+    with progress_bar(num_requests, "requests", shown=shown) as show:
+        if show is None:
+            yield None
+            return
+
+        def update(progress: Progress) -> None:
+            said = f"simulated {clock(progress.now_s)}"
+            if progress.bound:
+                said += f" at the {_BOUNDS[progress.bound]} bound"
+            show(progress.num_done, said)
+
+        yield update
+
+
+def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) -> None:
+    rate = summary["num_requests"] / loop_s if loop_s > 0 else 0.0
+    took = ("simulated in", f"{loop_s:.2f} s ({rate:,.0f} requests/s)")
+    console = output_console()
+    console.print(Text(summary["title"], style="bold"))
+    console.print(facts_table([*summary_rows(summary), took]))
+    console.print(_latencies(summary))
+    reason = f" ({summary['path_reason']})" if summary["path_reason"] else ""
+    path = f"{summary['path']} path{reason}"
+    last = f"{summary['scheduling']}, {path}; results in {directory}"
+    console.print(Text(last), soft_wrap=True)
+
+
+def _latencies(summary: Mapping[str, Any]) -> Table:
+    table = number_table("ms", *SHOWN_STATISTICS, texts=["ms"])
+    table.columns[0].style = "dim"
+    for row in latency_rows(summary):
+        table.add_row(*row)
+    return table
