@@ -83,15 +83,7 @@ def throughput(
 ) -> dict[str, Any]:
     """Return counts and rates over the run, named as ``vllm bench serve`` does.
 
-    Parameters
-    ----------
-    requests
-        The requests that arrived.
-    num_requests
-        Requests of the workload; more where some were never sent: the run was
-        interrupted, or the request that they waited for got no answer.
-    duration_s
-        Simulated seconds.
+    `num_requests` are the workload's: more than arrived where some were never sent.
     """
     is_served = requests.is_one_of("status", SERVED)
     completed = int(is_served.sum())
@@ -129,15 +121,7 @@ def goodput(
 ) -> dict[str, Any]:
     """Return how many requests were served within all limits, and how many a second.
 
-    Parameters
-    ----------
-    requests
-        The requests that arrived.
-    limits_ms
-        From ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` to the most that is good. A
-        request of one token has no TPOT to miss.
-    num_requests, duration_s
-        See `throughput`.
+    A request of one token has no TPOT to miss.
     """
     is_good = requests.is_one_of("status", SERVED)
     for name, limit_ms in limits_ms.items():
@@ -193,13 +177,7 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
 
 
 def by_slo_class(requests: ResultTable) -> dict[str, Any]:
-    """Return counts and latencies of each service level; empty with fewer than two.
-
-    Parameters
-    ----------
-    requests
-        With the columns of `sim.results.schema.TRAFFIC`.
-    """
+    """Return counts and latencies of each service level; empty with fewer than two."""
     numbers = requests.counts("slo_class")
     names = sorted(name for name, number in numbers.items() if number)
     if len(names) < 2:
@@ -220,15 +198,7 @@ def by_slo_class(requests: ResultTable) -> dict[str, Any]:
 
 
 def sessions(requests: ResultTable, planned: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Return how many sessions there were and how long they took; empty without any.
-
-    Parameters
-    ----------
-    requests
-        With the columns of `sim.results.schema.TRAFFIC`.
-    planned
-        Session of each request of the workload, -1 for none.
-    """
+    """Return how many sessions there were and how long they took; empty without any."""
     ids, num_planned = np.unique(planned[planned >= 0], return_counts=True)
     if not len(ids):
         return {}

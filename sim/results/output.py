@@ -19,21 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """What a command's directory holds; with anything else in it, it is not replaced.
+    """What a command's folder holds; with anything else in it, it is not replaced."""
 
-    Parameters
-    ----------
-    of
-        Whose results they are, in words.
-    marker
-        The file by which such a directory is known.
-    names
-        All files and folders that may be in it.
-    """
-
-    of: str
-    marker: str
-    names: frozenset[str]
+    of: str  # whose results they are, in words
+    marker: str  # the file by which such a directory is known
+    names: frozenset[str]  # all files and folders that may be in it
 
 
 RESULT_FILES = frozenset(
@@ -62,16 +52,6 @@ def check_output(
     """Refuse a results directory that must not or cannot be written.
 
     Called before anything is simulated, so that no work is lost.
-
-    Returns
-    -------
-    Path
-        The directory, absolute, links followed.
-
-    Raises
-    ------
-    OutputError
-        With the rule and the remedy.
     """
     try:
         target = directory.resolve()
@@ -137,11 +117,6 @@ def output_directory(
 
     Nothing half-written stays behind: if the body raises, what it wrote is removed
     and an older `directory` is as it was.
-
-    Raises
-    ------
-    OutputError
-        See `check_output`.
     """
     target = check_output(directory, overwrite=overwrite, files=files)
     missing = [parent for parent in target.parents if not parent.exists()]
@@ -171,14 +146,7 @@ def output_directory(
 
 @contextmanager
 def output_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a path to write to that takes the place of `path` at the end.
-
-    Raises
-    ------
-    OutputError
-        If it exists and must not be replaced, or cannot be written; nothing
-        half-written stays behind.
-    """
+    """Yield a path to write to that takes the place of `path` at the end."""
     if path.is_dir():
         raise OutputError(f"'{path}' is a directory; choose another --out")
     if path.exists() and not overwrite:

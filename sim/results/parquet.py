@@ -55,13 +55,6 @@ class TableFile:
     """A Parquet file, written in row groups; use it in a ``with`` block.
 
     Half the time and two thirds of the room that the defaults would take.
-
-    Parameters
-    ----------
-    path
-        Where it goes.
-    kinds
-        Its columns, see `sim.results.schema`.
     """
 
     def __init__(self, path: Path, kinds: Mapping[str, str]) -> None:
@@ -126,13 +119,7 @@ def write_table(path: Path, table: pa.Table, kinds: Mapping[str, str]) -> None:
 
 
 class StepsFile:
-    """A sink that writes steps to disk as they come; use it in a ``with`` block.
-
-    Parameters
-    ----------
-    path
-        Where ``steps.parquet`` goes.
-    """
+    """A sink that writes steps to disk as they come; use it in a ``with`` block."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -145,11 +132,9 @@ class StepsFile:
         self._file.__exit__(*error)
 
     def write(self, batch: Batch) -> None:
-        """See `StepSink.write`."""
         self._file.write(batch)
 
     def close(self) -> ParquetSteps:
-        """See `StepSink.close`."""
         self._file.close()
         return ParquetSteps(self._path)
 

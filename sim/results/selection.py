@@ -29,21 +29,6 @@ def percentiles(
 
     Equals ``numpy.percentile`` (linear interpolation) on the repeated values, without
     repeating them and, where they are many, without holding them.
-
-    Parameters
-    ----------
-    batches
-        Gives the same batches whenever it is called: values of at least 0, and their
-        weights of at least 0.
-    percents
-        From 0 to 100.
-    max_num_sorted
-        Values, not counting weights, that may be held at once.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing to take a percentile of.
     """
     num_values = total = 0
     for values, weights in batches():

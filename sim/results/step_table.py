@@ -30,7 +30,6 @@ class StepTable(Protocol):
     @property
     def num_steps(self) -> int:
         """Rows of the table."""
-        ...
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
         """Yield `columns` in order of steps, `BATCH_ROWS` rows at a time.
@@ -38,7 +37,6 @@ class StepTable(Protocol):
         Nothing is yielded of an empty table. The arrays may be views: do not write
         into them.
         """
-        ...
 
 
 class StepSink(Protocol):
@@ -47,62 +45,40 @@ class StepSink(Protocol):
     def write(self, batch: Batch) -> bool | None:
         """Take `BATCH_ROWS` steps, or the last few: all columns, and maybe others.
 
-        Returns
-        -------
-        bool or None
-            Whether the arrays are kept. If not, they change after the call.
+        Return whether the arrays are kept; if not, they change after the call.
         """
-        ...
 
     def close(self) -> StepTable:
         """Return all steps; nothing is written afterwards."""
-        ...
 
 
 class FrameSteps:
-    """Steps in memory.
-
-    Parameters
-    ----------
-    frame
-        Columns of `sim.results.schema.STEPS`, or some of them; may be empty without
-        any.
-    """
+    """Steps in memory."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self.frame = frame
 
     @property
     def num_steps(self) -> int:
-        """See `StepTable.num_steps`."""
         return len(self.frame)
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """See `StepTable.batches`."""
         for begin in range(0, len(self.frame), BATCH_ROWS):
             rows = slice(begin, begin + BATCH_ROWS)
             yield {name: self.frame[name].to_numpy()[rows] for name in columns}
 
 
 class ParquetSteps:
-    """Steps on disk, read row group by row group.
-
-    Parameters
-    ----------
-    path
-        A ``steps.parquet`` of a run; its row groups hold `BATCH_ROWS` rows each.
-    """
+    """Steps on disk, read row group by row group of `BATCH_ROWS` rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def num_steps(self) -> int:
-        """See `StepTable.num_steps`."""
         return int(pq.read_metadata(self.path).num_rows)
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """See `StepTable.batches`."""
         # A buffer ahead of the reader would hold on to the columns of the whole file.
         with pq.ParquetFile(self.path, pre_buffer=False) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
@@ -119,17 +95,15 @@ class MemorySteps:
         self._frame: pd.DataFrame | None = None
 
     def write(self, batch: Batch) -> bool:
-        """See `StepSink.write`: keeps the arrays, a copy would be as much again."""
+        # keeps the arrays: a copy would be as much again
         self._batches.append({name: batch[name] for name in schema.STEPS})
         self.num_steps += len(batch["step"])
         return True
 
     def close(self) -> MemorySteps:
-        """See `StepSink.close`."""
         return self
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """See `StepTable.batches`."""
         if self._frame is not None:
             yield from FrameSteps(self._frame).batches(columns)
         for batch in self._batches:

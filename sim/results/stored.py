@@ -27,18 +27,7 @@ _NEEDED: Mapping[str, Mapping[str, str]] = {
 
 
 class StoredTables:
-    """What `sim.results.recorder.Recording` says of a run, as far as its files do.
-
-    Parameters
-    ----------
-    directory
-        Results of ``kvsim run``.
-
-    Raises
-    ------
-    ResultsError
-        If a table is missing, is no Parquet file, or lacks a column.
-    """
+    """What `sim.results.recorder.Recording` says of a run, as far as its files do."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -80,13 +69,7 @@ class StoredTables:
 
 
 def read_table(path: Path) -> ResultTable:
-    """Read a table of requests or preemptions as it was in memory.
-
-    Parameters
-    ----------
-    path
-        Written by `sim.results.parquet.write_table`.
-    """
+    """Read a table of requests or preemptions as it was in memory."""
     kinds = {field.name: _kind(field.type) for field in pq.read_schema(path)}
     texts = [name for name, kind in kinds.items() if kind == "str"]
     # Not `pq.read_table`, which imports pandas.

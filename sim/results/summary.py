@@ -46,19 +46,7 @@ def numbers(
     num_requests: int,
     duration_s: float,
 ) -> dict[str, Any]:
-    """Return what was measured, and the engine's resolved arguments.
-
-    Parameters
-    ----------
-    recording
-        The tables of the run.
-    capacity
-        The engine's pool and arguments.
-    num_requests
-        Requests of the workload.
-    duration_s
-        Simulated seconds.
-    """
+    """Return what was measured, and the engine's resolved arguments."""
     summary = throughput(recording.request_table, num_requests, duration_s)
     summary |= latencies(recording.request_table, recording.itl)
     summary |= {

@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 class ResultTable(Mapping[str, npt.NDArray[Any]]):
     """Columns by name, each an array; texts come as an array of objects.
 
-    Parameters
-    ----------
-    arrow
-        The table, in one chunk; texts are dictionaries, and integers may be shorter
-        than they are on disk.
-    kinds
-        What the columns are on disk, see `sim.results.schema`.
+    `arrow` is in one chunk; its texts are dictionaries, its integers may be shorter
+    than `kinds` says they are on disk.
     """
 
     def __init__(self, arrow: pa.Table, kinds: Mapping[str, str]) -> None:

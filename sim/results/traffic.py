@@ -25,23 +25,14 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
-    """Facts of the workload's requests, by `RequestSpec.request_id`.
+    """Facts of the workload's requests, by `RequestSpec.request_id`."""
 
-    Parameters
-    ----------
-    session_id, turn, priority
-        int64, one a request, or of shape ``(1,)`` where all have the same.
-    slo_code
-        The same: index into `slo_classes`.
-    slo_classes
-        Names of service levels.
-    """
-
+    # int64, one a request, or of shape ``(1,)`` where all have the same
     session_id: Integers
     turn: Integers
     priority: Integers
-    slo_code: Integers
-    slo_classes: Texts
+    slo_code: Integers  # the same: index into `slo_classes`
+    slo_classes: Texts  # names of service levels
 
     @classmethod
     def of(cls, specs: Sequence[RequestSpec]) -> Traffic:

@@ -38,29 +38,14 @@ def what_is_left_out(requests: Sequence[RequestSpec]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PrefixReport:
-    """A curve with all that is said of it.
+    """A curve with all that is said of it."""
 
-    Parameters
-    ----------
-    title
-        Where the requests come from, in a line.
-    curve
-        Hits by size.
-    bounds
-        Of the clairvoyant cache, at some sizes.
-    need
-        The answer.
-    memory
-        What a token takes, or None where no model was named.
-    notes
-        What the curve leaves out of these requests, a line each.
-    """
-
-    title: str
-    curve: PrefixCurve
-    bounds: HitCurve
-    need: CacheNeed
-    memory: KvMemory | None
+    title: str  # where the requests come from, in a line
+    curve: PrefixCurve  # hits by size
+    bounds: HitCurve  # of the clairvoyant cache, at some sizes
+    need: CacheNeed  # the answer
+    memory: KvMemory | None  # what a token takes, or None where no model was named
+    # what the curve leaves out of these requests, a line each
     notes: tuple[str, ...] = ()
 
     @property
@@ -83,12 +68,8 @@ class PrefixReport:
     def rows(self, num_rows: int = NUM_ROWS) -> list[dict[str, float | None]]:
         """Return points of the curve: sizes rising by a factor, and the bound's.
 
-        Returns
-        -------
-        list of dict
-            ``num_blocks``, ``num_tokens``, ``gib``, ``lru_hit_rate`` with its
-            ``lru_margin`` (half the 95 % interval), ``belady_hit_rate``; rates in
-            prompt tokens, None where nothing is known.
+        Rates are shares of prompt tokens, None where nothing is known; ``lru_margin``
+        is half the 95 % interval of ``lru_hit_rate``.
         """
         found = dict(
             zip(

@@ -31,11 +31,6 @@ def on_one_clock(measured: Observed) -> Observed:
 
     A clock whose zero is far away (an epoch, the start of a machine) is moved to the
     first arrival, of requests and series alike. Nothing else is changed.
-
-    Raises
-    ------
-    MeasuredError
-        When the series has no moment within the run.
     """
     requests, series = measured.requests, measured.series
     if requests is None:

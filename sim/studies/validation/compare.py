@@ -69,13 +69,6 @@ def metrics(
 
     All of `METRICS`, whether measured or not, and what else both sides have; of a part
     of the requests only what both sides have.
-
-    Parameters
-    ----------
-    predicted, measured
-        Their requests in the same order.
-    part
-        (requests,) the requests to judge; None for all, with the totals of the run.
     """
     left, right = (
         numbers_of(predicted, measured, part),
@@ -240,21 +233,7 @@ def by_pressure(
     measured: ObservedRequests,
     usage: Mapping[str, Floats],
 ) -> list[dict[str, Any]]:
-    """Return the errors in bins of the KV usage at the time.
-
-    Parameters
-    ----------
-    predicted, measured
-        In the same order.
-    usage
-        By latency, (requests,): mean share of the KV blocks in use while it passed.
-
-    Returns
-    -------
-    list
-        One entry a bin that has requests: ``usage_from``, ``usage_to``, ``n`` (most of
-        any latency), and what `per_request` says of them.
-    """
+    """Return the errors in bins of the KV usage at the time."""
     last = len(USAGE_EDGES) - 2
     found = []
     for place in range(last + 1):

@@ -67,13 +67,7 @@ class Fit:
 
 
 def parse_term(text: str) -> Term:
-    """Return the term that ``host`` or ``cost.KEY=LOW:HIGH`` names.
-
-    Raises
-    ------
-    ConfigError
-        When it is neither, or the range is empty.
-    """
+    """Return the term that ``host`` or ``cost.KEY=LOW:HIGH`` names."""
     if text == HOST:
         return Term(_HOST_KEY, *_HOST_RANGE)
     key, equals, span = text.partition("=")
@@ -102,22 +96,6 @@ def fit_terms(
 
     The sum of squared logarithmic errors of TPOT and end-to-end latency is made small;
     each counts as much as the other.
-
-    Parameters
-    ----------
-    terms
-        At least one.
-    measured
-        With arrivals.
-    predict
-        Simulates with some values.
-    split_s
-        On the clock of the arrivals.
-
-    Raises
-    ------
-    MeasuredError
-        When too few requests ended by then.
     """
     requests = measured.requests
     rows = ended_by(requests, split_s) if requests is not None else np.zeros(0, bool)

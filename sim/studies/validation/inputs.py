@@ -35,12 +35,6 @@ def inputs_of(specs: Sequence[RequestSpec], observed: ObservedRequests) -> Input
 
     Prompt identity is the workload's. A request that was not served keeps the output
     length that the workload gives it.
-
-    Raises
-    ------
-    MeasuredError
-        When the number of requests or a prompt differs, or arrivals were measured of
-        a workload whose requests wait for each other.
     """
     _check_same(specs, observed)
     lines = np.arange(len(specs))

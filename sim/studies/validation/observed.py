@@ -97,13 +97,7 @@ class Observed:
 def column(
     rows: Mapping[str, Any], name: str, where: Path, *, least: float = 0.0
 ) -> Floats:
-    """Return a column of numbers, none below `least`; NaN where it is empty.
-
-    Raises
-    ------
-    MeasuredError
-        With the file, the column, the row and the value.
-    """
+    """Return a column of numbers, none below `least`; NaN where it is empty."""
     if name not in rows:
         there = ", ".join(map(str, rows))
         raise MeasuredError(
@@ -132,13 +126,7 @@ def _remedy(name: str) -> str:
 
 
 def counts(rows: Mapping[str, Any], name: str, where: Path) -> Ints:
-    """Return a column of whole numbers >= 0.
-
-    Raises
-    ------
-    MeasuredError
-        As `column`; an empty cell or a fraction is refused, too.
-    """
+    """Return a column of whole numbers >= 0."""
     values = column(rows, name, where)
     wrong = np.flatnonzero(np.isnan(values) | (values != np.floor(values)))
     if len(wrong):

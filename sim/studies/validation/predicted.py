@@ -22,15 +22,7 @@ _COLUMNS: Final = (
 
 
 def observed_of(results: Results, lines: NDArray[np.int64] | None = None) -> Observed:
-    """Return what a simulation found, as a measurement of it would say.
-
-    Parameters
-    ----------
-    results
-        Of a workload of single sequences.
-    lines
-        (requests,) place that each request takes; None for their own order.
-    """
+    """Return what a simulation found, as a measurement of it would say."""
     table = results.recording.request_table
     order = np.argsort(table["parent_id"], kind="stable")
     if lines is None:
@@ -67,13 +59,6 @@ def series_of(results: Results, time_s: Floats) -> TimeSeries:
 
     Between two steps, that is while nothing runs, the engine is empty; requests that
     arrive during a step wait.
-
-    Parameters
-    ----------
-    results
-        Of a simulation.
-    time_s
-        Moments in seconds, ascending.
     """
     steps = _steps_around(results, time_s)
     busy = time_s < steps["start_s"] + steps["latency_s"]
@@ -91,15 +76,7 @@ def series_of(results: Results, time_s: Floats) -> TimeSeries:
 
 
 def usage_over(results: Results, begin_s: Floats, end_s: Floats) -> Floats:
-    """Return the mean KV usage while each request was in the system, weighted by time.
-
-    Parameters
-    ----------
-    results
-        Of a simulation.
-    begin_s, end_s
-        (requests,) seconds; NaN gives NaN.
-    """
+    """Return the mean KV usage over the time that each request was in the system."""
     edges, area = [np.zeros(1)], [np.zeros(1)]
     for batch in results.step_table.batches(_COLUMNS):
         ends_s = batch["start_s"] + batch["latency_s"]

@@ -43,36 +43,19 @@ _BLOCKS_KEY: Final = "engine.num_gpu_blocks_override"
 
 @dataclass(frozen=True)
 class Validation:
-    """A measured run beside the simulated one.
+    """A measured run beside the simulated one."""
 
-    Parameters
-    ----------
-    results
-        Of the simulation, with what was fitted.
-    measured, predicted
-        Requests of both in the order of the measurement.
-    series
-        States at the moments that were measured, or None.
-    usage
-        By latency, (requests,): mean KV usage while it passed, that is until the first
-        token, from it to the last, and over both; from the measurement where it has it,
-        else from the simulation. None without requests.
-    fit
-        What was fitted, or None.
-    sharpness
-        What more blocks would have predicted.
-    notes
-        What a reader should know, a sentence each.
-    """
-
-    results: Results
-    measured: Observed
+    results: Results  # of the simulation, with what was fitted
+    measured: Observed  # requests of both in the order of the measurement
     predicted: Observed
-    series: TimeSeries | None
+    series: TimeSeries | None  # states at the moments that were measured, or None
+    # by latency, (requests,): mean KV usage while it passed, that is until the
+    # first token, from it to the last, and over both; from the measurement where it
+    # has it, else from the simulation. None without requests.
     usage: dict[str, Floats] | None
-    fit: Fit | None
-    sharpness: Sharpness
-    notes: tuple[str, ...]
+    fit: Fit | None  # what was fitted, or None
+    sharpness: Sharpness  # what more blocks would have predicted
+    notes: tuple[str, ...]  # what a reader should know, a sentence each
 
     @property
     def judged(self) -> Any:
@@ -135,24 +118,7 @@ def validate(
     terms: Sequence[Term] = (),
     fit_on: float = 1.0 / 3.0,
 ) -> Validation:
-    """Simulate the run that was measured and compare.
-
-    Parameters
-    ----------
-    config
-        The engine as it was, and the workload that it was given.
-    measured
-        What was observed of it.
-    terms
-        Configuration keys to fit on the first part of the run.
-    fit_on
-        That part, as a share of the time from the first arrival to the last token.
-
-    Raises
-    ------
-    ConfigError, MeasuredError
-        When configuration and measurement do not fit together.
-    """
+    """Simulate the run that was measured and compare."""
     measured = on_one_clock(measured)
     inputs = _inputs(config, measured)
     if measured.requests is not None and measured.requests.arrival_s is not None:
@@ -193,26 +159,7 @@ def validate_file(
     fit: Sequence[str] = (),
     fit_on: float = 1.0 / 3.0,
 ) -> Validation:
-    """Do what `validate` does with files of measurements.
-
-    Parameters
-    ----------
-    config
-        See `validate`.
-    measured
-        requests.csv, the JSON of ``vllm bench serve``, or the text of ``/metrics``.
-    timeseries
-        States over time, a CSV.
-    fit
-        Texts for `sim.studies.validation.fit.parse_term`.
-    fit_on
-        See `validate`.
-
-    Raises
-    ------
-    ConfigError, MeasuredError
-        Also if a file cannot be read.
-    """
+    """Do what `validate` does with files of measurements."""
     if not 0.0 < fit_on < 1.0:
         raise ConfigError(
             f"fit_on is a share of the run's time, between 0 and 1; got {fit_on:g}"

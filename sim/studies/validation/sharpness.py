@@ -116,17 +116,7 @@ def sharpness_of(
     measured: Observed,
     predict: Callable[[int], Observed],
 ) -> Sharpness:
-    """Simulate with more blocks and compare.
-
-    Parameters
-    ----------
-    results, predicted
-        Of the run as it was given.
-    measured
-        For its KV usage, if it has any.
-    predict
-        Simulates with another number of blocks.
-    """
+    """Simulate with more blocks and compare."""
     num_gpu_blocks = int(results.summary["num_gpu_blocks"])
     usage = None if measured.series is None else measured.series.kv_cache_usage
     peak = float(results.summary["kv_cache_usage_max"])

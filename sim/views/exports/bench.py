@@ -40,11 +40,6 @@ def write_bench(folder: RunFolder, path: Path) -> list[str]:
 
     Requests without an answer have a time to first token of 0, no gaps, and their
     reason in ``errors``, as vLLM's client has it.
-
-    Returns
-    -------
-    list of str
-        What the results do not tell.
     """
     requests = folder.requests(_COLUMNS)
     served = is_served(requests["status"])

@@ -71,13 +71,7 @@ class Window:
 
 
 def write_trace(folder: RunFolder, path: Path, window: Window) -> list[str]:
-    """Write the trace, compressed if the name ends in ``.gz``.
-
-    Returns
-    -------
-    list of str
-        How many events there are, and what the results do not tell.
-    """
+    """Write the trace, compressed if the name ends in ``.gz``; return what to say."""
     changes, notes = phases(folder)
     lanes = RequestLanes(folder, REQUESTS)
     end_s = min(window.end_s, _end_s(folder))

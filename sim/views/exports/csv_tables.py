@@ -20,13 +20,7 @@ TABLES: Final = ("requests", "steps", "preemptions", "itl")
 
 
 def write_csv(folder: RunFolder, directory: Path) -> list[str]:
-    """Write a file a table into a directory that is there, some rows at a time.
-
-    Returns
-    -------
-    list of str
-        How many rows each has.
-    """
+    """Write a file a table, some rows at a time; return how many rows each has."""
     done = []
     for name in TABLES:
         source = folder.recorded(f"{name}.parquet")

@@ -34,18 +34,7 @@ _NEEDED = (
 
 
 class RunFolder:
-    """Results that ``kvsim run`` wrote.
-
-    Parameters
-    ----------
-    directory
-        Its ``--out``.
-
-    Raises
-    ------
-    OutputError
-        If it holds no results of a run, not all of them, or a table that is cut off.
-    """
+    """Results that ``kvsim run`` wrote."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -65,13 +54,7 @@ class RunFolder:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """``summary.json``.
-
-        Raises
-        ------
-        OutputError
-            If it is cut off; or later, when a number is asked for that it has not.
-        """
+        """``summary.json``."""
         path = self.directory / "summary.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -153,14 +136,7 @@ def is_served(status: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def token_gaps(path: Path) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Read ``itl.parquet`` in batches.
-
-    Yields
-    ------
-    requests, gaps_s
-        For each token but the first of its request, the id and the seconds since the
-        token before.
-    """
+    """Yield request ids and seconds since the token before, the first ones left out."""
     last_id, last_s = -1, 0.0
     with pq.ParquetFile(path, pre_buffer=False) as file:
         for batch in file.iter_batches(BATCH_ROWS, columns=["request_id", "time_s"]):

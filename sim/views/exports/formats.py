@@ -28,24 +28,13 @@ CSV_FILES: Final = ResultFiles(
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format that results can be written in.
+    """A format that results can be written in."""
 
-    Parameters
-    ----------
-    file_name
-        What it is called unless the user says so.
-    write
-        From results, a path and a window to lines for the user.
-    has_window
-        Whether a part of the time can be written.
-    files
-        Of a format that is a folder: what may be in it.
-    """
-
-    file_name: str
+    file_name: str  # what it is called unless the user says so
+    # from results, a path and a window to lines for the user
     write: Callable[[RunFolder, Path, Window], list[str]]
-    has_window: bool = False
-    files: ResultFiles | None = None
+    has_window: bool = False  # whether a part of the time can be written
+    files: ResultFiles | None = None  # of a format that is a folder: what may be in it
 
 
 FORMATS: Final = {
@@ -68,31 +57,7 @@ def export(
     *,
     overwrite: bool = False,
 ) -> tuple[Path, list[str]]:
-    """Write results of a run in another format.
-
-    Parameters
-    ----------
-    directory
-        The results.
-    to
-        One of `FORMATS`.
-    out
-        Where to; in ``exports`` of the results by default.
-    window
-        The part of the time to be written, of a format that has one; all of it if None.
-    overwrite
-        Replace what is there.
-
-    Returns
-    -------
-    path, lines
-        Where it is, and what to say about it.
-
-    Raises
-    ------
-    OutputError
-        If there are no results, or `out` exists or cannot be written.
-    """
+    """Write results of a run in another format; return where, and what to say of it."""
     folder = RunFolder(directory)
     form = FORMATS[to]
     path = out or directory / EXPORTS / form.file_name

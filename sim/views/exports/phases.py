@@ -101,13 +101,7 @@ def _of_column(requests: Columns, name: str, phase: str) -> Iterator[Change]:
 
 
 class _Steps:
-    """Follows requests through the steps of a schedule.
-
-    Parameters
-    ----------
-    requests, preemptions
-        Tables of the run.
-    """
+    """Follows requests through the steps of a schedule."""
 
     def __init__(self, requests: Columns, preemptions: Columns) -> None:
         self._row = {int(each): i for i, each in enumerate(requests["request_id"])}

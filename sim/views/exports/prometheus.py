@@ -86,13 +86,7 @@ _COLUMNS: Final = (
 
 
 def write_prometheus(folder: RunFolder, path: Path) -> list[str]:
-    """Write the text of a scrape.
-
-    Returns
-    -------
-    list of str
-        What the results do not tell.
-    """
+    """Write the text of a scrape; return what the results do not tell."""
     registry = CollectorRegistry()
     registry.register(_Collector(folder))
     path.write_bytes(generate_latest(registry))
@@ -210,13 +204,7 @@ class _Collector(Collector):
 def histogram(
     parts: Iterable[npt.NDArray[Any]], bounds: Sequence[float]
 ) -> tuple[list[int], float]:
-    """Count values that are no larger than each bound; NaN is left out.
-
-    Returns
-    -------
-    counts, total
-        Cumulative, the last of all values; and the sum of the values.
-    """
+    """Return cumulative counts up to each bound and of all, and the sum; no NaN."""
     counts = np.zeros(len(bounds) + 1, np.int64)
     totals = []
     for part in parts:

@@ -24,15 +24,7 @@ _COLUMNS = (
 
 
 class RequestLanes:
-    """Turns changes of requests into slices that nest and never overlap.
-
-    Parameters
-    ----------
-    folder
-        Results of the run.
-    process
-        Number of the process that the lanes belong to.
-    """
+    """Turns changes of requests into slices that nest and never overlap."""
 
     def __init__(self, folder: RunFolder, process: int) -> None:
         self._process = process

@@ -50,7 +50,6 @@ class RunFigure(Protocol):
 
     def __call__(self, tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         """Draw on new panels, or on axes of the user's."""
-        ...
 
 
 FIGURES: dict[str, RunFigure] = {

@@ -83,15 +83,7 @@ class Placed:
 
 
 class StepColumns:
-    """Equal columns of simulated time, and how much of each is busy.
-
-    Parameters
-    ----------
-    stop_s
-        Right edge of the last column in seconds; the first begins at 0.
-    num_columns
-        Number of columns.
-    """
+    """Equal columns of simulated time, and how much of each is busy."""
 
     def __init__(self, stop_s: float, num_columns: int) -> None:
         self.edges_s: Floats = np.linspace(0.0, stop_s, num_columns + 1)
@@ -118,11 +110,7 @@ class StepColumns:
     def place(self, start_s: Floats, end_s: Floats) -> Placed:
         """Find the columns of some steps, all later than those placed before.
 
-        Parameters
-        ----------
-        start_s, end_s
-            In seconds, ascending; no step ends after the next one starts, the first
-            step of the next call included. At least one step.
+        No step ends after the next one starts, the first of the next call included.
         """
         low = int(np.searchsorted(self.edges_s[1:], start_s[0], "right"))
         high = int(np.searchsorted(self.edges_s[:-1], end_s[-1], "right"))
@@ -147,15 +135,7 @@ class StepColumns:
 
 
 class Envelope:
-    """Lowest, highest and mean value of each column.
-
-    Parameters
-    ----------
-    columns
-        Where the steps lie.
-    idle_is_zero
-        Whether values, none of them negative, count as 0 while the engine is idle.
-    """
+    """Lowest, highest and mean value of each column; idle time may count as 0."""
 
     def __init__(self, columns: StepColumns, *, idle_is_zero: bool = False) -> None:
         self.columns = columns
@@ -198,13 +178,7 @@ class Envelope:
 
 
 class StepMeans:
-    """Mean over the steps that start in each column, each step counted once.
-
-    Parameters
-    ----------
-    columns
-        Where the steps lie.
-    """
+    """Mean over the steps that start in each column, each step counted once."""
 
     def __init__(self, columns: StepColumns) -> None:
         self.columns = columns
@@ -236,13 +210,6 @@ class Medians:
     Columns are filled from left to right, so that only the values of one of them are
     held at any time; of a column with more than `max_steps`, every second, fourth,
     eighth... step counts.
-
-    Parameters
-    ----------
-    columns
-        Where the steps lie.
-    max_steps
-        See above.
     """
 
     def __init__(self, columns: StepColumns, max_steps: int = MAX_MEDIAN_STEPS) -> None:
@@ -304,19 +271,9 @@ def extremes_per_column(x: Floats, y: Floats, edges: Floats) -> Indices:
 
 
 def cdf_points(values: Floats, num_points: int) -> tuple[Floats, Floats]:
-    """Return the empirical distribution thinned to `num_points`, both ends kept.
+    """Return sorted values, and the share of all that is no larger than each.
 
-    Parameters
-    ----------
-    values
-        At least one number, in any order, no NaN.
-    num_points
-        Points to keep, at least 2.
-
-    Returns
-    -------
-    x, share
-        Sorted values, and the share of `values` no larger than each.
+    They are thinned to `num_points`, both ends kept; there is no NaN among them.
     """
     ordered = np.sort(values)
     kept = np.linspace(0, ordered.size - 1, min(num_points, ordered.size))

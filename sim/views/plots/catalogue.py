@@ -70,13 +70,7 @@ class HeatMapKeys:
 
 
 def what_is_in(directories: Sequence[Path]) -> What:
-    """Return what directories hold.
-
-    Raises
-    ------
-    ResultsError
-        If one holds none of ours, or they do not go into one figure.
-    """
+    """Return what directories hold."""
     found = [_what_is_in(directory) for directory in directories]
     if set(found) == {"run"}:
         return "run" if len(found) == 1 else "runs"
@@ -101,13 +95,7 @@ def _what_is_in(directory: Path) -> What:
 
 
 def named(what: What, names: Sequence[str]) -> list[str]:
-    """Return the figures that are asked for; all of them if none is named.
-
-    Raises
-    ------
-    UserError
-        If there is none of a name.
-    """
+    """Return the figures that are asked for; all of them if none is named."""
     there = FIGURES_OF[what]
     for name in names:
         if name not in there:
@@ -122,22 +110,7 @@ def named(what: What, names: Sequence[str]) -> list[str]:
 def drawings(
     what: What, directories: Sequence[Path], keys: HeatMapKeys
 ) -> dict[str, Drawing]:
-    """Return what draws each figure of what lies there, read once.
-
-    Parameters
-    ----------
-    what
-        `what_is_in` of the directories.
-    directories
-        One, or several runs.
-    keys
-        What the heat map is of.
-
-    Raises
-    ------
-    ResultsError, ConfigError
-        If something cannot be read.
-    """
+    """Return what draws each figure of what lies there, read once."""
     if what in ("run", "runs"):
         return _of_runs(directories)
     if what == "sweep":

@@ -38,15 +38,7 @@ _NUM_POINTS: Final = 400
 
 @house_style
 def swap_or_recompute(found: Crossover, below: str) -> Figure:
-    """Draw milliseconds over tokens, both logarithmic.
-
-    Parameters
-    ----------
-    found
-        The comparison.
-    below
-        Model, GPU and chunk size, for the line under the title.
-    """
+    """Draw milliseconds over tokens, both logarithmic."""
     figure = titled_figure(_title(found), below)
     (axes,) = figure.subplots(squeeze=False, gridspec_kw=_PANEL).flat
     places = shown(found.num_tokens, _NUM_POINTS)

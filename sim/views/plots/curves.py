@@ -44,13 +44,7 @@ class StepValue:
 
 
 def step_values(block_size: float) -> dict[str, StepValue]:
-    """Return the values that figures draw, by name.
-
-    Parameters
-    ----------
-    block_size
-        Tokens that a block has room for.
-    """
+    """Return the values that figures draw, by name."""
     physical, blocks = "num_physical_tokens", "num_physical_blocks"
     logical, prefill = "num_logical_tokens", "num_prefill_tokens"
 
@@ -157,23 +151,9 @@ class Total:
 class Curves:
     """Values of the steps over simulated time, by name as in `step_values`.
 
-    Parameters
-    ----------
-    stop_s
-        Right end of the time axis in seconds.
-
-    Attributes
-    ----------
-    fine, coarse
-        Columns of simulated time: about one a pixel, and wide enough to average over.
-    totals
-        Every value over all steps.
-    state
-        What belongs to the engine, which is empty while it is idle, in fine columns.
-    pixels, bins
-        What belongs to steps, in fine and in coarse columns.
-    medians, step_means
-        In coarse columns, each step counted once.
+    `fine` columns are about a pixel wide, `coarse` ones wide enough to average over.
+    `state` belongs to the engine and is empty while it is idle (fine); `pixels` (fine)
+    and `bins` (coarse) belong to steps; `medians`, `step_means` count each step once.
     """
 
     def __init__(self, stop_s: float) -> None:
@@ -194,17 +174,7 @@ class _Gatherer(Protocol):
 
 
 def curves_of(steps: StepTable, stop_s: float, block_size: float) -> Curves:
-    """Gather all values of `step_values` in one pass over the steps.
-
-    Parameters
-    ----------
-    steps
-        Columns as in `sim.results.schema.STEPS`.
-    stop_s
-        Right end of the time axis in seconds.
-    block_size
-        Tokens that a block has room for.
-    """
+    """Gather all values of `step_values` in one pass over the steps."""
     pass_ = _Pass(Curves(stop_s), step_values(block_size))
     for batch, end_s in _with_ends(steps, pass_.columns):
         pass_.add(batch, end_s)

@@ -40,13 +40,7 @@ def figure_bytes(figure: Figure, format_: Format) -> bytes:
 
 
 def read_style(path: Path) -> dict[str, Any]:
-    """Return the settings of a matplotlib style file.
-
-    Raises
-    ------
-    UserError
-        If it cannot be read, or has a setting or value that matplotlib does not know.
-    """
+    """Return the settings of a matplotlib style file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -71,13 +65,7 @@ def read_style(path: Path) -> dict[str, Any]:
 
 
 def check_files(paths: list[Path], *, overwrite: bool) -> None:
-    """Refuse files that are there already.
-
-    Raises
-    ------
-    OutputError
-        If one is, and must not be replaced.
-    """
+    """Refuse files that are there already."""
     there = [path for path in paths if path.exists()]
     if there and not overwrite:
         raise OutputError(
@@ -86,13 +74,7 @@ def check_files(paths: list[Path], *, overwrite: bool) -> None:
 
 
 def write_files(files: Mapping[Path, bytes]) -> None:
-    """Write files, each as a whole or not at all; their folders are made.
-
-    Raises
-    ------
-    OutputError
-        If one cannot be written.
-    """
+    """Write files, each as a whole or not at all; their folders are made."""
     for path, content in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,18 +22,10 @@ _TITLE_PAD = 22.0
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """Where a figure is drawn: panels of its own, or axes of the user's.
+    """Where a figure is drawn: panels of its own, or axes of the user's."""
 
-    Parameters
-    ----------
-    figure
-        What holds them.
-    axes
-        Top to bottom, or left to right.
-    """
-
-    figure: Figure
-    axes: Sequence[Axes]
+    figure: Figure  # what holds them
+    axes: Sequence[Axes]  # top to bottom, or left to right
 
     def set_time_axes(self, stop_s: float) -> None:
         """Make x simulated time: of the last panel, and of those not tied to it."""
@@ -51,21 +43,7 @@ def new_panels(
     right: float = 0.98,
     on: Sequence[Axes] | None = None,
 ) -> Panels:
-    """Return a panel per height: those of a new figure, or the user's own axes.
-
-    Parameters
-    ----------
-    tables, title, heights, right
-        See `new_figure`.
-    on
-        Axes of the user's, as many as there are heights; they keep their look, and the
-        first gets the title.
-
-    Raises
-    ------
-    ConfigError
-        If there are more or fewer.
-    """
+    """Return a panel per height: those of a new figure, or the user's own axes."""
     if on is None:
         figure = new_figure(tables, title, heights, right=right)
         return Panels(figure, figure.axes)
@@ -75,13 +53,7 @@ def new_panels(
 
 
 def given_panels(on: Sequence[Axes], num_panels: int) -> Panels:
-    """Return axes of the user's, if there are as many as needed.
-
-    Raises
-    ------
-    ConfigError
-        If there are not.
-    """
+    """Return axes of the user's, if there are as many as needed."""
     if len(on) != num_panels:
         raise ConfigError(
             f"ax: this figure has {num_panels} panels, got {len(on)} axes; give those "

@@ -24,15 +24,7 @@ PLAN_FIGURES: dict[str, Callable[[Mapping[str, Any]], Figure]] = {
 
 
 def draw_plan(plan: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Write every figure of `PLAN_FIGURES` into a directory, as PNG.
-
-    Parameters
-    ----------
-    plan
-        The contents of ``plan.json``.
-    directory
-        Made if it is not there.
-    """
+    """Write every figure of `PLAN_FIGURES` into a directory, as PNG."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, draw in PLAN_FIGURES.items():

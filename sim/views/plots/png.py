@@ -20,23 +20,12 @@ _METRE_INCHES = 1.0 / 0.0254
 
 
 def png_bytes(pixels: npt.NDArray[np.uint8], dpi: float) -> bytes:
-    """Return an image as the bytes of a PNG file, which names no time and no tool.
-
-    Parameters
-    ----------
-    pixels
-        Red, green, blue and alpha of each pixel, shape (height, width, 4).
-    dpi
-        Resolution that the file states, in pixels per inch.
-
-    Notes
-    -----
-    Every row is stored as its difference to the row above (filter 2 of the PNG
-    specification, section 9.2): rows mostly repeat, and zeros compress at once.
-    """
+    """Return RGBA pixels (height, width, 4) as a PNG file without time or tool."""
     height, width, _ = pixels.shape
     rows = np.ascontiguousarray(pixels).reshape(height, 4 * width)
     filtered = np.empty((height, 1 + 4 * width), dtype=np.uint8)
+    # Differences to the row above (PNG specification, section 9.2): rows mostly
+    # repeat, and zeros compress at once.
     filtered[:, 0] = _UP
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])

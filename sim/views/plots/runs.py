@@ -33,20 +33,11 @@ _ROW = 0.0285
 
 @dataclass(frozen=True)
 class Run:
-    """One of the runs that are compared.
+    """One of the runs that are compared."""
 
-    Parameters
-    ----------
-    label
-        What tells it apart from the others.
-    tables
-        Its tables and its summary.
-    differs
-        In words what sets all of the runs apart, where the labels do not say so.
-    """
-
-    label: str
-    tables: Tables
+    label: str  # what tells it apart from the others
+    tables: Tables  # its tables and its summary
+    # in words what sets all of the runs apart, where the labels do not say so
     differs: str = ""
 
 
@@ -57,14 +48,7 @@ def labels_of(
 ) -> list[str]:
     """Return what a legend calls each run: the keys in which they differ, if few.
 
-    Parameters
-    ----------
-    names
-        One for each run, such as its directory's.
-    configs
-        Configurations as plain data.
-    summaries
-        Where the values of keys that were left to their defaults stand.
+    Values of keys that were left to their defaults stand in the summaries.
     """
     found = differing(configs)
     short = short_names(list(found))
@@ -120,24 +104,7 @@ def compared_figure(
     heights: Sequence[float],
     facts: Callable[[Tables], str],
 ) -> Panels:
-    """Return panels one above the other, below a legend with a row for each run.
-
-    Parameters
-    ----------
-    runs
-        What is compared.
-    title
-        What the figure shows.
-    heights
-        Relative heights of the panels.
-    facts
-        The numbers of a run's summary that its row states.
-
-    Raises
-    ------
-    ConfigError
-        If there are too many runs.
-    """
+    """Return panels one above the other, below a legend with a row for each run."""
     if len(runs) > MAX_RUNS:
         raise ConfigError(
             f"a figure holds {MAX_RUNS} runs at most, got {len(runs)}; leave some out"

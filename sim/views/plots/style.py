@@ -117,19 +117,7 @@ def new_figure(
     *,
     right: float = 0.98,
 ) -> Figure:
-    """Return a figure with a panel per height, one above the other, sharing x.
-
-    Parameters
-    ----------
-    tables
-        The run, for the line under the title.
-    title
-        What the figure says, in figures.
-    heights
-        Relative heights of the panels, top to bottom.
-    right
-        Right edge of the panels, as a share of the figure's width.
-    """
+    """Return a figure with a panel per height, one above the other, sharing x."""
     figure = blank_figure(tables, title)
     figure.subplots(
         nrows=len(heights),
@@ -233,18 +221,7 @@ def set_count_axis(axes: Axes, label: str) -> None:
 
 
 def set_wide_count_axis(axes: Axes, label: str, values: Floats) -> None:
-    """Make y a count from zero, logarithmic over the decades that `values` span.
-
-    Parameters
-    ----------
-    axes
-        The panel.
-    label
-        Label of the axis.
-    values
-        What is drawn; the axis is linear from 0 to the power of ten below the
-        smallest of them that is above 0, and never below 1.
-    """
+    """Make y a count from zero, logarithmic over the decades that `values` span."""
     known = values[values > 0.0]
     top = max(1.5 * float(known.max(initial=0.0)), 2.0)
     low = 10.0 ** np.floor(np.log10(max(float(known.min(initial=top)), 1.0)))
@@ -285,17 +262,7 @@ def set_log_axis(axis: Axis, low: float, high: float) -> None:
 def legend_above(
     axes: Axes, artists: Sequence[Artist] | None = None, num_columns: int = 8
 ) -> None:
-    """Put the legend above the panel, where no data is.
-
-    Parameters
-    ----------
-    axes
-        The panel.
-    artists
-        What the legend names, column by column; all of the panel's by default.
-    num_columns
-        Entries in a row.
-    """
+    """Put the legend above the panel, where no data is."""
     handles = axes.get_legend_handles_labels()[0] if artists is None else artists
     if handles:
         axes.legend(
@@ -326,19 +293,7 @@ def say(axes: Axes, text: str) -> None:
 
 
 def add_steps(axes: Axes, heights: Floats, edges: Floats, **looks: Any) -> None:
-    """Add a step patch, as `Axes.stairs` does but without its search for limits.
-
-    Parameters
-    ----------
-    axes
-        The panel.
-    heights
-        One value between every two edges, NaN for a gap.
-    edges
-        Borders of the steps in units of the x axis.
-    **looks
-        Of `matplotlib.patches.StepPatch`: baseline, fill, colours, label.
-    """
+    """Add a step patch, as `Axes.stairs` does but without its search for limits."""
     axes.add_artist(StepPatch(heights, edges, **looks))
     known = heights[np.isfinite(heights)]
     if known.size:

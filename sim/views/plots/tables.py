@@ -48,22 +48,14 @@ def singular(text: str, number: float) -> str:
 
 @dataclass(frozen=True)
 class Tables:
-    """Result tables of one run and its summary, see `sim.results.schema`.
+    """Result tables of one run and its summary, see `sim.results.schema`."""
 
-    Parameters
-    ----------
-    steps
-        In memory or in batches.
-    requests, preemptions
-        Data frames, or columns by name; without columns where they are empty.
-    summary
-        Keys of ``summary.json``, with ``title`` (one line) and ``block_size``
-        (tokens); a key that is missing is left out of the figures.
-    """
-
-    steps: StepTable | pd.DataFrame
+    steps: StepTable | pd.DataFrame  # in memory or in batches
+    # data frames, or columns by name; without columns where they are empty
     requests: pd.DataFrame | Mapping[str, Any]
     preemptions: pd.DataFrame | Mapping[str, Any]
+    # keys of ``summary.json``, with ``title`` (one line) and ``block_size``
+    # (tokens); a key that is missing is left out of the figures
     summary: Mapping[str, Any]
 
     @classmethod
@@ -94,14 +86,7 @@ class Tables:
         return float(value)
 
     def facts(self, **formats: str) -> str:
-        """Return the numbers of the summary that exist, comma-separated.
-
-        Parameters
-        ----------
-        **formats
-            Key of the summary and the format of its number, such as
-            ``num_preemptions="{:,.0f} preemptions"``.
-        """
+        """Return the numbers of the summary that exist, each in its format."""
         numbers = {key: self.number(key) for key in formats}
         return ", ".join(
             singular(formats[key].format(number), number)

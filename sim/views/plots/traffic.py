@@ -56,17 +56,7 @@ _MOST_WINDOWS = 180
 
 
 def draw_traffic(title: str, description: Description, directory: Path) -> list[Path]:
-    """Draw all figures that a workload has something for, as PNG files.
-
-    Parameters
-    ----------
-    title
-        Where the requests come from.
-    description
-        What they are like.
-    directory
-        Where the files go; made if it is not there.
-    """
+    """Draw all figures that a workload has something for, as PNG files."""
     figures = {
         "arrivals": arrivals(title, description),
         "lengths": lengths(title, description),

@@ -22,18 +22,6 @@ def build_page(directories: Sequence[Path], *, is_static: bool = False) -> str:
     """Return a page: of one run or several compared, of a sweep, or of a plan.
 
     The same results give the same bytes.
-
-    Parameters
-    ----------
-    directories
-        What 'kvsim run', 'sweep' or 'plan' wrote.
-    is_static
-        Draw the figures as SVG even where plotly is installed.
-
-    Raises
-    ------
-    ReportError
-        If they hold no results, or not those of one kind.
     """
     sources = [find_source(path) for path in directories]
     if not sources:

@@ -22,48 +22,25 @@ SYMBOLS: Final[tuple[Symbol, ...]] = ("circle", "square", "triangle-up", "diamon
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A scale of a panel.
+    """A scale of a panel."""
 
-    Parameters
-    ----------
-    title
-        Name and unit.
-    scale
-        Linear or logarithmic.
-    low, high
-        Ends; None for where the data ends.
-    ticks
-        Names of whole places from 0 on; empty for numbers.
-    """
-
-    title: str
-    scale: Literal["linear", "log"] = "linear"
-    low: float | None = None
+    title: str  # name and unit
+    scale: Literal["linear", "log"] = "linear"  # linear or logarithmic
+    low: float | None = None  # ends; None for where the data ends
     high: float | None = None
-    ticks: tuple[str, ...] = ()
+    ticks: tuple[str, ...] = ()  # names of whole places from 0 on; empty for numbers
     is_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Values that hold over equal columns of time, NaN for a gap.
+    """Values that hold over equal columns of time, NaN for a gap."""
 
-    Parameters
-    ----------
-    name, colour, dash
-        In the legend, and the looks.
-    width
-        Of a column, in units of the x axis; the first begins at 0.
-    mean
-        One value a column, which the line shows.
-    low, high
-        Extremes of each column, between which a band is drawn; None for no band.
-    """
-
-    name: str
+    name: str  # in the legend, and the looks
     colour: str
-    width: float
-    mean: Floats
+    width: float  # of a column, in units of the x axis; the first begins at 0
+    mean: Floats  # one value a column, which the line shows
+    # extremes of each column, between which a band is drawn; None for no band
     low: Floats | None = None
     high: Floats | None = None
     dash: Dash = "solid"
@@ -106,31 +83,18 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars between two x of every y, or of y from 0 between two x.
+    """Bars between two x of every y, or of y from 0 between two x."""
 
-    Parameters
-    ----------
-    name, colour
-        In the legend, and the looks; `is_hatched` tells it apart without colour.
-    begin, end
-        Along x.
-    at
-        Of horizontal bars their middle, of vertical ones their height.
-    base
-        Of vertical ones, where they begin; None for 0.
-    texts
-        Shown on hovering.
-    """
-
+    # in the legend, and the looks; `is_hatched` tells it apart without colour
     name: str
     colour: str
-    begin: Floats
+    begin: Floats  # along x
     end: Floats
-    at: Floats
+    at: Floats  # of horizontal bars their middle, of vertical ones their height
     is_horizontal: bool = False
     is_hatched: bool = False
-    base: Floats | None = None
-    texts: tuple[str, ...] = ()
+    base: Floats | None = None  # of vertical ones, where they begin; None for 0
+    texts: tuple[str, ...] = ()  # shown on hovering
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,29 +120,16 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure: panels below each other on one x axis, or side by side.
+    """A figure: panels below each other on one x axis, or side by side."""
 
-    Parameters
-    ----------
-    key
-        Unique on the page: letters and hyphens.
-    caption
-        What to see in it; a line or two.
-    panels
-        From the top, or from the left where each has an x axis of its own.
-    x
-        The shared axis; None for panels side by side.
-    height_px
-        On a screen.
-    hint
-        What a reader can do with it where it is interactive; empty for nothing special.
-    """
-
-    key: str
-    caption: str
+    key: str  # unique on the page: letters and hyphens
+    caption: str  # what to see in it; a line or two
+    # from the top, or from the left where each has an x axis of its own
     panels: tuple[Panel, ...]
-    x: Axis | None = None
-    height_px: int = 420
+    x: Axis | None = None  # the shared axis; None for panels side by side
+    height_px: int = 420  # on a screen
+    # what a reader can do with it where it is interactive; empty for nothing
+    # special
     hint: str = ""
 
     @property

@@ -29,17 +29,10 @@ def join(parts: Iterable[object], between: str = "") -> Markup:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Return an element.
+    """Return an element; children that are no `Markup` are escaped.
 
-    Parameters
-    ----------
-    name
-        Of the element, such as ``section``.
-    *children
-        Markup, or anything else as escaped text.
-    **attributes
-        A trailing underscore is dropped and others become hyphens (``class_``,
-        ``aria_label``); None leaves one out, True leaves out its value.
+    Of attributes a trailing underscore is dropped and others become hyphens; None and
+    False leave one out, True leaves out its value.
     """
     told = "".join(
         f" {_attribute(key)}"
@@ -75,21 +68,7 @@ def table(
     left: Collection[int] = (),
     class_: str | None = None,
 ) -> Markup:
-    """Return a table whose first column names its rows.
-
-    Parameters
-    ----------
-    caption
-        What the table shows.
-    head
-        Names of the columns.
-    rows
-        Cells, as many a row as `head` has.
-    left
-        Columns of texts, which begin at the left; the first one does anyway.
-    class_
-        Of the table, for its looks.
-    """
+    """Return a table whose first column names its rows; `left` columns hold texts."""
     looks = ["left" if place in left else None for place in range(len(head))]
     body = (_row(row, looks) for row in rows)
     return element(

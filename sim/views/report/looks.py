@@ -49,21 +49,11 @@ def tag(run: Run) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The unit in which a page tells simulated time.
+    """The unit in which a page tells simulated time."""
 
-    Parameters
-    ----------
-    seconds
-        That one unit has.
-    unit
-        Its name.
-    stop_s
-        Where the axis ends, in seconds.
-    """
-
-    seconds: float
-    unit: str
-    stop_s: float
+    seconds: float  # that one unit has
+    unit: str  # its name
+    stop_s: float  # where the axis ends, in seconds
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Clock:

@@ -24,50 +24,25 @@ class Figures(Protocol):
 
     def figure(self, chart: Chart) -> Markup:
         """Return a figure, or the place where a script draws it."""
-        ...
 
     def data(self) -> Markup:
         """Return what the scripts draw; asked for after all figures."""
-        ...
 
     def script(self) -> str | None:
         """Return what the page's own script needs to draw, None if it does not."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section as it stands in the page.
+    """A section as it stands in the page."""
 
-    Parameters
-    ----------
-    key
-        Its anchor.
-    title
-        Its heading.
-    blocks
-        Its contents in order: HTML and figures.
-    """
-
-    key: str
-    title: str
-    blocks: tuple[Markup | Chart, ...]
+    key: str  # its anchor
+    title: str  # its heading
+    blocks: tuple[Markup | Chart, ...]  # its contents in order: HTML and figures
 
 
 def page(title: str, under: Markup, parts: Sequence[Part], figures: Figures) -> str:
-    """Return the whole page.
-
-    Parameters
-    ----------
-    title
-        Of the document, and its first heading.
-    under
-        What stands below the heading.
-    parts
-        The sections.
-    figures
-        What draws their figures.
-    """
+    """Return the whole page."""
     main = element("main", *(_section(part, figures) for part in parts))
     scripts = [_asset("theme.js")]
     drawing = figures.script()

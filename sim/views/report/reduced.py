@@ -91,29 +91,18 @@ class Waits:
 
 @dataclass(slots=True)
 class Reduced:
-    """What the figures draw of the steps, and what the sentences count.
+    """What the figures draw of the steps, and what the sentences count."""
 
-    Parameters
-    ----------
-    stop_s
-        End of the time axis: the last thing that happened, in seconds.
-
-    Attributes
-    ----------
-    states
-        By name as in `STATES`, in fine columns; empty while the engine is idle.
-    averages
-        By name as in `AVERAGES`, and ``num_decode_tokens``, ``num_recomputed_tokens``:
-        means over the steps that start in each coarse column.
-    seconds
-        By name: parts of all steps together, and ``latency_s``.
-    """
-
-    stop_s: float
+    stop_s: float  # end of the time axis: the last thing that happened, in seconds
     num_steps: int = 0
     waits: Waits = field(default_factory=Waits)
+    # by name as in `STATES`, in fine columns; empty while the engine is idle
     states: dict[str, Envelope] = field(default_factory=dict)
+    # by name as in `AVERAGES`, and ``num_decode_tokens``,
+    # ``num_recomputed_tokens``: means over the steps that start in each coarse
+    # column
     averages: dict[str, StepMeans] = field(default_factory=dict)
+    # by name: parts of all steps together, and ``latency_s``
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -128,17 +117,7 @@ class Reduced:
 
 
 def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Reduced:
-    """Read all steps once, batch by batch.
-
-    Parameters
-    ----------
-    steps
-        Columns as in `sim.results.schema.STEPS`.
-    limits
-        Of a batch.
-    after_s
-        Something happened then, which the time axis shall hold, in seconds.
-    """
+    """Read all steps once, batch by batch."""
     stop_s = max(_end_s(steps), after_s) or 1.0
     fine, coarse = StepColumns(stop_s, NUM_FINE), StepColumns(stop_s, NUM_COARSE)
     reduced = Reduced(stop_s, steps.num_steps)

@@ -78,27 +78,13 @@ class ReportError(UserError):
 
 @dataclass(frozen=True)
 class Run:
-    """The results of one run.
+    """The results of one run."""
 
-    Parameters
-    ----------
-    number
-        From 1, in the order given: its colour.
-    label
-        Short, and unlike that of the other runs on the page.
-    path
-        As given.
-    summary
-        Contents of ``summary.json``.
-    config
-        Contents of ``config.yaml``.
-    """
-
-    number: int
-    label: str
-    path: Path
-    summary: Mapping[str, Any]
-    config: Mapping[str, Any]
+    number: int  # from 1, in the order given: its colour
+    label: str  # short, and unlike that of the other runs on the page
+    path: Path  # as given
+    summary: Mapping[str, Any]  # contents of ``summary.json``
+    config: Mapping[str, Any]  # contents of ``config.yaml``
 
     @cached_property
     def requests(self) -> Columns:
@@ -148,13 +134,7 @@ class Source:
 
 
 def find_source(path: Path) -> Source:
-    """Return what kind of results a directory holds.
-
-    Raises
-    ------
-    ReportError
-        If it holds none.
-    """
+    """Return what kind of results a directory holds."""
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
         raise ReportError(
@@ -170,13 +150,7 @@ def find_source(path: Path) -> Source:
 
 
 def load_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
-    """Read what is small of each run, and check that the rest can be read.
-
-    Raises
-    ------
-    ReportError
-        If a file is missing, damaged, or of another version; if there are too many.
-    """
+    """Read what is small of each run, and check that the rest can be read."""
     if len(paths) > MAX_RUNS:
         raise ReportError(
             f"a page compares at most {MAX_RUNS} runs, got {len(paths)}; leave some "
@@ -225,13 +199,7 @@ def _load_run(number: int, label: str, path: Path) -> Run:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a table.
-
-    Raises
-    ------
-    ReportError
-        If it cannot be read, is not JSON, or holds something else.
-    """
+    """Read a JSON file that holds a table."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -242,13 +210,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> Columns:
-    """Read columns of a Parquet file.
-
-    Raises
-    ------
-    ReportError
-        If it cannot be read, or lacks one of them.
-    """
+    """Read columns of a Parquet file."""
     _check_columns(path, names)
     try:
         with pq.ParquetFile(path) as file:

@@ -24,24 +24,6 @@ def resumed_s(path: Path, preempted: Mapping[int, Sequence[int]]) -> Resumed:
 
     Only lines that may hold such a request are taken apart: a schedule has a line a
     step, each with the queues.
-
-    Parameters
-    ----------
-    path
-        A ``schedule.jsonl.zst``.
-    preempted
-        By request, the steps in which it lost its blocks, ascending.
-
-    Returns
-    -------
-    dict
-        By request and step of the preemption, the start of the first later step, in
-        seconds, that computes the request; nothing where none did.
-
-    Raises
-    ------
-    ReportError
-        If the file cannot be read.
     """
     due = sorted((t, request) for request, steps in preempted.items() for t in steps)
     waiting: dict[int, int] = {}

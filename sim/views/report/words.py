@@ -11,19 +11,7 @@ if TYPE_CHECKING:
 
 
 def datum(run: Run, key: str, shown: str, value: object = None) -> Markup:
-    """Return a number as ``<data>``, which carries its full value beside what is shown.
-
-    Parameters
-    ----------
-    run
-        Whose number it is.
-    key
-        Of ``summary.json``; or a name of its own, where `value` is given.
-    shown
-        What the reader sees.
-    value
-        In full; None for that of the summary.
-    """
+    """Return a number as ``<data>``, with its full value (default: the summary's)."""
     return element(
         "data",
         shown,

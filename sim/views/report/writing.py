@@ -11,13 +11,7 @@ from sim.errors import OutputError
 
 
 def check_page(path: Path, *, overwrite: bool) -> None:
-    """Refuse a path that must not or cannot be written, before anything is read.
-
-    Raises
-    ------
-    OutputError
-        With the rule and the remedy.
-    """
+    """Refuse a path that must not or cannot be written, before anything is read."""
     if path.is_dir():
         raise OutputError(f"'{path}' is a directory; give --out a file, such as x.html")
     if path.exists() and not overwrite:
@@ -31,13 +25,7 @@ def check_page(path: Path, *, overwrite: bool) -> None:
 
 
 def write_page(text: str, path: Path, *, overwrite: bool) -> None:
-    """Write a page; an older one stays until the new one is complete.
-
-    Raises
-    ------
-    OutputError
-        If it cannot be written, or has come to be there meanwhile.
-    """
+    """Write a page; an older one stays until the new one is complete."""
     check_page(path, overwrite=overwrite)
     partial: Path | None = None
     try:

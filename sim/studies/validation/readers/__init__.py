@@ -29,13 +29,7 @@ READERS: Final[dict[str, Callable[[str, Path], Observed]]] = {
 
 
 def read(path: Path) -> Observed:
-    """Read a file of measurements, its format told by its content.
-
-    Raises
-    ------
-    MeasuredError
-        When it is not there, of no known format, or malformed.
-    """
+    """Read a file of measurements, its format told by its content."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -51,13 +51,7 @@ def looks_like_prometheus(text: str) -> bool:
 
 
 def read_prometheus(text: str, path: Path) -> Observed:
-    """Read a scrape; the engine must have served nothing before the run.
-
-    Raises
-    ------
-    MeasuredError
-        When it is malformed or holds none of the quantities that are compared.
-    """
+    """Read a scrape; the engine must have served nothing before the run."""
     from prometheus_client.parser import (  # noqa: PLC0415  (this reader only)
         text_string_to_metric_families,
     )

@@ -34,14 +34,7 @@ _ENGINE_COLUMNS: Final = ("engine", "engine_id", "dp_rank", "replica")
 
 
 def read_requests_csv(text: str, path: Path) -> Observed:
-    """Read per-request times.
-
-    Raises
-    ------
-    MeasuredError
-        When a column is missing, a value is no number, or a request ends before it
-        begins.
-    """
+    """Read per-request times."""
     rows = _rows(text, path)
     _check_one_engine(rows, path)
     arrival_s = column(rows, "queued_s" if "queued_s" in rows else "arrival_s", path)
@@ -140,11 +133,6 @@ def read_timeseries(path: Path) -> TimeSeries:
     Columns: `t` (seconds on the requests' clock), and any of `running`, `waiting`,
     `swapped` (not among `waiting`), `kv_cache_pct` (percent). A KV usage that is 0 or
     empty throughout was not recorded, and is left out.
-
-    Raises
-    ------
-    MeasuredError
-        When it cannot be read, has no `t`, or time goes back.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -40,13 +40,7 @@ _STATISTICS: Final = ("mean", "median", "p50", "p90", "p95", "p99")
 
 
 def read_vllm_bench(text: str, path: Path) -> Observed:
-    """Read a result, detailed or not.
-
-    Raises
-    ------
-    MeasuredError
-        When it is not such a result, or its lists differ in length.
-    """
+    """Read a result, detailed or not."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -30,7 +30,6 @@ class OverlayFigure(Protocol):
 
     def __call__(self, runs: Sequence[Run]) -> Figure:
         """Draw."""
-        ...
 
 
 OVERLAYS: dict[str, OverlayFigure] = {

@@ -27,7 +27,6 @@ class SweepFigure(Protocol):
 
     def __call__(self, runs: SweepRuns) -> Figure:
         """Draw."""
-        ...
 
 
 SWEEP_FIGURES: dict[str, SweepFigure] = {

@@ -33,20 +33,13 @@ _LOG_FROM = 30.0
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Draw a number over two keys that were varied, the mean of seeds in each cell.
+    """Draw a number over two keys that were varied, the mean of seeds in each cell."""
 
-    Parameters
-    ----------
-    x, y
-        Keys of the sweep; load and size of the cache unless given, or else the first
-        ones.
-    metric
-        A number of ``summary.json``.
-    """
-
+    # keys of the sweep; load and size of the cache unless given, or else the first
+    # ones
     x: str | None = None
     y: str | None = None
-    metric: str = METRIC
+    metric: str = METRIC  # a number of ``summary.json``
 
     @house_style
     def __call__(self, runs: SweepRuns) -> Figure:
@@ -119,13 +112,7 @@ class HeatMap:
 
 
 def _named(runs: SweepRuns, option: str, key: str | None) -> str | None:
-    """Return the key that a user means, whole or by its end.
-
-    Raises
-    ------
-    NotShownError
-        If it is none of those that were varied.
-    """
+    """Return the key that a user means, whole or by its end."""
     if key is None:
         return None
     found = [each for each in runs.keys if f".{each}".endswith(f".{key}")]

@@ -30,24 +30,12 @@ _LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 
 @dataclass(frozen=True)
 class Series:
-    """One line.
+    """One line."""
 
-    Parameters
-    ----------
-    label
-        What tells it apart.
-    look
-        Colour, line and marker.
-    rows
-        Its runs: of each load all seeds.
-    x
-        Of each row, where it is drawn.
-    """
-
-    label: str
-    look: Mapping[str, Any]
-    rows: pd.DataFrame
-    x: pd.Series[float]
+    label: str  # what tells it apart
+    look: Mapping[str, Any]  # colour, line and marker
+    rows: pd.DataFrame  # its runs: of each load all seeds
+    x: pd.Series[float]  # of each row, where it is drawn
 
     def values(self, name: str) -> tuple[Floats, Floats, Floats, Floats]:
         """Return loads, and of each the mean, the least and the most of a column."""
@@ -74,21 +62,7 @@ def load_of(runs: SweepRuns) -> tuple[pd.Series[float], str]:
 
 
 def series_of(runs: SweepRuns, colour_by: str | None = None) -> list[Series]:
-    """Return a line for each combination of the keys that are no load.
-
-    Parameters
-    ----------
-    runs
-        The runs.
-    colour_by
-        The key whose values have a colour each; the others have a line each. The size
-        of the cache unless given, or else the first key.
-
-    Raises
-    ------
-    ConfigError
-        If there are more lines than can be told apart.
-    """
+    """Return a line for each combination of the keys that are no load."""
     x, _ = load_of(runs)
     others = [key for key in runs.keys if key != runs.load]
     first = colour_by or runs.size or (others[0] if others else None)
@@ -161,19 +135,7 @@ def panels_over_load(
     num_panels: int = 1,
     seeds: str = "lines: means of {}, bands: all of them",
 ) -> Figure:
-    """Return a figure with panels side by side, all over load.
-
-    Parameters
-    ----------
-    runs
-        What is drawn.
-    title
-        What the figure says, in figures.
-    num_panels
-        How many there are.
-    seeds
-        How several seeds are drawn, ``{}`` for how many.
-    """
+    """Return a figure with panels side by side, all over load."""
     figure = titled_figure(title, runs.about(seeds))
     figure.subplots(
         ncols=num_panels,

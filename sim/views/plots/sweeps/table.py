@@ -43,35 +43,19 @@ class NotShownError(UserError):
 
 @dataclass(frozen=True)
 class SweepRuns:
-    """Runs that are done.
+    """Runs that are done."""
 
-    Parameters
-    ----------
-    title
-        What all runs have in common.
-    frame
-        A row for each run: the varied keys, ``seed``, the numbers of its summary, and
-        `PREEMPTION_RATE`.
-    keys
-        The keys that have several values, but for seeds.
-    num_missing
-        Runs that are not done: refused, failed, crashed, or still to come.
-    """
-
-    title: str
+    title: str  # what all runs have in common
+    # a row for each run: the varied keys, ``seed``, the numbers of its summary, and
+    # `PREEMPTION_RATE`
     frame: pd.DataFrame
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # the keys that have several values, but for seeds
+    # runs that are not done: refused, failed, crashed, or still to come
     num_missing: int = 0
 
     @property
     def load(self) -> str:
-        """The key that says how much is asked.
-
-        Raises
-        ------
-        NotShownError
-            If none is varied.
-        """
+        """The key that says how much is asked."""
         for end in LOADS:
             for key in self.keys:
                 if key == end or key.endswith(f".{end}"):
@@ -87,13 +71,7 @@ class SweepRuns:
         return next((key for key in SIZES if key in self.keys), None)
 
     def column(self, name: str) -> str:
-        """Return a column of numbers, or say which there are.
-
-        Raises
-        ------
-        NotShownError
-            If there is none of that name, or it holds no number.
-        """
+        """Return a column of numbers, or say which there are."""
         found = self.frame.get(name)
         if found is not None and found.dtype.kind in "iufb" and found.notna().any():
             return name
@@ -120,13 +98,7 @@ class SweepRuns:
         return f"{most} seeds" if least == most else f"up to {most} seeds"
 
     def about(self, seeds: str) -> str:
-        """Return a line for below the title: what, how many seeds, what is missing.
-
-        Parameters
-        ----------
-        seeds
-            What is said where there are several, ``{}`` for how many.
-        """
+        """Return a line for below the title: what, how many seeds, what is missing."""
         parts = [self.title]
         if self.seeds:
             parts.append(seeds.format(self.seeds))
@@ -136,13 +108,7 @@ class SweepRuns:
 
 
 def read_sweep(directory: Path) -> SweepRuns:
-    """Read the dataset of a sweep.
-
-    Raises
-    ------
-    ResultsError
-        If there is none, or no run is done.
-    """
+    """Read the dataset of a sweep."""
     try:
         data = yaml.safe_load((directory / SPEC).read_text(encoding="utf-8"))
         spec = SweepSpec.model_validate(data)
@@ -169,18 +135,7 @@ def _varies(column: pd.Series[Any] | None) -> bool:
 
 
 def read_plan(plan: Mapping[str, Any]) -> SweepRuns:
-    """Return the runs of a plan's curves: each candidate at shares of its highest rate.
-
-    Parameters
-    ----------
-    plan
-        The contents of ``plan.json``.
-
-    Raises
-    ------
-    ResultsError
-        If the plan found no rate.
-    """
+    """Return the runs of a plan's curves: shares of each candidate's highest rate."""
     rows = [
         {
             "run": i,

@@ -32,21 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page.
+    """A part of the page."""
 
-    Parameters
-    ----------
-    key
-        Its anchor: letters and hyphens.
-    title
-        Its heading.
-    blocks
-        From the runs to its contents in order.
-    """
-
-    key: str
-    title: str
-    blocks: Callable[[Sequence[Run]], Blocks]
+    key: str  # its anchor: letters and hyphens
+    title: str  # its heading
+    blocks: Callable[[Sequence[Run]], Blocks]  # from the runs to its contents in order
 
 
 RUN_SECTIONS: Final = (

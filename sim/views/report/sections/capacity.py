@@ -49,13 +49,7 @@ def show_capacity(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
 
 
 def estimate_of(run: Run) -> CapacityEstimate:
-    """Return the estimate that the summary holds.
-
-    Raises
-    ------
-    ReportError
-        If it is of another version.
-    """
+    """Return the estimate that the summary holds."""
     told = run.summary.get("capacity")
     known: dict[str, Any] = told if isinstance(told, dict) else {}
     names = [each.name for each in fields(CapacityEstimate)]

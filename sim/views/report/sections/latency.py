@@ -146,21 +146,12 @@ def value_axis(title: str, values: Sequence[float]) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Equal windows of arrivals, and what became of the requests of each.
+    """Equal windows of arrivals, and what became of the requests of each."""
 
-    Attributes
-    ----------
-    edges_s
-        Borders in seconds, one more than windows.
-    rate
-        Requests that arrived per second.
-    median, p99
-        By metric, in seconds; NaN without served requests (of p99: without
-        enough of them).
-    """
-
-    edges_s: Floats
-    rate: Floats
+    edges_s: Floats  # borders in seconds, one more than windows
+    rate: Floats  # requests that arrived per second
+    # by metric, in seconds; NaN without served requests (of p99: without enough of
+    # them)
     median: dict[str, Floats]
     p99: dict[str, Floats]
 

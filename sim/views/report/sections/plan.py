@@ -55,13 +55,7 @@ class PlanSection:
 
 
 def load_plan(path: Path) -> Plan:
-    """Read ``plan.json``.
-
-    Raises
-    ------
-    ReportError
-        If it cannot be read, is damaged or of another version.
-    """
+    """Read ``plan.json``."""
     plan = read_json(path / "plan.json")
     if fault := plan_fault(plan):
         raise ReportError(f"'{path / 'plan.json'}' {fault}")

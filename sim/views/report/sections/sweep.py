@@ -49,27 +49,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The runs of a sweep.
+    """The runs of a sweep."""
 
-    Parameters
-    ----------
-    title
-        How many runs, over what.
-    path
-        As given.
-    facts
-        Contents of ``sweep.json``.
-    keys
-        What was varied.
-    rows
-        A table a run, in their order.
-    """
-
-    title: str
-    path: Path
-    facts: Mapping[str, Any]
-    keys: tuple[str, ...]
-    rows: tuple[Row, ...]
+    title: str  # how many runs, over what
+    path: Path  # as given
+    facts: Mapping[str, Any]  # contents of ``sweep.json``
+    keys: tuple[str, ...]  # what was varied
+    rows: tuple[Row, ...]  # a table a run, in their order
 
     @property
     def done(self) -> list[Row]:
@@ -93,13 +79,7 @@ class SweepSection:
 
 
 def load_sweep(path: Path) -> Sweep:
-    """Read the dataset of a sweep.
-
-    Raises
-    ------
-    ReportError
-        If there is none, or it cannot be read.
-    """
+    """Read the dataset of a sweep."""
     facts = read_json(path / "sweep.json")
     files = sorted((path / "runs").glob("*.parquet"))
     if not files:

@@ -106,15 +106,7 @@ def _texts(r: Columns, phase: str) -> tuple[str, ...]:
 
 
 class _Victims:
-    """Preemptions of some requests, and until when each lasted, where it is known.
-
-    Parameters
-    ----------
-    run
-        Whose requests they are.
-    requests
-        Columns of them, in the order of their lines.
-    """
+    """Preemptions of some requests, and until when each lasted, where it is known."""
 
     def __init__(self, run: Run, requests: Columns) -> None:
         p = run.preemptions
