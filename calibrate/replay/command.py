@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from calibrate.harness.outcome import Progress
     from calibrate.replay.predict import Target
-    from calibrate.replay.run import Plan, Replayed
-    from calibrate.replay.timing import Executor
+    from calibrate.replay.run import Executor, Plan, Replayed
     from sim.hardware.models.architecture import ModelArchitecture
 
 _BLOCK_SIZE: Final = 16
@@ -88,7 +87,6 @@ class Request:
 
     @property
     def sample_or_profile(self) -> bool:
-        """Whether something is given that a check does not take."""
         return bool(self.plan.sample or self.profile or self.into or self.out)
 
     def _check_into(self, into: Path) -> None:
@@ -102,13 +100,7 @@ class Request:
 
 
 def run_replay(request: Request) -> int:
-    """Do what the arguments ask; return the exit status.
-
-    Raises
-    ------
-    UserError
-        With what is missing or wrong, in a line.
-    """
+    """Do what the arguments ask; return the exit status."""
     request.checked()
     began_s = time.monotonic()
     schedule = None if request.steps is None else Schedule(request.steps)
@@ -135,8 +127,8 @@ def _need_torch() -> None:
 
 
 def _check(request: Request, schedule: Schedule) -> int:
+    from calibrate.replay.tokens import texts_beside  # noqa: PLC0415
     from calibrate.replay.truth import TOLERANCE, TruthCheck  # noqa: PLC0415 - torch
-    from calibrate.replay.workload import texts_beside  # noqa: PLC0415
 
     place = request.steps
     assert place is not None
@@ -236,7 +228,6 @@ class _Session:
             print(f"{len(steps)} whole steps in {into}: {_correction(fitted)}")
 
     def replay(self, schedule: Schedule, plan: Plan) -> int:
-        """Execute, compare, write and show; return the exit status."""
         from calibrate.replay.output import FILES, show, write_files  # noqa: PLC0415
         from calibrate.replay.predict import Prediction  # noqa: PLC0415
         from calibrate.replay.run import Replay  # noqa: PLC0415

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from calibrate.replay.log import KINDS, kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from calibrate.replay.timing import Timing
     from sim.costs.base import BatchShape, StepCost
 
 GATES: Final = {
@@ -26,6 +25,22 @@ GATES: Final = {
 """Median absolute errors that a kind of step may have, in percent."""
 MAKESPAN_GATE: Final = 5.0
 NUM_WORST: Final = 10
+
+
+class Timing(NamedTuple):
+    """Seconds of a step; medians of several executions."""
+
+    wall_s: float
+    """By the host, from the upload of its inputs until the sampled tokens are there."""
+    device_s: float
+    """Between events of the device: moves, forward pass and sampling."""
+    moves_s: float
+    """The part of `device_s` that swaps and copies take."""
+
+    @property
+    def host_s(self) -> float:
+        """What the host adds before the device begins."""
+        return self.wall_s - self.device_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +174,13 @@ class Comparison:
 
     @property
     def makespan_error(self) -> float:
-        """In percent, with its sign."""
         predicted_s, measured_s = self.makespan()
         return 100.0 * (predicted_s / measured_s - 1.0)
 
     def error_of(self, row: Row) -> float:
-        """Return the error of a step that counts."""
         return row.error if self.judges_whole else row.device_error
 
     def worst(self, count: int = NUM_WORST) -> list[Row]:
-        """Return the steps that are furthest off, worst first."""
         return sorted(self.rows, key=lambda row: -abs(self.error_of(row)))[:count]
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,17 +208,7 @@ class Comparison:
 def compare(
     rows: Iterable[Row], recorded: Mapping[str, int], judges_whole: bool
 ) -> Comparison:
-    """Return the comparison of executed steps.
-
-    Parameters
-    ----------
-    rows
-        One a step.
-    recorded
-        Steps of each kind in the schedule.
-    judges_whole
-        See `Comparison`.
-    """
+    """Return the comparison of executed steps."""
     kept = tuple(rows)
     executed = Counter(row.kind for row in kept)
     kinds = tuple(

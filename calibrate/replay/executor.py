@@ -13,7 +13,7 @@ import torch
 
 from calibrate.gpu.faults import refusing
 from calibrate.kernels import torch_ops
-from calibrate.replay.attend import paged_attend, step_batch
+from calibrate.replay.compare import Timing
 from calibrate.replay.graphs import (
     CAPTURED,
     MOST_GRAPHS,
@@ -24,8 +24,8 @@ from calibrate.replay.graphs import (
     padded_size,
 )
 from calibrate.replay.packing import pack
+from calibrate.replay.pool import paged_attend, step_batch
 from calibrate.replay.stack import Inputs, into_pool
-from calibrate.replay.timing import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from calibrate.gpu.attention import Engines
     from calibrate.replay.log import Step
-    from calibrate.replay.moves import Moves
     from calibrate.replay.packing import Packed
+    from calibrate.replay.pool import Moves
     from calibrate.replay.stack import Attend, Stack
 
     Forward = Callable[[], Tensor]
@@ -48,13 +48,8 @@ class TorchExecutor:
 
     Parameters
     ----------
-    stack
-        The weights.
     moves
-        The pool, one block larger than the schedule's (padded rows write there), and
-        how its blocks are moved.
-    engines
-        For attention variants.
+        The pool is one block larger than the schedule's: padded rows write there.
     variants
         Of "decode_attention" and "mixed_attention", which takes prompts, too.
     use_graphs
@@ -86,7 +81,6 @@ class TorchExecutor:
 
     @property
     def variants(self) -> dict[str, str]:
-        """What steps were run with."""
         graphs = "decodes" if self.uses_graphs else "none"
         return self._variants | self.moves.variants | {"graphs": graphs}
 
@@ -101,12 +95,9 @@ class TorchExecutor:
     def logits(
         self, step: Step, tokens: Sequence[NDArray[np.int64]]
     ) -> NDArray[np.float64]:
-        """Execute a step and return the logits of each query's last token.
+        """Execute a step.
 
-        Returns
-        -------
-        NDArray[np.float64]
-            (num_queries, vocabulary).
+        Return logits (num_queries, vocabulary) of the last tokens.
         """
         with self._current():
             for call in self.moves.calls(step):
@@ -122,11 +113,6 @@ class TorchExecutor:
 
         A step may be repeated: it writes and moves the same again. Token ids are made
         up.
-
-        Raises
-        ------
-        UnsupportedPointError, DeviceFaultError
-            See `calibrate.gpu.faults`.
         """
         with refusing(self.pool.device), self._current():
             rows = [self._once(step) for _ in range(repeats + 1)][1:]
@@ -226,7 +212,6 @@ class _Watch:
         return time.perf_counter()
 
     def mark(self) -> None:
-        """Note a time."""
         self._marks_s.append(time.perf_counter())
 
     def end(self) -> tuple[float, float]:

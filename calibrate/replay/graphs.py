@@ -79,17 +79,7 @@ def graph_shape(plan: DecodePlan, num_seqs: int) -> Shape:
 def padded_plan(
     context_lens: Sequence[int], num_kv_heads: int, num_sms: int, device: torch.device
 ) -> tuple[DecodePlan, Shape]:
-    """Cut contexts as a graph can: few lengths of splits, and items up to its number.
-
-    Parameters
-    ----------
-    context_lens
-        Padded with zeros to a captured batch size.
-    num_kv_heads, num_sms
-        Of the stack, and of the device.
-    device
-        Where the plan is wanted.
-    """
+    """Cut contexts, padded to a captured batch size, as a graph can."""
     from calibrate.kernels.triton_decode import plan_decode  # noqa: PLC0415
     from calibrate.kernels.triton_support import next_power_of_2  # noqa: PLC0415
 
@@ -115,18 +105,9 @@ def padded_plan(
 class DecodeGraph:
     """The forward pass of a batch of decodes, its inputs in fixed places.
 
-    Parameters
-    ----------
-    stack, pool
-        What runs; the pool's last block is nobody's.
-    shape
-        Of the graph.
-    plan
-        The first one; the next are written over it.
-    width
-        Blocks of the longest table.
-    memory
-        Of all graphs. None, as on a CPU, to capture nothing and call the same kernels.
+    The pool's last block is nobody's. `plan` is the first one; the next are written
+    over it. `width` is in blocks, that of the longest table. Without `memory`, as on a
+    CPU, nothing is captured and the same kernels are called.
     """
 
     def __init__(
@@ -208,15 +189,7 @@ class DecodeGraph:
         )
 
     def fill(self, packed: Packed, plan: DecodePlan) -> None:
-        """Write a step's inputs into their places, without waiting.
-
-        Parameters
-        ----------
-        packed
-            At most as many decodes as the graph has, contexts within its width.
-        plan
-            Of `padded_plan`, for this graph's shape.
-        """
+        """Write a step's inputs into their places, without waiting."""
         count = packed.num_queries
         columns = (packed.tokens, packed.positions, packed.slots)
         rows = torch.zeros((3, self._shape.num_seqs), dtype=torch.int64)

@@ -58,7 +58,6 @@ class Step:
 
     @property
     def shape(self) -> BatchShape:
-        """The step as cost models take it."""
         batch = Batch(0)
         for query in self.queries:
             batch.add(query.num_tokens, query.context)
@@ -70,7 +69,6 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
         return kind_of(self.shape)
 
     @property
@@ -108,18 +106,7 @@ class Facts:
 
 
 class Schedule:
-    """A recorded schedule on disk.
-
-    Parameters
-    ----------
-    place
-        The results of ``kvsim run --record schedule``, or the file itself.
-
-    Raises
-    ------
-    UserError
-        When there is none, or it was recorded by a kvsim that left something out.
-    """
+    """A recorded schedule on disk: the results of a run, or the file itself."""
 
     def __init__(self, place: Path) -> None:
         path = place / SCHEDULE_FILE if place.is_dir() else place
@@ -132,13 +119,7 @@ class Schedule:
         self.facts = _facts(read_header(path), path)
 
     def steps(self) -> Iterator[Step]:
-        """Yield all steps that have something to do, in order.
-
-        Raises
-        ------
-        UserError
-            With the file and the step, where a line makes no sense.
-        """
+        """Yield all steps that have something to do, in order."""
         tables = _Tables(self.facts)
         for line in read_log(self.path):
             try:
@@ -176,13 +157,7 @@ def _facts(header: Mapping[str, Any] | None, path: Path) -> Facts:
 
 
 class _Tables:
-    """Block tables after each line, of everybody who is still there.
-
-    Parameters
-    ----------
-    facts
-        Sizes that nothing may exceed, and whether tables belong to sequences of groups.
-    """
+    """Block tables after each line, of all sequences that still hold some."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -191,7 +166,6 @@ class _Tables:
         self._members: dict[str, set[str]] = {}  # sequences, by request
 
     def step(self, line: Mapping[str, Any]) -> Step:
-        """Return the step of the next line."""
         for name, (keep, ids) in line.get("bt", {}).items():
             _check_blocks(ids, self._facts.num_gpu_blocks, "GPU")
             self._tables[name] = self._tables.get(name, [])[:keep] + ids

@@ -29,7 +29,6 @@ class Needs:
 
     @property
     def device(self) -> int:
-        """On the GPU."""
         return self.weights + self.pool
 
 
@@ -49,13 +48,7 @@ def needs(geometry: Geometry, facts: Facts, itemsize: int) -> Needs:
 def check_memory(
     wanted: Needs, num_layers: int, free_bytes: int, free_host_bytes: int
 ) -> None:
-    """Refuse what does not fit.
-
-    Raises
-    ------
-    UserError
-        With the number of layers that would.
-    """
+    """Refuse what does not fit."""
     spare = max(0, free_bytes - SPARE_BYTES)
     pinned = int(HOST_SHARE * free_host_bytes)
     if wanted.device <= spare and wanted.host_pool <= pinned:
@@ -72,5 +65,4 @@ def check_memory(
 
 
 def free_host_bytes() -> int:
-    """Return the free memory of the host, in bytes."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -36,32 +36,19 @@ class Packed:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the batch."""
         return len(self.tokens)
 
     @property
     def num_queries(self) -> int:
-        """Sequences of the batch."""
         return len(self.query_lens)
 
     @property
     def is_decode(self) -> bool:
-        """Whether every query is one token."""
         return self.num_tokens == self.num_queries
 
 
 def pack(step: Step, tokens: Sequence[Ids], block_size: int) -> Packed:
-    """Return the arrays of a step.
-
-    Parameters
-    ----------
-    step
-        With at least one query.
-    tokens
-        Ids of each query's tokens.
-    block_size
-        Tokens a block.
-    """
+    """Return the arrays of a step, which has a query at least."""
     width = max(-(-query.context // block_size) for query in step.queries)
     tables = np.zeros((len(step.queries), width), np.int32)
     positions, slots = [], []

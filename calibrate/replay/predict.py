@@ -48,17 +48,7 @@ class Target:
 class Prediction:
     """Prices of steps, with the host's part and without.
 
-    Parameters
-    ----------
-    target
-        What is run.
-    profile
-        Of the device; None for the datasheet's roofline.
-
-    Raises
-    ------
-    ConfigError, UserError
-        When the profile has no prices of that stack.
+    Without a profile, the datasheet's roofline prices them.
 
     Attributes
     ----------

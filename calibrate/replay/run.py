@@ -6,20 +6,64 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from calibrate.harness.device import DeviceFaultError, UnsupportedPointError
 from calibrate.harness.outcome import Progress
-from calibrate.replay.choose import chosen
-from calibrate.replay.compare import Comparison, Row, compare, row_of
+from calibrate.replay.compare import Comparison, Row, Timing, compare, row_of
+from calibrate.replay.log import KINDS
 from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from calibrate.replay.log import Schedule, Step
     from calibrate.replay.predict import Prediction
-    from calibrate.replay.timing import Executor
+
+
+def shares(counts: Mapping[str, int], most: int) -> dict[str, int]:
+    """Return how many steps of each kind are taken, at most `most` together.
+
+    Every kind gets the same; what a rare kind leaves goes to the others, so that
+    swaps, one step in thousands, are not lost among decodes.
+    """
+    taken: dict[str, int] = {}
+    left = most
+    kinds = sorted(counts, key=lambda kind: (counts[kind], KINDS.index(kind)))
+    for place, kind in enumerate(kinds):
+        taken[kind] = min(counts[kind], left // (len(kinds) - place))
+        left -= taken[kind]
+    return taken
+
+
+def chosen(kinds: Sequence[str], most: int | None) -> list[int]:
+    """Return the places of `most` steps, evenly spaced among those of a kind."""
+    counts = Counter(kinds)
+    if most is None or most >= len(kinds):
+        return list(range(len(kinds)))
+    taken = shares(counts, most)
+    seen: Counter[str] = Counter()
+    places = []
+    for place, kind in enumerate(kinds):
+        number, share = seen[kind], taken[kind]
+        seen[kind] += 1
+        # the next of `share` equal stretches begins here
+        if (number + 1) * share // counts[kind] > number * share // counts[kind]:
+            places.append(place)
+    return places
+
+
+class Executor(Protocol):
+    """Whatever runs steps."""
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """Return what steps are run with, by operation."""
+        ...
+
+    def time(self, step: Step, repeats: int) -> Timing:
+        """Return the medians of `repeats` executions, after one that does not count."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +94,7 @@ class Replayed:
 class Replay:
     """Executes chosen steps of a schedule, in order.
 
-    Parameters
-    ----------
-    schedule
-        As recorded.
-    executor
-        What runs them.
-    prediction
-        What prices them.
-    plan
-        Which.
-    tell
-        Is told how far it is.
-    clock
-        Seconds that pass for whoever waits.
+    `tell` hears how far it is; `clock` gives seconds.
     """
 
     def __init__(
@@ -84,13 +115,7 @@ class Replay:
         self._clock = clock
 
     def run(self) -> Replayed:
-        """Execute, until the last chosen step, the time limit or an interruption.
-
-        Raises
-        ------
-        UserError
-            When the schedule has no step, none was executed, or the device is lost.
-        """
+        """Execute, until the last chosen step, the time limit or an interruption."""
         begin_s = self._clock()
         kinds = [step.kind for step in self._steps()]
         if not kinds:

@@ -11,7 +11,7 @@ from calibrate.gpu.attention import Engines
 from calibrate.harness.geometry import Geometry, geometry_of
 from calibrate.replay.executor import TorchExecutor
 from calibrate.replay.memory import check_memory, free_host_bytes, needs
-from calibrate.replay.moves import Moves
+from calibrate.replay.pool import Moves
 from calibrate.replay.stack import Stack
 from sim.config.generations import generation_of
 from sim.errors import UserError
@@ -38,13 +38,7 @@ _TINY: Final = {
 def replay_geometry(
     model: ModelArchitecture, facts: Facts, num_layers: int | None
 ) -> Geometry:
-    """Return the shapes of the stack that stands for a schedule's model.
-
-    Raises
-    ------
-    UserError
-        When the stack cannot be that model.
-    """
+    """Return the shapes of the stack that stands for a schedule's model."""
     geometry = geometry_of(model, facts.block_size, 1)
     doubts = (
         (facts.tensor_parallel_size != 1, "one GPU, not tensor parallelism"),
@@ -104,26 +98,9 @@ def gpu_executor(
     use_graphs: bool,
     seed: int,
 ) -> TorchExecutor:
-    """Return the stack on a GPU, its pool full of random numbers.
+    """Return the stack on a GPU.
 
-    Parameters
-    ----------
-    gpu
-        Of `calibrate.gpu.detect.find_gpu`.
-    geometry, facts
-        Shapes, and sizes of the pools.
-    variants
-        Of operations, as a profile's fit names them; what it does not name is the best
-        that is here.
-    use_graphs
-        Whether steps of decodes are CUDA graphs.
-    seed
-        Of weights and contents.
-
-    Raises
-    ------
-    UserError
-        When it does not fit, or a variant is not here.
+    A variant that is not named is the best that is here.
     """
     device, dtype = gpu.timers.device, DTYPES[geometry.dtype]
     free_bytes, _ = torch.cuda.mem_get_info(device)

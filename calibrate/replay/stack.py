@@ -62,15 +62,7 @@ class Inputs:
 
 
 def into_pool(pool: Tensor, slots: Tensor) -> Write:
-    """Return what writes keys and values into their slots of a paged pool.
-
-    Parameters
-    ----------
-    pool
-        (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim).
-    slots
-        (num_tokens,), int64; see `torch_ops.write_cache`.
-    """
+    """Return what writes keys and values into (num_tokens,) slots of a pool."""
 
     def write(layer: int, keys: Tensor, values: Tensor) -> None:
         caches = (pool[layer, 0], pool[layer, 1])
@@ -80,7 +72,6 @@ def into_pool(pool: Tensor, slots: Tensor) -> Write:
 
 
 def weight_bytes(geometry: Geometry, itemsize: int | None = None) -> int:
-    """Return the bytes that the stack's weights take."""
     shapes = geometry.gemms
     layer = sum(n * k for name, (n, k) in shapes.items() if name != "head")
     head = shapes["head"][0] * shapes["head"][1]
@@ -88,19 +79,7 @@ def weight_bytes(geometry: Geometry, itemsize: int | None = None) -> int:
 
 
 class Stack:
-    """The weights, and one forward pass.
-
-    Parameters
-    ----------
-    geometry
-        Shapes, of one rank that is all there is.
-    max_positions
-        Tokens of the longest sequence.
-    generator
-        Of the weights; on `device`.
-    dtype, device
-        Of weights and activations.
-    """
+    """The weights of one rank that is all there is, and one forward pass."""
 
     def __init__(
         self,
@@ -150,19 +129,7 @@ class Stack:
         attend: Attend,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits of each query's last token, (num_queries, vocabulary).
-
-        Parameters
-        ----------
-        inputs
-            Of the step.
-        write
-            Keeps the new keys and values of a layer; see `into_pool`.
-        attend
-            Attention over what was kept.
-        out
-            Where the logits go; None for a tensor of their own.
-        """
+        """Return the logits of each query's last token, (num_queries, vocabulary)."""
         cosine, sine = self.cosine[inputs.positions], self.sine[inputs.positions]
         hidden = functional.embedding(inputs.tokens, self.embedding)
         residual = torch.zeros_like(hidden)

@@ -11,8 +11,11 @@ import zlib
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import pandas as pd
 
+from sim.config.tables import load_config
 from sim.errors import UserError
+from sim.simulation.workload import make_workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
     Ids = NDArray[np.int64]
+    from pathlib import Path
 
 _EMPTY = -1
 
@@ -53,39 +57,29 @@ def mixed(stream: int, first: int, end: int) -> Ids:
 
 
 class MadeUpTexts:
-    """Texts of a schedule whose workload nobody knows."""
+    """Texts of a schedule whose workload is not known."""
 
     def prompt(self, request: str) -> Ids | None:
-        """See `Texts.prompt`."""
         del request
         return None
 
     def output(self, query: Query, first: int, end: int) -> Ids:
-        """See `Texts.output`: every sequence has one of its own."""
         return mixed(zlib.crc32(query.name.encode()), first, end)
 
 
 class WorkloadTexts:
-    """Texts of the requests that a run served.
-
-    Parameters
-    ----------
-    specs
-        The workload's, by id of the engine's request as text.
-    """
+    """Texts of the requests that a run served, by id of the request as text."""
 
     def __init__(self, specs: Mapping[str, RequestSpec]) -> None:
         self._specs = specs
         self._own = MadeUpTexts()
 
     def prompt(self, request: str) -> Ids | None:
-        """See `Texts.prompt`."""
         spec = self._specs[request]
         parts = [mixed(segment, 0, count) for segment, count in spec.prompt]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def output(self, query: Query, first: int, end: int) -> Ids:
-        """See `Texts.output`; a prompt may quote the answer of another request."""
         spec = self._specs[query.request]
         if spec.num_sequences > 1:
             return self._own.output(query, first, end)
@@ -96,14 +90,9 @@ class WorkloadTexts:
 class TokenPool:
     """Token ids of all blocks, on the GPU and on the CPU.
 
-    Parameters
-    ----------
-    facts
-        Sizes.
-    texts
-        What sequences say. Where they do not know it, a sequence that begins with a
-        context (a hit in the prefix cache, or a fork) continues what its blocks hold.
-        A beam that takes over another's text is none that can be followed.
+    Where `texts` do not know it, a sequence that begins with a context (a hit in the
+    prefix cache, or a fork) continues what its blocks hold. A beam that takes over
+    another's text is none that can be followed.
     """
 
     def __init__(self, facts: Facts, texts: Texts) -> None:
@@ -134,7 +123,6 @@ class TokenPool:
         return self._texts[name]
 
     def forget(self, name: str) -> None:
-        """Drop the tokens of a sequence."""
         self._texts.pop(name, None)
 
     def _slots(self, query: Query, first: int) -> tuple[Ids, Ids]:
@@ -177,3 +165,18 @@ class TokenPool:
                 f"own at position {at}; the schedule moves or shares blocks wrongly, "
                 "or is of a beam search, which cannot be followed"
             )
+
+
+def texts_beside(place: Path) -> Texts:
+    """Return what the requests of a run say; made-up texts beside a lone schedule."""
+    config_path, requests_path = place / "config.yaml", place / "requests.parquet"
+    if not (config_path.is_file() and requests_path.is_file()):
+        return MadeUpTexts()
+    config = load_config(config_path)
+    specs = {
+        spec.request_id: spec
+        for spec in make_workload(config.workload, config.seed).requests()
+    }
+    columns = pd.read_parquet(requests_path, columns=["request_id", "parent_id"])
+    pairs = zip(columns["request_id"], columns["parent_id"], strict=True)
+    return WorkloadTexts({str(request): specs[parent] for request, parent in pairs})

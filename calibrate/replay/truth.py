@@ -68,7 +68,7 @@ def _attended(
 
 @dataclass(slots=True)
 class Truth:
-    """What was compared."""
+    """How much was compared, and how far off it was at most."""
 
     num_steps: int = 0
     num_logits: int = 0
@@ -78,17 +78,7 @@ class Truth:
 
 
 class TruthCheck:
-    """Executes a schedule from its beginning and compares.
-
-    Parameters
-    ----------
-    facts
-        Sizes.
-    texts
-        What sequences say; None for made-up ones.
-    seed
-        Of the weights.
-    """
+    """Executes a schedule from its beginning on a tiny stack and compares logits."""
 
     def __init__(self, facts: Facts, texts: Texts | None = None, seed: int = 0) -> None:
         self.executor = tiny_executor(facts, seed, torch.float64)
@@ -98,13 +88,7 @@ class TruthCheck:
         self._seen: dict[str, dict[int, tuple[int, NDArray[np.float64]]]] = {}
 
     def run(self, steps: Iterable[Step]) -> Truth:
-        """Execute all steps, and return what was compared.
-
-        Raises
-        ------
-        ReplayError
-            At the first block or logit that is not what the sequence says.
-        """
+        """Execute all steps, and return what was compared."""
         for step in steps:
             self._step(step)
         for name in list(self._seen):

@@ -15,7 +15,7 @@ from sim.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from calibrate.replay.timing import Executor
+    from calibrate.replay.run import Executor
     from sim.costs.profile import Profile
     from sim.hardware.models.architecture import ModelArchitecture
 
@@ -55,15 +55,7 @@ def _num_tokens(batch: Batch) -> int:
 
 
 def whole_steps(facts: Facts, seed: int) -> Iterator[Step]:
-    """Yield the steps of `BATCHES` that fit a pool, over random blocks.
-
-    Parameters
-    ----------
-    facts
-        Sizes; a sequence is no longer than ``max_model_len``.
-    seed
-        Of the block tables.
-    """
+    """Yield the steps of `BATCHES` that fit a pool, over random blocks."""
     for number, batch in enumerate(BATCHES):
         longest = max(context for _, _, context in batch)
         size = facts.block_size
@@ -87,11 +79,6 @@ def measured_steps(
     """Return entries of a profile's ``steps``: shape, seconds, and how it was run.
 
     Steps that do not fit the device are left out.
-
-    Raises
-    ------
-    UserError
-        When none was executed, or the device is lost.
     """
     found, reason = [], "none fits the pool"
     for step in whole_steps(facts, seed):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from calibrate.replay.compare import Timing
 from calibrate.replay.log import Facts, Schedule
-from calibrate.replay.timing import Timing
 from calibrate.replay.tokens import WorkloadTexts
 from sim.simulation.workload import make_workload
 from tests.sim.recordings import lines_of, listed, record

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from calibrate.harness.device import DeviceFaultError, UnsupportedPointError
-from calibrate.replay.choose import chosen, shares
 from calibrate.replay.command import facts_without_schedule
 from calibrate.replay.log import Schedule, kind_of
 from calibrate.replay.memory import GIB, Needs, check_memory
 from calibrate.replay.predict import Prediction, Target
-from calibrate.replay.run import Plan, Replay
+from calibrate.replay.run import Plan, Replay, chosen, shares
 from calibrate.replay.whole import BATCHES, measured_steps, whole_steps, with_steps
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
