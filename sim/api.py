@@ -19,11 +19,10 @@ from sim.studies.planning import solve
 from sim.studies.planning.spec import load_plan
 from sim.studies.prefixes import need
 from sim.studies.prefixes.report import CurveQuestion, prefix_report
+from sim.studies.sweeps.dataset import RowMaker, text_keys
 from sim.studies.sweeps.expand import Sweep
 from sim.studies.sweeps.job import Job
-from sim.studies.sweeps.local import LocalExecutor, num_cpus
-from sim.studies.sweeps.rows import RowMaker, text_keys
-from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.local import LocalExecutor, SerialExecutor, num_cpus
 from sim.studies.sweeps.spec import load_sweep
 from sim.studies.sweeps.supplies import gather
 from sim.studies.sweeps.task import run_summary

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim.cli.plot import plot
-from sim.studies.sweeps.checks import check_runs
-from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.expand import Sweep, check_runs
 from sim.studies.sweeps.spec import load_sweep
 from sim.views.plots import FIGURES
 from sim.views.plots.sweeps import SWEEP_FIGURES

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from sim.cli.main import run as kvsim
-from sim.studies.sweeps.checks import check_runs
-from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.expand import Sweep, check_runs
 from sim.studies.sweeps.ranges import KINDS, parse_range
 from sim.studies.sweeps.spec import SweepSpec, load_sweep
 from tests.shared import ROOT

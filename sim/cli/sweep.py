@@ -67,9 +67,8 @@ def sweep(
     from sim.cli.output.sweep import sweep_progress
     from sim.results.output import check_output
     from sim.studies.sweeps import directory as folder
-    from sim.studies.sweeps.checks import check_runs, check_size
-    from sim.studies.sweeps.expand import Sweep
-    from sim.studies.sweeps.session import run_sweep
+    from sim.studies.sweeps.expand import Sweep, check_runs, check_size
+    from sim.studies.sweeps.session import executor_for, run_sweep
     from sim.studies.sweeps.spec import load_sweep
 
     _check_options(workers, address, resume=resume, overwrite=overwrite)
@@ -87,7 +86,7 @@ def sweep(
         folder.check_same(directory, facts)
     else:
         check_output(directory, overwrite=overwrite, files=folder.SWEEP_FILES)
-    executor = _executor(workers, address, jobs)
+    executor = executor_for(jobs, workers, address)
     with executor:  # joins its cluster, if there is one, before anything is written
         if not resume:
             folder.begin(directory, plan.file.given, facts, overwrite=overwrite)
@@ -125,20 +124,6 @@ def _check_options(
         raise ConfigError(
             "--resume keeps what there is and --overwrite deletes it; leave one out"
         )
-
-
-def _executor(
-    workers: int | None, address: str | None, jobs: Sequence[Job]
-) -> Executor:
-    from sim.studies.sweeps.supplies import gather
-
-    if address is None:
-        from sim.studies.sweeps.local import LocalExecutor
-
-        return LocalExecutor(workers, gather(jobs))
-    from sim.studies.sweeps.ray_cluster import RayExecutor
-
-    return RayExecutor(address, gather(jobs, at_least=1))
 
 
 def _print_runs(plan: Sweep, jobs: Sequence[Job], *, as_json: bool) -> None:

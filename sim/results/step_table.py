@@ -87,18 +87,24 @@ class ParquetSteps:
 
 
 class MemorySteps:
-    """Steps that stay in memory: sink and table in one, at most 270 bytes a step."""
+    """Steps that stay in memory: sink and table in one, at most 270 bytes a step.
 
-    def __init__(self) -> None:
+    With `columns`, copies of those are kept, in place of all of them as they come.
+    """
+
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
         self.num_steps = 0
+        self._columns = columns
         self._batches: list[Batch] = []
         self._frame: pd.DataFrame | None = None
 
     def write(self, batch: Batch) -> bool:
-        # keeps the arrays: a copy would be as much again
-        self._batches.append({name: batch[name] for name in schema.STEPS})
         self.num_steps += len(batch["step"])
-        return True
+        if self._columns is None:  # a copy would be as much again
+            self._batches.append({name: batch[name] for name in schema.STEPS})
+            return True
+        self._batches.append({name: batch[name].copy() for name in self._columns})
+        return False
 
     def close(self) -> MemorySteps:
         return self

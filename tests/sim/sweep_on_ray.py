@@ -17,8 +17,8 @@ from ray.cluster_utils import Cluster
 
 from sim.cli.main import run as kvsim
 from sim.studies.sweeps.expand import Sweep
+from sim.studies.sweeps.local import SerialExecutor
 from sim.studies.sweeps.ray_cluster import RayExecutor
-from sim.studies.sweeps.serial import SerialExecutor
 from sim.studies.sweeps.spec import load_sweep
 from sim.studies.sweeps.supplies import gather
 from sim.studies.sweeps.task import run_summary

@@ -14,10 +14,15 @@ import yaml
 
 from sim.config.files import parse_yaml
 from sim.config.overrides import put
-from sim.studies.sweeps.columns import to_column
-from sim.studies.sweeps.dataset import RunDataset
+from sim.studies.sweeps.dataset import (
+    RowMaker,
+    RunDataset,
+    flow,
+    summary_of,
+    text_keys,
+    to_column,
+)
 from sim.studies.sweeps.job import Job, Outcome
-from sim.studies.sweeps.rows import RowMaker, flow, summary_of, text_keys
 from tests.shared import ROOT
 from tests.sim.commands import files
 from tests.sim.sweep_files import seeded_jobs, tiny

@@ -12,8 +12,7 @@ import yaml
 from sim.config.overrides import put
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.studies.sweeps.checks import check_runs, check_size
-from sim.studies.sweeps.expand import Sweep, value_at
+from sim.studies.sweeps.expand import Sweep, check_runs, check_size, value_at
 from sim.studies.sweeps.spec import load_sweep
 from tests.sim.sweep_files import sweep_of, tiny, write_sweep
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
-from sim.studies.sweeps.attempts import CRASHED, Attempts
 from sim.studies.sweeps.directory import identity
-from sim.studies.sweeps.local import LocalExecutor
-from sim.studies.sweeps.perform import perform_several
-from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.job import CRASHED, Attempts
+from sim.studies.sweeps.local import LocalExecutor, SerialExecutor
 from sim.studies.sweeps.session import Tally, run_sweep
-from sim.studies.sweeps.task import run_summary
+from sim.studies.sweeps.task import perform_several, run_summary
 from tests.sim.sweep_files import CRASHER, by_index, seeded_jobs, sweep_of
 from tests.sim.sweep_tasks import (
     add_one,

@@ -14,12 +14,10 @@ from sim.config.trace_shelf import PackedShelf, ReadTrace, key_of, pack
 from sim.simulation.run import simulate
 from sim.studies.sweeps.directory import identity
 from sim.studies.sweeps.job import Job
-from sim.studies.sweeps.local import LocalExecutor
-from sim.studies.sweeps.perform import perform
-from sim.studies.sweeps.relocation import Relocation
-from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.local import LocalExecutor, SerialExecutor
+from sim.studies.sweeps.ray_cluster import Relocation
 from sim.studies.sweeps.supplies import gather, named_files
-from sim.studies.sweeps.task import run_summary
+from sim.studies.sweeps.task import perform, run_summary
 from tests.shared import ROOT, shared
 from tests.sim.commands import TRACE
 from tests.sim.sweep_files import by_index, tiny

@@ -12,9 +12,8 @@ from sim.studies.planning.configurations import configurations
 from sim.studies.planning.crew import Crew, StoppedError
 from sim.studies.planning.planner import Planner
 from sim.studies.planning.report import plan_json
+from sim.studies.sweeps import session
 from sim.studies.sweeps.job import Job
-from sim.studies.sweeps.local import LocalExecutor
-from sim.studies.sweeps.supplies import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,33 +97,17 @@ def _row(each: Mapping[str, Any]) -> dict[str, Any]:
 def executor_for(
     plan: PlanConfig, workers: int | None = None, address: str | None = None
 ) -> Executor:
-    """Return where a plan is simulated; traces are read once, here.
-
-    Raises
-    ------
-    ConfigError
-        If an address is given and ray is not installed.
-    """
-    table = {"workload": plan.workload.model_dump(), "engine": plan.engine}
-    supplies = gather([Job(0, {}, _example(plan, table))], at_least=1)
-    if address is None:
-        return LocalExecutor(workers, supplies)
-    from sim.studies.sweeps.ray_cluster import RayExecutor  # noqa: PLC0415  # an extra
-
-    executor: Executor = RayExecutor(address, supplies)
-    return executor
-
-
-def _example(plan: PlanConfig, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration of some candidate: what all of them read is in it."""
+    """Return what a plan is simulated on; its traces are read once, here."""
+    # The configuration of some candidate: what all of them read is in it.
     chosen = {key: values[0] for key, values in plan.tables[0].items()}
-    workload = {k: v for k, v in table["workload"].items() if v is not None}
-    return {
+    workload = {k: v for k, v in plan.workload.model_dump().items() if v is not None}
+    run = {
         "workload": workload,
-        "engine": {**table["engine"], **chosen},
+        "engine": {**plan.engine, **chosen},
         "cost": dict(plan.cost),
         "seed": plan.seed,
     }
+    return session.executor_for([Job(0, {}, run)], workers, address, at_least=1)
 
 
 def solve(

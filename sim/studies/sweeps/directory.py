@@ -33,7 +33,7 @@ SWEEP_FILES = ResultFiles(
 
 
 def identity(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Return what must be the same for a sweep to go on: runs, files, packages."""
+    """Return what must stay the same for a sweep to go on: runs, files, packages."""
     digest = sha256()
     paths: set[str] = set()
     for job in jobs:
@@ -56,14 +56,7 @@ def begin(
     *,
     overwrite: bool,
 ) -> None:
-    """Make the folder of a new sweep.
-
-    Raises
-    ------
-    OutputError
-        If it exists and must not be replaced, another sweep is at work in it, or it
-        cannot be written.
-    """
+    """Make the folder of a new sweep, unless another one is at work in it."""
     is_there = overwrite and (directory / _IDENTITY).is_file()
     with (
         held(directory) if is_there else nullcontext(),
@@ -75,13 +68,7 @@ def begin(
 
 
 def check_same(directory: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse to go on with a sweep that is not this one.
-
-    Raises
-    ------
-    OutputError
-        If there is none in the folder, or it is another one.
-    """
+    """Refuse to go on with a sweep that is not this one."""
     try:
         found = json.loads((directory / _IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -117,13 +104,7 @@ def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str | Non
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder.
-
-    Raises
-    ------
-    OutputError
-        If another one is at work there.
-    """
+    """Keep other sweeps out of a folder; raise OutputError if one is at work there."""
     try:
         import fcntl  # noqa: PLC0415  (not everywhere)
     except ImportError:

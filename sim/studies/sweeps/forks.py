@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
-_WORKER = "sim.studies.sweeps.worker"
+_WORKER = "sim.studies.sweeps.task"
 
 
 def start_method() -> str:
@@ -36,7 +36,7 @@ def warm_up() -> None:
 def signals_held_back() -> Iterator[None]:
     """Start processes that no Ctrl-C can reach before they know what to do with it.
 
-    They begin with it held back, and `sim.studies.sweeps.worker.begin` decides.
+    They begin with it held back, and `sim.studies.sweeps.task.begin` decides.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

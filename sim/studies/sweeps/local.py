@@ -1,4 +1,4 @@
-"""Runs in processes of this machine."""
+"""Runs on this machine: in this process, one after the other, or in processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from sim.errors import UserError
-from sim.studies.sweeps import worker
-from sim.studies.sweeps.attempts import Attempt, Attempts
 from sim.studies.sweeps.forks import signals_held_back, start_method, warm_up
-from sim.studies.sweeps.perform import perform_several
+from sim.studies.sweeps.job import Attempt, Attempts
 from sim.studies.sweeps.supplies import NOTHING, Supplies
+from sim.studies.sweeps.task import begin, perform, perform_several, ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,17 +42,43 @@ _MOST_FALSE_STARTS = 3
 
 
 def num_cpus() -> int:
-    """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
+class SerialExecutor:
+    """Carries runs out in this process: what other executors must give, too."""
+
+    num_workers = 1
+
+    def __init__(self, supplies: Supplies = NOTHING) -> None:
+        self._supplies = supplies
+        self._stopping = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
+        shelf = self._supplies.shelf()
+        for job in jobs:
+            if self._stopping:
+                return
+            with shelf.at_hand():
+                outcome = perform(job, task)
+            yield outcome
+
+    def stop(self) -> None:
+        self._stopping = True
+
+
 class LocalExecutor:
-    """See `sim.studies.sweeps.job.Executor`: a pool of one process for each worker.
+    """Carries runs out in a pool of one process for each worker.
 
     A pool each, because a process that dies breaks its pool: the others do not notice.
-    Whoever was running in it is tried again, the last time alone; see `Attempts`.
+    What was running in it is tried again, the last time alone; see `Attempts`.
 
     Parameters
     ----------
@@ -87,17 +112,9 @@ class LocalExecutor:
             slot.join()
 
     def stop(self) -> None:
-        """See `Executor.stop`."""
         self._stopping = True
 
     def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
-        """See `Executor.run`.
-
-        Raises
-        ------
-        UserError
-            If workers cannot be started.
-        """
         attempts = Attempts(jobs)
         try:
             while not self._stopping:
@@ -106,7 +123,7 @@ class LocalExecutor:
                     return
                 yield from self._collected(attempts, wait_s=_POLL_S)
             yield from self._last(attempts)
-        finally:  # nobody will ask for what is still going on
+        finally:  # nothing will ask for what is still going on
             for slot in self._slots:
                 slot.give_up()
 
@@ -123,7 +140,6 @@ class LocalExecutor:
                 slot.submit(few, task)
 
     def _num_together(self) -> int:
-        """Return how many runs a worker is given at once."""
         if self._latest_s > _TOGETHER_S / 2:
             return 1
         return min(_MOST_TOGETHER, int(_TOGETHER_S / max(self._latest_s, 1e-6)))
@@ -174,7 +190,7 @@ def _arrived(
 def _buried(slot: _Slot, attempts: Attempts) -> Outcome | None:
     """Clear a slot whose process died: the first in line was at work.
 
-    Of several that it had at once nobody knows which: each is run again, by itself.
+    Of several that it had at once each is run again, by itself.
     """
     (suspects, started_s), *waiting = slot.going.values()
     is_false_start = slot.bury()
@@ -235,10 +251,10 @@ class _Slot:
             self._pool = ProcessPoolExecutor(
                 1,
                 mp_context=self._context.context,
-                initializer=worker.begin,
+                initializer=begin,
                 initargs=(dict(self._supplies.traces),),
             )
-            self._ready = self._pool.submit(worker.ready)
+            self._ready = self._pool.submit(ready)
         self._processes = processes
         return self._pool
 
@@ -250,18 +266,7 @@ class _Slot:
             self.join()
 
     def bury(self) -> bool:
-        """Give up a worker that died.
-
-        Returns
-        -------
-        bool
-            Whether it never came to work.
-
-        Raises
-        ------
-        UserError
-            If this has happened several times in a row.
-        """
+        """Give up a worker that died; return whether it never came to work."""
         self.going.clear()
         assert self._ready is not None
         is_false_start = self._ready.exception() is not None
@@ -276,12 +281,10 @@ class _Slot:
         return is_false_start
 
     def kill(self) -> None:
-        """End the worker, whatever it is doing."""
         for process in self._processes:
             process.kill()
 
     def join(self) -> None:
-        """Wait until the worker is gone."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool, self._ready, self._processes = None, None, []

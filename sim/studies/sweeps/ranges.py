@@ -19,18 +19,12 @@ _FORMS = "{uniform: [0.5, 2.0]}, {log: [1, 100]}, {int: [1, 8]}, {choice: [a, b]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values that a key may take.
-
-    Parameters
-    ----------
-    kind
-        One of `KINDS`.
-    bounds
-        Lowest and highest value, both included; of ``choice`` all values.
-    """
+    """Values that a key may take."""
 
     kind: str
+    """One of `KINDS`."""
     bounds: tuple[Any, ...]
+    """Lowest and highest value, both included; of ``choice`` all values."""
 
     def at(self, share: float) -> Any:
         """Return the value below which `share` of the range lies, from 0 up to 1."""
@@ -47,13 +41,7 @@ class Range:
         return min(high, int(low * ((high + 1) / low) ** share))
 
     def points(self, num: int) -> list[Any]:
-        """Return `num` values from the lowest to the highest, evenly spaced.
-
-        Raises
-        ------
-        ValueError
-            If there are not so many different ones.
-        """
+        """Return `num` different values from lowest to highest, evenly spaced."""
         low, high = self.bounds[0], self.bounds[-1]
         shares = [i / (num - 1) for i in range(num)] if num > 1 else [0.0]
         if self.kind in ("uniform", "int"):
@@ -63,7 +51,7 @@ class Range:
         if self.kind in ("int", "log_int"):
             values = [round(value) for value in values]
         else:
-            # 0.30000000000000004 is nobody's value.
+            # no 0.30000000000000004
             values = [float(f"{value:.12g}") for value in values]
         if len(set(values)) < num:
             raise ValueError(
@@ -74,13 +62,7 @@ class Range:
 
 
 def parse_range(value: object) -> Range:
-    """Return the range that a table such as ``{log: [1, 100]}`` describes.
-
-    Raises
-    ------
-    ValueError
-        With the rule, the value and the remedy.
-    """
+    """Return the range that a table such as ``{log: [1, 100]}`` describes."""
     if not isinstance(value, dict) or len(value) != 1:
         raise ValueError(f"should be a range such as {_FORMS}, got {_shown(value)}")
     ((kind, bounds),) = value.items()
@@ -96,13 +78,7 @@ def parse_range(value: object) -> Range:
 
 
 def parse_values(value: object) -> list[Any]:
-    """Return the values of a grid's key: a list, or a range with ``num`` of them.
-
-    Raises
-    ------
-    ValueError
-        With the rule, the value and the remedy.
-    """
+    """Return the values of a grid's key: a list, or a range with ``num`` of them."""
     if not isinstance(value, dict):
         return distinct(value)
     rest = {key: each for key, each in value.items() if key != "num"}
@@ -121,13 +97,7 @@ def parse_values(value: object) -> list[Any]:
 
 
 def distinct(values: object) -> list[Any]:
-    """Return a list that is not empty and holds no value twice.
-
-    Raises
-    ------
-    ValueError
-        If it is anything else.
-    """
+    """Return a list that is not empty and holds no value twice; refuse all else."""
     if not isinstance(values, list) or not values:
         raise ValueError(f"should be a list of values, not empty, got {_shown(values)}")
     seen = set()

@@ -1,9 +1,10 @@
-"""Runs on a Ray cluster that exists already."""
+"""Runs on a Ray cluster that exists already, and files of users on its nodes."""
 
 from __future__ import annotations
 
 import socket
 import tempfile
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -11,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sim.errors import ConfigError, UserError
 from sim.results.summary import versions
-from sim.studies.sweeps.attempts import Attempt, Attempts
-from sim.studies.sweeps.perform import perform
-from sim.studies.sweeps.relocation import Relocation
+from sim.studies.sweeps.job import Attempt, Attempts
 from sim.studies.sweeps.supplies import NOTHING, Supplies
+from sim.studies.sweeps.task import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sim.studies.sweeps.job import Job, Outcome, Task
 
@@ -29,7 +29,7 @@ _KNOCK_S = 5.0
 
 
 class RayExecutor:
-    """See `sim.studies.sweeps.job.Executor`: a task of one processor for each run.
+    """Carries runs out as tasks of one processor each.
 
     Traces and users' files go into the object store once, from where each node takes
     them once. Runs of a worker or node that dies are tried again; see `Attempts`.
@@ -67,13 +67,6 @@ class RayExecutor:
         self._num_workers = 0
 
     def __enter__(self) -> Self:
-        """Join the cluster.
-
-        Raises
-        ------
-        UserError
-            If there is none at the address.
-        """
         ray = self._ray
         if not ray.is_initialized():
             try:
@@ -91,7 +84,6 @@ class RayExecutor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End what is running, and leave the cluster."""
         self._give_up()
         self._outfit = []
         if self._is_ours:
@@ -109,17 +101,9 @@ class RayExecutor:
         return self._num_workers
 
     def stop(self) -> None:
-        """See `Executor.stop`."""
         self._stopping = True
 
     def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
-        """See `Executor.run`.
-
-        Raises
-        ------
-        UserError
-            If a node has other packages than this one.
-        """
         attempts = Attempts(jobs)
         try:
             while not self._stopping:
@@ -129,7 +113,7 @@ class RayExecutor:
                 self._ray.wait(list(self._going), num_returns=1, timeout=_POLL_S)
                 yield from self._collected(attempts)
             yield from self._collected(attempts)
-        finally:  # nobody will ask for what is still going on
+        finally:  # nothing will ask for what is still going on
             self._give_up()
 
     def _give_up(self) -> None:
@@ -172,13 +156,7 @@ class RayExecutor:
 
 
 def _knock(address: str) -> None:
-    """See whether anybody listens: Ray would end this process if nobody did.
-
-    Raises
-    ------
-    OSError
-        If nobody does.
-    """
+    """Raise OSError if nothing listens there: Ray would end this process then."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
@@ -187,21 +165,10 @@ def _knock(address: str) -> None:
 def run_on_node(
     outfit: list[Any], job: Job, task: Task, expected: dict[str, str]
 ) -> Outcome:
-    """Carry out a job on a node; the outcome is that of any other place.
+    """Carry out a job on a node; refuse if its packages are not the `expected` ones.
 
-    Parameters
-    ----------
-    outfit
-        A reference to `Supplies`, in a list: whoever has it already need not fetch it.
-    job, task
-        See `perform`.
-    expected
-        Versions of the packages where the sweep was started.
-
-    Raises
-    ------
-    UserError
-        If this node has others.
+    `outfit` is a reference to `Supplies`, in a list: a process that has them already
+    need not fetch them.
     """
     for name, version in versions().items():
         if version != expected[name]:
@@ -230,3 +197,71 @@ def _runner(ref: Any) -> Callable[[Job, Task], Outcome]:
             return relocation.restored(perform(relocation.moved(job), task))
 
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Where the files that configurations name lie on this machine."""
+
+    places: Mapping[str, str]
+    """From the path where the sweep was started to the one here."""
+
+    @classmethod
+    def into(cls, directory: Path, files: Mapping[str, bytes]) -> Relocation:
+        """Write the files, by absolute path, that are not here into `directory`."""
+        places = {}
+        for name, content in files.items():
+            path = Path(name)
+            if _holds(path, content):
+                continue
+            here = directory.joinpath(*path.parts[1:])  # whose name may be told
+            here.parent.mkdir(parents=True, exist_ok=True)
+            here.write_bytes(content)
+            places[name] = str(here)
+            if path.name == "config.json":  # a model may be named by its folder
+                places[str(path.parent)] = str(here.parent)
+        return cls(places)
+
+    def moved(self, job: Job) -> Job:
+        return (
+            replace(job, config=self._with_places(job.config)) if self.places else job
+        )
+
+    def restored(self, outcome: Outcome) -> Outcome:
+        """Name the files in an outcome as they are where the sweep was started."""
+        if not self.places:
+            return outcome
+        error = outcome.error
+        return replace(
+            outcome,
+            summary=self._with_names(outcome.summary),
+            error=None if error is None else self._with_names(error),
+        )
+
+    def _with_places(self, value: Any) -> Any:
+        if isinstance(value, str):
+            name, colon, cls = value.rpartition(":")
+            if colon and name in self.places:
+                return f"{self.places[name]}:{cls}"
+            return self.places.get(value, value)
+        return _each(value, self._with_places)
+
+    def _with_names(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for name, here in self.places.items():
+                value = value.replace(here, name)
+            return value
+        return _each(value, self._with_names)
+
+
+def _each(value: Any, change: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: change(each) for key, each in value.items()}
+    return [change(each) for each in value] if isinstance(value, list) else value
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False

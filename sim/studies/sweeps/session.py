@@ -1,12 +1,13 @@
-"""One go at a sweep: from its first run, or from where it was interrupted."""
+"""A session of a sweep: from its first run, or from where it was interrupted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sim.studies.sweeps.dataset import RunDataset
-from sim.studies.sweeps.rows import RowMaker, summary_of, text_keys
+from sim.studies.sweeps.dataset import RowMaker, RunDataset, summary_of, text_keys
+from sim.studies.sweeps.local import LocalExecutor
+from sim.studies.sweeps.supplies import gather
 from sim.studies.sweeps.task import run_summary
 
 if TYPE_CHECKING:
@@ -21,28 +22,19 @@ _MOST_PROBLEMS = 5
 
 @dataclass
 class Tally:
-    """What came of the runs of a session.
-
-    Parameters
-    ----------
-    num_runs
-        Runs of the whole sweep.
-    counts
-        How many ended in which way, earlier sessions included.
-    run_wall_s
-        Seconds of all runs of this session, together.
-    problems
-        The first few that are not done, a line each.
-    """
+    """What came of the runs of a session."""
 
     num_runs: int
+    """Runs of the whole sweep."""
     counts: dict[str, int] = field(default_factory=dict)
+    """Runs by their status, earlier sessions included."""
     run_wall_s: float = 0.0
+    """Seconds of all runs of this session, together."""
     problems: list[str] = field(default_factory=list)
+    """The first few runs that are not done, a line each."""
 
     @property
     def num_ended(self) -> int:
-        """Runs that have come to their end."""
         return sum(self.counts.values())
 
     @property
@@ -52,8 +44,22 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no run is left."""
         return self.num_ended == self.num_runs
+
+
+def executor_for(
+    jobs: Sequence[Job], workers: int | None, address: str | None, *, at_least: int = 2
+) -> Executor:
+    """Return what carries out jobs: processes here or, at an address, a Ray cluster.
+
+    Traces that `at_least` so many jobs have are read once, here; for a cluster, whose
+    nodes cannot read them, all are.
+    """
+    if address is None:
+        return LocalExecutor(workers, gather(jobs, at_least))
+    from sim.studies.sweeps.ray_cluster import RayExecutor  # noqa: PLC0415  (an extra)
+
+    return RayExecutor(address, gather(jobs, at_least=1))
 
 
 def run_sweep(
@@ -65,20 +71,10 @@ def run_sweep(
     on_outcome: Callable[[Tally], None] | None = None,
     task: Task = run_summary,
 ) -> Tally:
-    """Carry out the runs that are not in the dataset yet.
+    """Carry out those of the sweep's jobs that are not in the dataset yet.
 
-    Parameters
-    ----------
-    sweep, jobs
-        The sweep, and all of its runs.
-    directory
-        Of the dataset; see `RunDataset`.
-    executor
-        Open; if it is stopped, what was finished is kept.
-    on_outcome
-        Called at the beginning, and whenever a run has ended.
-    task
-        What a run does.
+    If the executor, which is open, is stopped, what was finished is kept. `on_outcome`
+    is called at the beginning, and whenever a run has ended.
     """
     keys = sweep.spec.keys
     rows = RowMaker(keys, text_keys(jobs, keys), sweep.spec.repeats)

@@ -109,24 +109,15 @@ class SweepSpec(ConfigTable):
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
-    """A sweep as it was read.
-
-    Parameters
-    ----------
-    spec
-        What is varied.
-    base
-        The configuration that it is varied over, as plain data.
-    directory
-        Where relative paths are looked for, after the working directory.
-    given
-        The file's own data, with `base` in place of its path: runs again as it is.
-    """
+    """A sweep as it was read."""
 
     spec: SweepSpec
     base: Mapping[str, Any]
+    """The configuration that is varied, as plain data."""
     directory: Path
+    """Where relative paths are looked for, after the working directory."""
     given: Mapping[str, Any]
+    """The file's own data, with `base` in place of its path: runs again as it is."""
 
 
 def load_sweep(path: Path | str, overrides: Overrides = ()) -> SweepFile:

@@ -23,21 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Supplies:
-    """What all runs share, read once where the runs are handed out.
-
-    Parameters
-    ----------
-    traces
-        Traces that were read, packed; by their table in the configuration.
-    files
-        Contents by absolute path: users' modules, profiles, models, datasheets.
-    """
+    """What all runs share, read once where the runs are handed out."""
 
     traces: Mapping[str, bytes] = field(default_factory=dict)
+    """Traces that were read, packed; by their table in the configuration."""
     files: Mapping[str, bytes] = field(default_factory=dict)
+    """Contents by absolute path: users' modules, profiles, models, datasheets."""
 
     def shelf(self) -> PackedShelf:
-        """Return the traces, for a process that runs jobs."""
         return PackedShelf(self.traces)
 
 
@@ -45,16 +38,9 @@ NOTHING = Supplies()
 
 
 def gather(jobs: Iterable[Job], at_least: int = 2) -> Supplies:
-    """Read what runs share.
+    """Read the files that runs name, and traces that `at_least` so many of them have.
 
     A trace that cannot be read is left to the runs, which will say so.
-
-    Parameters
-    ----------
-    jobs
-        The runs.
-    at_least
-        Traces are read here that so many runs have. 1 where runs cannot read files.
     """
     uses: Counter[str] = Counter()
     first: dict[str, Mapping[str, Any]] = {}
@@ -117,13 +103,12 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
 
 
 class _Readers:
-    """Takes down which readers a workload makes."""
+    """A shelf that holds no trace, and notes which readers a workload makes."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, TraceReader] = {}
 
     def instead_of(self, table: Mapping[str, Any], reader: TraceReader) -> TraceReader:
-        """See `sim.config.trace_shelf.Shelf.instead_of`."""
         self.by_key[key_of(table)] = reader
         return reader
 

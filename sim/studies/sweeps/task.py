@@ -1,39 +1,39 @@
-"""What a run of a sweep does: simulate, and return the summary."""
+"""What a run of a sweep does, in whichever process, and what a worker process is.
+
+Workers are forked from a process that has imported this module: with it comes what
+nearly every run needs.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
+from sim.config.trace_shelf import PackedShelf, keep_at_hand
+from sim.errors import UserError
 from sim.results.step_table import MemorySteps
 from sim.simulation.run import Simulation
+from sim.studies.sweeps.forks import STOP_SIGNALS
+from sim.studies.sweeps.job import Outcome
+from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from sim.results.step_table import Batch
+    from sim.studies.sweeps.job import Job, Status, Task
 
 _COLUMNS = ("step", "start_s", "latency_s", "num_waiting")
-"""Columns of steps that a summary is made of, beside the recorder's totals."""
-
-
-class SummarySteps(MemorySteps):
-    """Steps as far as a summary needs them: 28 bytes each in place of 240."""
-
-    def write(self, batch: Batch) -> bool:
-        """See `StepSink.write`."""
-        self._batches.append({name: batch[name].copy() for name in _COLUMNS})
-        self.num_steps += len(batch["step"])
-        return False
-
-
-def lean(simulation: Simulation) -> Simulation:
-    """Let a simulation keep no more of its steps than its summary needs.
-
-    The summary is the same; figures and tables of steps are not to be had.
-    """
-    simulation.recorder.sink = SummarySteps()
-    return simulation
+"""Columns of steps that a summary is made of, beside the recorder's totals: 28 bytes a
+step in place of 240."""
 
 
 def run_summary(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -49,4 +49,72 @@ def run_summary(config: Mapping[str, Any]) -> Mapping[str, Any]:
     UserError, WorkloadError
         If it cannot be run.
     """
-    return lean(Simulation(parse_config(dict(config)))).run().summary
+    simulation = Simulation(parse_config(dict(config)))
+    simulation.recorder.sink = MemorySteps(_COLUMNS)
+    return simulation.run().summary
+
+
+def perform(job: Job, task: Task) -> Outcome:
+    """Carry out a job in this process.
+
+    Whatever goes wrong is in the outcome. The same job and task give the same outcome
+    but for `Outcome.wall_s`, in any process of any machine with the same packages.
+    """
+    started_s = perf_counter()
+    status: Status = "done"
+    summary: Mapping[str, Any] | None = None
+    error: str | None = None
+    try:
+        # As text and back: plain data only, whichever way it travels on.
+        summary = json.loads(json.dumps(task(job.config), allow_nan=False))
+    except (UserError, WorkloadError) as refusal:
+        status, error = "refused", " ".join(str(refusal).split())
+    except (Exception, SystemExit) as fault:
+        status, error = "failed", _traceback(fault)
+    return Outcome(job.index, status, summary, error, perf_counter() - started_s)
+
+
+def perform_several(jobs: Sequence[Job], task: Task, most_s: float) -> list[Outcome]:
+    """Carry out at least one job, and no further one after `most_s` seconds."""
+    started_s = perf_counter()
+    outcomes = []
+    for job in jobs:
+        outcomes.append(perform(job, task))
+        if perf_counter() - started_s >= most_s:
+            break
+    return outcomes
+
+
+def _traceback(fault: BaseException) -> str:
+    """Return the traceback from the task on: what called it is the engine's affair."""
+    frames = fault.__traceback__
+    inner = frames.tb_next if frames is not None else None
+    lines = traceback.format_exception(type(fault), fault, inner or frames)
+    return "".join(lines).rstrip("\n")
+
+
+def begin(traces: Mapping[str, bytes]) -> None:
+    """Set a worker process up: it leaves when its parent says so, or is gone.
+
+    `traces` are those of `sim.studies.sweeps.supplies.Supplies`.
+    """
+    # Ctrl-C reaches all processes of a terminal; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    keep_at_hand(PackedShelf(traces))
+    # Many runs at once on one terminal: what matters of them is in their rows.
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def ready() -> int:
+    return os.getpid()

@@ -8,8 +8,8 @@ import yaml
 
 from sim.studies.planning.solve import PlanResult, solve
 from sim.studies.planning.spec import load_plan
-from sim.studies.sweeps.perform import perform
-from sim.studies.sweeps.serial import SerialExecutor
+from sim.studies.sweeps.local import SerialExecutor
+from sim.studies.sweeps.task import perform
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
