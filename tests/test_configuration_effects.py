@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.config.generations import GENERATION_KEYS, OURS
 from sim.config.tables import EngineConfig, parse_config
 from sim.config.workload import SOURCES, WorkloadConfig
 from sim.errors import ConfigError, SwapSpaceError
 from sim.results.schema import TRAFFIC
+from sim.scheduler.generations import GENERATION_KEYS, OURS
 from sim.simulation.run import simulate
 from tests.sim.test_config import minimal
 from tests.test_configuration_page import meanings

@@ -15,12 +15,12 @@ from calibrate.harness.command import Lines
 from calibrate.harness.device import MissingError
 from calibrate.replay.log import Facts, Schedule
 from sim.cli.main import EXIT_INTERRUPTED
-from sim.config.generations import DEFAULT_GENERATION, generation_of
 from sim.costs.profile import Profile, read_profile
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.output import check_output, output_directory
+from sim.scheduler.generations import DEFAULT_GENERATION, generation_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.errors import UserError
 from sim.scheduler.batch import Batch
+from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.log.files import SCHEDULE_FORMAT, read_header, read_log
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ Pairs = tuple[tuple[int, int], ...]
 SCHEDULE_FILE: Final = "schedule.jsonl.zst"
 KINDS: Final = ("decode", "mixed", "prefill", "swap", "copy")
 """What steps are told apart by; a step that moves blocks is of the last two."""
-_OF_REQUESTS: Final = frozenset({"v1", "vllm", "hf_fifo"})
-"""Schedulers whose tables belong to requests; the others have groups of sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,9 @@ class _Tables:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._groups = facts.scheduler not in _OF_REQUESTS
+        generation = GENERATIONS.get(facts.scheduler)
+        # tables belong to sequences, or to requests where each is one
+        self._groups = generation is None or generation.schedules_groups
         self._tables: dict[str, list[int]] = {}
         self._members: dict[str, set[str]] = {}  # sequences, by request
 

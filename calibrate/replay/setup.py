@@ -13,8 +13,8 @@ from calibrate.replay.executor import TorchExecutor
 from calibrate.replay.memory import check_memory, free_host_bytes, needs
 from calibrate.replay.pool import Moves
 from calibrate.replay.stack import Stack
-from sim.config.generations import generation_of
 from sim.errors import UserError
+from sim.scheduler.generations import generation_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ from sim.errors import ConfigError, UserError
 from workloads.errors import WorkloadError
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 USER_MODULE_PREFIX = "kvsim_user_"
@@ -45,7 +45,7 @@ def build(
     table: Mapping[str, type],
     config: Mapping[str, Any],
     where: str,
-    context: Mapping[str, Any] | None = None,
+    context: Mapping[str, Any] | Callable[[type], Mapping[str, Any]] | None = None,
     more_keys: Iterable[str] = (),
 ) -> Any:
     """Construct what `config` describes.
@@ -59,8 +59,9 @@ def build(
     where
         Path of the table in the configuration, for messages.
     context
-        Arguments that the engine provides to constructors that name them; ``**more``
-        stands for what the next constructor in line names.
+        Arguments that the engine provides to constructors that name them, or what
+        returns them for a class; ``**more`` stands for what the next constructor in
+        line names.
     more_keys
         Keys of the same table that are somebody else's, for the messages.
 
@@ -77,7 +78,7 @@ def build(
         )
     cls = table[kind] if kind in table else _load(kind, table, where)
     given = {key: value for key, value in config.items() if key != "kind"}
-    context = context or {}
+    context = context(cls) if callable(context) else context or {}
     parameters = inspect.signature(cls).parameters
     settable = [name for name in parameters if name not in context]
     if not _takes_any(parameters):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -15,18 +15,21 @@ from pydantic import (
 )
 
 from sim.config.files import find_files, read_yaml
-from sim.config.generations import (
-    GENERATION_KEYS,
-    GENERATIONS,
-    Generation,
-    generation_of,
-    owners,
-)
 from sim.config.overrides import Overrides, override
 from sim.config.plug import did_you_mean
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
+from sim.scheduler.generation import Generation
+from sim.scheduler.generations import (
+    GENERATION_KEYS,
+    GENERATIONS,
+    generation_of,
+    owners,
+)
+
+if TYPE_CHECKING:
+    from sim.scheduler.generation import Generation
 
 Limit = Annotated[float, Field(gt=0)]
 
@@ -131,14 +134,9 @@ class EngineConfig(ConfigTable):
         if generation is None:
             return data
         data = dict(generation.defaults) | data
-        if generation.is_hosted and data.get("engine_version") is None:
-            from sim.scheduler.hosted.api import (  # noqa: PLC0415
-                installed_version,
-                nearest_release,
-            )
-
+        if generation.release is not None and data.get("engine_version") is None:
             # Kept with the results: another release would be another run.
-            data["engine_version"] = nearest_release(installed_version())
+            data["engine_version"] = generation.release()
         return data
 
     @field_validator("pipeline_parallel_size", mode="before")

@@ -7,12 +7,15 @@ model's choice, too; it follows from the request's seed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cache.sequences import SequenceStatus
+from sim.engine.sampling import sample
+from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
+    from sim.engine.stepwise import Sampler
     from sim.scheduler.groups.output import GroupSchedulerOutput
     from sim.scheduler.groups.scheduler import GroupScheduler
     from sim.scheduler.groups.sequence import Sequence, SequenceGroup
@@ -21,18 +24,10 @@ if TYPE_CHECKING:
 _RUNNING = SequenceStatus.RUNNING
 
 
-class GroupSampler(Protocol):
-    """How the output of a step of groups appears."""
-
-    def __call__(
-        self, output: GroupSchedulerOutput, step: int, end_s: float
-    ) -> list[Request]:
-        """Process a step's output; return the requests that it finished."""
-        ...
-
-
-def sampler_for(scheduler: GroupScheduler) -> GroupSampler:
-    """Return the output processing of the scheduler's generation."""
+def sampler_for(scheduler: Any) -> Sampler:
+    """Return the output processing that a scheduler expects."""
+    if not schedules_groups(scheduler):
+        return sample
     if scheduler.num_initial_sequences_is_width:
         return FixedWidthSampler(scheduler)
     return ForkingSampler(scheduler)

@@ -7,32 +7,18 @@ with ``start_s`` and ``end_s``. What a replay on a GPU or a trace viewer needs.
 from __future__ import annotations
 
 import json
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sim.errors import ConfigError
-from sim.scheduler import SCHEDULERS
-from sim.scheduler.groups.output import GroupSchedulerOutput
-from sim.scheduler.groups.scheduler import GroupScheduler
-from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
-from sim.scheduler.hosted.scheduler import VllmScheduler
+from sim.scheduler.generations import GENERATIONS, generation_behind
 from sim.scheduler.log.files import SCHEDULE_FORMAT
-from sim.scheduler.log.hf_fifo import HfFifoLog
-from sim.scheduler.log.hosted import VllmLog
-from sim.scheduler.log.lines import (
-    GroupLog,
-    Line,
-    Names,
-    StepLog,
-    V1Lines,
-    V1Log,
-    names_of,
-)
+from sim.scheduler.log.lines import Line, Names, StepLog, names_of
+from sim.scheduler.log.v1 import V1Lines
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.fast import FastV1Scheduler
-from sim.scheduler.v1.scheduler import V1Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -92,6 +78,9 @@ class FastV1Log(V1Lines):
         del is_new
         return self._tables.change(name, self.scheduler.tables.block_ids(request))
 
+    def requests(self) -> list[Request]:
+        return [*self.scheduler.waiting, *self.scheduler.running]
+
     def queues(self) -> Line:
         """See `StepLog.queues`."""
         return {
@@ -122,17 +111,12 @@ def log_of(scheduler: Any, names: Names) -> StepLog:
     """
     if isinstance(scheduler, FastV1Scheduler):
         return FastV1Log(scheduler, names)
-    if isinstance(scheduler, V1Scheduler):
-        return V1Log(scheduler, names)
-    if isinstance(scheduler, VllmScheduler):
-        return VllmLog(scheduler, names)
-    if isinstance(scheduler, FIFOScheduler):
-        return HfFifoLog(scheduler, names)
-    for generation, kind in SCHEDULERS.items():
-        if isinstance(scheduler, kind) and isinstance(scheduler, GroupScheduler):
-            return GroupLog(scheduler, names, generation)
+    generation = generation_behind(scheduler)
+    if generation is not None:
+        log: StepLog = generation.parts().log(scheduler, names)
+        return log
     raise ConfigError(
-        f"--record schedule is built for the schedulers {', '.join(SCHEDULERS)} and "
+        f"--record schedule is built for the schedulers {', '.join(GENERATIONS)} and "
         f"those derived of them; {type(scheduler).__name__} has no log format, leave "
         f"it out"
     )
@@ -195,20 +179,16 @@ class ScheduleFile:
         scheduler: Any,
     ) -> None:
         """See `sim.engine.stepwise.StepListener`."""
-        del cost
+        del cost, scheduler
         line: Line = {"t": step, "start_s": float(start_s)}  # the clock begins with 0
         if aborted := self._aborted():
             line["abort"] = names_of(aborted, self._names)
             self._forget(aborted)
         line |= self._log.batch(output) | self._log.queues()
-        if isinstance(output, GroupSchedulerOutput) and output.scheduled_seq_groups:
-            line["seqs"] = [
-                [list(query) for query in entry.queries]
-                for entry in output.scheduled_seq_groups
-            ]
+        line |= self._log.queries(output)
         line.pop("hashes", None)  # the fast path does not count them
         self._line = line
-        self._queued = _queued(scheduler)
+        self._queued = self._log.requests()
         self._forget(output.ignored)
 
     def _aborted(self) -> list[Request]:
@@ -242,12 +222,3 @@ class ScheduleFile:
         self._texts.append("")  # ends the last line
         self._stream.write("\n".join(self._texts).encode())
         self._texts.clear()
-
-
-def _queued(scheduler: Any) -> list[Request]:
-    """Return all requests that a scheduler knows."""
-    swapped = getattr(scheduler, "swapped", ())
-    known = chain(scheduler.waiting, scheduler.running, swapped)
-    if isinstance(scheduler, GroupScheduler):
-        return [group.request for group in known if group.request is not None]
-    return list(known)

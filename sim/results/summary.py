@@ -17,6 +17,7 @@ from sim.results.metrics import (
     sessions,
     throughput,
 )
+from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.victims import VICTIMS
 from workloads.columns import largest
 
@@ -167,7 +168,8 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
     if (
         engine.scheduling_policy == "priority"
         and chunks
-        and scheduler_name(config) == "v0"
+        and engine.scheduler_kind in GENERATIONS
+        and not engine.generation.heeds_priority_in_chunks
     ):
         warnings.append(
             "engine.scheduling_policy: v0 heeds priorities only without chunked prefill"

@@ -150,3 +150,8 @@ class Scheduler(Protocol):
     def check(self) -> None:
         """Prove the invariants of queues and blocks in O(n)."""
         ...
+
+
+def schedules_groups(scheduler: object) -> bool:
+    """Whether the samples of a prompt are one scheduled unit, not one request each."""
+    return bool(getattr(type(scheduler), "schedules_groups", False))

@@ -6,9 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError
-from cache.v0.evictor import EVICTORS, Evictor
-from cache.v1.policies import CACHE_POLICIES, CachePolicy
-from sim.config.generations import GENERATIONS
+from cache.v0.evictor import Evictor
+from cache.v1.policies import CachePolicy
 from sim.config.plug import build
 from sim.errors import ConfigError
 from sim.simulation.future_reads import WorkloadReads
@@ -46,8 +45,9 @@ def evictor_factory(
         if isinstance(config.evictor, str)
         else dict(config.evictor or {})
     )
-    if config.generation is GENERATIONS["v0"]:
-        make = partial(build, EVICTORS, table, "engine.evictor")
+    parts = config.generation.parts()
+    if parts.evictor_role is Evictor:
+        make = partial(build, parts.evictors, table, "engine.evictor")
         _check_evictor(make(), kind)
         return make
     context = {
@@ -55,7 +55,7 @@ def evictor_factory(
         "num_blocks": capacity.num_gpu_blocks - 1,
         "future": WorkloadReads(specs, config.block_size),
     }
-    make = partial(build, CACHE_POLICIES, table, "engine.evictor", context)
+    make = partial(build, parts.evictors, table, "engine.evictor", context)
     try:
         _check_policy(make(), kind)
     except CacheError as error:

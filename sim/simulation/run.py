@@ -25,10 +25,9 @@ from sim.engine.clients import (
 from sim.engine.conditions import FAST_SCHEDULERS, why_stepwise
 from sim.engine.fast import FastEngine
 from sim.engine.requests import requests_of
-from sim.engine.sampling import sample
 from sim.engine.sampling_groups import sampler_for
 from sim.engine.session_client import SessionClient
-from sim.engine.stepwise import Engine, Sampler
+from sim.engine.stepwise import Engine
 from sim.errors import ConfigError, SchedulerError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -37,11 +36,12 @@ from sim.results.metrics import goodput
 from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
-from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.base import schedules_groups
 from sim.scheduler.v1.exact import NotExactError
 from sim.scheduler.v1.fast import FastV1Scheduler
 from sim.simulation import intervals
-from sim.simulation.assemble import make_capacity, make_cost_model, make_scheduler
+from sim.simulation.assemble import make_capacity, make_cost_model
+from sim.simulation.schedulers import make_scheduler
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
 from workloads.errors import WorkloadWarning
@@ -140,7 +140,7 @@ class Simulation:
 
     def _make_client(self) -> Client:
         factory = RequestFactory(self.capacity.max_model_len)
-        if isinstance(self.scheduler, GroupScheduler):
+        if schedules_groups(self.scheduler):
             return GroupClient(factory)
         self.warnings += summary.fan_out_warnings(self.specs)
         return FanOutClient(factory)
@@ -192,7 +192,7 @@ class Simulation:
                 self.scheduler,
                 self.cost_model,
                 self.recorder,
-                sample=_sampler(self.scheduler),
+                sample=sampler_for(self.scheduler),
                 admission_check=admission_check,
             )
         self.env.process(self._arrivals(engine, client))
@@ -411,11 +411,6 @@ def _garbage_collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _sampler(scheduler: Scheduler) -> Sampler:
-    """Return how the output of the scheduler's steps appears."""
-    return sampler_for(scheduler) if isinstance(scheduler, GroupScheduler) else sample
 
 
 def with_intervals(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sim.config.generations import OURS
 from sim.config.tables import parse_config
 from sim.engine.sampling import sample
 from sim.errors import ConfigError
@@ -24,6 +23,7 @@ from sim.scheduler.admission import (
 )
 from sim.scheduler.admission.output_lengths import OutputLengths
 from sim.scheduler.admission.past_future import _peak
+from sim.scheduler.generations import OURS
 from sim.scheduler.victims import VICTIMS
 from sim.scheduler.views import EngineView, RequestView, WaitingRequest
 from sim.simulation.run import Simulation, simulate

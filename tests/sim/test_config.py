@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from sim.config.files import parse_yaml
-from sim.config.generations import OURS
 from sim.config.tables import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
+from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation, simulate
 from tests.shared import ROOT
 

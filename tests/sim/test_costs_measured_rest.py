@@ -2,11 +2,11 @@
 
 import pytest
 
-from sim.config.generations import OURS
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.base import GraphRule, SwapRule
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
+from sim.scheduler.generations import OURS
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, chunk, decodes
 from tests.sim.test_costs_measured import entry, write
 from tests.sim.test_costs_pricer import (

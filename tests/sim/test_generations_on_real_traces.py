@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.config.generations import OURS
 from sim.config.tables import parse_config
+from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
 from tests.shared import shared
 

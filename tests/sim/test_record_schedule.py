@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.config.generations import OURS
 from sim.results.schedule import ScheduleFile
+from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
 from sim.studies.conformance import DecisionDriver, first_difference, read_log
 from sim.studies.conformance.workload import parse_workload

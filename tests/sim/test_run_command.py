@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from sim.cli.main import run as kvsim
-from sim.config.generations import OURS
 from sim.results import schema
+from sim.scheduler.generations import OURS
 from tests.sim.commands import TRACE, files, refused, trace_config
 from tests.sim.test_config import minimal, write
 

@@ -10,7 +10,7 @@ from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
 from sim.engine.sampling import sample
 from sim.errors import ConfigError, SchedulerError
-from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.hf_fifo import HF_FIFO
 from sim.scheduler.request import RequestStatus
 from sim.simulation.run import Simulation, simulate
 from tests.shared import ROOT, shared
@@ -39,7 +39,7 @@ class Engine:
             "enable_prefix_caching": False,
             "safety_margin": 0.0,
         }
-        self.scheduler = FIFOScheduler(**arguments | changes)
+        self.scheduler = HF_FIFO.make(arguments | changes)
         self.num_added = self.num_steps = 0
 
     def add(self, num_prompt: int, num_output: int, **more: Any) -> Request:

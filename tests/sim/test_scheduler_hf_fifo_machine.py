@@ -16,12 +16,13 @@ from hypothesis.stateful import (
 
 from sim.engine.sampling import sample
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.hf_fifo import HF_FIFO
 from tests.sim import policies
 from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
     from sim.scheduler.hf_fifo.batch import HfFifoOutput
+    from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
     from sim.scheduler.request import Request
 
 MAX_MODEL_LEN = 60
@@ -51,7 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(arguments=engines())
     def set_up(self, arguments: dict[str, Any]) -> None:
-        self.policy = FIFOScheduler(**arguments)
+        self.policy = HF_FIFO.make(arguments)
         self.live: list[Request] = []
         self.num_added = self.num_finished = self.num_aborted = 0
         self.num_steps = 0

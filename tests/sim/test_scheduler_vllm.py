@@ -12,10 +12,10 @@ import pytest
 
 from cache.tokens import SegmentTokens
 from sim.errors import SchedulerError
+from sim.scheduler.hosted import VLLM
 from sim.scheduler.hosted import api as vllm_api
 from sim.scheduler.hosted import scheduler as hosting
 from sim.scheduler.hosted.api import VllmApi, installed_version, nearest_release
-from sim.scheduler.hosted.scheduler import VllmScheduler
 from sim.scheduler.hosted.tokens import HostedTokens
 from sim.scheduler.request import Request
 from sim.studies.conformance.conform import compare
@@ -24,6 +24,7 @@ from sim.studies.conformance.random_v1 import as_workload, random_workload
 from tests.sim.fake_vllm import Inner, SchedulerConfig, fake_api, load_from, modules
 
 if TYPE_CHECKING:
+    from sim.scheduler.hosted.scheduler import VllmScheduler
     from sim.studies.conformance import DecisionWorkload
 
 SMALL = {
@@ -38,7 +39,7 @@ SMALL = {
 def made(api: VllmApi, **more: Any) -> VllmScheduler:
     arguments: dict[str, Any] = SMALL | more
     with patch.object(hosting, "load_api", lambda: api):
-        return VllmScheduler(**arguments)
+        return VLLM.make({"enable_prefix_caching": True} | arguments)
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.config.generations import OURS
 from sim.config.tables import parse_config
 from sim.costs.constant import ConstantCost
 from sim.errors import ConfigError
+from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
 from tests.sim.build import Run
 from tests.sim.closed_loops import chat_config, check_sending_times, listed, turn

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.config.generations import GENERATIONS
 from sim.config.tables import parse_config
 from sim.costs import RooflineCost
 from sim.costs.base import SwapRule
@@ -24,6 +23,7 @@ from sim.costs.transfers import (
 )
 from sim.errors import ConfigError
 from sim.hardware.gpus import GPUS
+from sim.scheduler.generations import GENERATIONS
 from sim.simulation.run import simulate
 from tests.sim.test_config import minimal
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, ROUND, TINY, bare, decodes

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.config.generations import OURS
 from sim.config.tables import parse_config
 from sim.engine.sampling import sample
 from sim.errors import ConfigError, SchedulerError
 from sim.scheduler.block_space import cacheflow, v0_2
-from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
+from sim.scheduler.generations import OURS
+from sim.scheduler.hf_fifo import HF_FIFO
 from sim.scheduler.v0 import scheduler as v0
 from sim.scheduler.victims import (
     VICTIMS,
@@ -345,15 +345,16 @@ def test_groups_are_chosen_among_those_without_a_slot(kind: Any) -> None:
 
 def test_hf_fifo_evicts_whom_the_policy_names_among_the_starved() -> None:
     def evicted(policy: VictimPolicy | None) -> list[int]:
-        policed = FIFOScheduler(
-            10,
-            4,
-            max_num_batched_tokens=64,
-            max_num_seqs=8,
-            max_model_len=30,
-            enable_prefix_caching=False,
-            safety_margin=0.0,
-            preemption_victim=policy,
+        policed = HF_FIFO.make(
+            {
+                "num_gpu_blocks": 10,
+                "block_size": 4,
+                "max_num_batched_tokens": 64,
+                "max_num_seqs": 8,
+                "max_model_len": 30,
+                "safety_margin": 0.0,
+                "preemption_victim": policy,
+            }
         )
         for index, length in enumerate((3, 7, 3)):
             facts = spec(index, float(index), length, 12)

@@ -47,6 +47,7 @@ class Scheduler(BlockSpaceScheduler):
     Source: vLLM 0.1.0, ``vllm/core/scheduler.py``.
     """
 
+    generation = "cacheflow"
     num_initial_sequences_is_width = True
 
     def __init__(

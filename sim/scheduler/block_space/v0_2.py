@@ -38,6 +38,8 @@ class Scheduler(BlockSpaceScheduler):
     Source: vLLM 0.2.7, ``vllm/core/scheduler.py``.
     """
 
+    generation = "v0_2"
+
     def __init__(
         self,
         scheduler_config: SchedulerConfig,

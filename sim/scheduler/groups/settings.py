@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
@@ -50,10 +50,10 @@ class SchedulerConfig:
     max_model_len: int
     max_paddings: int = 256
     preemption_mode: PreemptionMode | None = None
-    policy: str = "fcfs"
+    policy: str = field(default="fcfs", metadata={"key": "scheduling_policy"})
     enable_chunked_prefill: bool = False
     num_lookahead_slots: int = 0
-    delay_factor: float = 0.0
+    delay_factor: float = field(default=0.0, metadata={"key": "scheduler_delay_factor"})
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
     long_prefill_token_threshold: int = 0

@@ -80,6 +80,8 @@ class GroupState:
     """
 
     block_manager: GroupBlockManager
+    schedules_groups = True
+    """Whether the samples of a prompt come as one request; see `GroupClient`."""
     num_initial_sequences_is_width = False
     """Whether a group has all its sequences from arrival on (vLLM 0.1)."""
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING
 
-from sim.errors import SchedulerError
 from sim.scheduler.base import Preemption, PreemptionMode
 from sim.scheduler.batch import Batch
 from sim.scheduler.hf_fifo.batch import HfFifoOutput, Pass
-from sim.scheduler.hf_fifo.settings import HfFifoSettings
 from sim.scheduler.hf_fifo.state import HfFifoState
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from cache.hf_fifo.manager import BlockPairs
-    from sim.scheduler.victims.base import VictimPolicy
+    from sim.scheduler.hf_fifo.settings import Settings
+    from sim.scheduler.settings import CacheConfig
 
 
 class FIFOScheduler(HfFifoState):
@@ -33,29 +32,12 @@ class FIFOScheduler(HfFifoState):
 
     Parameters
     ----------
-    num_gpu_blocks
-        Size of the block pool.
-    block_size
-        Tokens a block, at least 4.
-    max_num_batched_tokens
-        Token budget of a step (``max_batch_tokens``).
-    max_num_seqs
-        Most requests in a batch (``max_requests_per_batch``). The release takes no more
-        than `max_num_batched_tokens`, nor, without prefix caching, than blocks.
-    max_model_len
-        Longest sequence, prompt and output.
-    num_cpu_blocks
-        Size of the CPU pool (``cpu_offload_space``); 0 for none.
-    enable_prefix_caching
-        Whether complete blocks are shared (``allow_block_sharing``).
-    safety_margin, max_blocks_per_request
-        See `HfFifoSettings`.
-    preemption_mode
-        ``"recompute"`` leaves the CPU pool out; None for the release's rule. Swapping
-        cannot be forced: what does not fit the pool is computed again.
-    preemption_victim
-        Which of the starved requests is evicted, or None for the newest; see
-        `sim.scheduler.victims`.
+    settings
+        Budgets and rules. The release takes no more requests in a batch than tokens,
+        nor, without prefix caching, than blocks.
+    cache
+        Both pools (the release's ``cpu_offload_space``), and whether complete blocks
+        are shared (``allow_block_sharing``). A block has at least 4 tokens.
 
     Raises
     ------
@@ -68,48 +50,18 @@ class FIFOScheduler(HfFifoState):
     (`FIFOScheduler`) and ``offloading_manager.py``, without asynchronous batching.
     """
 
-    def __init__(
-        self,
-        num_gpu_blocks: int,
-        block_size: int,
-        *,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        num_cpu_blocks: int = 0,
-        enable_prefix_caching: bool = True,
-        safety_margin: float = 0.15,
-        max_blocks_per_request: int = 32,
-        preemption_mode: str | None = None,
-        preemption_victim: VictimPolicy | None = None,
-    ) -> None:
-        if preemption_mode not in (None, "recompute"):
-            raise SchedulerError(
-                f"preemption_mode must be recompute or null in hf_fifo, got "
-                f"'{preemption_mode}': what does not fit swap_space is computed again"
-            )
-        settings = HfFifoSettings(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            safety_margin=safety_margin,
-            max_blocks_per_request=max_blocks_per_request,
-        )
-        super().__init__(
-            settings,
-            num_gpu_blocks,
-            block_size,
-            num_cpu_blocks=0 if preemption_mode else num_cpu_blocks,
-            enable_prefix_caching=enable_prefix_caching,
-            preemption_victim=preemption_victim,
-        )
-        self._margin_blocks = safety_margin * num_gpu_blocks
+    generation = "hf_fifo"
+
+    def __init__(self, settings: Settings, cache: CacheConfig) -> None:
+        super().__init__(settings, cache)
+        self._margin_blocks = settings.safety_margin * cache.num_gpu_blocks
+        budget = settings.max_num_batched_tokens
         self._most_requests = min(
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_num_batched_tokens if enable_prefix_caching else num_gpu_blocks,
+            settings.max_num_seqs,
+            budget,
+            budget if cache.enable_prefix_caching else cache.num_gpu_blocks,
         )
-        self._num_short_tokens = max_blocks_per_request * block_size
+        self._num_short_tokens = settings.max_blocks_per_request * cache.block_size
 
     # -- a step ---------------------------------------------------------------
 

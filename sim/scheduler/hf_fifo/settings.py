@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
 
+if TYPE_CHECKING:
+    from sim.scheduler.victims.base import VictimPolicy
+
 
 @dataclass(frozen=True, slots=True)
-class HfFifoSettings:
-    """Budgets and rules of a step.
+class Settings:
+    """What the `hf_fifo` scheduler is configured with.
 
     Parameters
     ----------
@@ -26,6 +30,12 @@ class HfFifoSettings:
     max_blocks_per_request
         Entries of a row of the block table: batches of decodes whose contexts are
         shorter have no KV-read budget. 0 where no such table is used.
+    preemption_mode
+        ``"recompute"`` leaves the CPU pool out; None for the release's rule. Swapping
+        cannot be forced: what does not fit the pool is computed again.
+    preemption_victim
+        Which of the starved requests is evicted, or None for the newest; see
+        `sim.scheduler.victims`.
 
     Raises
     ------
@@ -38,8 +48,16 @@ class HfFifoSettings:
     max_model_len: int
     safety_margin: float = 0.15
     max_blocks_per_request: int = 32
+    preemption_mode: str | None = None
+    preemption_victim: VictimPolicy | None = None
 
     def __post_init__(self) -> None:
+        if self.preemption_mode not in (None, "recompute"):
+            raise SchedulerError(
+                f"preemption_mode must be recompute or null in hf_fifo, got "
+                f"'{self.preemption_mode}': what does not fit swap_space is computed "
+                f"again"
+            )
         for name, least, most in (
             ("max_num_batched_tokens", 1, inf),
             ("max_num_seqs", 1, inf),

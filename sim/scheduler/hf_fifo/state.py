@@ -16,21 +16,12 @@ from sim.scheduler.victims import VictimChoice
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sim.scheduler.hf_fifo.settings import HfFifoSettings
-    from sim.scheduler.victims.base import VictimPolicy
+    from sim.scheduler.hf_fifo.settings import Settings
+    from sim.scheduler.settings import CacheConfig
 
 
 class HfFifoState:
     """Requests in their queues, with their blocks; who moves when is decided above.
-
-    Parameters
-    ----------
-    settings
-        The engine arguments.
-    num_gpu_blocks, block_size, num_cpu_blocks, enable_prefix_caching
-        Of the cache; see `sim.scheduler.hf_fifo.scheduler.FIFOScheduler`.
-    preemption_victim
-        Who is evicted, or None for the release's rule.
 
     Attributes
     ----------
@@ -50,22 +41,13 @@ class HfFifoState:
         Queries and hits of admissions.
     """
 
-    def __init__(
-        self,
-        settings: HfFifoSettings,
-        num_gpu_blocks: int,
-        block_size: int,
-        *,
-        num_cpu_blocks: int,
-        enable_prefix_caching: bool,
-        preemption_victim: VictimPolicy | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         self.settings = settings
         self.cache = PagedAttentionCache(
-            num_gpu_blocks,
-            block_size,
-            num_cpu_blocks=num_cpu_blocks,
-            enable_caching=enable_prefix_caching,
+            cache.num_gpu_blocks,
+            cache.block_size,
+            num_cpu_blocks=0 if settings.preemption_mode else cache.num_cpu_blocks,
+            enable_caching=cache.enable_prefix_caching,
         )
         self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
@@ -76,10 +58,9 @@ class HfFifoState:
         self._never_scheduled: set[Request] = set()
         self._batch: list[Request] = []
         self._num_logical_tokens = 0
+        policy = settings.preemption_victim
         self._choice = (
-            None
-            if preemption_victim is None
-            else VictimChoice(preemption_victim, HfFifoHoldings(self.cache))
+            None if policy is None else VictimChoice(policy, HfFifoHoldings(self.cache))
         )
 
     # -- queues ---------------------------------------------------------------

@@ -22,32 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sim.scheduler.hosted.api import VllmApi
+    from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.settings import V1Settings
 
 _WAITING = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """Their queues of requests that do not run, in the order in which they are looked at;
 the last one is there in every release."""
-
-
-class HostedCache(NamedTuple):
-    """The KV cache that vLLM is told of: one group of layers that are alike.
-
-    Parameters
-    ----------
-    num_gpu_blocks
-        Size of the pool, the null block included.
-    block_size
-        Tokens a block.
-    enable_prefix_caching
-        Whether full blocks are found again by their content.
-    sliding_window
-        Tokens that attention looks back, or None for all.
-    """
-
-    num_gpu_blocks: int
-    block_size: int
-    enable_prefix_caching: bool
-    sliding_window: int | None
 
 
 class HostedPreemption(NamedTuple):
@@ -105,8 +85,8 @@ class HostedEngine:
         The installed vLLM.
     settings
         Engine arguments, checked against the nearest release that we know.
-    kv_cache
-        The KV cache.
+    cache_config
+        The KV cache: one group of layers that are alike.
 
     Attributes
     ----------
@@ -120,10 +100,10 @@ class HostedEngine:
     """
 
     def __init__(
-        self, api: VllmApi, settings: V1Settings, kv_cache: HostedCache
+        self, api: VllmApi, settings: V1Settings, cache_config: CacheConfig
     ) -> None:
         self.api = api
-        self.scheduler = _make_scheduler(api, settings, kv_cache)
+        self.scheduler = _make_scheduler(api, settings, cache_config)
         self._manager = api.attribute(self.scheduler, "kv_cache_manager")
         self._pool = api.attribute(self._manager, "block_pool")
         self._hashes = api.attribute(self._pool, "cached_block_hash_to_block")
@@ -134,7 +114,9 @@ class HostedEngine:
         ]
         api.attribute(self.scheduler, "waiting.prepend_request")
         self._hasher = (
-            _block_hasher(api, kv_cache) if kv_cache.enable_prefix_caching else None
+            _block_hasher(api, cache_config)
+            if cache_config.enable_prefix_caching
+            else None
         )
         annotations = getattr(api.ModelRunnerOutput, "__annotations__", {})
         self._wants_arrays = "ndarray" in str(annotations.get("sampled_token_ids"))
@@ -288,24 +270,26 @@ class HostedEngine:
         return blocks
 
 
-def _make_scheduler(api: VllmApi, settings: V1Settings, kv_cache: HostedCache) -> Any:
+def _make_scheduler(
+    api: VllmApi, settings: V1Settings, cache_config: CacheConfig
+) -> Any:
     """Construct their scheduler from their configuration objects."""
     config = copy.copy(_base_config(api))
-    config.scheduler_config = _scheduler_config(api, settings)
+    config.scheduler_config = _scheduler_config(api, settings, cache_config)
     config.cache_config = api.call("CacheConfig", {})
     # Set rather than given: releases know a few sizes of blocks only.
-    config.cache_config.block_size = kv_cache.block_size
-    config.cache_config.num_gpu_blocks = kv_cache.num_gpu_blocks
-    config.cache_config.enable_prefix_caching = kv_cache.enable_prefix_caching
+    config.cache_config.block_size = cache_config.block_size
+    config.cache_config.num_gpu_blocks = cache_config.num_gpu_blocks
+    config.cache_config.enable_prefix_caching = cache_config.enable_prefix_caching
     config.model_config = _Model(settings.max_model_len)
     group = api.call(
         "KVCacheGroupSpec",
-        {"layer_names": ["layer"], "kv_cache_spec": _attention(api, kv_cache)},
+        {"layer_names": ["layer"], "kv_cache_spec": _attention(api, cache_config)},
     )
     kv_cache_config = api.call(
         "KVCacheConfig",
         {
-            "num_blocks": kv_cache.num_gpu_blocks,
+            "num_blocks": cache_config.num_gpu_blocks,
             "kv_cache_tensors": [],
             "kv_cache_groups": [group],
         },
@@ -317,7 +301,7 @@ def _make_scheduler(api: VllmApi, settings: V1Settings, kv_cache: HostedCache) -
             "kv_cache_config": kv_cache_config,
             "structured_output_manager": _NoGrammar(),
         },
-        {"block_size": kv_cache.block_size, "log_stats": False},
+        {"block_size": cache_config.block_size, "log_stats": False},
     )
 
 
@@ -328,16 +312,21 @@ def _base_config(api: VllmApi) -> Any:
     return api.call("VllmConfig", {"device_config": device})
 
 
-def _attention(api: VllmApi, kv_cache: HostedCache) -> Any:
+def _attention(api: VllmApi, cache_config: CacheConfig) -> Any:
     """Return what the layers keep: the sizes do not matter, the window does."""
     kind, sizes = "FullAttentionSpec", {}
-    if kv_cache.sliding_window is not None:
-        kind, sizes = "SlidingWindowSpec", {"sliding_window": kv_cache.sliding_window}
-    sizes |= {"block_size": kv_cache.block_size, "num_kv_heads": 1, "head_size": 1}
+    if cache_config.sliding_window is not None:
+        kind, sizes = (
+            "SlidingWindowSpec",
+            {"sliding_window": cache_config.sliding_window},
+        )
+    sizes |= {"block_size": cache_config.block_size, "num_kv_heads": 1, "head_size": 1}
     return api.call(kind, sizes | {"dtype": api.float16}, {"use_mla": False})
 
 
-def _scheduler_config(api: VllmApi, settings: V1Settings) -> Any:
+def _scheduler_config(
+    api: VllmApi, settings: V1Settings, cache_config: CacheConfig
+) -> Any:
     """Return their scheduler configuration.
 
     Raises
@@ -362,7 +351,7 @@ def _scheduler_config(api: VllmApi, settings: V1Settings) -> Any:
         ("prefill_schedule_interval", 1),
         ("max_num_scheduled_tokens", None),
     ):
-        value = getattr(settings, key)
+        value = cache_config.watermark if key == "watermark" else getattr(settings, key)
         if value is None:
             continue  # the release's own default
         # At a value that does nothing, a release without the key does the same.
@@ -370,7 +359,7 @@ def _scheduler_config(api: VllmApi, settings: V1Settings) -> Any:
     return api.call("SchedulerConfig", needed, also)
 
 
-def _block_hasher(api: VllmApi, kv_cache: HostedCache) -> Any:
+def _block_hasher(api: VllmApi, cache_config: CacheConfig) -> Any:
     """Return what gives a request the keys of its full blocks."""
     api.call("init_none_hash", {"hash_fn": _hash})
     size = "block_size"
@@ -378,7 +367,7 @@ def _block_hasher(api: VllmApi, kv_cache: HostedCache) -> Any:
         size = "hash_block_size"
     return api.call(
         "get_request_block_hasher",
-        {size: kv_cache.block_size, "caching_hash_fn": _hash},
+        {size: cache_config.block_size, "caching_hash_fn": _hash},
     )
 
 

@@ -8,6 +8,7 @@ ones.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
@@ -23,7 +24,7 @@ from sim.scheduler.base import (
 from sim.scheduler.batch import Batch
 from sim.scheduler.checks import check_queues
 from sim.scheduler.hosted.api import load_api, nearest_release
-from sim.scheduler.hosted.engine import HostedCache, HostedEngine
+from sim.scheduler.hosted.engine import HostedEngine
 from sim.scheduler.hosted.tokens import STOP_TOKEN, HostedTokens
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
@@ -33,6 +34,37 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.scheduler.hosted.engine import HostedPreemption, HostedStep
+    from sim.scheduler.settings import CacheConfig
+
+
+@dataclass(frozen=True, slots=True)
+class HostedSettings(V1Settings):
+    """Settings of V1 under the installed release.
+
+    `engine_version` is the release that is expected, or empty for any; afterwards it is
+    the nearest release that we know.
+
+    Raises
+    ------
+    SchedulerError
+        If vLLM is missing or another release than the expected one; else as
+        `V1Settings`.
+    """
+
+    engine_version: str = ""
+
+    def __post_init__(self) -> None:
+        installed = load_api().installed
+        release = nearest_release(installed)
+        wanted, found = self.engine_version.split("."), release.split(".")
+        if self.engine_version and wanted != found[: len(wanted)]:
+            raise SchedulerError(
+                f"engine_version is {self.engine_version}, vLLM {installed} is "
+                f"installed and hosted; leave engine_version out, or install "
+                f"vllm=={self.engine_version}"
+            )
+        object.__setattr__(self, "engine_version", release)
+        V1Settings.__post_init__(self)
 
 
 class VllmScheduler:
@@ -43,14 +75,10 @@ class VllmScheduler:
 
     Parameters
     ----------
-    num_gpu_blocks, block_size, max_num_batched_tokens, max_num_seqs, max_model_len,
-    enable_prefix_caching, long_prefill_token_threshold, enable_chunked_prefill,
-    scheduling_policy, sliding_window, watermark, scheduler_reserve_full_isl,
-    long_prefill_token_threshold_adaptive, max_num_active_seqs,
-    prefill_schedule_interval, max_num_scheduled_tokens
-        See `sim.scheduler.v1.scheduler.V1Scheduler`.
-    engine_version
-        The release that is expected, or None for any.
+    settings
+        As of our own V1 scheduler, under the nearest release that we know.
+    cache
+        The block pool.
 
     Attributes
     ----------
@@ -66,65 +94,25 @@ class VllmScheduler:
         refuses the arguments.
     """
 
-    def __init__(
-        self,
-        num_gpu_blocks: int,
-        block_size: int,
-        *,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        enable_prefix_caching: bool = True,
-        long_prefill_token_threshold: int = 0,
-        enable_chunked_prefill: bool = True,
-        scheduling_policy: str = "fcfs",
-        sliding_window: int | None = None,
-        engine_version: str | None = None,
-        watermark: float = 0.0,
-        scheduler_reserve_full_isl: bool | None = None,
-        long_prefill_token_threshold_adaptive: bool = False,
-        max_num_active_seqs: int | None = None,
-        prefill_schedule_interval: int = 1,
-        max_num_scheduled_tokens: int | None = None,
-    ) -> None:
+    generation = "vllm"
+
+    def __init__(self, settings: HostedSettings, cache: CacheConfig) -> None:
         api = load_api()
         self.installed: str = api.installed
-        release = nearest_release(self.installed)
-        _refuse_another_release(engine_version, self.installed)
-        self.settings = V1Settings(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            enable_chunked_prefill=enable_chunked_prefill,
-            scheduling_policy=scheduling_policy,
-            engine_version=release,
-            watermark=watermark,
-            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-            long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
-            max_num_active_seqs=max_num_active_seqs,
-            prefill_schedule_interval=prefill_schedule_interval,
-            max_num_scheduled_tokens=max_num_scheduled_tokens,
-        )
-        self.block_size = block_size
-        self.num_usable_blocks = num_gpu_blocks - 1  # the null block is nobody's
-        self.enable_caching = enable_prefix_caching
+        self.settings = settings
+        self.block_size = cache.block_size
+        self.num_usable_blocks = cache.num_gpu_blocks - 1  # the null block is nobody's
+        self.enable_caching = cache.enable_prefix_caching
         self.window = (
             None
-            if sliding_window is None
-            else SlidingWindow(sliding_window, block_size)
+            if cache.sliding_window is None
+            else SlidingWindow(cache.sliding_window, cache.block_size)
         )
         self.prefix_cache_stats = PrefixCacheStats()
-        self.engine = HostedEngine(
-            api,
-            self.settings,
-            HostedCache(
-                num_gpu_blocks, block_size, enable_prefix_caching, sliding_window
-            ),
-        )
+        self.engine = HostedEngine(api, self.settings, cache)
         self._requests: dict[str, Request] = {}
         self._num_running = 0
-        self._tokens = HostedTokens(has_content=enable_prefix_caching)
+        self._tokens = HostedTokens(has_content=self.enable_caching)
         self._step: HostedStep | None = None
 
     # -- queues ---------------------------------------------------------------
@@ -381,15 +369,3 @@ class VllmScheduler:
 def _key(request: Request) -> str:
     """Return the id that vLLM knows a request by; as text in the order of arrivals."""
     return f"{request.request_id:012d}"
-
-
-def _refuse_another_release(engine_version: str | None, installed: str) -> None:
-    """Refuse to pass one release off as another."""
-    if engine_version is None:
-        return
-    wanted, found = engine_version.split("."), nearest_release(installed).split(".")
-    if wanted != found[: len(wanted)]:
-        raise SchedulerError(
-            f"engine_version is {engine_version}, vLLM {installed} is installed and "
-            f"hosted; leave engine_version out, or install vllm=={engine_version}"
-        )

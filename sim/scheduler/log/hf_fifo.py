@@ -32,7 +32,6 @@ class HfFifoLog:
         self._tables = TableChanges()
 
     def batch(self, output: HfFifoOutput) -> Line:
-        """See `StepLog.batch`."""
         cached: dict[str, int] = {}
         line: Line = {"sched": self._entries(output, cached)}
         line["nbt"] = output.num_batched_tokens
@@ -77,8 +76,15 @@ class HfFifoLog:
                 tables[name] = change
         return tables
 
+    def requests(self) -> list[Request]:
+        scheduler = self.scheduler
+        return [*scheduler.waiting, *scheduler.running, *scheduler.swapped]
+
+    def queries(self, output: HfFifoOutput) -> Line:
+        del output
+        return {}  # one query a request: the batch says it
+
     def queues(self) -> Line:
-        """See `StepLog.queues`."""
         scheduler = self.scheduler
         line: Line = {
             "waiting": names_of(scheduler.waiting, self.names),
@@ -91,10 +97,8 @@ class HfFifoLog:
         return line
 
     def free(self) -> list[int]:
-        """See `StepLog.free`."""
         cache = self.scheduler.cache
         return [cache.num_free_blocks, cache.cpu_pool.num_free_blocks]
 
     def forget(self, request: Request) -> None:
-        """See `StepLog.forget`."""
         self._tables.forget(self.names[request.request_id])

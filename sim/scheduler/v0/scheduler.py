@@ -79,6 +79,7 @@ class Scheduler(GroupScheduler):
       forked group waits for tokens instead.
     """
 
+    generation = "v0"
     block_manager: SelfAttnBlockSpaceManager
 
     def __init__(

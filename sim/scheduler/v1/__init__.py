@@ -2,6 +2,59 @@
 
 from __future__ import annotations
 
-from sim.scheduler.v1.scheduler import V1Scheduler
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["V1Scheduler"]
+from sim.costs.base import GraphRule, SwapRule
+from sim.scheduler.generation import Generation, Parts
+
+if TYPE_CHECKING:
+    from sim.scheduler.v1.scheduler import V1Scheduler
+
+__all__ = ["V1", "V1Scheduler"]
+
+
+def _parts() -> Parts:
+    from cache.v1.policies import CACHE_POLICIES, CachePolicy
+    from sim.scheduler.log.v1 import V1Log
+    from sim.scheduler.v1.scheduler import V1Scheduler
+    from sim.scheduler.v1.settings import V1Settings
+
+    return Parts(V1Scheduler, V1Settings, V1Log, CACHE_POLICIES, CachePolicy)
+
+
+V1 = Generation(
+    name="v1",
+    parts=_parts,
+    engine_version="0.33",
+    versions=r"0\.(8|9|[12]\d|3[0-3])(\.\d{1,3})?",
+    versions_in_words="0.8 to 0.33",
+    keys=frozenset(
+        {
+            "admission",
+            "enable_chunked_prefill",
+            "evictor",
+            "long_prefill_token_threshold",
+            "long_prefill_token_threshold_adaptive",
+            "max_num_active_seqs",
+            "max_num_scheduled_tokens",
+            "preemption_victim",
+            "prefill_schedule_interval",
+            "scheduler_reserve_full_isl",
+            "scheduling_policy",
+            "sliding_window",
+            "watermark",
+        }
+    ),
+    enable_prefix_caching=True,
+    has_cpu_tier=False,
+    schedules_groups=False,
+    swap=SwapRule("batch", "joined", overlap=True),
+    graphs=GraphRule(512, only_decodes=False),
+    always_chunks=True,
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "V1Scheduler":
+        return V1.parts().scheduler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

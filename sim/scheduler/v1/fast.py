@@ -58,6 +58,7 @@ class FastV1Scheduler(FastV1State):
         If the settings are refused anyway.
     """
 
+    generation = "v1"
     books = frozenset(
         {"add_request", "admission_error", "begin_decoding", "look_again", "update"}
     )

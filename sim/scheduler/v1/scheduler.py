@@ -91,6 +91,8 @@ class V1Scheduler(V1State):
     what other releases do differently is in `sim.scheduler.v1.dialect`.
     """
 
+    generation = "v1"
+
     def __init__(
         self,
         num_gpu_blocks: int,

@@ -15,11 +15,11 @@ from sim.studies.conformance.shrink import shrunk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sim.scheduler.base import Scheduler
     from sim.scheduler.log.lines import Line
-    from sim.studies.conformance.engines import AnyScheduler
     from sim.studies.conformance.workload import DecisionWorkload
 
-    Hosted = Callable[[DecisionWorkload], AnyScheduler]
+    Hosted = Callable[[DecisionWorkload], Scheduler]
 
 
 @dataclass(frozen=True, slots=True)

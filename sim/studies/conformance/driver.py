@@ -6,25 +6,18 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import NoFreeBlocksError
-from sim.engine.sampling import sample
 from sim.engine.sampling_groups import sampler_for
 from sim.errors import SchedulerError, SwapSpaceError
-from sim.scheduler.groups.scheduler import GroupScheduler
-from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
-from sim.scheduler.hosted.scheduler import VllmScheduler
-from sim.scheduler.log.hf_fifo import HfFifoLog
-from sim.scheduler.log.hosted import VllmLog
-from sim.scheduler.log.lines import GroupLog, Line, StepLog, V1Log, preemptions
-from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.scheduler.generations import generation_behind
+from sim.scheduler.log.lines import Line, StepLog, preemptions
 from sim.studies.conformance.engines import make_request, make_scheduler
 from sim.studies.conformance.workload import MAX_LEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from sim.engine.stepwise import Sampler
+    from sim.scheduler.base import Scheduler
     from sim.scheduler.request import Request
-    from sim.studies.conformance.engines import AnyScheduler
     from sim.studies.conformance.workload import DecisionWorkload
 
 
@@ -67,7 +60,7 @@ class DecisionDriver:
         workload: DecisionWorkload,
         *,
         check: bool = False,
-        scheduler: AnyScheduler | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self.scheduler = make_scheduler(workload) if scheduler is None else scheduler
         self.names = [raw.id for raw in workload.requests]
@@ -102,10 +95,10 @@ class DecisionDriver:
                 key=lambda due: due[:3],
             )
         )
-        self._log = _log_of(self.scheduler, self.names, workload.generation)
-        self._sample: Sampler = sample
-        if isinstance(self.scheduler, GroupScheduler):
-            self._sample = sampler_for(self.scheduler)
+        generation = generation_behind(self.scheduler)
+        assert generation is not None
+        self._log: StepLog = generation.parts().log(self.scheduler, self.names)
+        self._sample = sampler_for(self.scheduler)
 
     def lines(self) -> Iterator[Line]:
         """Run the workload, and yield a line for each scheduler call."""
@@ -141,15 +134,17 @@ class DecisionDriver:
 
     def _step(self, step: int) -> Line:
         """Call the scheduler once and let the output appear."""
-        scheduler = self.scheduler
+        scheduler: Any = self.scheduler
         self.num_steps += 1
         self.step = step
         try:
             output = scheduler.schedule(float(step))
         except SwapSpaceError:
             self.ending = "swap_oom"
-            partial: Any = scheduler.partial_output  # type: ignore[union-attr]
-            return {"error": "swap_oom", "preempt": preemptions(partial, self.names)}
+            return {
+                "error": "swap_oom",
+                "preempt": preemptions(scheduler.partial_output, self.names),
+            }
         except NoFreeBlocksError as error:
             # Where a release's own tests overlook a block, it ends in the same way.
             raise SchedulerError(
@@ -216,14 +211,3 @@ class DecisionDriver:
 
 def _num_tokens(requests: Iterable[Request]) -> int:
     return sum(request.num_tokens for request in requests)
-
-
-def _log_of(scheduler: AnyScheduler, names: list[str], generation: str) -> StepLog:
-    """Return what writes the lines of a scheduler."""
-    if isinstance(scheduler, V1Scheduler):
-        return V1Log(scheduler, names)
-    if isinstance(scheduler, VllmScheduler):
-        return VllmLog(scheduler, names)
-    if isinstance(scheduler, FIFOScheduler):
-        return HfFifoLog(scheduler, names)
-    return GroupLog(scheduler, names, generation)

@@ -6,30 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError
 from sim.errors import SchedulerError
-from sim.scheduler.groups.settings import SchedulerConfig
+from sim.scheduler.generations import GENERATIONS
+from sim.scheduler.hosted import VLLM
 from sim.scheduler.log.tokens import StreamTokens
 from sim.scheduler.request import Request
-from sim.scheduler.settings import CacheConfig
-from sim.studies.conformance.workload import (
-    MAX_LEN,
-    CacheflowEngine,
-    HfFifoEngine,
-    V0Engine,
-    V02Engine,
-    V1Engine,
-)
+from sim.scheduler.v1 import V1
+from sim.studies.conformance.workload import MAX_LEN
 
 if TYPE_CHECKING:
-    from sim.scheduler.groups.scheduler import GroupScheduler
-    from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
-    from sim.scheduler.hosted.scheduler import VllmScheduler
-    from sim.scheduler.v1.scheduler import V1Scheduler
     from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
 
-    AnyScheduler = GroupScheduler | V1Scheduler | FIFOScheduler | VllmScheduler
+_ENGINE_KEYS = {
+    "chunked_prefill": "enable_chunked_prefill",
+    "delay_factor": "scheduler_delay_factor",
+    "policy": "scheduling_policy",
+}
+"""Engine keys that decision workloads call otherwise."""
 
 
-def make_scheduler(workload: DecisionWorkload) -> AnyScheduler:
+def make_scheduler(workload: DecisionWorkload) -> Any:
     """Construct the scheduler that a workload names.
 
     Raises
@@ -37,88 +32,14 @@ def make_scheduler(workload: DecisionWorkload) -> AnyScheduler:
     SchedulerError
         If the engine's arguments do not fit together.
     """
+    arguments = _arguments(workload) | {"engine_version": workload.engine_version}
     try:
-        return _make_scheduler(workload)
+        return GENERATIONS[workload.generation].make(arguments)
     except CacheError as error:
         raise SchedulerError(str(error)) from error
 
 
-def _make_scheduler(workload: DecisionWorkload) -> AnyScheduler:
-    engine = workload.engine
-    if isinstance(engine, V1Engine):
-        return _v1(engine, workload.engine_version)
-    if isinstance(engine, HfFifoEngine):
-        return _hf_fifo(engine)
-    if isinstance(engine, V0Engine):
-        return _v0(engine)
-    cache_config = CacheConfig(
-        block_size=engine.block_size,
-        num_gpu_blocks=engine.num_gpu_blocks,
-        num_cpu_blocks=engine.num_cpu_blocks,
-        watermark=engine.watermark,
-        sliding_window=engine.sliding_window if isinstance(engine, V02Engine) else None,
-    )
-    if isinstance(engine, CacheflowEngine):
-        from sim.scheduler.block_space.cacheflow import Scheduler  # noqa: PLC0415
-
-        return Scheduler(
-            SchedulerConfig(
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-                max_num_seqs=engine.max_num_seqs,
-                max_model_len=MAX_LEN,
-                preemption_mode=engine.forced_mode,
-            ),
-            cache_config,
-        )
-    from sim.scheduler.block_space.v0_2 import Scheduler as V02Scheduler  # noqa: PLC0415
-
-    return V02Scheduler(
-        SchedulerConfig(
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_num_seqs=engine.max_num_seqs,
-            max_model_len=engine.max_model_len,
-            max_paddings=engine.max_paddings,
-            preemption_mode=engine.forced_mode,
-        ),
-        cache_config,
-    )
-
-
-def _v0(engine: V0Engine) -> GroupScheduler:
-    from sim.scheduler.v0.scheduler import Scheduler  # noqa: PLC0415
-
-    return Scheduler(
-        SchedulerConfig(
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_num_seqs=engine.max_num_seqs,
-            max_model_len=engine.max_model_len,
-            preemption_mode=engine.forced_mode,
-            policy=engine.policy,
-            enable_chunked_prefill=engine.chunked_prefill,
-            num_lookahead_slots=engine.num_lookahead_slots,
-            delay_factor=engine.delay_factor,
-            max_num_partial_prefills=engine.max_num_partial_prefills,
-            max_long_partial_prefills=engine.max_long_partial_prefills,
-            long_prefill_token_threshold=engine.long_prefill_token_threshold,
-        ),
-        CacheConfig(
-            block_size=engine.block_size,
-            num_gpu_blocks=engine.num_gpu_blocks,
-            num_cpu_blocks=engine.num_cpu_blocks,
-            watermark=engine.watermark,
-            sliding_window=engine.sliding_window,
-            enable_prefix_caching=engine.enable_prefix_caching,
-        ),
-    )
-
-
-def _v1(engine: V1Engine, engine_version: str) -> V1Scheduler:
-    from sim.scheduler.v1.scheduler import V1Scheduler  # noqa: PLC0415
-
-    return V1Scheduler(**_v1_arguments(engine), engine_version=engine_version)
-
-
-def hosted_scheduler(workload: DecisionWorkload) -> VllmScheduler:
+def hosted_scheduler(workload: DecisionWorkload) -> Any:
     """Construct the installed vLLM's own scheduler for a workload of V1.
 
     Parameters
@@ -132,39 +53,18 @@ def hosted_scheduler(workload: DecisionWorkload) -> VllmScheduler:
         If the workload is of another generation; else see
         `sim.scheduler.hosted.scheduler.VllmScheduler`.
     """
-    from sim.scheduler.hosted.scheduler import VllmScheduler  # noqa: PLC0415
-
-    engine = workload.engine
-    if not isinstance(engine, V1Engine):
+    if workload.generation != V1.name:
         raise SchedulerError(
             f"a hosted vLLM takes workloads of V1, and the reference "
             f"{workload.reference!r} is of {workload.generation}; leave --scheduler out"
         )
-    return VllmScheduler(**_v1_arguments(engine))
+    return VLLM.make(_arguments(workload))
 
 
-def _v1_arguments(engine: V1Engine) -> dict[str, Any]:
-    """Return what both V1 schedulers are constructed with."""
-    arguments = engine.model_dump()
-    arguments["enable_chunked_prefill"] = arguments.pop("chunked_prefill")
-    arguments["scheduling_policy"] = arguments.pop("policy")
-    return arguments
-
-
-def _hf_fifo(engine: HfFifoEngine) -> FIFOScheduler:
-    from sim.scheduler.hf_fifo.scheduler import FIFOScheduler  # noqa: PLC0415
-
-    return FIFOScheduler(
-        engine.num_gpu_blocks,
-        engine.block_size,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        max_model_len=engine.max_model_len,
-        num_cpu_blocks=engine.num_cpu_blocks,
-        enable_prefix_caching=engine.enable_prefix_caching,
-        safety_margin=engine.safety_margin,
-        max_blocks_per_request=engine.max_blocks_per_request,
-    )
+def _arguments(workload: DecisionWorkload) -> dict[str, Any]:
+    """Return the workload's engine in engine keys."""
+    written = {"max_model_len": MAX_LEN, **workload.engine.model_dump()}
+    return {_ENGINE_KEYS.get(key, key): value for key, value in written.items()}
 
 
 def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Request:

@@ -15,10 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from sim.config.generations import GENERATIONS, OURS
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
-from sim.scheduler.base import PreemptionMode
+from sim.scheduler.generations import GENERATIONS, OURS
 from sim.scheduler.log.reading import as_tuple, release_of, whole, without_comments
 
 MAX_LEN = 1 << 40
@@ -105,12 +104,6 @@ class _TwoTiers(_Engine):
     num_cpu_blocks: Annotated[Count, Field(le=MAX_BLOCKS)]
     watermark: Share = 0.01
     preemption_mode: Literal["recompute", "swap"] | None = None
-
-    @property
-    def forced_mode(self) -> PreemptionMode | None:
-        """The preemption mode that the file forces."""
-        mode = self.preemption_mode
-        return None if mode is None else PreemptionMode(mode)
 
 
 class CacheflowEngine(_TwoTiers):

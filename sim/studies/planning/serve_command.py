@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from sim.config.generations import GENERATIONS
-
 if TYPE_CHECKING:
     from sim.config.tables import EngineConfig
     from sim.hardware.capacity import CapacityEstimate
@@ -63,10 +61,7 @@ def serve_command(engine: EngineConfig, capacity: CapacityEstimate) -> str:
 
 
 def _program(engine: EngineConfig) -> list[str]:
-    if engine.scheduler_kind in ("cacheflow", "v0_2"):
-        module = "vllm.entrypoints.openai.api_server"
-        return ["python", "-m", module, "--model", engine.model]
-    return ["vllm", "serve", engine.model]
+    return [*engine.generation.server.command, engine.model]
 
 
 def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
@@ -75,18 +70,12 @@ def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
         value = _resolved(engine, capacity, key)
         if key in _OURS or value is None:
             continue
-        if key in _BEFORE_V1 and not _has_option(engine, key):
+        if key in _BEFORE_V1 and key not in engine.generation.server.options:
             continue
         is_said = key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
         if value != field.default or is_said or key == "tensor_parallel_size":
             words += [f"--{key.replace('_', '-')}", _text(value)]
     return words
-
-
-def _has_option(engine: EngineConfig, key: str) -> bool:
-    if key == "preemption_mode":  # came with 0.5; before, and in V1, nobody asks
-        return engine.generation is GENERATIONS["v0"]
-    return engine.generation.has_cpu_tier
 
 
 def _resolved(engine: EngineConfig, capacity: CapacityEstimate, key: str) -> Any:
@@ -104,8 +93,8 @@ def _switch(engine: EngineConfig, key: str) -> list[str]:
     if value is None:
         return []
     name = key.replace("_", "-")
-    if key == "enable_chunked_prefill" and engine.generation is GENERATIONS["v0"]:
-        return [f"--{name}={value}"]  # 0.7 has no --no- form of this one
+    if key in engine.generation.server.valued_switches:
+        return [f"--{name}={value}"]
     return [f"--{name}" if value else f"--no-{name}"]
 
 
@@ -117,8 +106,7 @@ def not_said(engine: EngineConfig) -> list[str]:
         value = getattr(engine, key)
         if value not in (None, type(engine).model_fields[key].default):
             found.append(f"{key}={value}")
-    if engine.preemption_mode is not None and not _has_option(
-        engine, "preemption_mode"
-    ):
+    options = engine.generation.server.options
+    if engine.preemption_mode is not None and "preemption_mode" not in options:
         found.append(f"preemption_mode={engine.preemption_mode}")
     return found

@@ -1,0 +1,209 @@
+"""A generation of engines: one object that says everything about it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from sim.costs.base import GraphRule, SwapRule
+from sim.scheduler.settings import CacheConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sim.scheduler.base import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The code of a generation, imported when it is asked for.
+
+    Parameters
+    ----------
+    scheduler
+        Constructed as ``scheduler(settings, cache)``.
+    settings
+        A frozen dataclass: what the generation is configured with. A field whose
+        engine key has another name says so in its metadata, as ``key``.
+    log
+        Constructed as ``log(scheduler, names)``: a `sim.scheduler.log.lines.StepLog`.
+    evictors
+        Eviction policies by the name that ``engine.evictor`` takes.
+    evictor_role
+        The class that all of them are derived of.
+    """
+
+    scheduler: type
+    settings: type
+    log: type
+    evictors: Mapping[str, type] = field(default_factory=dict)
+    evictor_role: type | None = None
+
+    def settings_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of an engine's arguments that are settings, by field.
+
+        What is None is left to the default.
+        """
+        names = {
+            each.metadata.get("key", each.name): each.name
+            for each in fields(self.settings)
+            if each.init
+        }
+        return {
+            names[key]: value
+            for key, value in arguments.items()
+            if key in names and value is not None
+        }
+
+
+def construct(
+    scheduler: type, settings: Any, arguments: Mapping[str, Any]
+) -> Scheduler:
+    """Construct a scheduler from its settings and from what describes its cache.
+
+    Raises
+    ------
+    SchedulerError, CacheError
+        If they do not fit together.
+    """
+    made: Scheduler
+    parameters = signature(scheduler).parameters
+    if "num_gpu_blocks" in parameters:  # V1 still takes single arguments
+        made = scheduler(**{k: v for k, v in arguments.items() if k in parameters})
+    else:
+        made = scheduler(settings, cache_of(arguments))
+    return made
+
+
+def cache_of(arguments: Mapping[str, Any]) -> CacheConfig:
+    """Return the KV cache that an engine's arguments describe."""
+    names = {each.name for each in fields(CacheConfig)}
+    return CacheConfig(
+        **{k: v for k, v in arguments.items() if k in names and v is not None}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How the release's own server is started.
+
+    Parameters
+    ----------
+    command
+        What stands before the model.
+    options
+        Engine keys beside the common ones that it has an option for.
+    valued_switches
+        Switches that are written ``--key=True``: there is no ``--no-key``.
+    """
+
+    command: tuple[str, ...] = ("vllm", "serve")
+    options: frozenset[str] = frozenset()
+    valued_switches: frozenset[str] = frozenset()
+
+
+_SWAP, _GRAPHS, _SERVER = SwapRule(), GraphRule(), Server()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation, as a configuration names it.
+
+    Parameters
+    ----------
+    name
+        What ``engine.scheduler`` calls it.
+    parts
+        Imports its code.
+    engine_version
+        The release that it follows; the default of ``engine_version``.
+    versions
+        Pattern of the releases that may be named.
+    versions_in_words
+        The same for messages.
+    keys
+        Engine keys that this generation has and others may lack.
+    enable_prefix_caching
+        Its default; None where it has no prefix caching.
+    has_cpu_tier
+        Whether blocks can be swapped out.
+    schedules_groups
+        Whether the samples of a prompt are one scheduled unit; if not, each is a
+        request of its own.
+    watermark
+        Share of the GPU pool that admissions leave free unless ``watermark`` is set.
+    swap
+        How blocks are swapped.
+    graphs
+        What runs as CUDA graphs, unless ``enforce_eager``. Sources: vLLM 0.2.7 and
+        0.7.3 ``worker/model_runner.py`` (decodes of up to 256 sequences), V1's
+        ``max_cudagraph_capture_size`` (512 tokens; a step with prompts is cut at its
+        attention, which is launched).
+    defaults
+        Of engine keys whose default is another one than elsewhere.
+    budget_follows_length
+        Whether ``max_num_batched_tokens`` is by default what the longest prompt needs,
+        unless prompts are cut into chunks.
+    always_chunks
+        Whether prompts are always cut into chunks; elsewhere ``enable_chunked_prefill``
+        and the release decide.
+    fills_last_block
+        Whether one sequence may fill the pool but for its last token; elsewhere a
+        block stays out of reach, such as V1's null block.
+    heeds_priority_in_chunks
+        Whether the priority policy acts with chunked prefill, too.
+    release
+        Returns the installed release, which is the default of ``engine_version``;
+        only where the scheduler is that of an installed engine.
+    server
+        How the release's own server is started.
+    """
+
+    name: str
+    parts: Callable[[], Parts]
+    engine_version: str
+    versions: str
+    versions_in_words: str
+    keys: frozenset[str]
+    enable_prefix_caching: bool | None
+    has_cpu_tier: bool
+    schedules_groups: bool
+    watermark: float = 0.0
+    swap: SwapRule = _SWAP
+    graphs: GraphRule = _GRAPHS
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    budget_follows_length: bool = False
+    always_chunks: bool = False
+    fills_last_block: bool = False
+    heeds_priority_in_chunks: bool = True
+    release: Callable[[], str] | None = None
+    server: Server = _SERVER
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether the scheduler is that of an installed engine."""
+        return self.release is not None
+
+    def takes(self, engine_version: str) -> bool:
+        """Whether the generation covers a release."""
+        return re.fullmatch(self.versions, engine_version) is not None
+
+    def longest_sequence(self, num_gpu_blocks: int, block_size: int) -> int:
+        """Return how many tokens of one sequence a pool may ever hold."""
+        if self.fills_last_block:
+            return num_gpu_blocks * block_size - 1
+        return (num_gpu_blocks - 1) * block_size
+
+    def make(self, arguments: Mapping[str, Any]) -> Any:
+        """Construct the scheduler from an engine's arguments; it takes its own.
+
+        Raises
+        ------
+        SchedulerError, CacheError
+            If the arguments do not fit together.
+        """
+        parts = self.parts()
+        settings = parts.settings(**parts.settings_of(arguments))
+        return construct(parts.scheduler, settings, arguments)

@@ -1,0 +1,230 @@
+"""A run's scheduler, made from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import CacheError
+from sim.config.plug import build
+from sim.errors import ConfigError, SchedulerError, UserError
+from sim.hardware.capacity.arguments import parse_engine_version, v0_chunks_by_itself
+from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
+from sim.scheduler.admission import ADMISSION_RULES, AdmissionRule
+from sim.scheduler.generation import cache_of, construct
+from sim.scheduler.generations import (
+    GENERATION_KEYS,
+    GENERATIONS,
+    SCHEDULERS,
+    generation_behind,
+)
+from sim.scheduler.v0 import V0
+from sim.scheduler.victims import VICTIMS, VictimPolicy
+from sim.simulation.evictors import evictor_factory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sim.config.tables import EngineConfig
+    from sim.hardware.capacity import CapacityEstimate
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.scheduler.base import Scheduler
+    from sim.scheduler.generation import Generation
+    from workloads.spec import RequestSpec
+
+    Arguments = dict[str, Any]
+
+_WHERE = "engine.scheduler"
+
+_ROLES: Mapping[str, tuple[Mapping[str, type], Any, str]] = {
+    "preemption_victim": (VICTIMS, VictimPolicy, "choose(running, needs)"),
+    "admission": (ADMISSION_RULES, AdmissionRule, "admits(head, engine)"),
+}
+
+
+def make_scheduler(
+    config: EngineConfig,
+    capacity: CapacityEstimate,
+    model: ModelArchitecture,
+    twins: Mapping[str, type] | None = None,
+    specs: Sequence[RequestSpec] = (),
+) -> tuple[Scheduler, CapacityEstimate]:
+    """Construct the scheduler, and with it the block pool.
+
+    Parameters
+    ----------
+    config, model
+        The engine, and what it serves.
+    capacity
+        Its pool.
+    twins
+        Classes that take the place of a generation's own, by its name.
+    specs
+        The workload, for a policy that knows the future.
+
+    Returns
+    -------
+    Scheduler
+        The policy, empty.
+    CapacityEstimate
+        `capacity`, with the longest sequence that pool and scheduler can serve as
+        `max_model_len` (invariant 7).
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be made.
+    """
+    make_evictor = evictor_factory(config, capacity, specs)
+
+    def construct(capacity: CapacityEstimate) -> Scheduler:
+        arguments = _arguments(config, capacity, make_evictor)
+        return _construct(config, model, arguments, twins or {})
+
+    scheduler = construct(capacity)
+    most = getattr(scheduler, "max_servable_tokens", capacity.max_model_len)
+    if not config.admission_check or most >= capacity.max_model_len:
+        return scheduler, capacity
+    if most < 1:
+        raise ConfigError(
+            f"engine: a cache of {capacity.num_gpu_blocks} blocks of "
+            f"{config.block_size} tokens cannot serve a single token under the rules "
+            f"of the {config.scheduler} scheduler; give it a larger cache"
+        )
+    capacity = replace(capacity, max_model_len=most)
+    generation = config.generation
+    if (
+        config.max_num_batched_tokens is None
+        and generation.budget_follows_length
+        and not chunks_prefill(config, model, generation)
+    ):
+        # What the release takes for that length: a budget of the model's own length
+        # would let prompts be padded without end.
+        budget = max(most, V0_CHUNKED_BATCHED_TOKENS)
+        capacity = replace(capacity, max_num_batched_tokens=budget)
+    return construct(capacity), capacity
+
+
+def chunks_prefill(
+    engine: EngineConfig, model: ModelArchitecture, generation: Generation
+) -> bool:
+    """Whether an engine of a generation cuts prompts into chunks."""
+    if engine.enable_chunked_prefill is not None:
+        return engine.enable_chunked_prefill
+    if generation.always_chunks:
+        return True
+    longest = engine.max_model_len or model.max_position_embeddings
+    minor = parse_engine_version(engine.version)
+    return engine.sliding_window is None and v0_chunks_by_itself(longest, minor)
+
+
+def _arguments(
+    config: EngineConfig,
+    capacity: CapacityEstimate,
+    make_evictor: Callable[[], Any] | None,
+) -> Arguments:
+    """Return the engine's arguments by key, without those left to the generation."""
+    keys = (*GENERATION_KEYS, "preemption_mode")
+    optional = {key: getattr(config, key) for key in keys} | {"evictor": make_evictor}
+    return {
+        "num_gpu_blocks": capacity.num_gpu_blocks,
+        "num_cpu_blocks": capacity.num_cpu_blocks,
+        "block_size": config.block_size,
+        "max_num_batched_tokens": capacity.max_num_batched_tokens,
+        "max_num_seqs": capacity.max_num_seqs,
+        "max_model_len": capacity.max_model_len,
+        "enable_prefix_caching": config.prefix_caching,
+        "engine_version": config.version,
+        **{key: value for key, value in optional.items() if value is not None},
+        **_policies(config),
+    }
+
+
+def _construct(
+    config: EngineConfig,
+    model: ModelArchitecture,
+    arguments: Arguments,
+    twins: Mapping[str, type],
+) -> Scheduler:
+    """Construct a built-in scheduler, or the user's own."""
+
+    def of(generation: Generation) -> Arguments:
+        chunks = chunks_prefill(config, model, generation)
+        return {
+            "watermark": generation.watermark,
+            "enable_chunked_prefill": chunks,
+            **arguments,
+        }
+
+    kind = config.scheduler
+    table = {"kind": kind} if isinstance(kind, str) else kind
+    generation = GENERATIONS.get(config.scheduler_kind)
+    try:
+        if generation is not None:
+            return _built_in(generation, table, of(generation), twins)
+        scheduler: Scheduler = build(
+            SCHEDULERS, table, _WHERE, lambda cls: arguments | _values(cls, of)
+        )
+    except ConfigError as error:
+        cause = error.__cause__
+        # What it refuses begins with the key, where one key is to blame.
+        if isinstance(cause, SchedulerError) and str(cause).split()[0] in arguments:
+            raise ConfigError(f"engine.{cause}") from error
+        raise
+    except CacheError as error:
+        # A manager's own refusal: a window that no block divides, and the like.
+        raise ConfigError(f"engine: {error}") from error
+    return scheduler
+
+
+def _built_in(
+    generation: Generation,
+    table: Arguments,
+    arguments: Arguments,
+    twins: Mapping[str, type],
+) -> Scheduler:
+    """Construct a generation's scheduler; what stands in the table are settings."""
+    parts = generation.parts()
+    known = parts.settings_of(arguments)
+    settings = build({generation.name: parts.settings}, table, _WHERE, known)
+    cls = twins.get(generation.name, parts.scheduler)
+    try:
+        return construct(cls, settings, arguments)
+    except UserError as error:
+        raise ConfigError(f"{_WHERE}: {error}") from error
+
+
+def _values(cls: type, of: Callable[[Generation], Arguments]) -> Arguments:
+    """Return the whole values that a user's class may name beside single arguments."""
+    generation = generation_behind(cls)
+    arguments = of(generation or V0)
+    parts = (generation or V0).parts()
+    try:
+        settings = parts.settings(**parts.settings_of(arguments))
+        cache = cache_of(arguments)
+    except UserError as error:
+        raise ConfigError(f"{_WHERE}: {error}") from error
+    values = {"scheduler_config": settings, "cache_config": cache}
+    if generation is not None:
+        values |= {"settings": settings, "cache": cache}
+    return values
+
+
+def _policies(config: EngineConfig) -> dict[str, Any]:
+    """Construct the policies that are asked for, new ones each time: some learn."""
+    return {
+        key: _policy(key, getattr(config, key))
+        for key in _ROLES
+        if getattr(config, key) is not None
+    }
+
+
+def _policy(key: str, given: str | dict[str, Any]) -> Any:
+    table = {"kind": given} if isinstance(given, str) else given
+    kinds, role, method = _ROLES[key]
+    policy = build(kinds, table, f"engine.{key}")
+    if not isinstance(policy, role):
+        raise ConfigError(
+            f"engine.{key}: '{table['kind']}' needs a method {method}; mend your class"
+        )
+    return policy
