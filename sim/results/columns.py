@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sim.results.arrow import to_arrow, to_arrow_texts
+from sim.results.table import to_arrow, to_arrow_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,6 +23,11 @@ SERVED = ("finished_stopped", "finished_length_capped")
 Floats = npt.NDArray[np.float64]
 
 
+def is_served(statuses: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which requests were served to their end: not rejected, not aborted."""
+    return np.isin(statuses, SERVED)
+
+
 def distribution_ms(name: str, values_s: Floats) -> dict[str, float | None]:
     """Return mean, median, standard deviation and percentiles, in milliseconds.
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sim.results import schema
-from sim.results.arrow import to_arrow
 from sim.results.step_table import BATCH_ROWS, ParquetSteps
+from sim.results.table import to_arrow
 from sim.results.tokens import token_times
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import schema
-from sim.results.arrow import arrow_table
 from sim.results.columns import Columns, Texts
+from sim.results.table import arrow_table
 from sim.results.tokens import Streaks
 from sim.scheduler.request import RequestStatus
 

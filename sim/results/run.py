@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from sim.config.tables import parse_config
 from sim.errors import ResultsError
+from sim.results.folder import RunFolder
 from sim.results.output import write_json, write_text
 from sim.results.parquet import copy_steps, write_itl, write_table
-from sim.results.stored import StoredTables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,15 +27,14 @@ class Results:
     """What a simulation found; `sim.api.Results` adds the figures."""
 
     config: RunConfig
-    recording: Recording | StoredTables
+    recording: Recording | RunFolder
     summary: Mapping[str, Any]
 
     @classmethod
     def load(cls, directory: Path | str) -> Self:
-        directory = Path(directory)
-        summary = _read_summary(directory)
-        config = _read_config(directory)
-        return cls(config, StoredTables(directory), summary)
+        folder = RunFolder(Path(directory))
+        # Traces and the like that it names need not be here any more.
+        return cls(parse_config(folder.config), folder, dict(folder.summary))
 
     @property
     def step_table(self) -> StepTable:
@@ -80,36 +79,9 @@ class Results:
             write_table(directory / f"{name}.parquet", table.arrow, table.kinds)
         copy_steps(recording.step_table, directory / "steps.parquet")
         if itl:
-            if isinstance(recording, StoredTables):
+            if isinstance(recording, RunFolder):
                 raise ResultsError(
                     "itl: when each token came is known of a run that was just "
                     "simulated; simulate its config again"
                 )
             write_itl(recording, directory / "itl.parquet")
-
-
-def _read_summary(directory: Path) -> dict[str, Any]:
-    """Return the summary of a results directory, or say what the directory is not."""
-    path = directory / "summary.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        what = "holds no summary.json" if directory.is_dir() else "is no directory"
-        raise ResultsError(
-            f"'{directory}' {what}; give a directory that 'kvsim run' wrote"
-        ) from error
-    except ValueError as error:
-        raise ResultsError(
-            f"'{path}' is not JSON ({error}); run its config.yaml again"
-        ) from error
-    if not isinstance(found, dict) or "num_gpu_blocks" not in found:
-        raise ResultsError(f"'{path}' is no summary of a run; give a run's directory")
-    return found
-
-
-def _read_config(directory: Path) -> RunConfig:
-    from sim.config.files import read_yaml  # noqa: PLC0415
-    from sim.config.tables import parse_config  # noqa: PLC0415 - only where results are read
-
-    # Traces and the like that it names need not be here any more.
-    return parse_config(read_yaml(directory / "config.yaml"))

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.results import schema
-from sim.results.arrow import to_arrow
 from sim.results.columns import Texts
-from sim.results.table import ResultTable
+from sim.results.table import ResultTable, to_arrow
 from workloads.columns import RequestColumns
 
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ def test_what_a_sweep_cannot_fill_is_left_out_with_a_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["NOWHERE"], "is no directory"),
+        (["NOWHERE"], "does not exist"),
         (["EMPTY"], "holds no results"),
         ([], "nothing to draw"),
         (["RUN", "RUN"], "given twice"),
@@ -143,8 +143,8 @@ def test_what_a_sweep_cannot_fill_is_left_out_with_a_line(
         (["SWEEP", "--x", "rate_scale", "--y", "rate_scale"], "are both"),
         (["SWEEP", "--metric", "p99_tft_ms"], "did you mean 'p99_"),
         (["SWEEP", "--metric", "title"], "is no number"),
-        (["BROKEN"], "is not JSON"),
-        (["BROKENPLAN"], "is no plan that can be read"),
+        (["BROKEN"], "summary.json' cannot be read"),
+        (["BROKENPLAN"], "plan.json' cannot be read"),
         (["BROKENSWEEP"], "holds no sweep that can be read"),
     ],
 )

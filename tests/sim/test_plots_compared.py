@@ -22,8 +22,8 @@ from sim.views.plots.sweeps.table import (
     PREEMPTION_RATE,
     NotShownError,
     SweepRuns,
-    read_plan,
     read_sweep,
+    runs_of_plan,
 )
 from sim.views.plots.tables import Tables
 from tests.sim.plot_directories import BLOCKS, MODE, RATE, said, write_sweep_results
@@ -237,7 +237,7 @@ def test_curves_of_a_plan_are_drawn_over_their_rates() -> None:
             {"name": "none"},
         ],
     }
-    runs = read_plan(plan)
+    runs = runs_of_plan(plan)
     assert len(runs.frame) == 4
     assert runs.frame[PREEMPTION_RATE].eq(25.0).all()
     figure = SWEEP_FIGURES["goodput"](runs)

@@ -1,8 +1,14 @@
-"""What ``plan.json`` must hold to be drawn, whoever draws it."""
+"""The reader of ``plan.json``: what it must hold to be drawn."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.errors import ResultsError
+from sim.results.folder import read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PLAN_FORMAT: Final = "kvplan/1"
 
@@ -18,6 +24,15 @@ _WHOLE: Final[dict[str, type]] = {
     "versions": dict,
 }
 _CANDIDATE: Final = ("name", "model", "gpu", "tensor_parallel_size", "status")
+
+
+def read_plan(directory: Path) -> dict[str, Any]:
+    """Read ``plan.json`` of a plan's folder."""
+    path = directory / "plan.json"
+    plan = read_json(path)
+    if fault := plan_fault(plan):
+        raise ResultsError(f"'{path}' {fault}")
+    return plan
 
 
 def plan_fault(plan: object) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sim.results.arrow import to_arrow, to_arrow_texts
+from sim.results.table import to_arrow, to_arrow_texts
 from sim.studies.sweeps.expand import value_at
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.metrics import PERCENTILES
-from sim.views.exports.folder import is_served, token_gaps
+from sim.results.metrics import PERCENTILES, is_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from sim.views.exports.folder import Columns, RunFolder
+    from sim.results.folder import Columns, RunFolder
 
 _TOTALS = (
     *("duration", "completed", "total_input_tokens", "total_output_tokens"),
@@ -41,14 +40,14 @@ def write_bench(folder: RunFolder, path: Path) -> list[str]:
     Requests without an answer have a time to first token of 0, no gaps, and their
     reason in ``errors``, as vLLM's client has it.
     """
-    requests = folder.requests(_COLUMNS)
+    requests = folder.columns("requests", _COLUMNS)
     served = is_served(requests["status"])
     facts = _facts(folder, int(len(served) - served.sum())) | _lists(requests, served)
     itl = folder.recorded("itl.parquet")
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(facts, allow_nan=False)[:-1])
         if itl is not None:
-            gaps = _gaps_by_request(requests["request_id"], token_gaps(itl))
+            gaps = _gaps_by_request(requests["request_id"], folder.token_gaps())
             _write_lists(file, "itls", gaps)
         file.write("}\n")
     if itl is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from sim.views.exports.folder import RunFolder
+    from sim.results.folder import RunFolder
 
 ENGINE, REQUESTS = 1, 2
 """Numbers of the two processes."""
@@ -122,9 +122,9 @@ def _names() -> Iterator[Event]:
 
 def _end_s(folder: RunFolder) -> float:
     """Return when the last step ended and the last request came or went."""
-    times_s = folder.requests(("arrival_s", "finish_s")).values()
+    times_s = folder.columns("requests", ("arrival_s", "finish_s")).values()
     end_s = max(float(np.nanmax(each, initial=0.0)) for each in times_s)
-    for batch in folder.steps.batches(("start_s", "latency_s")):
+    for batch in folder.step_table.batches(("start_s", "latency_s")):
         end_s = max(end_s, float(batch["start_s"][-1] + batch["latency_s"][-1]))
     return end_s
 
@@ -146,7 +146,7 @@ def _step_events(folder: RunFolder, window: Window) -> Iterator[Event]:
     """Yield steps, swaps and counters. A step waits for the next, to end before it."""
     held: list[Event] = []
     shown: dict[str, float] = {}
-    for row in _rows(folder.steps.batches(_STEP_COLUMNS), _STEP_COLUMNS):
+    for row in _rows(folder.step_table.batches(_STEP_COLUMNS), _STEP_COLUMNS):
         if row["start_s"] >= window.end_s:
             break
         if row["start_s"] not in window:
@@ -193,7 +193,7 @@ def _slice(thread: int, name: str, begin: float, end_s: float) -> Event:
 
 
 def _preemption_events(folder: RunFolder, window: Window) -> Iterator[Event]:
-    columns = folder.preemptions(_PREEMPTION_COLUMNS)
+    columns = folder.columns("preemptions", _PREEMPTION_COLUMNS)
     for row in _rows([columns], _PREEMPTION_COLUMNS):
         if row["time_s"] not in window:
             continue

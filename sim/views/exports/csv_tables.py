@@ -14,7 +14,7 @@ from sim.results.step_table import BATCH_ROWS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.views.exports.folder import RunFolder
+    from sim.results.folder import RunFolder
 
 TABLES: Final = ("requests", "steps", "preemptions", "itl")
 

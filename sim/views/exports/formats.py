@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sim.results.folder import RunFolder
 from sim.results.output import ResultFiles, output_directory, output_file
 from sim.views.exports.bench import write_bench
 from sim.views.exports.chrome import Window, write_trace
 from sim.views.exports.csv_tables import TABLES, write_csv
-from sim.views.exports.folder import RunFolder
 from sim.views.exports.prometheus import write_prometheus
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def export(
     overwrite: bool = False,
 ) -> tuple[Path, list[str]]:
     """Write results of a run in another format; return where, and what to say of it."""
-    folder = RunFolder(directory)
+    folder = RunFolder(directory, columns={}, numbers=())
     form = FORMATS[to]
     path = out or directory / EXPORTS / form.file_name
     replaced = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from sim.views.exports.folder import Columns, RunFolder
+    from sim.results.folder import Columns, RunFolder
 
 WAITING, PREFILL, DECODE, ENDED = "waiting", "prefill", "decode", ""
 PREEMPTED, RECOMPUTE, SWAPPED = "preempted", "recompute", "swapped"
@@ -48,8 +48,8 @@ class Change(NamedTuple):
 
 def phases(folder: RunFolder) -> tuple[Iterator[Change], list[str]]:
     """Return the changes of all requests in order of time, and what is not known."""
-    requests = folder.requests(REQUEST_COLUMNS)
-    preemptions = folder.preemptions(PREEMPTION_COLUMNS)
+    requests = folder.columns("requests", REQUEST_COLUMNS)
+    preemptions = folder.columns("preemptions", PREEMPTION_COLUMNS)
     schedule = folder.recorded("schedule.jsonl.zst")
     if schedule is not None:
         return schedule_phases(requests, preemptions, schedule), []

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from sim.views.exports.folder import is_served, token_gaps
+from sim.results.metrics import is_served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from prometheus_client.metrics_core import Metric
 
-    from sim.views.exports.folder import Columns, RunFolder
+    from sim.results.folder import Columns, RunFolder
 
     Floats = npt.NDArray[np.float64]
 
@@ -102,7 +102,10 @@ class _Collector(Collector):
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._labels = {"model_name": str(folder.engine.get("model")), "engine": "0"}
+        self._labels = {
+            "model_name": str(folder.engine.get("model")),
+            "engine": "0",
+        }
 
     def describe(self) -> Iterable[Metric]:
         """Say nothing in advance: names are not looked up in the registry."""
@@ -110,7 +113,7 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        requests = self._folder.requests(_COLUMNS)
+        requests = self._folder.columns("requests", _COLUMNS)
         summary = self._folder.summary
         for name, (key, text) in _COUNTERS.items():
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=self._names)
@@ -127,9 +130,8 @@ class _Collector(Collector):
         for name in ("prompt", "generation"):
             column = "num_prompt_tokens" if name == "prompt" else "num_generated_tokens"
             yield self._histogram(f"request_{name}_tokens", bounds, [done[column]])
-        itl = self._folder.recorded("itl.parquet")
-        if itl is not None:
-            gaps = (gaps_s for _, gaps_s in token_gaps(itl))
+        if self._folder.recorded("itl.parquet") is not None:
+            gaps = (gaps_s for _, gaps_s in self._folder.token_gaps())
             yield self._histogram("inter_token_latency_seconds", _TOKEN_S, gaps)
 
     @property
@@ -168,7 +170,7 @@ class _Collector(Collector):
 
     def _last_usage(self) -> float:
         usage = 0.0
-        for batch in self._folder.steps.batches(("kv_cache_usage",)):
+        for batch in self._folder.step_table.batches(("kv_cache_usage",)):
             usage = float(batch["kv_cache_usage"][-1])
         return usage
 

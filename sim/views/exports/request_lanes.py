@@ -13,7 +13,7 @@ from sim.views.exports.phases import ENDED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sim.views.exports.folder import RunFolder
+    from sim.results.folder import RunFolder
     from sim.views.exports.phases import Change
 
 _COLUMNS = (
@@ -28,7 +28,7 @@ class RequestLanes:
 
     def __init__(self, folder: RunFolder, process: int) -> None:
         self._process = process
-        self._facts = folder.requests(_COLUMNS)
+        self._facts = folder.columns("requests", _COLUMNS)
         ids = self._facts["request_id"].tolist()
         self._row = {each: i for i, each in enumerate(ids)}
         self._free: list[int] = []

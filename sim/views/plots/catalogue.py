@@ -13,21 +13,21 @@ plan   ``plan.json``                            `sim.views.plots.plan_figures`,
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
+from sim.results.folder import kind_of
 from sim.results.run import Results
-from sim.studies.planning.file import plan_fault
+from sim.studies.planning.file import read_plan
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.plan_figures import PLAN_FIGURES
 from sim.views.plots.runs import Run, labels_of, what_differs
 from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
-from sim.views.plots.sweeps.table import SweepRuns, read_plan, read_sweep
+from sim.views.plots.sweeps.table import SweepRuns, read_sweep, runs_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     Drawing: TypeAlias = Callable[[], Figure]
 
 What: TypeAlias = Literal["run", "runs", "sweep", "plan"]
-_MARKERS: Mapping[str, What] = {
-    "plan.json": "plan",
-    "sweep.json": "sweep",
-    "summary.json": "run",
-}
 FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
     "run": FIGURES,
     "runs": OVERLAYS,
@@ -71,7 +66,7 @@ class HeatMapKeys:
 
 def what_is_in(directories: Sequence[Path]) -> What:
     """Return what directories hold."""
-    found = [_what_is_in(directory) for directory in directories]
+    found = [kind_of(directory) for directory in directories]
     if set(found) == {"run"}:
         return "run" if len(found) == 1 else "runs"
     if len(found) > 1:
@@ -81,17 +76,6 @@ def what_is_in(directories: Sequence[Path]) -> What:
             f"together; give it alone"
         )
     return found[0]
-
-
-def _what_is_in(directory: Path) -> What:
-    for marker, what in _MARKERS.items():
-        if (directory / marker).is_file():
-            return what
-    what_else = "holds no results" if directory.is_dir() else "is no directory"
-    raise ResultsError(
-        f"'{directory}' {what_else}; give what 'kvsim run', 'kvsim sweep' or 'kvsim "
-        f"plan' wrote"
-    )
 
 
 def named(what: What, names: Sequence[str]) -> list[str]:
@@ -115,11 +99,11 @@ def drawings(
         return _of_runs(directories)
     if what == "sweep":
         return _of_sweep(read_sweep(directories[0]), keys)
-    plan = _read_plan(directories[0])
+    plan = read_plan(directories[0])
     own: dict[str, Drawing] = {
         name: partial(draw, plan) for name, draw in PLAN_FIGURES.items()
     }
-    return own | _of_sweep(read_plan(plan), keys)
+    return own | _of_sweep(runs_of_plan(plan), keys)
 
 
 def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
@@ -151,16 +135,3 @@ def _names(directories: Sequence[Path]) -> list[str]:
 def _of_sweep(runs: SweepRuns, keys: HeatMapKeys) -> dict[str, Drawing]:
     figures = SWEEP_FIGURES | {"heat_map": keys.figure()}
     return {name: partial(draw, runs) for name, draw in figures.items()}
-
-
-def _read_plan(directory: Path) -> dict[str, Any]:
-    path = directory / "plan.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResultsError(
-            f"'{path}' is no plan that can be read; make it again"
-        ) from error
-    if fault := plan_fault(found):
-        raise ResultsError(f"'{path}' {fault}")
-    return found

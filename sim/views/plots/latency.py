@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sim.results.metrics import SERVED
+from sim.results.metrics import is_served
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.panels import Panels, given_panels
 from sim.views.plots.style import (
@@ -70,7 +70,7 @@ def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     )
     title = f"Latency: {facts}" if facts else "Latency"
     panels = _new_panels(tables, title) if on is None else given_panels(on, 3)
-    finished = finished_requests(tables)
+    finished = is_served(words(tables.requests, "status"))
     for metric, axes in zip(METRICS, panels.axes, strict=True):
         values = column(tables.requests, metric.column)[finished]
         _draw_cdf(axes, tables, metric, values[np.isfinite(values)])
@@ -92,11 +92,6 @@ def _new_panels(tables: Tables, title: str) -> Panels:
         },
     )
     return Panels(figure, figure.axes)
-
-
-def finished_requests(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which requests were served to their end: not rejected, not aborted."""
-    return np.isin(words(tables.requests, "status"), SERVED)
 
 
 def _draw_cdf(axes: Axes, tables: Tables, metric: Metric, values: Floats) -> None:

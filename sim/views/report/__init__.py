@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from sim.views.report.build import build_page
-from sim.views.report.source import ReportError
 
-__all__ = ["ReportError", "build_page"]
+__all__ = ["build_page"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.errors import ResultsError
+from sim.results.folder import kind_of
+from sim.studies.planning.file import read_plan
 from sim.views.report.html import Markup, element, paragraph
 from sim.views.report.looks import tag
 from sim.views.report.page import Figures, Part, page
 from sim.views.report.plotly_charts import PlotlyFigures, plotly_script
 from sim.views.report.sections import RUN_SECTIONS
-from sim.views.report.sections.plan import PLAN_SECTIONS, load_plan
+from sim.views.report.sections.plan import PLAN_SECTIONS
 from sim.views.report.sections.sweep import SWEEP_SECTIONS, load_sweep
-from sim.views.report.source import ReportError, find_source, load_runs
+from sim.views.report.source import load_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,25 +26,26 @@ def build_page(directories: Sequence[Path], *, is_static: bool = False) -> str:
 
     The same results give the same bytes.
     """
-    sources = [find_source(path) for path in directories]
-    if not sources:
-        raise ReportError("nothing to report on; give the --out of 'kvsim run'")
-    other = next((each for each in sources if each.kind != "run"), None)
-    if other is not None and len(sources) > 1:
-        raise ReportError(
-            f"'{other.path}' holds a {other.kind}, which has a page of its own; give "
-            f"it alone, or runs only"
-        )
+    if not directories:
+        raise ResultsError("nothing to report on; give the --out of 'kvsim run'")
+    kinds = [kind_of(path) for path in directories]
+    for path, kind in zip(directories, kinds, strict=True):
+        if kind != "run" and len(directories) > 1:
+            raise ResultsError(
+                f"'{path}' holds a {kind}, which has a page of its own; give it alone, "
+                f"or runs only"
+            )
     figures = _figures(is_static=is_static)
-    if other is None:
+    if kinds[0] == "run":
         return _of_runs(directories, figures)
-    if other.kind == "plan":
-        plan = load_plan(other.path)
-        under = paragraph(f"Plan in {other.path}", class_="under")
+    path = directories[0]
+    if kinds[0] == "plan":
+        plan = read_plan(path)
+        under = paragraph(f"Plan in {path}", class_="under")
         parts = [Part(s.key, s.title, tuple(s.blocks(plan))) for s in PLAN_SECTIONS]
         return page(f"Plan: {plan['traffic']['title']}", under, parts, figures)
-    sweep = load_sweep(other.path)
-    under = paragraph(f"Sweep in {other.path}", class_="under")
+    sweep = load_sweep(path)
+    under = paragraph(f"Sweep in {path}", class_="under")
     parts = [Part(s.key, s.title, tuple(s.blocks(sweep))) for s in SWEEP_SECTIONS]
     return page(f"Sweep: {sweep.title}", under, parts, figures)
 

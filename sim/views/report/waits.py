@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from sim.views.report.source import ReportError
+from sim.errors import ResultsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ def resumed_s(path: Path, preempted: Mapping[int, Sequence[int]]) -> Resumed:
             elif not due:
                 break
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise ReportError(
+        raise ResultsError(
             f"'{path}' cannot be read: {error}; record it again, or take it away"
         ) from error
     return found

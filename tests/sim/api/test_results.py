@@ -166,15 +166,15 @@ def test_a_sweep_of_configurations_is_that_of_the_command(
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda path: path / "nowhere", "is no directory"),
-        (lambda path: (path / "summary.json").unlink(), "holds no summary.json"),
-        (lambda path: (path / "summary.json").write_text("{"), "is not JSON"),
-        (lambda path: (path / "summary.json").write_text("[]"), "no summary of a run"),
-        (lambda path: (path / "steps.parquet").unlink(), "is not there"),
-        (lambda path: (path / "requests.parquet").write_text("x"), "no Parquet file"),
+        (lambda path: path / "nowhere", "does not exist"),
+        (lambda path: (path / "summary.json").unlink(), "there is no .*summary.json"),
+        (lambda path: (path / "summary.json").write_text("{"), "cannot be read"),
+        (lambda path: (path / "summary.json").write_text("[]"), "holds no table"),
+        (lambda path: (path / "steps.parquet").unlink(), "there is no steps"),
+        (lambda path: (path / "requests.parquet").write_text("x"), "cannot be read"),
         (
             lambda path: pd.DataFrame({"a": [1]}).to_parquet(path / "steps.parquet"),
-            "lacks the column step",
+            "has no column 'step'",
         ),
     ],
 )

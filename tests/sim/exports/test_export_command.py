@@ -65,7 +65,7 @@ def test_what_is_there_stays(
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     line = refused(["export", str(nothing), "--to", to], capsys, tmp_path)
-    assert "holds no results of a run: there is no summary.json" in line
+    assert "holds no results: there is no plan.json, sweep.json, summary.json" in line
 
 
 def test_only_its_own_folder_is_replaced(

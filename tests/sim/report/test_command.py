@@ -66,7 +66,7 @@ def test_a_failure_leaves_the_older_page(
     ("name", "line"),
     [
         ("missing", "'{}' does not exist; give the --out of 'kvsim run'"),
-        ("file", "'{}' is not a directory; give the --out"),
+        ("file", "'{}' is no directory; give the --out"),
         ("empty", "'{}' holds no results: there is no plan.json, sweep.json, summary"),
     ],
 )

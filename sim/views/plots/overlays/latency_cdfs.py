@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.results.metrics import is_served
 from sim.views.plots.binning import cdf_points
-from sim.views.plots.latency import METRICS, NUM_CDF_POINTS, finished_requests, scale_x
+from sim.views.plots.latency import METRICS, NUM_CDF_POINTS, scale_x
 from sim.views.plots.runs import compared_figure, looks_of
 from sim.views.plots.style import house_style, set_percent_axis
-from sim.views.plots.tables import column
+from sim.views.plots.tables import column, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,5 +77,7 @@ def _draw_cdfs(axes: Axes, runs: Sequence[Run], metric: Metric) -> None:
 
 
 def _known(tables: Tables, metric: Metric) -> Floats:
-    values = column(tables.requests, metric.column)[finished_requests(tables)]
+    values = column(tables.requests, metric.column)[
+        is_served(words(tables.requests, "status"))
+    ]
     return values[np.isfinite(values)]

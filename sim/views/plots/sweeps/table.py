@@ -134,7 +134,7 @@ def _varies(column: pd.Series[Any] | None) -> bool:
     return column is not None and column.nunique(dropna=False) > 1
 
 
-def read_plan(plan: Mapping[str, Any]) -> SweepRuns:
+def runs_of_plan(plan: Mapping[str, Any]) -> SweepRuns:
     """Return the runs of a plan's curves: shares of each candidate's highest rate."""
     rows = [
         {

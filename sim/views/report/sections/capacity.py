@@ -9,6 +9,7 @@ import numpy as np
 
 from sim.hardware.capacity import CapacityEstimate, capacity_rows, format_capacity
 from sim.hardware.gpus import GIB
+from sim.results.folder import lacks
 from sim.views.report.charts import Axis, Bars, Chart, Panel
 from sim.views.report.html import (
     Markup,
@@ -20,7 +21,6 @@ from sim.views.report.html import (
     table,
 )
 from sim.views.report.looks import tag
-from sim.views.report.source import ReportError
 from sim.views.report.words import count, datum, decimal
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ def estimate_of(run: Run) -> CapacityEstimate:
     names = [each.name for each in fields(CapacityEstimate)]
     for name in names:
         if name not in known:
-            raise ReportError(
-                f"'{run.path / 'summary.json'}' has no 'capacity.{name}': it is of "
-                f"another version of kvsim; run it again"
-            )
+            raise lacks(run.path / "summary.json", "number", f"capacity.{name}")
     values: dict[str, Any] = {name: known[name] for name in names}
     for name, value in values.items():
         if isinstance(value, list):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from sim.results.differences import flat
 from sim.views.report.html import Markup, details, element, paragraph, table
 from sim.views.report.looks import tag
-from sim.views.report.source import flat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.results.metrics import SERVED
 from sim.views.plots.binning import cdf_points
 from sim.views.report.charts import Axis, Chart, Line, Panel, Points, Series
 from sim.views.report.html import Markup, paragraph, table
@@ -57,7 +56,7 @@ _MARKS: Final[tuple[tuple[int, Symbol], ...]] = (
 def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return percentiles, distributions, latencies over time and against load."""
     yield _percentiles(runs)
-    if not any(is_served(run).any() for run in runs):
+    if not any(run.served.any() for run in runs):
         yield paragraph("No request was served to its end.", class_="note")
         return
     yield Chart(
@@ -69,11 +68,6 @@ def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     windows = {run.number: windows_of(run) for run in runs}
     yield _over_time(runs, windows)
     yield _against_load(runs, windows)
-
-
-def is_served(run: Run) -> Any:
-    """Return which requests were served to their end."""
-    return np.isin(run.requests["status"].astype(str), SERVED)
 
 
 def _percentiles(runs: Sequence[Run]) -> Markup:
@@ -99,7 +93,7 @@ def _cdf_panel(runs: Sequence[Run], metric: str) -> Panel:
     series: list[Series] = []
     ends: list[float] = []
     for run in runs:
-        values = run.requests[f"{metric}_s"][is_served(run)]
+        values = run.requests[f"{metric}_s"][run.served]
         values = values[np.isfinite(values)]
         if not values.size:
             continue
@@ -166,7 +160,7 @@ def windows_of(run: Run) -> Windows:
     counts = np.bincount(place, minlength=number).astype(np.float64)
     rate: Floats = counts * (number / last_s)
     windows = Windows(edges_s, rate, {}, {})
-    served = is_served(run)
+    served = run.served
     for metric in MEANINGS:
         values = run.requests[f"{metric}_s"]
         known = served & np.isfinite(values)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.studies.planning.file import plan_fault
 from sim.views.plots.plan_curves import load_points
 from sim.views.report.charts import (
     DASHES,
@@ -32,12 +31,10 @@ from sim.views.report.html import (
 )
 from sim.views.report.palette import run_colour
 from sim.views.report.sections.latency import value_axis
-from sim.views.report.source import ReportError, read_json
 from sim.views.report.words import count, decimal, percent, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 _OUT_OF_SIGHT: Final = 6.0
 """Values beyond so many times the limit tell nothing more."""
@@ -52,14 +49,6 @@ class PlanSection:
     key: str
     title: str
     blocks: Callable[[Plan], Iterator[Markup | Chart]]
-
-
-def load_plan(path: Path) -> Plan:
-    """Read ``plan.json``."""
-    plan = read_json(path / "plan.json")
-    if fault := plan_fault(plan):
-        raise ReportError(f"'{path / 'plan.json'}' {fault}")
-    return plan
 
 
 def _found(plan: Plan) -> list[Plan]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from sim.results.differences import flat
 from sim.views.report.html import Markup, bullets, details, element, join, table
 from sim.views.report.looks import tag
-from sim.views.report.source import flat
 from sim.views.report.words import datum, decimal, milliseconds, percent
 
 if TYPE_CHECKING:

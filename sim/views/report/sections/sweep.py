@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sim.errors import ResultsError
+from sim.results.folder import read_json
 from sim.views.report.charts import (
     DASHES,
     SYMBOLS,
@@ -22,7 +24,6 @@ from sim.views.report.charts import (
 from sim.views.report.html import Markup, bullets, element, join, paragraph, table
 from sim.views.report.palette import run_colour
 from sim.views.report.sections.latency import value_axis
-from sim.views.report.source import ReportError, read_json
 from sim.views.report.words import count, decimal, listed, plural, shortened
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def load_sweep(path: Path) -> Sweep:
     facts = read_json(path / "sweep.json")
     files = sorted((path / "runs").glob("*.parquet"))
     if not files:
-        raise ReportError(
+        raise ResultsError(
             f"no run of the sweep in '{path}' has finished; go on with 'kvsim sweep' "
             f"and --resume"
         )
@@ -97,7 +98,7 @@ def load_sweep(path: Path) -> Sweep:
         for file in files:
             rows += pq.ParquetFile(file).read(wanted).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise ReportError(
+        raise ResultsError(
             f"'{path / 'runs'}' cannot be read: {error}; sweep again"
         ) from error
     rows.sort(key=lambda row: row["run"])

@@ -10,7 +10,6 @@ from sim.views.plots.style import time_unit
 from sim.views.report.charts import Axis, Bars, Chart, Panel, Points, Series
 from sim.views.report.html import Markup, element, paragraph
 from sim.views.report.looks import tag
-from sim.views.report.sections.latency import is_served
 from sim.views.report.waits import SCHEDULE_FILE, Resumed, resumed_s
 from sim.views.report.words import plural
 
@@ -19,8 +18,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from sim.results.folder import Columns
     from sim.views.plots.binning import Floats
-    from sim.views.report.source import Columns, Run
+    from sim.views.report.source import Run
 
 NUM_SLOWEST: Final = 100
 _PHASES: Final = {
@@ -44,7 +44,7 @@ def show_waterfall(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
 
 def slowest(run: Run) -> npt.NDArray[np.intp]:
     """Return the rows of the slowest served requests, the slowest first."""
-    e2el_s = np.where(is_served(run), run.requests["e2el_s"], np.nan)
+    e2el_s = np.where(run.served, run.requests["e2el_s"], np.nan)
     order = np.argsort(-e2el_s, kind="stable")[:NUM_SLOWEST]
     return order[np.isfinite(e2el_s[order])]
 

@@ -1,0 +1,251 @@
+"""The folder of a run's results: the one reader of what ``kvsim run`` wrote."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sim.config.files import read_yaml
+from sim.errors import ResultsError
+from sim.results import schema
+from sim.results.blocks import BLOCKS_FILE, BLOCKS_FORMAT
+from sim.results.step_table import BATCH_ROWS, ParquetSteps, frame_of
+from sim.results.table import ResultTable, to_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+    import pandas as pd
+
+Kind: TypeAlias = Literal["run", "sweep", "plan"]
+Columns: TypeAlias = "dict[str, npt.NDArray[Any]]"
+"""Columns of a table, equally long; texts as objects."""
+
+MARKERS: Final[Mapping[str, Kind]] = {
+    "plan.json": "plan",
+    "sweep.json": "sweep",
+    "summary.json": "run",
+}
+"""By which file a folder is known, and what it holds."""
+
+TABLES: Final[Mapping[str, Iterable[str]]] = {
+    "steps": schema.STEPS,
+    "requests": schema.REQUESTS,
+    "preemptions": schema.PREEMPTIONS,
+}
+"""Tables of every run, and their columns."""
+
+
+def kind_of(directory: Path) -> Kind:
+    """Return what a folder holds, or refuse one that holds nothing of ours."""
+    for marker, kind in MARKERS.items():
+        if (directory / marker).is_file():
+            return kind
+    why = f"holds no results: there is no {', '.join(MARKERS)} in it"
+    if not directory.is_dir():
+        why = "is no directory" if directory.exists() else "does not exist"
+    raise ResultsError(
+        f"'{directory}' {why}; give the --out of 'kvsim run', 'sweep' or 'plan'"
+    )
+
+
+class RunFolder:
+    """The results of a run on disk: summary, configuration and tables.
+
+    All files are looked at, so that damage is told early; tables are read when they
+    are asked for. `columns` and `numbers` are what the reader will need.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        columns: Mapping[str, Iterable[str]] = TABLES,
+        numbers: Iterable[str] = ("num_gpu_blocks",),
+    ) -> None:
+        self.directory = directory
+        if (kind := kind_of(directory)) != "run":
+            raise ResultsError(
+                f"'{directory}' holds a {kind}, not a run; give the --out of a "
+                f"'kvsim run', or run one of its configurations"
+            )
+        path = directory / "summary.json"
+        self.summary = _Summary(path, read_json(path))
+        for key in numbers:
+            if not isinstance(self.summary[key], int | float):
+                raise lacks(path, "number", key)
+        for name in ("config.yaml", *(f"{table}.parquet" for table in TABLES)):
+            if self.recorded(name) is None:
+                raise ResultsError(
+                    f"'{directory}' is not whole: there is no {name}; run it again"
+                )
+        for path in sorted(directory.glob("*.parquet")):
+            _check_table(path, columns.get(path.stem, ()))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """``config.yaml`` as plain tables."""
+        path = self.directory / "config.yaml"
+        try:
+            return read_yaml(path)
+        except ValueError as error:
+            raise damaged(path, error) from error
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """The table ``engine`` of the configuration."""
+        table = self.config.get("engine")
+        return table if isinstance(table, dict) else {}
+
+    @property
+    def step_table(self) -> ParquetSteps:
+        """One row a step, in batches."""
+        return ParquetSteps(self.directory / "steps.parquet")
+
+    @cached_property
+    def request_table(self) -> ResultTable:
+        """One row a request, by id."""
+        return read_table(self.directory / "requests.parquet")
+
+    @cached_property
+    def preemption_table(self) -> ResultTable:
+        """One row a preemption, in order of time."""
+        return read_table(self.directory / "preemptions.parquet")
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        return frame_of(self.step_table)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        return self.request_table.frame()
+
+    @cached_property
+    def preemptions(self) -> pd.DataFrame:
+        return self.preemption_table.frame()
+
+    @cached_property
+    def blocks(self) -> Mapping[str, Any] | None:
+        """``blocks.json``, if it was recorded."""
+        if (path := self.recorded(BLOCKS_FILE)) is None:
+            return None
+        found = read_json(path)
+        if (found.get("format"), found.get("version")) != (BLOCKS_FORMAT, 1):
+            raise ResultsError(
+                f"'{path}' is not '{BLOCKS_FORMAT}', version 1; record it again with "
+                f"this version of kvsim, or take it away"
+            )
+        return found
+
+    def recorded(self, name: str) -> Path | None:
+        """Return the path of a file, or None where it is not there."""
+        path = self.directory / name
+        return path if path.is_file() else None
+
+    def columns(self, table: str, names: Sequence[str]) -> Columns:
+        """Return some columns of the requests or preemptions."""
+        path = self.directory / f"{table}.parquet"
+        try:
+            with pq.ParquetFile(path) as file:
+                found = file.read(list(names))
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise damaged(path, error) from error
+        return {name: _array(_one_chunk(found[name]).chunk(0)) for name in names}
+
+    def token_gaps(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield request ids and seconds since the token before, the first left out."""
+        last_id, last_s = -1, 0.0
+        names = ["request_id", "time_s"]
+        with pq.ParquetFile(self.directory / "itl.parquet", pre_buffer=False) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=names):
+                ids, times_s = (np.from_dlpack(batch.column(name)) for name in names)
+                gaps_s = np.diff(times_s, prepend=last_s)
+                follows = np.diff(ids, prepend=last_id) == 0
+                last_id, last_s = int(ids[-1]), float(times_s[-1])
+                yield ids[follows], gaps_s[follows]
+
+
+class _Summary(dict[str, Any]):
+    """A summary that says where a number is missing from."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self._path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise lacks(self._path, "number", key)
+
+
+def lacks(path: Path, what: str, name: str) -> ResultsError:
+    """Return the error of a file in which another release left something out."""
+    return ResultsError(
+        f"'{path}' has no {what} '{name}': it is of another version of kvsim; run it "
+        f"again"
+    )
+
+
+def damaged(path: Path, error: Exception) -> ResultsError:
+    return ResultsError(f"'{path}' cannot be read ({str(error)[:200]}); run it again")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds a table."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, error) from error
+    if not isinstance(data, dict):
+        raise ResultsError(f"'{path}' holds no table; run it again")
+    return data
+
+
+def read_table(path: Path) -> ResultTable:
+    """Read a table of requests or preemptions as it was in memory."""
+    kinds = {field.name: _kind(field.type) for field in pq.read_schema(path)}
+    texts = [name for name, kind in kinds.items() if kind == "str"]
+    # Not `pq.read_table`, which imports pandas.
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
+        whole = file.read()
+    columns = {name: _one_chunk(whole[name]) for name in whole.column_names}
+    return ResultTable(pa.table(columns), kinds)
+
+
+def _kind(type_: pa.DataType) -> str:
+    """Return what `sim.results.schema` calls a type: ``double`` is its float64."""
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return "str"
+    return "float64" if pa.types.is_float64(type_) else str(type_)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    whole = column.combine_chunks()
+    chunks = whole.chunks if isinstance(whole, pa.ChunkedArray) else [whole]
+    if not chunks:
+        chunks = [pa.nulls(0, column.type)]
+    return pa.chunked_array(chunks)
+
+
+def _check_table(path: Path, columns: Iterable[str]) -> None:
+    try:
+        known = set(pq.read_schema(path).names)
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(path, error) from error
+    for name in columns:
+        if name not in known:
+            raise lacks(path, "column", name)
+
+
+def _array(column: pa.Array) -> npt.NDArray[Any]:
+    """Return numbers as they are and texts as objects, without pandas."""
+    if pa.types.is_string(column.type):
+        return np.array(column.to_pylist(), np.object_)
+    # `from_dlpack` warns of what is empty.
+    return (
+        to_numpy(column) if len(column) else np.empty(0, column.type.to_pandas_dtype())
+    )
