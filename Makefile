@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks test test-all hosted test-hosted fuzz check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted fuzz check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev
 
 # make test-all: what is too heavy for every day, too; the real transformers beside ours; reports
 # in a browser, where chromium and chromedriver are installed.
-test-all: $(VENV)/.installed-reference $(VENV)/.installed-notebooks
+test-all: $(VENV)/.installed-reference $(VENV)/.installed-notebooks $(VENV)/.installed-docs
 	$(PYTEST)
 
 # make test-hosted VLLM="0.11.2 0.33.0": our v1 beside the real ones, each in an environment of its own.
@@ -48,6 +48,11 @@ test-hosted-%: .venv-hosted-%/.installed
 # make notebooks: run all notebooks and store what they show.
 notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/python -m notebooks.build
+
+# make docs: docs/, the packages' pages and the notebooks as a site with search, in build/site.
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
+	@echo "Open build/site/index.html."
 
 # make fuzz N=2000: random configurations, both paths.
 N ?= 1000
@@ -75,7 +80,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format --quiet .
 
 clean:
-	rm -rf $(VENV) .venv-hosted-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache results
+	rm -rf $(VENV) .venv-hosted-* build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache results
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -99,6 +104,10 @@ $(VENV)/.installed-reference: $(VENV)/.installed-dev
 
 $(VENV)/.installed-notebooks: $(VENV)/.installed-dev
 	$(UV_PIP) --group notebooks
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(UV_PIP) --group docs
 	@touch $@
 
 # vLLM's wheel without what it depends on, what its scheduler imports, and CPU torch.

@@ -57,10 +57,10 @@ def test_the_policies_on_the_page_are_taken(
     capsys.readouterr()
 
 
-def test_the_readme_quotes_the_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_questions_quote_the_page() -> None:
+    questions = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
     quoted = re.findall(
-        r"(?<=\| )[^|`]*\([-+][\d.]+ to [-+][\d.]+\)|x [\d.]+ to [\d.]+", readme
+        r"(?<=\| )[^|`]*\([-+][\d.]+ to [-+][\d.]+\)|x [\d.]+ to [\d.]+", questions
     )
     assert len(quoted) >= 40
     for cell in quoted:

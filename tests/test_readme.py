@@ -1,4 +1,4 @@
-"""The README's output blocks are what the code prints."""
+"""Outputs and figures quoted in the README and its pages are what the code prints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ from sim.simulation.run import simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(
-    r"<!-- output of: kvsim (.*?) -->\n```text\n(.*?)```", README, re.DOTALL
-)
+QUESTIONS = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
+
+
+def blocks(comment: str) -> list[tuple[str, str]]:
+    """Return commands, and the text that is said to be their output or a part of it."""
+    pattern = rf"<!-- {comment}: kvsim (.*?) -->\n```text\n(.*?)```"
+    return [
+        pair for page in (README, QUESTIONS) for pair in re.findall(pattern, page, re.S)
+    ]
+
+
+WHOLE, EXCERPTS = blocks("output of"), blocks("excerpt of")
 # Wall time differs from run to run, and so does the directory of a test.
 VARYING = re.compile(r"^(simulated in|\$ |.*; results in )")
 
@@ -30,28 +40,45 @@ def lines(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("command", "block"), BLOCKS, ids=[c for c, _ in BLOCKS])
-def test_output_blocks_are_what_the_code_prints(
-    command: str,
-    block: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], list[str]]:
+    """What a command prints, in lines."""
     monkeypatch.chdir(ROOT)
-    arguments = shlex.split(command)
-    if arguments[0] == "run":
-        arguments += ["--out", str(tmp_path / "out"), "--no-figures"]
-    assert kvsim(arguments) == 0
-    assert lines(capsys.readouterr().out) == lines(block)
+
+    def run(command: str) -> list[str]:
+        arguments = shlex.split(command)
+        if arguments[0] == "run":
+            arguments += ["--out", str(tmp_path / "out"), "--no-figures"]
+        assert kvsim(arguments) == 0
+        return lines(capsys.readouterr().out)
+
+    return run
 
 
-def test_there_are_blocks_to_check_and_links_lead_somewhere() -> None:
-    assert len(BLOCKS) == 2
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert len(links) >= 6
-    for link in links:
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize(("command", "block"), WHOLE, ids=[c for c, _ in WHOLE])
+def test_output_blocks_are_what_the_code_prints(
+    command: str, block: str, printed: Callable[[str], list[str]]
+) -> None:
+    assert printed(command) == lines(block)
+
+
+@pytest.mark.parametrize(("command", "block"), EXCERPTS, ids=[c for c, _ in EXCERPTS])
+def test_excerpts_stand_in_what_the_code_prints(
+    command: str, block: str, printed: Callable[[str], list[str]]
+) -> None:
+    """In its order and words; a line of dots stands for what is left out."""
+    found = " ".join(" ".join(printed(command)).split())
+    for part in "\n".join(lines(block)).split("...\n"):
+        _, said, found = found.partition(" ".join(part.split()))
+        assert said, part
+
+
+def test_the_readme_is_read_in_five_minutes_and_says_how_to_test() -> None:
+    assert len(README.splitlines()) <= 180
+    assert re.search(r"^make test ", README, re.MULTILINE)
+    assert (len(WHOLE), len(EXCERPTS)) == (2, 3)
 
 
 def test_figures_quoted_in_the_text_are_those_of_the_demo() -> None:
@@ -73,7 +100,7 @@ def test_figures_quoted_in_the_text_are_those_of_the_demo() -> None:
 
 @pytest.mark.slow
 def test_figures_quoted_of_other_engines_are_measured() -> None:
-    flat = " ".join(README.split())
+    flat = " ".join(QUESTIONS.split())
     found = {}
     for name, overrides in {
         "0.11": ['engine.engine_version="0.11"'],
@@ -90,7 +117,7 @@ def test_figures_quoted_of_other_engines_are_measured() -> None:
 
 @pytest.mark.slow
 def test_figures_quoted_of_swapping_and_recomputing_are_measured() -> None:
-    flat = " ".join(README.split())
+    flat = " ".join(QUESTIONS.split())
     summaries = {}
     for scheduler in ("cacheflow", "v0"):
         for mode in ("swap", "recompute"):
@@ -106,7 +133,7 @@ def test_figures_quoted_of_swapping_and_recomputing_are_measured() -> None:
     again = {name: summaries[name, "recompute"] for name in ("cacheflow", "v0")}
     for name, words in (
         ("cacheflow", "{} preemptions move {:,} blocks out and as many back"),
-        ("v0", "{} preemptions move {:,} blocks out, and"),
+        ("v0", "{} preemptions move {:,} blocks out, and as many back"),
     ):
         summary = swap[name]
         quoted = words.format(summary["num_preemptions"], summary["swapped_out_blocks"])
@@ -121,7 +148,7 @@ def test_figures_quoted_of_swapping_and_recomputing_are_measured() -> None:
 def test_figures_quoted_of_chats_are_measured() -> None:
     rows = re.findall(
         r"^\| (\d+)[^|]* \| ([\d.]+) % \| ([\d.]+) \| ([\d.]+) (m?s) \| (\d+) \|$",
-        README,
+        QUESTIONS,
         re.MULTILINE,
     )
     assert [int(row[0]) for row in rows] == [40, 70, 100, 130, 160]

@@ -1,4 +1,4 @@
-"""`docs/sweeps.md` and the README's sweep say what the code does."""
+"""`docs/sweeps.md` and the sweep among the questions say what the code does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUESTIONS = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -67,14 +67,14 @@ def test_examples_are_sweeps(name: str) -> None:
     assert words in (ROOT / "examples" / f"{name}.yaml").read_text()
 
 
-def test_the_query_in_the_readme_prints_what_stands_there(
+def test_the_query_among_the_questions_prints_what_stands_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (command,) = re.findall(r"^(kvsim sweep examples/\S+)$", README, re.MULTILINE)
+    (command,) = re.findall(r"^(kvsim sweep examples/\S+)$", QUESTIONS, re.MULTILINE)
     (query, printed) = re.findall(
         r"```python\n(import pandas.*?)```\n\n<!-- output of: the query above -->\n"
         r"```text\n(.*?)```",
-        README,
+        QUESTIONS,
         re.DOTALL,
     )[0]
     _, _, example = shlex.split(command)

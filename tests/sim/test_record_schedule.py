@@ -110,7 +110,7 @@ def test_a_schedule_of_two_requests_in_every_detail() -> None:
         },
     ]
     as_written = json.dumps(lines[1], separators=(",", ":"))
-    assert as_written in (ROOT / "sim" / "README.md").read_text()
+    assert as_written in (ROOT / "docs" / "results.md").read_text()
 
 
 # -- the same decisions as `kvsim decisions` takes ------------------------------
