@@ -6,20 +6,6 @@ from __future__ import annotations
 class KVCacheBlock:
     """One physical block: ``block_size`` token slots in every layer of the model.
 
-    Attributes
-    ----------
-    block_id
-        Index in the pool, from 0.
-    ref_cnt
-        Number of block tables that hold the block.
-    block_hash
-        Key under which the block is in the prefix cache, or None.
-    prev_free_block, next_free_block
-        Neighbours in the free queue; None outside of it. Living in the block, they
-        let the queue drop a block from its middle in O(1) without allocating.
-
-    Notes
-    -----
     Source: vLLM 0.11.2, ``vllm/v1/core/kv_cache_utils.py`` (`KVCacheBlock`).
     """
 
@@ -34,7 +20,10 @@ class KVCacheBlock:
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_cnt = 0
+        # Key under which the block is in the prefix cache, or None.
         self.block_hash: int | None = None
+        # Neighbours in the free queue; None outside of it. Living in the block, they
+        # let the queue drop a block from its middle in O(1) without allocating.
         self.prev_free_block: KVCacheBlock | None = None
         self.next_free_block: KVCacheBlock | None = None
 

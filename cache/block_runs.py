@@ -28,30 +28,18 @@ if TYPE_CHECKING:
 
 
 class BlockRuns:
-    """The runs of a request's full blocks.
-
-    Attributes
-    ----------
-    keys
-        Identity of each run.
-    ends
-        Index of the block behind each run; ascending.
-    """
+    """The runs of a request's full blocks."""
 
     __slots__ = ("ends", "keys")
 
     def __init__(self, keys: list[int], ends: list[int]) -> None:
+        # Identity of each run.
         self.keys = keys
+        # Index of the block behind each run; ascending.
         self.ends = ends
 
     def cover(self, num_blocks: int) -> None:
-        """Make sure that the runs reach over `num_blocks` full blocks.
-
-        Raises
-        ------
-        CacheError
-            If the tokens are known to end before.
-        """
+        """Make sure that the runs reach over `num_blocks` full blocks."""
         num_known = self.ends[-1] if self.ends else 0
         if num_blocks > num_known:
             raise CacheError(
@@ -61,15 +49,7 @@ class BlockRuns:
 
 
 class HashedRuns(BlockRuns):
-    """Runs of one block each, for tokens that know nothing but block keys.
-
-    Parameters
-    ----------
-    tokens
-        Hashed as far as it is asked for.
-    block_size
-        Tokens a block.
-    """
+    """Runs of one block each, for tokens that know nothing but block keys."""
 
     __slots__ = ("_block_size", "_tokens")
 
@@ -79,7 +59,6 @@ class HashedRuns(BlockRuns):
         self._block_size = block_size
 
     def cover(self, num_blocks: int) -> None:
-        """See `BlockRuns.cover`; hashes what is missing."""
         self._tokens.extend_block_hashes(self.keys, num_blocks, self._block_size)
         self.ends.extend(range(len(self.ends) + 1, len(self.keys) + 1))
 
@@ -87,16 +66,7 @@ class HashedRuns(BlockRuns):
 def runs_of_pieces(
     pieces: Iterable[tuple[int, int, int]], block_size: int
 ) -> BlockRuns:
-    """Return the runs of full blocks of concatenated pieces. O(pieces).
-
-    Parameters
-    ----------
-    pieces
-        ``(segment_id, offset, num_tokens)``; a piece never goes on where the one
-        before it stopped.
-    block_size
-        Tokens a block.
-    """
+    """Return the runs of full blocks of concatenated pieces. O(pieces)."""
     keys: list[int] = []
     ends: list[int] = []
     key, num_blocks, end = NONE_HASH, 0, 0

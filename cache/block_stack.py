@@ -18,20 +18,7 @@ if TYPE_CHECKING:
 
 
 class BlockStack:
-    """A pool of blocks, handed out from the top of a stack.
-
-    Parameters
-    ----------
-    block_ids
-        Ids of the pool, bottom of the stack first: the last one is used first.
-    name
-        What errors call the pool.
-
-    Attributes
-    ----------
-    observer
-        Told which blocks move, or None.
-    """
+    """A pool of blocks, handed out from the top of a stack."""
 
     def __init__(self, block_ids: Iterable[int], name: str) -> None:
         self.name = name
@@ -58,25 +45,13 @@ class BlockStack:
         return block_id in self._blocks
 
     def block(self, block_id: int) -> KVCacheBlock:
-        """Return the block of that id.
-
-        Raises
-        ------
-        CacheError
-            If the pool has no such block.
-        """
+        """Return the block of that id."""
         if block_id not in self._blocks:
             raise CacheError(f"the {self.name} pool has no block {block_id}")
         return self._blocks[block_id]
 
     def take(self) -> KVCacheBlock:
-        """Return the top block, with one reference. O(1).
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If no block is free; nothing changes.
-        """
+        """Return the top block, with one reference. O(1)."""
         if not self._free:
             raise NoFreeBlocksError(
                 f"out of memory: none of the {self.num_blocks} blocks of the "
@@ -89,13 +64,7 @@ class BlockStack:
         return block
 
     def retain(self, block: KVCacheBlock) -> None:
-        """Add a reference to a block in use.
-
-        Raises
-        ------
-        CacheError
-            If the block is free.
-        """
+        """Add a reference to a block in use."""
         if block.ref_cnt <= 0:
             raise CacheError(
                 f"block {block.block_id} of the {self.name} pool is free; only a block "
@@ -108,11 +77,6 @@ class BlockStack:
 
         For callers that keep unreferenced blocks elsewhere (cached, evictable); others
         call `release`.
-
-        Raises
-        ------
-        DoubleFreeError
-            If there is no reference; nothing changes.
         """
         if block.ref_cnt <= 0:
             raise DoubleFreeError(
@@ -125,13 +89,7 @@ class BlockStack:
         return block.ref_cnt
 
     def release(self, block: KVCacheBlock) -> bool:
-        """Take a reference away; True if it was the last, and the block is free now.
-
-        Raises
-        ------
-        DoubleFreeError
-            If there is no reference; nothing changes.
-        """
+        """Take a reference away; True if it was the last, and the block is free now."""
         if self.drop(block):
             return False
         self._free.append(block)
@@ -159,17 +117,8 @@ class BlockStack:
     ) -> None:
         """Prove invariant 2 in O(n).
 
-        Parameters
-        ----------
-        references
-            By block id, how many tables hold it; ids of other pools are ignored.
-        outside
-            Blocks without references that the caller keeps off the stack.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the block.
+        `references` counts the tables that hold a block, by id; blocks in `outside`
+        have none, and the caller keeps them off the stack.
         """
         free = {block.block_id for block in self._free}
         require(

@@ -20,13 +20,5 @@ NONE_HASH = 0
 
 
 def hash_block(parent: int, content: Hashable) -> int:
-    """Return the key of a full block.
-
-    Parameters
-    ----------
-    parent
-        Key of the block before it, or `NONE_HASH`.
-    content
-        Identity of the block's tokens, made of integers only.
-    """
+    """Return the key of a full block."""
     return hash((parent, content))

@@ -42,8 +42,6 @@ class PrefixCacheStats:
     hit its own old blocks, are counted apart, so that ``hits / queries`` stays the
     share of prompt tokens that caching saved.
 
-    Notes
-    -----
     The real engine counts a look-up each time the head of its queue is examined,
     admitted or not; here a look-up counts when it leads to an admission.
     """

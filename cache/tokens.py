@@ -33,17 +33,7 @@ class TokenIds(Protocol):
     def extend_block_hashes(
         self, block_hashes: list[int], num_blocks: int, block_size: int
     ) -> None:
-        """Append chained keys until `block_hashes` covers `num_blocks` full blocks.
-
-        Parameters
-        ----------
-        block_hashes
-            Keys of the leading full blocks, extended in place.
-        num_blocks
-            Number of full blocks wanted; a smaller number than present is a no-op.
-        block_size
-            Tokens a block; the same in all calls for one list.
-        """
+        """Append chained keys until `block_hashes` covers `num_blocks` full blocks."""
         ...
 
     def prompt(self) -> TokenSlice:
@@ -51,33 +41,12 @@ class TokenIds(Protocol):
         ...
 
     def output(self, branch: int, index: int) -> int | tuple[int, int]:
-        """Return the generated token `index` of a continuation of the prompt.
-
-        Parameters
-        ----------
-        branch
-            0 for the first, or only, continuation.
-        index
-            From 0.
-
-        Returns
-        -------
-        int or (int, int)
-            Of the kind of `prompt`: a token id, or segment id and offset.
-        """
+        """Return the generated token `index` of a continuation of the prompt."""
         ...
 
 
 class ListTokens:
-    """Plain token ids; `tokens` may grow behind our back as output is appended.
-
-    Parameters
-    ----------
-    tokens
-        Prompt, and output as far as it is known.
-    num_prompt_tokens
-        Length of the prompt; None if all of `tokens` is.
-    """
+    """Plain token ids; `tokens` may grow behind our back as output is appended."""
 
     __slots__ = ("num_prompt_tokens", "tokens")
 
@@ -90,11 +59,9 @@ class ListTokens:
         )
 
     def prompt(self) -> TokenSlice:
-        """See `TokenIds.prompt`."""
         return self.tokens[: self.num_prompt_tokens]
 
     def output(self, branch: int, index: int) -> int:
-        """See `TokenIds.output`; knows one continuation only."""
         if branch:
             raise ValueError(f"these tokens have one continuation, not {branch + 1}")
         return self.tokens[self.num_prompt_tokens + index]
@@ -102,7 +69,6 @@ class ListTokens:
     def extend_block_hashes(
         self, block_hashes: list[int], num_blocks: int, block_size: int
     ) -> None:
-        """See `TokenIds.extend_block_hashes`."""
         parent = block_hashes[-1] if block_hashes else NONE_HASH
         for index in range(len(block_hashes), num_blocks):
             start = index * block_size
@@ -111,15 +77,7 @@ class ListTokens:
 
 
 class SegmentTokens:
-    """A prompt of segments, followed by a generated segment without an end.
-
-    Parameters
-    ----------
-    prompt
-        ``(segment_id, num_tokens)`` pairs, concatenated.
-    output_segment
-        Segment id of the generated text.
-    """
+    """A prompt of segments, followed by a generated segment without an end."""
 
     __slots__ = ("_num_walked_tokens", "_walk_index", "segments")
 
@@ -136,15 +94,11 @@ class SegmentTokens:
         return runs_of_pieces(pieces, block_size)
 
     def prompt(self) -> TokenRuns:
-        """See `TokenIds.prompt`."""
         return TokenRuns.from_segments(self.segments[:-1])
 
     def output(self, branch: int, index: int) -> tuple[int, int]:
-        """See `TokenIds.output`.
-
-        Later prompts may quote branch 0; the others have segments of their own, whose
-        ids are negative, as no workload's are.
-        """
+        # Later prompts may quote branch 0; the others have segments of their own, whose
+        # ids are negative, as no workload's are.
         segment_id = self.segments[-1][0]
         if branch:
             segment_id = -(segment_id * MAX_NUM_BRANCHES + branch) - MAX_NUM_BRANCHES
@@ -153,7 +107,6 @@ class SegmentTokens:
     def extend_block_hashes(
         self, block_hashes: list[int], num_blocks: int, block_size: int
     ) -> None:
-        """See `TokenIds.extend_block_hashes`."""
         position = len(block_hashes) * block_size
         end = num_blocks * block_size
         parent = block_hashes[-1] if block_hashes else NONE_HASH
@@ -212,12 +165,6 @@ class TokenRuns:
     """A sequence's tokens as runs of segments: sliced, appended to, compared.
 
     Slices are `TokenRuns` again; a slice costs O(runs it spans), whatever its length.
-
-    Parameters
-    ----------
-    pieces
-        Runs in order; a run that continues the one before is merged with it, so equal
-        tokens have equal runs.
     """
 
     __slots__ = ("_ends", "_pieces")
@@ -309,11 +256,6 @@ class RunTokens:
     """A prompt given as runs, such as a beam's: text that was generated in pieces.
 
     Block keys equal those of `SegmentTokens` for equal tokens.
-
-    Parameters
-    ----------
-    runs
-        The prompt; not changed any more.
     """
 
     __slots__ = ("runs",)
@@ -326,7 +268,6 @@ class RunTokens:
         return runs_of_pieces(self.runs.pieces, block_size)
 
     def prompt(self) -> TokenRuns:
-        """See `TokenIds.prompt`."""
         return self.runs
 
     def output(self, branch: int, index: int) -> tuple[int, int]:
@@ -336,7 +277,6 @@ class RunTokens:
     def extend_block_hashes(
         self, block_hashes: list[int], num_blocks: int, block_size: int
     ) -> None:
-        """See `TokenIds.extend_block_hashes`."""
         parent = block_hashes[-1] if block_hashes else NONE_HASH
         for index in range(len(block_hashes), num_blocks):
             pieces = self.runs[index * block_size : (index + 1) * block_size].pieces

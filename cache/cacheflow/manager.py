@@ -30,31 +30,6 @@ __all__ = ["BlockAllocator", "BlockSpaceManager"]
 class BlockSpaceManager:
     """Block tables of sequences in both tiers.
 
-    Parameters
-    ----------
-    block_size
-        Tokens a block.
-    num_gpu_blocks, num_cpu_blocks
-        Sizes of the pools.
-    watermark
-        Share of the GPU pool that admission and swap-in leave free, so that what runs
-        can grow for a while.
-    sliding_window
-        Tokens that attention looks back, a multiple of `block_size`; None for all. A
-        table then takes so many blocks and goes round in them.
-
-    Attributes
-    ----------
-    num_logical_blocks
-        Entries of all GPU tables.
-
-    Raises
-    ------
-    CacheConfigError
-        If a parameter is out of range.
-
-    Notes
-    -----
     Source: vLLM 0.1.0 and 0.2.7, ``vllm/core/block_manager.py``. 0.1.0 has neither
     the window nor `AllocStatus.NEVER`: its scheduler asks for OK only.
 
@@ -102,6 +77,7 @@ class BlockSpaceManager:
         self.cpu_allocator = self._cpu.allocator
         self._gpu_tables = self._gpu.tables
         self._cpu_tables = self._cpu.tables
+        # Entries of all GPU tables.
         self.num_logical_blocks = 0
 
     # -- admission ------------------------------------------------------------
@@ -109,15 +85,7 @@ class BlockSpaceManager:
     def can_allocate(
         self, seq_group: PagedSequenceGroup, num_shared_tokens: int | None = None
     ) -> AllocStatus:
-        """Return whether the waiting sequences of a group can be given their blocks.
-
-        Parameters
-        ----------
-        seq_group
-            Its first waiting sequence stands for all.
-        num_shared_tokens
-            As of `allocate`.
-        """
+        """Return whether the waiting sequences of a group can be given their blocks."""
         waiting = _waiting(seq_group)
         return self.alloc_status(self._num_blocks(waiting, num_shared_tokens))
 
@@ -139,23 +107,10 @@ class BlockSpaceManager:
     def allocate(
         self, seq_group: PagedSequenceGroup, num_shared_tokens: int | None = None
     ) -> None:
-        """Give the waiting sequences of a group their tables.
+        """Let the waiting sequences of a group share the table of the first of them.
 
-        Parameters
-        ----------
-        seq_group
-            Its waiting sequences share the table of the first of them.
-        num_shared_tokens
-            Leading tokens that the waiting sequences have in common, if their ends
-            differ: only full blocks of these are shared then, and each sequence gets
-            its own rest. The releases know no such groups.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If the blocks are not there; the watermark is `can_allocate`'s business.
-        BlockTableError
-            If a sequence has a table already, or none is waiting.
+        Where their ends differ, `num_shared_tokens` leading tokens are common: only
+        full blocks of these are shared then. The releases know no such groups.
         """
         waiting = _waiting(seq_group)
         for seq in waiting:
@@ -216,18 +171,8 @@ class BlockSpaceManager:
     def append_slot(self, seq: PagedSequence) -> tuple[int, int] | None:
         """Give the last token of a sequence its slot. O(1) unless it copies.
 
-        Returns
-        -------
-        tuple[int, int] or None
-            Source and target block of the copy that has to be made first, if the slot
-            is in a block that other sequences hold as well.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If a block is needed and none is free; nothing changes.
-        BlockTableError
-            If the sequence has no table on the GPU.
+        Returns source and target of the copy to be made first, where the slot lies in
+        a block that other sequences hold as well.
         """
         table = self._gpu_tables.get(seq.seq_id)
         if table is None:
@@ -250,13 +195,7 @@ class BlockSpaceManager:
         return self._gpu.copy_last(seq, table)
 
     def fork(self, parent_seq: PagedSequence, child_seq: PagedSequence) -> None:
-        """Let a new sequence share all blocks of its parent.
-
-        Raises
-        ------
-        BlockTableError
-            If the parent has no table on the GPU, or the child has one.
-        """
+        """Let a new sequence share all blocks of its parent."""
         table = self._gpu_tables.get(parent_seq.seq_id)
         if table is None:
             raise self._tables.no_table(
@@ -281,29 +220,13 @@ class BlockSpaceManager:
         return num_blocks <= self.cpu_allocator.get_num_free_blocks()
 
     def swap_in(self, seq_group: PagedSequenceGroup) -> dict[int, int]:
-        """Move a group to the GPU; return CPU to GPU block ids, in order.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If the GPU has no room; nothing changes.
-        BlockTableError
-            If an unfinished sequence has no table on the CPU.
-        """
+        """Move a group to the GPU; return CPU to GPU block ids, in order."""
         moved = self._tables.swap(seq_group, to=Device.GPU)
         self.num_logical_blocks += self._tables.num_entries(seq_group)
         return moved
 
     def swap_out(self, seq_group: PagedSequenceGroup) -> dict[int, int]:
-        """Move a group to the CPU; return GPU to CPU block ids, in order.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If the CPU has no room; nothing changes.
-        BlockTableError
-            If an unfinished sequence has no table on the GPU.
-        """
+        """Move a group to the CPU; return GPU to CPU block ids, in order."""
         moved = self._tables.swap(seq_group, to=Device.CPU)
         self.num_logical_blocks -= self._tables.num_entries(seq_group)
         return moved
@@ -334,13 +257,7 @@ class BlockSpaceManager:
         return self._gpu_tables | self._cpu_tables
 
     def get_block_table(self, seq: PagedSequence) -> list[int]:
-        """Return the block ids of a sequence, of the tier that it is in.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If it has no table (a `KeyError`, as in the releases).
-        """
+        """Return the block ids of a sequence, of the tier that it is in."""
         table = self._tables.table(seq)
         if table is None:
             raise self._tables.no_table(seq, "there is no table to show")
@@ -359,18 +276,7 @@ class BlockSpaceManager:
         return self.cpu_allocator.get_num_free_blocks()
 
     def check(self, seqs: Iterable[PagedSequence]) -> None:
-        """Prove invariant 2 for both pools, in O(n).
-
-        Parameters
-        ----------
-        seqs
-            All sequences that hold a table.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the block or sequence.
-        """
+        """Prove invariant 2 for both pools, in O(n)."""
         self._tables.check(seqs)
         num_entries = sum(map(len, self._gpu_tables.values()))
         require(

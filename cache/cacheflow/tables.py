@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 class TieredTables:
-    """The GPU's tier and the CPU's: a sequence has a table in one of them at most.
-
-    Parameters
-    ----------
-    gpu, cpu
-        The tiers.
-    """
+    """The GPU's tier and the CPU's: a sequence has a table in one of them at most."""
 
     def __init__(self, gpu: Tier, cpu: Tier) -> None:
         self.gpu = gpu
@@ -36,13 +30,7 @@ class TieredTables:
         return self.cpu.tables.get(seq.seq_id) if table is None else table
 
     def require_no_table(self, seq: PagedSequence, what: str) -> None:
-        """Refuse a sequence that has a table already.
-
-        Raises
-        ------
-        BlockTableError
-            Naming its blocks, and `what` is to be done with it.
-        """
+        """Refuse a sequence that has a table already."""
         table = self.table(seq)
         if table is not None:
             raise BlockTableError(
@@ -69,18 +57,6 @@ class TieredTables:
         """Move a group, table by table and block by block.
 
         The target is taken first, then the source freed.
-
-        Returns
-        -------
-        dict of int to int
-            Ids of the blocks left to those of the blocks taken, in order.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If `to` has no room; nothing changes.
-        BlockTableError
-            If an unfinished sequence has no table on the other side.
         """
         source, target = self.gpu, self.cpu
         if to is Device.GPU:
@@ -111,13 +87,7 @@ class TieredTables:
     # -- own proof ------------------------------------------------------------
 
     def check(self, seqs: Iterable[PagedSequence]) -> None:
-        """Prove that each of `seqs`, and nobody else, has a table in its tier; O(n).
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the block or sequence.
-        """
+        """Prove that each of `seqs`, and nobody else, has a table in its tier; O(n)."""
         holders = {seq.seq_id: seq for seq in seqs}
         held = {*self.gpu.tables, *self.cpu.tables}
         require(

@@ -26,17 +26,6 @@ class BlockAllocator:
     Blocks are numbered from 0 in either tier. The free list is a stack: the highest
     number goes first, a freed block is the next one handed out.
 
-    Parameters
-    ----------
-    device
-        The tier.
-    block_size
-        Tokens a block.
-    num_blocks
-        Size of the pool.
-
-    Notes
-    -----
     Source: vLLM 0.1.0 and 0.2.7, ``vllm/core/block_manager.py``.
     """
 
@@ -60,37 +49,17 @@ class BlockAllocator:
         return ()
 
     def allocate(self) -> KVCacheBlock:
-        """Return a free block, with one reference.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If none is free; nothing changes.
-        """
+        """Return a free block, with one reference."""
         return self._stack.take()
 
     def share(self, block: KVCacheBlock, num_sharers: int = 1) -> None:
-        """Add references to a block in use.
-
-        Raises
-        ------
-        CacheError
-            If the block is free, or of another pool.
-        """
+        """Add references to a block in use."""
         self._own(block)
         for _ in range(num_sharers):
             self._stack.retain(block)
 
     def free(self, block: KVCacheBlock) -> None:
-        """Take a reference away; the block is free when none is left.
-
-        Raises
-        ------
-        DoubleFreeError
-            If there is no reference; nothing changes.
-        CacheError
-            If the block is of another pool.
-        """
+        """Take a reference away; the block is free when none is left."""
         self._own(block)
         self._stack.release(block)
 
@@ -122,18 +91,6 @@ class BlockAllocator:
         """Prove that `tables` hold what is counted (invariant 2), in O(n).
 
         A block counts once for each table, however often it stands there.
-
-        Parameters
-        ----------
-        tables
-            All tables of the pool.
-        lost
-            By block id, references that no table holds.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the block.
         """
         references: Counter[int] = Counter(lost)
         for table in tables:
@@ -144,24 +101,7 @@ class BlockAllocator:
 
 
 class Tier:
-    """An allocator and the block tables that lie in its tier.
-
-    Parameters
-    ----------
-    device, block_size, num_blocks
-        As of `BlockAllocator`.
-    block_sliding_window
-        Blocks that a table goes round in, or None.
-
-    Attributes
-    ----------
-    tables
-        By sequence number.
-    lost_references
-        By block id, references that no table holds: what `share` was told to lose,
-        and what is counted for entries that repeat a block. Below 0: tables that hold
-        the block without a reference, since a repeated entry has given theirs up.
-    """
+    """An allocator and the block tables that lie in its tier."""
 
     def __init__(
         self,
@@ -172,7 +112,11 @@ class Tier:
     ) -> None:
         self.allocator = BlockAllocator(device, block_size, num_blocks)
         self.block_sliding_window = block_sliding_window
+        # By sequence number.
         self.tables: dict[int, BlockTable] = {}
+        # By block id, references that no table holds: what `share` was told to lose,
+        # and what is counted for entries that repeat a block. Below 0: tables that hold
+        # the block without a reference, since a repeated entry has given theirs up.
         self.lost_references: Counter[int] = Counter()
 
     @property
@@ -193,13 +137,7 @@ class Tier:
         return len(blocks)
 
     def require_free(self, num_blocks: int, who: str) -> None:
-        """Refuse what needs more blocks than are free, before anything changes.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            Naming `who`.
-        """
+        """Refuse what needs more blocks than are free, before anything changes."""
         num_free = self.allocator.get_num_free_blocks()
         if num_blocks > num_free:
             raise NoFreeBlocksError(
@@ -262,14 +200,7 @@ class Tier:
             self.allocator.free(block)
 
     def _release_repeat(self, block: KVCacheBlock) -> bool:
-        """Take a reference away for an entry that is not the table's last of `block`.
-
-        Returns
-        -------
-        bool
-            False if that would free a block in use, or one that is free: nothing
-            changes then.
-        """
+        """Take a reference away for an entry that is not the last of `block`."""
         num_holders = block.ref_cnt - self.lost_references.get(block.block_id, 0)
         if block.ref_cnt <= min(num_holders, 1):
             return False
@@ -280,18 +211,7 @@ class Tier:
     def move(
         self, seq_id: int, target: Tier, mapping: dict[KVCacheBlock, KVCacheBlock]
     ) -> None:
-        """Move a table to the other tier, entry by entry: take, then free.
-
-        Parameters
-        ----------
-        seq_id
-            Whose table.
-        target
-            The other tier, with room enough.
-        mapping
-            Blocks of this tier that the group's tables before took along, and to
-            where; extended.
-        """
+        """Move a table to the other tier, entry by entry: take, then free."""
         table = self.tables.pop(seq_id)
         moved: set[KVCacheBlock] = set()
         for block in table:
@@ -346,11 +266,6 @@ class Tier:
         """Return the filled slots of blocks, and the tokens that tables reach.
 
         The first counts a slot once, the second once for each table that holds it.
-
-        Parameters
-        ----------
-        seqs
-            The running sequences of a group, which share blocks with one another only.
         """
         block_size = self.allocator.block_size
         if len(seqs) == 1 and self.block_sliding_window is None:

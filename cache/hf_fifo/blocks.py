@@ -25,20 +25,6 @@ class BlockManager:
 
     Both kinds count as free.
 
-    Parameters
-    ----------
-    num_blocks
-        Size of the pool; ids begin with 0.
-
-    Attributes
-    ----------
-    observer
-        Told which blocks move, or None.
-    num_evictions
-        Blocks so far that lost their content because others were used up.
-
-    Notes
-    -----
     Source: transformers 5.17, ``generation/continuous_batching/cache_manager.py``
     (`BlockManager`). That initialized blocks are given up in reverse order, so that
     content used long ago outlives content used just now, is the release's.
@@ -47,6 +33,7 @@ class BlockManager:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.observer: BlockObserver | None = None
+        # Blocks so far that lost their content because others were used up.
         self.num_evictions = 0
         self._uninitialized = deque(range(num_blocks))
         self._initialized: dict[int, None] = {}
@@ -83,13 +70,7 @@ class BlockManager:
     # -- references -----------------------------------------------------------
 
     def take(self, num_blocks: int) -> list[int]:
-        """Return blocks for new content, with one reference each.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If fewer are free; nothing changes.
-        """
+        """Return blocks for new content, with one reference each."""
         if num_blocks > self.num_free_blocks:
             raise NoFreeBlocksError(
                 f"cannot take {num_blocks} blocks: {self.num_free_blocks} are free"
@@ -113,13 +94,7 @@ class BlockManager:
             self.observer.evicted(evicted)
 
     def hold(self, block_id: int) -> None:
-        """Add a reference to a complete block, in use or free.
-
-        Raises
-        ------
-        CacheError
-            If the block has no content to be shared.
-        """
+        """Add a reference to a complete block, in use or free."""
         if block_id not in self._key_of:
             raise CacheError(f"block {block_id} is not complete and cannot be shared")
         self._ref_counts[block_id] += 1
@@ -129,13 +104,7 @@ class BlockManager:
                 self.observer.revived((block_id,))
 
     def release(self, block_ids: Sequence[int]) -> int:
-        """Take a reference of each block away, in order; return how many came free.
-
-        Raises
-        ------
-        DoubleFreeError
-            If a block has none; those ahead of it have been released.
-        """
+        """Take a reference of each block away, in order; return how many came free."""
         freed = [block_id for block_id in block_ids if self._drop(block_id)]
         if self.observer is not None and freed:
             self.observer.released(freed)
@@ -162,11 +131,6 @@ class BlockManager:
 
         Where another block holds the same already, that one gets the reference, and
         `block_id` is free again.
-
-        Raises
-        ------
-        CacheError
-            If the block is complete already, or not in use by one request alone.
         """
         if block_id in self._key_of or self._ref_counts[block_id] != 1:
             raise CacheError(
@@ -185,18 +149,7 @@ class BlockManager:
     # -- proof ----------------------------------------------------------------
 
     def check(self, references: Mapping[int, int]) -> None:
-        """Prove invariant 2 in O(n).
-
-        Parameters
-        ----------
-        references
-            By block id, how many tables hold it.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the block.
-        """
+        """Prove invariant 2 in O(n)."""
         waiting = set(self._uninitialized)
         require(len(waiting) == len(self._uninitialized), "a block is free twice")
         for block_id, count in enumerate(self._ref_counts):

@@ -53,15 +53,6 @@ class PagedRequest(Protocol):
 def num_blocks_held(num_tokens: int, block_size: int) -> int:
     """Return how many blocks a request owns right after an allocation.
 
-    Parameters
-    ----------
-    num_tokens
-        Computed tokens, those of the step included.
-    block_size
-        Tokens a block.
-
-    Notes
-    -----
     A block more than the tokens fill where they end one short of a block, or with it:
     the release adds one token, rounds down and adds a block.
     """
@@ -74,23 +65,6 @@ class PagedAttentionCache:
     Blocks are taken for the tokens of a step, when the present ones do not hold them;
     nothing is taken ahead, nothing is given back before the end or an eviction.
 
-    Parameters
-    ----------
-    num_gpu_blocks, num_cpu_blocks
-        Sizes of the pools; no CPU pool by default, as in the release.
-    block_size
-        Tokens a block, at least 4.
-    enable_caching
-        Whether requests share complete blocks of equal content (the release's
-        ``allow_block_sharing``).
-
-    Raises
-    ------
-    CacheConfigError
-        If the blocks are too small.
-
-    Notes
-    -----
     Source: transformers 5.17, ``generation/continuous_batching/cache.py``
     (`PagedAttentionCache`), models with full attention in all layers.
     """
@@ -171,19 +145,7 @@ class PagedAttentionCache:
     # -- sharing --------------------------------------------------------------
 
     def search_prefix_match(self, request: PagedRequest) -> int:
-        """Give a request without a table the complete blocks that begin like it.
-
-        Returns
-        -------
-        int
-            Tokens found, a multiple of the block size. Those of the last block, too,
-            if all of the request is found.
-
-        Raises
-        ------
-        BlockTableError
-            If the request has blocks already; nothing changes.
-        """
+        """Give a request without a table the complete blocks that begin like it."""
         if request.request_id in self._tables:
             raise BlockTableError(
                 f"request {request.request_id} has blocks; only one without can begin "
@@ -234,11 +196,6 @@ class PagedAttentionCache:
 
         One that does not fit is left out, and a smaller one behind it may still be
         taken. GPU blocks stay held; free them afterwards.
-
-        Returns
-        -------
-        dict
-            From request ids to ``(GPU block, CPU block)`` pairs, of those copied.
         """
         moved: dict[int, BlockPairs] = {}
         for request in requests:
@@ -249,31 +206,14 @@ class PagedAttentionCache:
         return moved
 
     def restore(self, request: PagedRequest) -> BlockPairs:
-        """Take a request's blocks from the CPU pool into its new table.
-
-        Returns
-        -------
-        list of (int, int)
-            ``(CPU block, GPU block)`` pairs.
-        """
+        """Take a request's blocks from the CPU pool into its new table."""
         places = self.cpu_pool.pop(request.request_id)
         return list(zip(places, self._tables[request.request_id], strict=False))
 
     # -- proof ----------------------------------------------------------------
 
     def check(self, requests: Iterable[PagedRequest]) -> None:
-        """Prove tables and pools in O(n).
-
-        Parameters
-        ----------
-        requests
-            All that hold GPU blocks.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and who breaks it.
-        """
+        """Prove tables and pools in O(n)."""
         references = Counter(
             block_id for table in self._tables.values() for block_id in table
         )

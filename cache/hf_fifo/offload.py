@@ -16,18 +16,6 @@ if TYPE_CHECKING:
 class CpuPool:
     """Blocks in host memory, the smallest free id first, and who owns them.
 
-    Parameters
-    ----------
-    num_blocks
-        Size of the pool.
-
-    Attributes
-    ----------
-    observer
-        Told which blocks move, or None.
-
-    Notes
-    -----
     Source: transformers 5.17, ``generation/continuous_batching/offloading_manager.py``
     (`OffloadingManager`).
     """
@@ -56,15 +44,7 @@ class CpuPool:
         return ()
 
     def put(self, request_id: int, num_blocks: int) -> list[int]:
-        """Give blocks to a request and return them.
-
-        Raises
-        ------
-        BlockTableError
-            If it owns some already.
-        NoFreeBlocksError
-            If fewer are free. Nothing changes then.
-        """
+        """Give blocks to a request and return them."""
         if request_id in self._tables:
             raise BlockTableError(f"request {request_id} is on the CPU already")
         if num_blocks > len(self._free):
@@ -87,13 +67,7 @@ class CpuPool:
         return table
 
     def check(self) -> None:
-        """Prove invariant 2 of this tier in O(n log n).
-
-        Raises
-        ------
-        InvariantError
-            If a block is lost, or has two places.
-        """
+        """Prove invariant 2 of this tier in O(n log n)."""
         held = [block_id for table in self._tables.values() for block_id in table]
         require(
             sorted(held + self._free) == list(range(self.num_blocks)),

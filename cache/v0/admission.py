@@ -22,15 +22,6 @@ class Placement:
     reference. If the caller says that only so many leading tokens are common (a forked
     group that is computed anew, which the reference never does) they share the full
     blocks of these, and each sequence gets its own rest.
-
-    Parameters
-    ----------
-    block_size
-        Tokens a block.
-    allocator
-        Where blocks come from.
-    max_block_sliding_window
-        Blocks that a sliding window can still see; None for no window.
     """
 
     def __init__(
@@ -102,13 +93,7 @@ class Placement:
     def new_tables(
         self, seqs: Sequence[PagedSequence], num_shared_tokens: int | None
     ) -> list[BlockTable]:
-        """Return tables of the waiting sequences of one group.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If blocks do not suffice; none is taken then.
-        """
+        """Return tables of the waiting sequences of one group."""
         if num_shared_tokens is None:
             first = self.new_table(seqs[0])
             return [first, *(first.fork() for _ in seqs[1:])]

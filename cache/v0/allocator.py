@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 class NaiveBlockAllocator(BlockAllocator):
     """Hands out, shares and takes back blocks; content is never looked up.
 
-    Parameters
-    ----------
-    create_block
-        Makes the blocks; None for `NaiveBlock`.
-    num_blocks
-        Size of the tier; None for as many as there are `block_ids`.
-    block_size
-        Tokens a block, at least 1.
-    block_ids
-        Ids of the tier, used in this order; None for 0, 1, 2, ...
-    block_pool
-        Physical blocks to hand out; None for a pool of its own.
-
-    Notes
-    -----
     Source: vLLM 0.7.3, ``vllm/core/block/naive_block.py``.
     """
 
@@ -74,7 +59,6 @@ class NaiveBlockAllocator(BlockAllocator):
 
     @property
     def observer(self) -> BlockObserver | None:
-        """Told which blocks move, or None."""
         return self._stack.observer
 
     @observer.setter
@@ -82,7 +66,6 @@ class NaiveBlockAllocator(BlockAllocator):
         self._stack.observer = observer
 
     def cached_block_ids(self) -> Iterable[int]:
-        """Return the blocks that can be found by their content: none here."""
         return ()
 
     # -- to have and to give up -----------------------------------------------
@@ -90,13 +73,6 @@ class NaiveBlockAllocator(BlockAllocator):
     def allocate_mutable_block(
         self, prev_block: Block | None, extra_hash: int | None = None
     ) -> Block:
-        """Return an empty block that follows `prev_block`.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If none is free; nothing changes.
-        """
         block = self._new_block(prev_block, extra_hash)
         block.block_id = self._take().block_id
         return block
@@ -107,15 +83,6 @@ class NaiveBlockAllocator(BlockAllocator):
         token_ids: TokenSlice,
         extra_hash: int | None = None,
     ) -> Block:
-        """Return a block full of `token_ids` that follows `prev_block`.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If none is free; nothing changes.
-        ValueError
-            If `token_ids` do not fill a block.
-        """
         return self.allocate_immutable_blocks(prev_block, [token_ids], extra_hash)[0]
 
     def allocate_immutable_blocks(
@@ -124,15 +91,6 @@ class NaiveBlockAllocator(BlockAllocator):
         block_token_ids: Sequence[TokenSlice],
         extra_hash: int | None = None,
     ) -> list[Block]:
-        """Return full blocks in a chain, one for each item.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If they are not all to be had; nothing changes.
-        ValueError
-            If one of the items does not fill a block.
-        """
         blocks: list[Block] = []
         for token_ids in block_token_ids:
             if len(token_ids) != self.block_size:
@@ -159,7 +117,6 @@ class NaiveBlockAllocator(BlockAllocator):
     def allocate_chain(
         self, token_ids: TokenSlice, extra_hash: int | None = None
     ) -> list[Block]:
-        """See `BlockAllocator.allocate_chain`."""
         blocks: list[Block] = []
         prev_block: Block | None = None
         block_size, num_tokens = self.block_size, len(token_ids)
@@ -173,22 +130,6 @@ class NaiveBlockAllocator(BlockAllocator):
         return blocks
 
     def free(self, block: Block, keep_block_object: bool = False) -> None:
-        """Give up a block, which has no id from then on.
-
-        Parameters
-        ----------
-        block
-            A block of this allocator.
-        keep_block_object
-            As in vLLM, which recycles block objects; without effect here.
-
-        Raises
-        ------
-        DoubleFreeError
-            If the block was given up before; nothing changes.
-        CacheError
-            If it is another allocator's; nothing changes.
-        """
         if block.block_id is None:
             raise DoubleFreeError(
                 f"double free: {block!r} has no physical block, it was freed before; "
@@ -203,15 +144,7 @@ class NaiveBlockAllocator(BlockAllocator):
         block.block_id = None
 
     def fork(self, last_block: Block) -> list[Block]:
-        """Return a second view of the chain that ends in `last_block`.
-
-        Blocks that a sliding window has dropped, and all before them, are left out.
-
-        Raises
-        ------
-        CacheError
-            If `last_block` was freed; nothing changes.
-        """
+        # Blocks that a sliding window has dropped, and all before them, are left out.
         if last_block.block_id is None:
             raise CacheError(
                 f"{last_block!r} was freed: only a block in use can be forked"
@@ -241,22 +174,11 @@ class NaiveBlockAllocator(BlockAllocator):
     # -- copy on write --------------------------------------------------------
 
     def is_shared(self, block_id: BlockId) -> bool:
-        """See `BlockAllocator.is_shared`."""
         return self._stack.block(block_id).ref_cnt > 1
 
     def cow_block_if_not_appendable(self, block: Block) -> BlockId:
-        """Return the id to write to: the block's own, or a new one if it is shared.
-
-        The pair is kept for `clear_copy_on_writes`, and the reference to the shared
-        block is given up.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If a copy is needed and no block is free; nothing changes.
-        CacheError
-            If the block has no physical block.
-        """
+        # The pair is kept for `clear_copy_on_writes`, and the reference to the shared
+        # block is given up.
         block_id = block.block_id
         if block_id is None:
             raise CacheError(f"{block!r} was freed: nothing can be written to it")
@@ -276,7 +198,6 @@ class NaiveBlockAllocator(BlockAllocator):
         return copy_id
 
     def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
-        """See `BlockAllocator.clear_copy_on_writes`."""
         if not self._copy_on_writes:
             return []
         pairs = self._copy_on_writes
@@ -284,15 +205,7 @@ class NaiveBlockAllocator(BlockAllocator):
         return pairs
 
     def promote_to_immutable_block(self, block: Block) -> BlockId:
-        """Return the block's own id: without a cache, nothing else can hold it.
-
-        (The reference never asks, and has no such method.)
-
-        Raises
-        ------
-        CacheError
-            If it is not full, or freed.
-        """
+        # (The reference never asks, and has no such method.)
         if block.block_id is None:
             raise CacheError(f"{block!r} was freed: it cannot be promoted")
         if not block.is_full:
@@ -302,21 +215,17 @@ class NaiveBlockAllocator(BlockAllocator):
     # -- numbers --------------------------------------------------------------
 
     def get_num_total_blocks(self) -> int:
-        """See `BlockAllocator.get_num_total_blocks`."""
         return self._stack.num_blocks
 
     def get_num_free_blocks(self) -> int:
-        """See `BlockAllocator.get_num_free_blocks`."""
         return self._stack.num_free_blocks
 
     def get_physical_block_id(self, absolute_id: BlockId) -> int:
-        """See `BlockAllocator.get_physical_block_id`."""
         self._stack.block(absolute_id)
         return bisect_left(self._ids, absolute_id)
 
     @property
     def all_block_ids(self) -> frozenset[BlockId]:
-        """See `BlockAllocator.all_block_ids`."""
         return frozenset(self._ids)
 
     # -- prefix caching, which there is none of -------------------------------
@@ -330,39 +239,26 @@ class NaiveBlockAllocator(BlockAllocator):
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: Sequence[Sequence[BlockId]]
     ) -> list[BlockId]:
-        """Return nothing: without a cache every block has to be computed."""
         return []
 
     def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
-        """Return nothing: nothing is cached."""
         return []
 
     def get_prefix_cache_hit_rate(self) -> float:
-        """Return -1: there is no prefix caching."""
         return -1.0
 
     def reset_prefix_cache(self) -> bool:
-        """Return True: there is nothing to forget."""
         return True
 
     # -- swapping -------------------------------------------------------------
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
-        """Return the number of full blocks, each view counted (as in vLLM 0.7.3)."""
         return sum(block.is_full for block in blocks)
 
     def get_num_blocks_for_swap_in(self, blocks: Sequence[Block]) -> int:
-        """See `BlockAllocator.get_num_blocks_for_swap_in`."""
         return len(blocks)
 
     def swap_out(self, blocks: Sequence[Block]) -> None:
-        """See `BlockAllocator.swap_out`.
-
-        Raises
-        ------
-        DoubleFreeError
-            If one of them has no physical block, or is given twice; nothing changes.
-        """
         seen: set[int] = set()
         for block in blocks:
             if block.block_id is None:
@@ -374,15 +270,6 @@ class NaiveBlockAllocator(BlockAllocator):
             self.free(block, keep_block_object=True)
 
     def swap_in(self, blocks: Sequence[Block]) -> None:
-        """Place blocks that have content and no physical block.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If they cannot all be placed; nothing changes.
-        CacheError
-            If one of them is placed; nothing changes.
-        """
         for block in blocks:
             if block.block_id is not None:
                 raise CacheError(
@@ -405,7 +292,6 @@ class NaiveBlockAllocator(BlockAllocator):
     # -- own proof ------------------------------------------------------------
 
     def check(self, references: Mapping[BlockId, int]) -> None:
-        """See `BlockAllocator.check`."""
         self._stack.check(references)
 
     # -- what prefix caching replaces -----------------------------------------

@@ -18,29 +18,7 @@ if TYPE_CHECKING:
 
 
 class BlockTable:
-    """Logical to physical blocks of one sequence, filled from front to back.
-
-    Parameters
-    ----------
-    block_size
-        Tokens a block.
-    block_allocator
-        Where its blocks come from.
-    _blocks
-        Blocks to start with; a table without blocks is *unallocated*.
-    max_block_sliding_window
-        Blocks that a sliding window can still see; None for no window. Those before
-        are replaced by the null block as tokens are appended.
-
-    Attributes
-    ----------
-    blocks
-        The views, in logical order; not to be changed.
-    num_full_slots
-        Tokens in the table.
-    num_dropped_blocks
-        Leading entries that name the null block.
-    """
+    """Logical to physical blocks of one sequence, filled from front to back."""
 
     __slots__ = (
         "_allocator",
@@ -62,9 +40,11 @@ class BlockTable:
         self._allocator = block_allocator
         self._max_block_sliding_window = max_block_sliding_window
         self.blocks: list[Block] = list(_blocks or ())
+        # Tokens in the table.
         self.num_full_slots = sum(
             block_size - block.num_empty_slots for block in self.blocks
         )
+        # Leading entries that name the null block.
         self.num_dropped_blocks = 0
 
     @staticmethod
@@ -97,24 +77,7 @@ class BlockTable:
         device: Device = Device.GPU,
         extra_hash: int | None = None,
     ) -> None:
-        """Take the blocks for a sequence's tokens: the full ones, then a partial one.
-
-        Parameters
-        ----------
-        token_ids
-            At least one; may grow afterwards, but not change otherwise.
-        device
-            Where.
-        extra_hash
-            What tells equal tokens apart.
-
-        Raises
-        ------
-        BlockTableError
-            If the table has blocks, or there are no tokens; nothing changes.
-        NoFreeBlocksError
-            If the blocks are not all to be had; nothing changes.
-        """
+        """Take the blocks for a sequence's tokens: full ones, then a partial one."""
         if self.blocks:
             raise BlockTableError(
                 f"the table holds blocks {self.physical_block_ids} already; allocate "
@@ -130,13 +93,7 @@ class BlockTable:
         self.blocks = list(blocks)
 
     def fork(self) -> BlockTable:
-        """Return a table of another sequence that shares all blocks.
-
-        Raises
-        ------
-        BlockTableError
-            If the table is unallocated; nothing changes.
-        """
+        """Return a table of another sequence that shares all blocks."""
         self._require_allocated("forked")
         forked = BlockTable(
             self._block_size,
@@ -150,13 +107,7 @@ class BlockTable:
         return forked
 
     def free(self) -> None:
-        """Give up all blocks, front to back.
-
-        Raises
-        ------
-        BlockTableError
-            If the table is unallocated; nothing changes.
-        """
+        """Give up all blocks, front to back."""
         self._require_allocated("freed")
         free = self._allocator.free
         for block in self.blocks:
@@ -177,13 +128,6 @@ class BlockTable:
         """Return how many blocks an append may take: a bound that ignores free slots.
 
         Every block written to counts, whether it is new, would be copied or neither.
-
-        Parameters
-        ----------
-        token_ids
-            Unseen tokens.
-        num_lookahead_slots
-            Slots wanted behind them.
         """
         return self.get_num_blocks_touched(len(token_ids) + num_lookahead_slots)
 
@@ -199,29 +143,7 @@ class BlockTable:
         num_computed_slots: int | None = None,
         extra_hash: int | None = None,
     ) -> None:
-        """Append tokens, and see to empty slots behind them.
-
-        Parameters
-        ----------
-        token_ids
-            The tokens that follow those in the table; may be empty.
-        num_lookahead_slots
-            Empty slots wanted behind them.
-        num_computed_slots
-            Tokens whose KV entries are in the cache: says where the sliding window is,
-            and is needed only if there is one.
-        extra_hash
-            What tells equal tokens apart.
-
-        Raises
-        ------
-        BlockTableError
-            If the table is unallocated; nothing changes.
-        NoFreeBlocksError
-            If the blocks for it are not to be had; nothing changes.
-        ValueError
-            If there is a sliding window and `num_computed_slots` is None.
-        """
+        """Append tokens, and see to empty slots behind them."""
         self._require_allocated("appended to")
         num_new = len(token_ids)
         self._make_room(num_new, num_lookahead_slots, num_computed_slots, extra_hash)
@@ -275,15 +197,7 @@ class BlockTable:
     def ensure_num_empty_slots(
         self, num_empty_slots: int, extra_hash: int | None = None
     ) -> None:
-        """Take GPU blocks until there are `num_empty_slots` empty slots.
-
-        Raises
-        ------
-        BlockTableError
-            If the table is unallocated; nothing changes.
-        NoFreeBlocksError
-            If the blocks are not all to be had; nothing changes.
-        """
+        """Take GPU blocks until there are `num_empty_slots` empty slots."""
         self._require_allocated("extended")
         num_new = self._num_new_blocks(num_empty_slots)
         self._require_free(num_new)

@@ -87,7 +87,6 @@ class KeyedEvictor(Evictor):
 
     @property
     def num_blocks(self) -> int:
-        """See `Evictor.num_blocks`."""
         return len(self._held)
 
     def add(
@@ -97,13 +96,6 @@ class KeyedEvictor(Evictor):
         num_hashed_tokens: int,
         last_accessed: float,
     ) -> None:
-        """Take in a block.
-
-        Raises
-        ------
-        CacheError
-            If it is held already.
-        """
         if block_id in self._held:
             raise CacheError(f"block {block_id} is in the evictor already")
         self._push(
@@ -111,13 +103,6 @@ class KeyedEvictor(Evictor):
         )
 
     def evict(self) -> tuple[int, int]:
-        """Choose a block, drop it and return its id and content hash.
-
-        Raises
-        ------
-        CacheError
-            If none is held.
-        """
         while self._heap:
             _, block = heappop(self._heap)
             if self._held.get(block.block_id) is block:
@@ -126,17 +111,9 @@ class KeyedEvictor(Evictor):
         raise CacheError("the evictor holds no block to evict")
 
     def update(self, block_id: int, last_accessed: float) -> None:
-        """Note a later access of a block held."""
         self._push(self._find(block_id)._replace(last_accessed=last_accessed))
 
     def remove(self, block_id: int) -> None:
-        """Drop a block that is in use again.
-
-        Raises
-        ------
-        CacheError
-            If it is not held.
-        """
         self._find(block_id)
         del self._held[block_id]
 
@@ -168,7 +145,6 @@ class LRUEvictor(KeyedEvictor):
     """Least recently used first; of those, the deepest in its prefix; then by id."""
 
     def key(self, block: CachedBlock) -> tuple[float, ...]:
-        """See `KeyedEvictor.key`."""
         return block.last_accessed, -block.num_hashed_tokens, block.block_id
 
 
@@ -181,18 +157,7 @@ EvictionPolicy = str | Callable[[], Evictor]
 
 
 def make_evictor(eviction_policy: EvictionPolicy) -> Evictor:
-    """Return a new evictor.
-
-    Parameters
-    ----------
-    eviction_policy
-        A name of `EVICTORS`, or what makes an evictor.
-
-    Raises
-    ------
-    ValueError
-        If there is none of that name; the message lists those there are.
-    """
+    """Return a new evictor."""
     if not isinstance(eviction_policy, str):
         return eviction_policy()
     if eviction_policy not in EVICTORS:

@@ -24,21 +24,7 @@ BlockId = int
 
 
 class Block(ABC):
-    """``block_size`` consecutive token slots of one sequence.
-
-    Attributes
-    ----------
-    block_id
-        Physical block, in the numbering of all tiers; None once given up.
-    prev_block
-        The block before it, None for the first.
-    extra_hash
-        What tells equal tokens apart (an adapter, say); part of the content hash.
-    allocator
-        Of the tier that `block_id` is in.
-    freed_id
-        Of a block that was given up: the id it had, for errors; unset before.
-    """
+    """``block_size`` consecutive token slots of one sequence."""
 
     __slots__ = ("allocator", "block_id", "extra_hash", "freed_id", "prev_block")
 
@@ -66,15 +52,7 @@ class Block(ABC):
 
     @abstractmethod
     def append_token_ids(self, token_ids: TokenSlice) -> None:
-        """Add tokens; a shared block is copied on write.
-
-        Raises
-        ------
-        ImmutableBlockError
-            If the block has not so many empty slots.
-        NoFreeBlocksError
-            If the block is shared and none is free to copy it to.
-        """
+        """Add tokens; a shared block is copied on write."""
 
     @abstractmethod
     def show_token_ids(self, source: TokenSlice, start: int, num_new: int) -> None:
@@ -160,13 +138,7 @@ class BlockAllocator(ABC):
     def allocate_chain(
         self, token_ids: TokenSlice, extra_hash: int | None = None
     ) -> list[Block]:
-        """Return the blocks of a new table: full ones, then a partial one if needed.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If they are not all to be had; nothing changes.
-        """
+        """Return the blocks of a new table: full ones, then a partial one if needed."""
 
     @abstractmethod
     def free(self, block: Block, keep_block_object: bool = False) -> None:

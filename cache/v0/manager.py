@@ -29,29 +29,6 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
     Statuses of sequences are read, never written: a scheduler calls `allocate` while
     sequences are WAITING, `swap_out` while they are RUNNING and `swap_in` while they
     are SWAPPED, and moves them afterwards.
-
-    Parameters
-    ----------
-    block_size
-        Tokens a block, at least 1.
-    num_gpu_blocks, num_cpu_blocks
-        Sizes of the tiers.
-    watermark
-        Share of GPU blocks that admission and swap-in leave free.
-    sliding_window
-        Tokens that attention sees; None for all.
-    enable_caching
-        Prefix caching.
-    evictor
-        Of prefix caching, a name of `cache.v0.evictor.EVICTORS`, or what makes an
-        evictor.
-
-    Attributes
-    ----------
-    block_tables
-        By sequence number.
-    cross_block_tables
-        By request id, of encoder-decoder models.
     """
 
     def __init__(  # noqa: PLR0917  (positional as in vLLM)
@@ -96,7 +73,9 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         self._swapper = Swapper(
             self.block_allocator, self._tables, self.watermark_blocks
         )
+        # By sequence number.
         self.block_tables: dict[int, BlockTable] = self._tables.by_seq
+        # By request id, of encoder-decoder models.
         self.cross_block_tables: dict[int | str, BlockTable] = self._tables.cross
 
     @property
@@ -139,20 +118,6 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         """Say whether the waiting sequences of a group can be placed.
 
         Hits of the prefix cache are not counted on.
-
-        Parameters
-        ----------
-        seq_group
-            With at least one WAITING sequence; the first stands for all.
-        num_lookahead_slots
-            Slots wanted behind the tokens.
-        num_shared_tokens
-            As of `allocate`.
-
-        Returns
-        -------
-        AllocStatus
-            NEVER if an empty GPU less the watermark cannot hold them.
         """
         self._require_plain_encoder_decoder(seq_group)
         num_required = self._placement.num_required_blocks(
@@ -169,20 +134,8 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
     ) -> None:
         """Place the waiting sequences of a group, and its encoder's.
 
-        Parameters
-        ----------
-        seq_group
-            Its waiting sequences share the blocks of the first of them.
-        num_shared_tokens
-            Leading tokens that they have in common, if their ends differ: then only
-            full blocks of these are shared. The release knows no such groups.
-
-        Raises
-        ------
-        BlockTableError
-            If one of them is placed already, or none is waiting; nothing changes.
-        NoFreeBlocksError
-            If they cannot all be placed; nothing changes.
+        Where their ends differ, `num_shared_tokens` leading tokens are common: only
+        full blocks of these are shared then. The release knows no such groups.
         """
         self._require_plain_encoder_decoder(seq_group)
         seqs = seq_group.get_seqs(SequenceStatus.WAITING)
@@ -214,11 +167,6 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         """Say whether the running sequences can grow by their unseen tokens.
 
         A bound: each block that is written to counts, needed or not.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If one of them holds no blocks.
         """
         tables = self.block_tables
         num_touched = 0
@@ -232,29 +180,7 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         return num_touched <= self.block_allocator.get_num_free_blocks(Device.GPU)
 
     def append_slots(self, seq: PagedSequence, num_lookahead_slots: int) -> BlockPairs:
-        """Take the slots for a sequence's unseen tokens, and lookahead slots.
-
-        Parameters
-        ----------
-        seq
-            A running sequence.
-        num_lookahead_slots
-            Empty slots wanted behind its tokens.
-
-        Returns
-        -------
-        list of (int, int)
-            Blocks to copy, (source, destination).
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If it holds no blocks; nothing changes.
-        BlockTableError
-            If it is swapped out; nothing changes.
-        NoFreeBlocksError
-            If the blocks are not all to be had; nothing changes.
-        """
+        """Take the slots for a sequence's unseen tokens, and lookahead slots."""
         tables = self._tables
         table = tables.find_on(Device.GPU, seq, "append slots to")
         num_held = table.num_held_blocks
@@ -270,16 +196,7 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
     # -- life of a sequence ---------------------------------------------------
 
     def fork(self, parent_seq: PagedSequence, child_seq: PagedSequence) -> None:
-        """Let a new sequence share all blocks of `parent_seq`.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If the parent holds no blocks; nothing changes. (The reference does nothing,
-            and fails later.)
-        BlockTableError
-            If the child holds blocks; nothing changes.
-        """
+        """Let a new sequence share all blocks of `parent_seq`."""
         parent = self._tables.find(parent_seq, "fork")
         self._tables.require_no_table(child_seq)
         swapped = parent_seq.seq_id in self._tables.swapped_out
@@ -312,23 +229,10 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
             table.free()
 
     def get_block_table(self, seq: PagedSequence) -> list[int]:
-        """Return the ids of a sequence's blocks, in order; CPU ids follow GPU ids.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If it holds no blocks.
-        """
         return self._tables.find(seq, "show the blocks of").physical_block_ids
 
     def get_cross_block_table(self, seq_group: PagedSequenceGroup) -> list[int]:
-        """Return the ids of the encoder's blocks, in order.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If it holds no blocks.
-        """
+        """Return the ids of the encoder's blocks, in order."""
         table = self.cross_block_tables.get(seq_group.request_id)
         if table is None:
             raise UnallocatedSequenceError(
@@ -351,20 +255,7 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         return self._swapper.can_swap(seqs, Device.CPU, 0) is AllocStatus.OK
 
     def swap_in(self, seq_group: PagedSequenceGroup) -> BlockPairs:
-        """Move a group's swapped sequences to the GPU.
-
-        Returns
-        -------
-        list of (int, int)
-            Blocks to copy, (CPU, GPU), each numbered from 0 within its tier.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If they do not all fit; nothing changes.
-        BlockTableError
-            If one of them holds no blocks on the CPU; nothing changes.
-        """
+        """Move a group's swapped sequences to the GPU."""
         seqs = seq_group.get_seqs(SequenceStatus.SWAPPED)
         return self._swapper.swap(seqs, Device.CPU, Device.GPU)
 
@@ -372,18 +263,6 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         """Move a group's running sequences to the CPU.
 
         What sequences share is copied for each of them, unless prefixes are cached.
-
-        Returns
-        -------
-        list of (int, int)
-            Blocks to copy, (GPU, CPU), each numbered from 0 within its tier.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If they do not all fit; nothing changes.
-        BlockTableError
-            If one of them holds no blocks on the GPU; nothing changes.
         """
         seqs = seq_group.get_seqs(SequenceStatus.RUNNING)
         return self._swapper.swap(seqs, Device.GPU, Device.CPU)
@@ -399,18 +278,7 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         return self.block_allocator.get_num_free_blocks(Device.CPU)
 
     def check(self, seqs: Iterable[PagedSequence]) -> None:
-        """Prove invariants 1 and 2 in O(n).
-
-        Parameters
-        ----------
-        seqs
-            All sequences that hold blocks.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the sequence or block.
-        """
+        """Prove invariants 1 and 2 in O(n)."""
         num_gpu_blocks = self.num_total_gpu_blocks
         cpu_ids = range(num_gpu_blocks, num_gpu_blocks + self.num_total_cpu_blocks)
         self.block_allocator.check(self._tables.check(seqs, cpu_ids))

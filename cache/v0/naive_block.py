@@ -29,23 +29,6 @@ class NaiveBlock(Block):
     Its tokens are a window on some list that may grow beyond it (the sequence's own):
     a block costs the same whatever it holds.
 
-    Parameters
-    ----------
-    prev_block
-        The block before it, None for the first.
-    token_ids
-        Its tokens, at most `block_size`.
-    block_size
-        Slots.
-    allocator
-        Of the tier that `block_id` is in.
-    block_id
-        Physical block, None if it is not placed yet.
-    extra_hash
-        What tells equal tokens apart.
-
-    Notes
-    -----
     Source: vLLM 0.7.3, ``vllm/core/block/naive_block.py``.
     """
 
@@ -85,7 +68,6 @@ class NaiveBlock(Block):
             )
 
     def append_token_ids(self, token_ids: TokenSlice) -> None:
-        """See `Block.append_token_ids`."""
         if self.num_tokens:
             source = join_tokens(self.token_ids, token_ids)
             self.show_token_ids(source, 0, len(token_ids))
@@ -93,7 +75,6 @@ class NaiveBlock(Block):
             self.show_token_ids(token_ids, 0, len(token_ids))
 
     def show_token_ids(self, source: TokenSlice, start: int, num_new: int) -> None:
-        """See `Block.show_token_ids`."""
         num_tokens = self.num_tokens + num_new
         if num_tokens > self.block_size:
             raise ImmutableBlockError(
@@ -112,7 +93,6 @@ class NaiveBlock(Block):
             self.block_id = self.allocator.promote_to_immutable_block(self)
 
     def view(self, prev_block: Block | None) -> Block:
-        """See `Block.view`."""
         block = type(self)(
             prev_block,
             (),
@@ -128,37 +108,30 @@ class NaiveBlock(Block):
 
     @property
     def token_ids(self) -> TokenSlice:
-        """See `Block.token_ids`."""
         return self._source[self._start : self._start + self.num_tokens]
 
     @property
     def num_tokens_total(self) -> int:
-        """See `Block.num_tokens_total`."""
         return self.index * self.block_size + self.num_tokens
 
     @property
     def num_empty_slots(self) -> int:
-        """See `Block.num_empty_slots`."""
         return self.block_size - self.num_tokens
 
     @property
     def is_full(self) -> bool:
-        """See `Block.is_full`."""
         return self.num_tokens == self.block_size
 
     @property
     def computed(self) -> bool:
-        """False: no prefix cache answers with it."""
         return False
 
     @property
     def last_accessed(self) -> float:
-        """`NEVER_ACCESSED`: nobody keeps it."""
         return NEVER_ACCESSED
 
     @property
     def content_hash(self) -> int | None:
-        """None: the content is not looked up."""
         return None
 
     def __repr__(self) -> str:

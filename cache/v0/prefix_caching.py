@@ -42,19 +42,7 @@ class CacheMetricData:
 
 
 class PrefixCachingBlockAllocator(NaiveBlockAllocator):
-    """Hands out, shares and takes back blocks; full ones stay findable until evicted.
-
-    Parameters
-    ----------
-    num_blocks
-        Size of the tier.
-    block_size
-        Tokens a block, at least 1.
-    block_ids
-        Ids of the tier, used in this order; None for 0, 1, 2, ...
-    eviction_policy
-        A name of `cache.v0.evictor.EVICTORS`, or what makes an evictor.
-    """
+    """Hands out, shares and takes back blocks; full ones can be found until evicted."""
 
     def __init__(
         self,
@@ -75,7 +63,6 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     # -- look-up --------------------------------------------------------------
 
     def cached_block_ids(self) -> Iterable[int]:
-        """Return the blocks that can be found by their content, in use or not."""
         return [block.block_id for block in self._cached.values()]
 
     @property
@@ -102,11 +89,8 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         return self._last_accessed.get(block_id, NEVER_ACCESSED)
 
     def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
-        """Return the leading keys whose blocks are cached and computed.
-
-        A binary search for the first miss, as in the reference: right as long as no
-        block is cached without those before it.
-        """
+        # A binary search for the first miss, as in the reference: right as long as no
+        # block is cached without those before it.
 
         def is_miss(block_hash: int) -> bool:
             block = self._cached.get(block_hash)
@@ -117,15 +101,7 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     def get_computed_block_ids(
         self, prev_computed_block_ids: Sequence[BlockId], block_ids: Sequence[BlockId]
     ) -> list[BlockId]:
-        """Return the leading blocks of a table that are computed.
-
-        Parameters
-        ----------
-        prev_computed_block_ids
-            Those known from an earlier call.
-        block_ids
-            The table.
-        """
+        """Return the leading blocks of a table that are computed."""
         found = list(prev_computed_block_ids)
         for block_id in block_ids[len(found) :]:
             block = self._stack.block(block_id)
@@ -135,13 +111,6 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         return found
 
     def mark_blocks_as_accessed(self, block_ids: Sequence[BlockId], now: float) -> None:
-        """Note that the blocks were used at `now` (seconds).
-
-        Raises
-        ------
-        CacheError
-            If one of them is neither in use nor in the evictor; nothing changes.
-        """
         for block_id in block_ids:
             if not self._stack.block(block_id).ref_cnt and block_id not in self.evictor:
                 raise CacheError(
@@ -155,18 +124,14 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
                 self._last_accessed[block_id] = now
 
     def mark_blocks_as_computed(self, block_ids: Sequence[BlockId]) -> None:
-        """Note that all blocks filled since the last call are computed.
-
-        `block_ids` is ignored, as in vLLM 0.7.3. So is (a wart that is kept) whether
-        the blocks were evicted and taken anew since they were filled.
-        """
+        # `block_ids` is ignored, as in vLLM 0.7.3. So is (a wart that is kept) whether
+        # the blocks were evicted and taken anew since they were filled.
         self._computed |= self._touched
         self._touched.clear()
 
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: Sequence[Sequence[BlockId]]
     ) -> list[BlockId]:
-        """Return the longest common start of the lists that are not empty."""
         common: list[BlockId] = []
         lists = [ids for ids in computed_seq_block_ids if ids]
         for same_entry in zip(*lists, strict=False):
@@ -176,11 +141,9 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         return common
 
     def get_prefix_cache_hit_rate(self) -> float:
-        """See `BlockAllocator.get_prefix_cache_hit_rate`."""
         return self.metric_data.get_hit_rate()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; if some block is in use, do nothing: False."""
         if self.get_num_free_blocks() < self.get_num_total_blocks():
             return False
         while self.evictor.num_blocks:
@@ -193,19 +156,14 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     # -- numbers --------------------------------------------------------------
 
     def get_num_free_blocks(self) -> int:
-        """Hashless free blocks and cached ones that nobody references."""
         return self._stack.num_free_blocks + self.evictor.num_blocks
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
-        """Return the full blocks that are not cached here, or cached and unused."""
         return sum(block.is_full and self._costs_a_block(block) for block in blocks)
 
     def get_num_blocks_for_swap_in(self, blocks: Sequence[Block]) -> int:
-        """See `BlockAllocator.get_num_blocks_for_swap_in`.
-
-        A block that is cached and in use costs nothing; one that is cached and unused
-        is taken out of the free ones. Equal contents cost once.
-        """
+        # A block that is cached and in use costs nothing; one that is cached and unused
+        # is taken out of the free ones. Equal contents cost once.
         wanted = {
             block.content_hash
             for block in blocks
@@ -216,24 +174,6 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     # -- life of a block ------------------------------------------------------
 
     def promote_to_immutable_block(self, block: Block) -> BlockId:
-        """Make a full block findable, or replace it by one with the same content.
-
-        Parameters
-        ----------
-        block
-            A full block with an id.
-
-        Returns
-        -------
-        int
-            The block's own id, or that of the block found, whose reference count has
-            grown; the block's own id was released then.
-
-        Raises
-        ------
-        CacheError
-            If it is not full, or freed; nothing changes.
-        """
         key = block.content_hash
         if key is None or block.block_id is None:
             raise CacheError(
@@ -321,7 +261,6 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
     # -- own proof ------------------------------------------------------------
 
     def check(self, references: Mapping[BlockId, int]) -> None:
-        """See `BlockAllocator.check`; proves the cache's maps as well."""
         held = frozenset(i for i in self._ids if i in self.evictor)
         require(
             len(held) == self.evictor.num_blocks, "the evictor holds foreign blocks"

@@ -25,19 +25,7 @@ def hash_block_tokens(
     cur_block_token_ids: TokenSlice,
     extra_hash: int | None = None,
 ) -> int:
-    """Return the key of a full block.
-
-    Parameters
-    ----------
-    is_first_block
-        Whether the sequence starts with it.
-    prev_block_hash
-        Key of the block before it; None for the first.
-    cur_block_token_ids
-        Its tokens.
-    extra_hash
-        What tells equal tokens apart.
-    """
+    """Return the key of a full block."""
     content = (is_first_block, content_of(cur_block_token_ids))
     return hash_block(
         NONE_HASH if prev_block_hash is None else prev_block_hash,
@@ -89,7 +77,6 @@ class PrefixCachingBlock(NaiveBlock):
         self._content_hash: int | None = None
 
     def view(self, prev_block: Block | None) -> Block:
-        """See `Block.view`."""
         block = super().view(prev_block)
         if isinstance(block, PrefixCachingBlock):
             block._content_hash = self._content_hash  # not to be hashed again
@@ -97,7 +84,6 @@ class PrefixCachingBlock(NaiveBlock):
 
     @property
     def content_hash(self) -> int | None:
-        """Key of the tokens up to here; None unless all blocks up to here are full."""
         if self._content_hash is not None or not self.is_full:
             return self._content_hash
         prev_hash = None
@@ -112,7 +98,6 @@ class PrefixCachingBlock(NaiveBlock):
 
     @property
     def computed(self) -> bool:
-        """Whether the prefix cache may answer with it."""
         allocator = self.allocator
         return (
             isinstance(allocator, FindsByContent)
@@ -123,7 +108,6 @@ class PrefixCachingBlock(NaiveBlock):
 
     @property
     def last_accessed(self) -> float:
-        """See `Block.last_accessed`, in seconds."""
         allocator = self.allocator
         if self.block_id is None or not isinstance(allocator, FindsByContent):
             return NEVER_ACCESSED

@@ -18,17 +18,7 @@ if TYPE_CHECKING:
 
 
 class PrefixCacheSide(ABC):
-    """The prefix cache's side of a block manager.
-
-    Parameters
-    ----------
-    block_size
-        Tokens a block.
-    block_allocator
-        Of both tiers.
-    enable_caching
-        Prefix caching; without it, nothing is ever found.
-    """
+    """The prefix cache's side of a block manager."""
 
     def __init__(
         self,

@@ -19,17 +19,7 @@ BlockPairs = list[tuple[int, int]]
 
 
 class Swapper:
-    """Weighs swaps and does them.
-
-    Parameters
-    ----------
-    allocator
-        Of both tiers.
-    tables
-        Of the manager.
-    watermark_blocks
-        GPU blocks that a swap-in leaves free.
-    """
+    """Weighs swaps and does them."""
 
     def __init__(
         self,
@@ -49,11 +39,6 @@ class Swapper:
         The reference counts full blocks and those that the next append touches. It
         overlooks blocks that lookahead slots took ahead of need, and fails when they do
         not fit; hence the second count, of what the swap itself takes.
-
-        Returns
-        -------
-        AllocStatus
-            NEVER if an empty `device` cannot hold them.
         """
         allocator = self._allocator
         num_touched = 0
@@ -76,22 +61,7 @@ class Swapper:
     def swap(
         self, seqs: Sequence[PagedSequence], source: Device, target: Device
     ) -> BlockPairs:
-        """Move sequences, one after the other.
-
-        Returns
-        -------
-        list of (int, int)
-            Pairs to copy, each side numbered from 0 within its tier.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If one of them holds no blocks; nothing changes.
-        BlockTableError
-            If the blocks of one are not on `source`; nothing changes.
-        NoFreeBlocksError
-            If they do not all fit `target`; nothing changes.
-        """
+        """Move sequences, one after the other."""
         self._require_swappable(seqs, source, target)
         allocator = self._allocator
         pairs: BlockPairs = []

@@ -17,41 +17,20 @@ if TYPE_CHECKING:
 
 
 class SequenceTables:
-    """Tables by sequence, and of encoders by request.
-
-    Attributes
-    ----------
-    by_seq
-        Tables by sequence number.
-    cross
-        Tables of encoders by request id; always on the GPU.
-    swapped_out
-        Numbers of the sequences whose blocks are on the CPU.
-    num_logical_blocks
-        Entries of tables on the GPU, without those that name the null block.
-    """
+    """Tables by sequence, and of encoders by request."""
 
     def __init__(self) -> None:
+        # Tables by sequence number.
         self.by_seq: dict[int, BlockTable] = {}
+        # Tables of encoders by request id; always on the GPU.
         self.cross: dict[int | str, BlockTable] = {}
+        # Numbers of the sequences whose blocks are on the CPU.
         self.swapped_out: set[int] = set()
+        # Entries of tables on the GPU, without those that name the null block.
         self.num_logical_blocks = 0
 
     def find(self, seq: PagedSequence, verb: str) -> BlockTable:
-        """Return the table of a sequence.
-
-        Parameters
-        ----------
-        seq
-            Any sequence.
-        verb
-            What is to be done to it, for the error.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If it has none.
-        """
+        """Return the table of a sequence."""
         table = self.by_seq.get(seq.seq_id)
         if table is None:
             raise UnallocatedSequenceError(
@@ -61,15 +40,7 @@ class SequenceTables:
         return table
 
     def find_on(self, device: Device, seq: PagedSequence, verb: str) -> BlockTable:
-        """Return the table of a sequence whose blocks are on `device`.
-
-        Raises
-        ------
-        UnallocatedSequenceError
-            If it has none.
-        BlockTableError
-            If its blocks are elsewhere.
-        """
+        """Return the table of a sequence whose blocks are on `device`."""
         table = self.find(seq, verb)
         if (seq.seq_id in self.swapped_out) != (device is Device.CPU):
             raise BlockTableError(
@@ -85,13 +56,7 @@ class SequenceTables:
     def require_none(
         self, seq_group: PagedSequenceGroup, seqs: Sequence[PagedSequence]
     ) -> None:
-        """Refuse a group that has tables already, or no sequence to allocate.
-
-        Raises
-        ------
-        BlockTableError
-            With the sequence and its blocks.
-        """
+        """Refuse a group that has tables already, or no sequence to allocate."""
         request_id = seq_group.request_id
         if not seqs:
             raise BlockTableError(
@@ -106,13 +71,7 @@ class SequenceTables:
             )
 
     def require_no_table(self, seq: PagedSequence) -> None:
-        """Refuse a sequence that has a table.
-
-        Raises
-        ------
-        BlockTableError
-            With the sequence and its blocks.
-        """
+        """Refuse a sequence that has a table."""
         if seq.seq_id in self.by_seq:
             raise BlockTableError(
                 f"sequence {seq.seq_id} holds blocks "
@@ -160,25 +119,7 @@ class SequenceTables:
         return table
 
     def check(self, seqs: Iterable[PagedSequence], cpu_ids: range) -> Counter[int]:
-        """Prove in O(n) that tables, tiers and counts agree.
-
-        Parameters
-        ----------
-        seqs
-            All sequences that hold blocks.
-        cpu_ids
-            Ids of the CPU tier.
-
-        Returns
-        -------
-        Counter
-            By block id, how many tables hold the block.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the sequence.
-        """
+        """Prove in O(n) that tables, tiers and counts agree."""
         statuses = {seq.seq_id: seq.status for seq in seqs}
         require(
             statuses.keys() == self.by_seq.keys(),

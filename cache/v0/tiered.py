@@ -36,22 +36,13 @@ class NullBlock(NaiveBlock):
     __slots__ = ()
 
     def show_token_ids(self, source: TokenSlice, start: int, num_new: int) -> None:
-        """Refuse: nothing is written to the null block."""
         raise ImmutableBlockError(
             f"block {self.block_id} is the null block: no tokens can be appended to it"
         )
 
 
 class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
-    """An allocator for each tier, and swaps between the two.
-
-    Parameters
-    ----------
-    cpu_block_allocator
-        Of the CPU tier.
-    gpu_block_allocator
-        Of the GPU tier; the ids of the two must differ.
-    """
+    """An allocator for each tier, and swaps between the two."""
 
     @staticmethod
     def create(
@@ -62,25 +53,7 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         *,
         eviction_policy: EvictionPolicy = "lru",
     ) -> CpuGpuBlockAllocator:
-        """Return an allocator whose GPU ids are 0, 1, ... and CPU ids follow.
-
-        Parameters
-        ----------
-        allocator_type
-            "naive" or "prefix_caching".
-        num_gpu_blocks, num_cpu_blocks
-            Sizes of the tiers.
-        block_size
-            Tokens a block.
-        eviction_policy
-            Of prefix caching, a name of `cache.v0.evictor.EVICTORS`, or what makes an
-            evictor.
-
-        Raises
-        ------
-        ValueError
-            If there is no such type or policy.
-        """
+        """Return an allocator whose GPU ids are 0, 1, ... and CPU ids follow."""
         gpu_ids = range(num_gpu_blocks)
         cpu_ids = range(num_gpu_blocks, num_gpu_blocks + num_cpu_blocks)
 
@@ -127,7 +100,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def allocate_mutable_block(
         self, prev_block: Block | None, device: Device, extra_hash: int | None = None
     ) -> Block:
-        """See `BlockAllocator.allocate_mutable_block`."""
         return self._allocators[device].allocate_mutable_block(prev_block, extra_hash)
 
     def allocate_immutable_block(
@@ -137,7 +109,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         device: Device,
         extra_hash: int | None = None,
     ) -> Block:
-        """See `BlockAllocator.allocate_immutable_block`."""
         return self._allocators[device].allocate_immutable_block(
             prev_block, token_ids, extra_hash
         )
@@ -149,7 +120,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         device: Device,
         extra_hash: int | None = None,
     ) -> list[Block]:
-        """See `BlockAllocator.allocate_immutable_blocks`."""
         return self._allocators[device].allocate_immutable_blocks(
             prev_block, block_token_ids, extra_hash
         )
@@ -167,17 +137,9 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def allocate_chain(
         self, token_ids: TokenSlice, device: Device, extra_hash: int | None = None
     ) -> list[Block]:
-        """See `BlockAllocator.allocate_chain`."""
         return self._allocators[device].allocate_chain(token_ids, extra_hash)
 
     def allocate_or_get_null_block(self) -> Block:
-        """Return the null block; the first call takes a GPU block for good.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If there is no null block yet, and no free GPU block; nothing changes.
-        """
         if self._null_block is None:
             gpu = self._allocators[Device.GPU]
             taken = gpu.allocate_mutable_block(None).block_id
@@ -192,24 +154,15 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
 
     @property
     def has_null_block(self) -> bool:
-        """Whether `allocate_or_get_null_block` has taken its block."""
         return self._null_block is not None
 
     def free(self, block: Block) -> None:
-        """Give up a block of either tier; the null block stays.
-
-        Raises
-        ------
-        DoubleFreeError
-            If the block was given up before; nothing changes.
-        """
         if block is self._null_block:
             return
         # A block without an id is refused by any allocator, with its name.
         self._tier(block.block_id, block.allocator).free(block)
 
     def fork(self, last_block: Block) -> list[Block]:
-        """See `BlockAllocator.fork`; the null block cannot be forked."""
         if last_block is self._null_block:
             raise CacheError(
                 f"block {last_block.block_id} is the null block: it cannot be forked"
@@ -217,44 +170,35 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         return self._tier(last_block.block_id, last_block.allocator).fork(last_block)
 
     def is_shared(self, block_id: BlockId) -> bool:
-        """See `BlockAllocator.is_shared`."""
         return self._tier(block_id).is_shared(block_id)
 
     def get_num_total_blocks(self, device: Device) -> int:
-        """See `BlockAllocator.get_num_total_blocks`."""
         return self._allocators[device].get_num_total_blocks()
 
     def get_num_free_blocks(self, device: Device) -> int:
-        """See `BlockAllocator.get_num_free_blocks`."""
         return self._allocators[device].get_num_free_blocks()
 
     def get_physical_block_id(self, device: Device, absolute_id: BlockId) -> int:
-        """Return the index within the tier of a block, from 0."""
         return self._allocators[device].get_physical_block_id(absolute_id)
 
     @property
     def all_block_ids(self) -> frozenset[BlockId]:
-        """All ids of both tiers."""
         return frozenset(self._tier_of)
 
     # -- the GPU tier only, as in the reference -------------------------------
 
     def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
-        """See `BlockAllocator.clear_copy_on_writes`."""
         return self._allocators[Device.GPU].clear_copy_on_writes()
 
     def mark_blocks_as_accessed(self, block_ids: Sequence[BlockId], now: float) -> None:
-        """See `BlockAllocator.mark_blocks_as_accessed`."""
         self._allocators[Device.GPU].mark_blocks_as_accessed(block_ids, now)
 
     def mark_blocks_as_computed(self, block_ids: Sequence[BlockId]) -> None:
-        """See `BlockAllocator.mark_blocks_as_computed`."""
         self._allocators[Device.GPU].mark_blocks_as_computed(block_ids)
 
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: Sequence[Sequence[BlockId]]
     ) -> list[BlockId]:
-        """See `BlockAllocator.get_common_computed_block_ids`."""
         return self._allocators[Device.GPU].get_common_computed_block_ids(
             computed_seq_block_ids
         )
@@ -264,15 +208,12 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def find_cached_blocks_prefix(
         self, block_hashes: Sequence[int], device: Device = Device.GPU
     ) -> list[int]:
-        """See `BlockAllocator.find_cached_blocks_prefix`."""
         return self._allocators[device].find_cached_blocks_prefix(block_hashes)
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
-        """See `BlockAllocator.get_prefix_cache_hit_rate`."""
         return self._allocators[device].get_prefix_cache_hit_rate()
 
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
-        """Forget all cached blocks of a tier, or of both; False if some were in use."""
         if device is not None:
             return self._allocators[device].reset_prefix_cache()
         return all(tier.reset_prefix_cache() for tier in self._allocators.values())
@@ -282,7 +223,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def get_num_full_blocks_touched(
         self, blocks: Sequence[Block], device: Device
     ) -> int:
-        """See `BlockAllocator.get_num_full_blocks_touched`."""
         return self._allocators[device].get_num_full_blocks_touched(
             self._movable(blocks)
         )
@@ -290,7 +230,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def get_num_blocks_for_swap_in(
         self, blocks: Sequence[Block], device: Device
     ) -> int:
-        """See `BlockAllocator.get_num_blocks_for_swap_in`."""
         return self._allocators[device].get_num_blocks_for_swap_in(
             self._movable(blocks)
         )
@@ -298,30 +237,8 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def swap(
         self, blocks: Sequence[Block], src_device: Device, dst_device: Device
     ) -> dict[BlockId, BlockId]:
-        """Move blocks between tiers.
-
-        Null blocks stay where they are: they hold nothing. (The reference gives the
-        null block away with the others.)
-
-        Parameters
-        ----------
-        blocks
-            Of one table, all in `src_device`; their ids change.
-        src_device, dst_device
-            From where to where.
-
-        Returns
-        -------
-        dict
-            New ids by old ones, in table order; also kept for `get_and_reset_swaps`.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If they do not all fit `dst_device`; nothing changes.
-        CacheError
-            If one of them is not in `src_device`; nothing changes.
-        """
+        # Null blocks stay where they are: they hold nothing. (The reference gives the
+        # null block away with the others.)
         moved = self._movable(blocks)
         source, target = self._allocators[src_device], self._allocators[dst_device]
         for block in moved:
@@ -349,7 +266,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         return pairs
 
     def get_and_reset_swaps(self) -> list[tuple[BlockId, BlockId]]:
-        """Return the (source, destination) pairs swapped since the last call."""
         pairs = list(self._swaps.items())
         self._swaps.clear()
         return pairs
@@ -357,19 +273,6 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     # -- own proof ------------------------------------------------------------
 
     def check(self, references: Mapping[BlockId, int]) -> None:
-        """Prove invariant 2 for both tiers in O(n).
-
-        Parameters
-        ----------
-        references
-            By block id, how many table entries name it; those that name the null block
-            are not to be counted.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and the block.
-        """
         counts = Counter(dict(references))
         if self._null_block is not None and self._null_block.block_id is not None:
             counts[self._null_block.block_id] += 1

@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 
 class ComputedBlocksTracker:
-    """How many tokens of each sequence were cached when it was first looked at.
-
-    Parameters
-    ----------
-    allocator
-        Where cached blocks are looked up, on the GPU.
-    block_size
-        Tokens a block.
-    """
+    """How many tokens of each sequence were cached when it was first looked at."""
 
     def __init__(self, allocator: DeviceAwareBlockAllocator, block_size: int) -> None:
         self._allocator = allocator

@@ -39,13 +39,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str, Any]:
-    """Read a file that holds a table.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read, is not YAML, or holds something else.
-    """
+    """Read a file that holds a table."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -63,13 +57,7 @@ def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the plain data that `text` spells: tables, lists, numbers and text.
-
-    Raises
-    ------
-    ConfigError
-        Starting with `where`, and with the line where there is one.
-    """
+    """Return the plain data that `text` spells: tables, lists, numbers and text."""
     try:
         data = yaml.load(text, _Loader)  # a SafeLoader
         json.dumps(data)  # dates, loops and the like are YAML, but no configuration
@@ -92,11 +80,6 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
     Traces, presets, models, GPUs, profiles and users' own classes are looked for from
     the working directory, then beside the configuration, so that it runs from anywhere,
     and so that what is written into the results runs again.
-
-    Raises
-    ------
-    ConfigError
-        If there is no trace at the path given.
     """
     engine = data.get("engine")
     if isinstance(engine, dict):

@@ -14,13 +14,7 @@ Overrides: TypeAlias = Mapping[str, Any] | Iterable[str]
 
 
 def override(data: dict[str, Any], overrides: Overrides) -> None:
-    """Apply overrides as of `load_config`, in place.
-
-    Raises
-    ------
-    ConfigError
-        If one is no assignment, or leads through something that is no table.
-    """
+    """Apply overrides as of `load_config`, in place."""
     if isinstance(overrides, str):
         raise ConfigError(
             f"overrides are a table of values by key, or a list of key.path=value, "
@@ -35,13 +29,7 @@ def override(data: dict[str, Any], overrides: Overrides) -> None:
 
 
 def assign(data: dict[str, Any], override: str) -> None:
-    """Apply one ``key.path=value``, the value in YAML, in place.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such assignment, or its path leads through something else.
-    """
+    """Apply one ``key.path=value``, the value in YAML, in place."""
     key, equals, text = override.partition("=")
     names = key.split(".")
     if not equals or not all(names):
@@ -57,13 +45,7 @@ def assign(data: dict[str, Any], override: str) -> None:
 
 
 def put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key with dots, in place; the value is copied.
-
-    Raises
-    ------
-    ConfigError
-        If its path leads through something that is no table.
-    """
+    """Set a key with dots, in place; the value is copied."""
     *tables, last = key.split(".")
     table = data
     for name in tables:

@@ -204,13 +204,7 @@ def _roles_in(hint: Any) -> list[Any]:
 
 
 def _filled(hint: Any, value: Any, where: str) -> Any:
-    """Return a value whose tables with `kind` are objects, by an annotation.
-
-    Raises
-    ------
-    ConfigError
-        As `build`, with the path of the table.
-    """
+    """Return a value whose tables with `kind` are objects, by an annotation."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _filled_choice(parts, value, where)

@@ -327,15 +327,7 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
 
 
 def one_line(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Return the first problem in a line: key, rule, value, remedy.
-
-    Parameters
-    ----------
-    error
-        Of a configuration.
-    model
-        What was read; a run's configuration if it is None.
-    """
+    """Return the first problem in a line: key, rule, value, remedy."""
     root = model or RunConfig
     problems = error.errors()
     problem = problems[0]

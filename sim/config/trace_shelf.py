@@ -85,13 +85,7 @@ class ReadTrace:
 
     @classmethod
     def of(cls, reader: TraceReader) -> ReadTrace:
-        """Read a trace.
-
-        Raises
-        ------
-        WorkloadError
-            If it cannot be read, or is empty.
-        """
+        """Read a trace."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", WorkloadWarning)
             read = reader.read()
@@ -103,7 +97,6 @@ class ReadTrace:
         return cls(requests, tuple(str(warning.message) for warning in caught))
 
     def read(self) -> Iterator[RequestSpec]:
-        """See `workloads.traces.TraceReader.read`."""
         for warning in self.warnings:
             warnings.warn(warning, WorkloadWarning, stacklevel=2)
         if isinstance(self.requests, RequestColumns):
@@ -112,20 +105,13 @@ class ReadTrace:
 
 
 class PackedShelf:
-    """Traces by key, packed; the last few that were asked for stay unpacked.
-
-    Parameters
-    ----------
-    packed
-        What `pack` returned, by `key_of` the tables.
-    """
+    """Traces by key, packed; the last few that were asked for stay unpacked."""
 
     def __init__(self, packed: Mapping[str, bytes]) -> None:
         self._packed = packed
         self._unpacked: OrderedDict[str, ReadTrace] = OrderedDict()
 
     def instead_of(self, table: Mapping[str, Any], reader: TraceReader) -> TraceReader:
-        """See `Shelf.instead_of`."""
         key = key_of(table)
         if key not in self._packed:
             return reader
@@ -144,11 +130,5 @@ class PackedShelf:
 
 
 def pack(reader: TraceReader) -> bytes:
-    """Read a trace, and return it in a form that travels between processes.
-
-    Raises
-    ------
-    WorkloadError
-        See `ReadTrace.of`.
-    """
+    """Read a trace, and return it in a form that travels between processes."""
     return pickle.dumps(ReadTrace.of(reader), protocol=5)

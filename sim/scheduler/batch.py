@@ -6,15 +6,7 @@ from sim.costs.base import BatchShape
 
 
 class Batch:
-    """Counts of the batch being formed, and what is left of its budget.
-
-    Parameters
-    ----------
-    budget
-        Tokens that may still be scheduled.
-    sliding_window
-        Tokens that attention looks back, its own included; None for all.
-    """
+    """Counts of the batch being formed, and what is left of its budget."""
 
     __slots__ = (
         "budget",

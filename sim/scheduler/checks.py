@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 def check_queues(
     running: Collection[Request], waiting: Iterable[Request], max_num_seqs: int
 ) -> None:
-    """Prove that requests stand where their status says, and once.
-
-    Raises
-    ------
-    InvariantError
-        With the rule and who breaks it.
-    """
+    """Prove that requests stand where their status says, and once."""
     require(
         len(running) <= max_num_seqs,
         f"{len(running)} requests run, max_num_seqs is {max_num_seqs}",

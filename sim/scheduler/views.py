@@ -60,32 +60,26 @@ class RequestView:
 
     @property
     def request_id(self) -> int:
-        """See the class."""
         return self._request.request_id
 
     @property
     def arrival_s(self) -> float:
-        """See the class."""
         return self._request.arrival_s
 
     @property
     def priority(self) -> int:
-        """See the class."""
         return self._request.priority
 
     @property
     def num_prompt_tokens(self) -> int:
-        """See the class."""
         return self._request.num_prompt_tokens
 
     @property
     def max_num_tokens(self) -> int:
-        """See the class."""
         return self._request.max_num_tokens
 
     @property
     def num_preemptions(self) -> int:
-        """See the class."""
         return self._request.num_preemptions
 
     @property
@@ -113,7 +107,6 @@ class RunningRequest(RequestView):
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far, of all its sequences."""
         return self._holdings.num_output_tokens(self._request)
 
     @property

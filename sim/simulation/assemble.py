@@ -30,15 +30,7 @@ MAX_NUM_GPU_BLOCKS = 50_000_000
 def make_capacity(
     engine: EngineConfig, model: ModelArchitecture, gpu: GpuSpec
 ) -> CapacityEstimate:
-    """Return the pool of the engine and its resolved arguments.
-
-    Raises
-    ------
-    CapacityError
-        If the model leaves no room, or arguments do not fit together.
-    ConfigError
-        If the pool is larger than this simulator holds.
-    """
+    """Return the pool of the engine and its resolved arguments."""
     capacity = estimate_capacity(
         model=model,
         gpu=gpu,
@@ -101,13 +93,7 @@ def _batched_tokens(engine: EngineConfig, model: ModelArchitecture) -> int | Non
 def make_cost_model(
     config: RunConfig, model: ModelArchitecture, gpu: GpuSpec
 ) -> CostModel:
-    """Construct the cost model for the weights as the engine holds them.
-
-    Raises
-    ------
-    ConfigError, CapacityError
-        If it cannot be made, or does not keep the protocol.
-    """
+    """Construct the cost model for the weights as the engine holds them."""
     engine = config.engine
     graphs = engine.generation.graphs
     cost_model: CostModel = build(

@@ -23,20 +23,7 @@ if TYPE_CHECKING:
 def evictor_factory(
     config: EngineConfig, capacity: CapacityEstimate, specs: Sequence[RequestSpec]
 ) -> Callable[[], Any] | None:
-    """Return what makes the evictors of an engine, tried once; None for its own.
-
-    Parameters
-    ----------
-    config, capacity
-        The engine and its pool.
-    specs
-        The workload, for a policy that knows the future.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be made, or does not keep to its role.
-    """
+    """Return what makes the evictors of an engine, tried once; None for its own."""
     kind = config.evictor_kind
     if kind is None:
         return None

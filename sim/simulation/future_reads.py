@@ -18,13 +18,6 @@ class WorkloadReads:
 
     Read when first asked: it costs a hash for each block, and memory for those that
     several requests share.
-
-    Parameters
-    ----------
-    specs
-        The workload, in its order.
-    block_size
-        Tokens a block.
     """
 
     def __init__(self, specs: Sequence[RequestSpec], block_size: int) -> None:

@@ -49,32 +49,7 @@ def make_scheduler(
     twins: Mapping[str, type] | None = None,
     specs: Sequence[RequestSpec] = (),
 ) -> tuple[Scheduler, CapacityEstimate]:
-    """Construct the scheduler, and with it the block pool.
-
-    Parameters
-    ----------
-    config, model
-        The engine, and what it serves.
-    capacity
-        Its pool.
-    twins
-        Classes that take the place of a generation's own, by its name.
-    specs
-        The workload, for a policy that knows the future.
-
-    Returns
-    -------
-    Scheduler
-        The policy, empty.
-    CapacityEstimate
-        `capacity`, with the longest sequence that pool and scheduler can serve as
-        `max_model_len` (invariant 7).
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be made.
-    """
+    """Construct the scheduler, and with it the block pool."""
     make_evictor = evictor_factory(config, capacity, specs)
 
     def construct(capacity: CapacityEstimate) -> Scheduler:

@@ -40,13 +40,7 @@ _SESSION_KEYS = ("arrivals", "num_sessions", "duration_s", "rate_scale")
 
 
 def make_workload(config: WorkloadConfig, seed: int) -> Workload:
-    """Construct the workload.
-
-    Raises
-    ------
-    ConfigError, WorkloadError
-        With the path of the key.
-    """
+    """Construct the workload."""
     # Last, so that a replica sees what it would see of the whole.
     return _split(_sampled(_source(config, seed), config, seed), config, seed)
 
@@ -156,7 +150,6 @@ class _Placed:
     where: str
 
     def requests(self) -> Sequence[RequestSpec]:
-        """See `workloads.workload.Workload.requests`."""
         try:
             return self.workload.requests()
         except TraceFormatError:

@@ -31,7 +31,6 @@ class PastFuture(Conservative):
     """
 
     def admits(self, head: WaitingRequest, engine: EngineView) -> bool:
-        """Whether the peak fits; see `AdmissionRule`."""
         available = engine.num_available_blocks
         if not self.lengths.is_known or head.num_full_blocks > available:
             return head.num_full_blocks <= available
@@ -49,17 +48,7 @@ class PastFuture(Conservative):
 def _peak(
     futures: list[tuple[float, int, int]], block_size: int, num_taken_now: int
 ) -> float:
-    """Return the most blocks that are ever taken beside those held now.
-
-    Parameters
-    ----------
-    futures
-        Of each request: tokens to come, blocks held, blocks lacking for known tokens.
-    block_size
-        Tokens a block.
-    num_taken_now
-        Blocks that the admission itself takes.
-    """
+    """Return the most blocks that are ever taken beside those held now."""
     futures.sort()
     num_lacking = sum(lacking for *_, lacking in futures)
     peak = num_given_back = 0.0

@@ -30,20 +30,6 @@ class Scheduler(BlockSpaceScheduler):
     A head that cannot be admitted blocks its queue, for good if it never can: this
     generation ignores no prompt.
 
-    Parameters
-    ----------
-    scheduler_config, cache_config
-        Under vLLM's names.
-    stats
-        Collects a record of every call, if given.
-
-    Raises
-    ------
-    SchedulerError
-        If a sliding window is asked for: the release has none.
-
-    Notes
-    -----
     Source: vLLM 0.1.0, ``vllm/core/scheduler.py``.
     """
 

@@ -20,8 +20,6 @@ _arrival_time = attrgetter("arrival_time")
 class Policy(ABC):
     """An order of sequence groups.
 
-    Notes
-    -----
     Source: vLLM 0.2.7, ``vllm/core/policy.py``.
     """
 
@@ -44,13 +42,11 @@ class FCFS(Policy):
     """First come, first served."""
 
     def get_priority(self, now: float, seq_group: SequenceGroup) -> float:
-        """Return how long ago the group arrived."""
         return now - seq_group.arrival_time
 
     def sort_by_priority(
         self, now: float, seq_groups: Iterable[SequenceGroup]
     ) -> list[SequenceGroup]:
-        """Return the groups by arrival: their ages, without rounding."""
         return sorted(seq_groups, key=_arrival_time)
 
 
@@ -63,13 +59,7 @@ class PolicyFactory:
 
     @staticmethod
     def get_policy(policy_name: str) -> Policy:
-        """Return a policy.
-
-        Raises
-        ------
-        SchedulerError
-            If there is none of that name.
-        """
+        """Return a policy."""
         if policy_name not in POLICIES:
             raise SchedulerError(
                 f"policy must be {' or '.join(map(repr, POLICIES))} in this "

@@ -34,21 +34,7 @@ Copies = dict[int, list[int]]
 
 
 class BlockSpaceScheduler(GroupScheduler):
-    """Base of the 2023 schedulers.
-
-    Parameters
-    ----------
-    scheduler_config, cache_config
-        Under vLLM's names.
-    stats
-        Collects a record of every call, if given.
-
-    Attributes
-    ----------
-    partial_output
-        What the call in progress has decided so far. When a call ends in
-        `SwapSpaceError` these are the preemptions before it.
-    """
+    """Base of the 2023 schedulers."""
 
     block_manager: BlockSpaceManager
 
@@ -69,10 +55,11 @@ class BlockSpaceScheduler(GroupScheduler):
         super().__init__(scheduler_config, cache_config)
         self.policy = PolicyFactory.get_policy(scheduler_config.policy)
         self.stats = stats
+        # What the call in progress has decided so far. When a call ends in
+        # `SwapSpaceError` these are the preemptions before it.
         self.partial_output = GroupSchedulerOutput()
 
     def schedule(self, now_s: float = 0.0) -> GroupSchedulerOutput:
-        """Form the batch of the next step; see `GroupScheduler.schedule`."""
         output = super().schedule(now_s)
         if self.stats is not None:
             self.stats.record(now_s, output, self)
@@ -227,11 +214,8 @@ class BlockSpaceScheduler(GroupScheduler):
         return self.scheduler_config.preemption_mode is not PreemptionMode.SWAP
 
     def admission_error(self, request: Request) -> str | None:
-        """Return why `request` can never be served, or None (invariant 7).
-
-        Refused is what, alone in an empty engine, could get stuck before its end:
-        admission, the slots of a step, and the way back from a preemption.
-        """
+        # Refused is what, alone in an empty engine, could get stuck before its end:
+        # admission, the slots of a step, and the way back from a preemption.
         return (
             self._width_error(request)
             or self._length_error(request)

@@ -26,15 +26,6 @@ class Scheduler(BlockSpaceScheduler):
     * Decode step: running groups get a slot a sequence, preempting from the tail; if
       nobody was preempted, swapped groups come back.
 
-    Parameters
-    ----------
-    scheduler_config, cache_config
-        Under vLLM's names.
-    stats
-        Collects a record of every call, if given.
-
-    Notes
-    -----
     Source: vLLM 0.2.7, ``vllm/core/scheduler.py``.
     """
 

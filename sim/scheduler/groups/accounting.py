@@ -22,19 +22,7 @@ def account(
     sliding_window: int | None,
     stats: PrefixCacheStats | None,
 ) -> None:
-    """Advance computed tokens and fill the engine's view of the output.
-
-    Parameters
-    ----------
-    output
-        Its `scheduled_seq_groups` and mappings are complete.
-    now_s
-        Time of the call, in seconds.
-    sliding_window
-        Tokens that attention looks back, or None.
-    stats
-        Takes prefix-cache look-ups; None without prefix caching.
-    """
+    """Advance computed tokens and fill the engine's view of the output."""
     batch = Batch(0, sliding_window)
     for entry in output.scheduled_seq_groups:
         request = entry.seq_group.request

@@ -16,34 +16,22 @@ _RUNNING = SequenceStatus.RUNNING
 
 
 class GroupHoldings:
-    """What the cache of such an engine knows of a running request; see `Holdings`.
-
-    Parameters
-    ----------
-    scheduler
-        Whose groups and blocks they are.
-    """
+    """What the cache of such an engine knows of a running request; see `Holdings`."""
 
     def __init__(self, scheduler: GroupState) -> None:
         self._scheduler = scheduler
 
     def num_output_tokens(self, request: Request) -> int:
-        """See `Holdings`."""
         return request.num_generated_tokens
 
     def num_computed_tokens(self, request: Request) -> int:
-        """See `Holdings`: what a recomputation would lose."""
         return num_lost_tokens(self._group(request).get_seqs(_RUNNING))
 
     def num_blocks(self, request: Request) -> int:
-        """See `Holdings`. O(blocks); its sequences may share some."""
         return len(self._block_ids(self._group(request)))
 
     def num_shared_tokens(self, request: Request) -> int:
-        """See `Holdings`: with prefix caching, and of a single sequence.
-
-        What the sequences of a group share is theirs, and goes with the group.
-        """
+        # What the sequences of a group share is theirs, and goes with the group.
         seqs = self._group(request).get_seqs(_RUNNING)
         if not self._scheduler.cache_config.enable_prefix_caching or len(seqs) > 1:
             return 0

@@ -40,16 +40,7 @@ class GroupScheduler(GroupState, ABC):
         """Return why `request` can never be served, or None (invariant 7)."""
 
     def schedule(self, now_s: float = 0.0) -> GroupSchedulerOutput:
-        """Form the batch of the next step.
-
-        Computed tokens advance at once, before the step's output exists.
-
-        Parameters
-        ----------
-        now_s
-            The clock, in seconds. vLLM reads the host's; here it may stand still as
-            long as neither a delay factor nor the age of cached blocks matters.
-        """
+        # Computed tokens advance at once, before the step's output exists.
         output = self._schedule(now_s)
         output.running_queue_size = len(self.running)
         caching = self.cache_config.enable_prefix_caching
@@ -100,29 +91,10 @@ class GroupScheduler(GroupState, ABC):
         reason: str | None = None,
         mode: PreemptionMode | None = None,
     ) -> PreemptionMode:
-        """Take the GPU blocks of `group`, and say where it has to queue.
+        """Take the GPU blocks of `group`, and say how: `waiting` or `swapped` is next.
 
-        Parameters
-        ----------
-        group, for_group
-            Who loses its blocks, and who needs them.
-        output
-            Takes the record, and the moves of a swap.
-        reason
-            For the record; None for a lack of blocks.
-        mode
-            How; None for what `_preemption_mode` says.
-
-        Returns
-        -------
-        PreemptionMode
-            RECOMPUTE: the caller puts it into `waiting`; SWAP: into `swapped`.
-
-        Raises
-        ------
-        SwapSpaceError
-            If it must be swapped and the CPU pool lacks room, where the reference
-            ends as well; nothing changed for this group.
+        Where it must be swapped and the CPU pool lacks room, the reference ends as
+        well: `SwapSpaceError`, and nothing changes for this group.
         """
         assert group.request is not None
         assert for_group.request is not None

@@ -72,26 +72,7 @@ class SamplingParams:
 
 
 class Sequence:
-    """A prompt and one continuation of it.
-
-    Parameters
-    ----------
-    seq_id
-        Unique number.
-    prompt_token_ids
-        Plain token ids or `TokenRuns`; copied.
-    block_size
-        Tokens a block.
-
-    Attributes
-    ----------
-    num_computed_tokens
-        Tokens whose KV entries are in the cache.
-    is_prefill
-        Whether tokens that it had when it was last admitted are still to be computed.
-    branch
-        Which continuation of its group it is; names the generated text.
-    """
+    """A prompt and one continuation of it."""
 
     __slots__ = (
         "_num_prompt_tokens",
@@ -117,8 +98,11 @@ class Sequence:
             else list(prompt_token_ids)
         )
         self._num_prompt_tokens = self._num_tokens = len(self.tokens)
+        # Tokens whose KV entries are in the cache.
         self.num_computed_tokens = 0
+        # Whether tokens that it had when it was last admitted are still to be computed.
         self.is_prefill = True
+        # Which continuation of its group it is; names the generated text.
         self.branch = 0
 
     def get_len(self) -> int:
@@ -149,20 +133,7 @@ class Sequence:
     def append_token_id(
         self, token_id: int | tuple[int, int], logprobs: object = None
     ) -> None:
-        """Add a generated token.
-
-        Parameters
-        ----------
-        token_id
-            Of the kind of the prompt: a plain id, or ``(segment_id, offset)``.
-        logprobs
-            As in vLLM; not looked at, since no decision depends on it.
-
-        Raises
-        ------
-        TypeError
-            If it is of the other kind.
-        """
+        """Add a generated token."""
         tokens = self.tokens
         if isinstance(tokens, TokenRuns):
             if isinstance(token_id, tuple):
@@ -179,13 +150,7 @@ class Sequence:
         )
 
     def update_num_computed_tokens(self, num_tokens: int) -> None:
-        """Note that the KV entries of `num_tokens` more tokens are in the cache.
-
-        Raises
-        ------
-        ValueError
-            If there are not so many tokens.
-        """
+        """Note that the KV entries of `num_tokens` more tokens are in the cache."""
         after = self.num_computed_tokens + num_tokens
         if after > self._num_tokens:
             raise ValueError(
@@ -206,13 +171,7 @@ class Sequence:
         return self.status.is_finished
 
     def move_to(self, status: SequenceStatus) -> None:
-        """Change the status.
-
-        Raises
-        ------
-        IllegalSequenceTransitionError
-            If the present status does not lead there; nothing changes.
-        """
+        """Change the status."""
         if status not in TRANSITIONS[self.status]:
             raise IllegalSequenceTransitionError(
                 f"sequence {self.seq_id} cannot go from {self.status.value} to "
@@ -249,28 +208,7 @@ class Sequence:
 
 
 class SequenceGroup:
-    """The sequences of one request, in group order.
-
-    Parameters
-    ----------
-    request_id
-        Name of the request.
-    seqs
-        One sequence, or (vLLM 0.1.0) all `n` from arrival on.
-    arrival_time
-        In seconds; orders first come, first served.
-    sampling_params
-        How many sequences, and whether they are beams.
-    priority
-        Smaller is more urgent.
-    encoder_seq
-        The encoder's sequence of an encoder-decoder model.
-
-    Attributes
-    ----------
-    request
-        The engine's request that this group serves, if any.
-    """
+    """The sequences of one request, in group order."""
 
     __slots__ = (
         "_seqs",
@@ -298,6 +236,7 @@ class SequenceGroup:
         self.sampling_params = sampling_params or SamplingParams()
         self.priority = priority
         self.encoder_seq = encoder_seq
+        # The engine's request that this group serves, if any.
         self.request: Request | None = None
 
     # -- sequences ------------------------------------------------------------
@@ -339,37 +278,19 @@ class SequenceGroup:
         return next(iter(self._seqs.values()))
 
     def find(self, seq_id: int) -> Sequence:
-        """Return the sequence of that number.
-
-        Raises
-        ------
-        KeyError
-            If it is not in the group.
-        """
+        """Return the sequence of that number."""
         if seq_id not in self._seqs:
             raise KeyError(f"sequence {seq_id} is not in group {self.request_id}")
         return self._seqs[seq_id]
 
     def add(self, seq: Sequence) -> None:
-        """Add a forked sequence at the end.
-
-        Raises
-        ------
-        ValueError
-            If its number is taken.
-        """
+        """Add a forked sequence at the end."""
         if seq.seq_id in self._seqs:
             raise ValueError(f"sequence {seq.seq_id} is in group {self.request_id}")
         self._seqs[seq.seq_id] = seq
 
     def remove(self, seq_id: int) -> None:
-        """Drop a sequence.
-
-        Raises
-        ------
-        KeyError
-            If it is not in the group.
-        """
+        """Drop a sequence."""
         self.find(seq_id)
         del self._seqs[seq_id]
 

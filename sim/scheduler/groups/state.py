@@ -59,25 +59,7 @@ class GroupBlockManager(Protocol):
 
 
 class GroupState:
-    """Queues under vLLM's names, and the engine's view of them.
-
-    Parameters
-    ----------
-    scheduler_config, cache_config
-        Under vLLM's names.
-
-    Attributes
-    ----------
-    waiting, running, swapped
-        The queues, heads first.
-    block_manager
-        Made by the subclass, before it calls this constructor.
-    abandoned_seqs
-        Sequences of groups that are gone, whose blocks a generation's reference never
-        gives back.
-    prefix_cache_stats
-        Look-ups of groups admitted; stays empty without prefix caching.
-    """
+    """Queues under vLLM's names, and the engine's view of them."""
 
     block_manager: GroupBlockManager
     schedules_groups = True
@@ -90,13 +72,17 @@ class GroupState:
     ) -> None:
         self.scheduler_config = scheduler_config
         self.cache_config = cache_config
+        # The queues, heads first.
         self.waiting: deque[SequenceGroup] = deque()
         self.running: deque[SequenceGroup] = deque()
         self.swapped: deque[SequenceGroup] = deque()
         self.seq_counter = count()
         self._own_request_ids = count(-1, -1)  # the engine's begin with 0
         self._groups: dict[int, SequenceGroup] = {}
+        # Sequences of groups that are gone, whose blocks a generation's reference never
+        # gives back.
         self.abandoned_seqs: list[Sequence] = []
+        # Look-ups of groups admitted; stays empty without prefix caching.
         self.prefix_cache_stats = PrefixCacheStats()
         policy = scheduler_config.preemption_victim
         self._choice = (
@@ -106,13 +92,7 @@ class GroupState:
     # -- queues, under vLLM's names -------------------------------------------
 
     def add_seq_group(self, seq_group: SequenceGroup) -> None:
-        """Put an arrived group at the end of the waiting queue.
-
-        Raises
-        ------
-        SchedulerError
-            If it is queued already; nothing changes.
-        """
+        """Put an arrived group at the end of the waiting queue."""
         if seq_group.request is None:
             seq_group.request = self._request_of(seq_group)
         elif seq_group.request.request_id in self._groups:
@@ -184,17 +164,14 @@ class GroupState:
 
     @property
     def num_running(self) -> int:
-        """Groups whose blocks are on the GPU."""
         return len(self.running)
 
     @property
     def num_waiting(self) -> int:
-        """Groups without blocks."""
         return len(self.waiting)
 
     @property
     def num_swapped(self) -> int:
-        """Groups whose blocks are on the CPU."""
         return len(self.swapped)
 
     def group_of(self, request: Request) -> SequenceGroup:
@@ -202,7 +179,6 @@ class GroupState:
         return self._groups[request.request_id]
 
     def add_request(self, request: Request) -> None:
-        """Make the group of an arrived request, and queue it."""
         num_seqs = request.num_sequences if self.num_initial_sequences_is_width else 1
         prompt = request.tokens.prompt()
         group = SequenceGroup(
@@ -221,12 +197,10 @@ class GroupState:
         self.add_seq_group(group)
 
     def abort(self, request: Request) -> None:
-        """Withdraw an unfinished request and free what it holds."""
         request.move_to(RequestStatus.FINISHED_ABORTED)
         self.abort_seq_group(self.group_of(request).request_id)
 
     def update(self, finished: Items[Request]) -> None:
-        """Drop the groups of finished requests."""
         if finished:
             self.free_finished_seq_groups()
 
@@ -242,7 +216,6 @@ class GroupState:
         return 1.0 - self.block_manager.get_num_free_gpu_blocks() / num_blocks
 
     def cache_usage(self) -> CacheUsage:
-        """Return what the cache holds. O(running sequences)."""
         config = self.cache_config
         manager = self.block_manager
         num_physical = config.num_gpu_blocks - manager.get_num_free_gpu_blocks()
@@ -305,7 +278,6 @@ class GroupState:
         return num_slots - sum(fewest.values())
 
     def summary(self) -> dict[str, Any]:
-        """Return prefix-cache counters, in tokens of first admissions."""
         return self.prefix_cache_stats.summary(self._num_evictions())
 
     def _num_evictions(self) -> int:
@@ -313,13 +285,6 @@ class GroupState:
         return 0
 
     def check(self) -> None:
-        """Prove queues, statuses and blocks in O(n).
-
-        Raises
-        ------
-        InvariantError
-            With the rule and who breaks it.
-        """
         holders = list(self.abandoned_seqs)
         for queue, status in (
             (self.waiting, SequenceStatus.WAITING),

@@ -10,31 +10,21 @@ if TYPE_CHECKING:
 
 
 class HfFifoHoldings:
-    """What the cache knows of an active request; see `Holdings`.
-
-    Parameters
-    ----------
-    cache
-        The blocks.
-    """
+    """What the cache knows of an active request; see `Holdings`."""
 
     def __init__(self, cache: PagedAttentionCache) -> None:
         self._cache = cache
 
     def num_output_tokens(self, request: Request) -> int:
-        """See `Holdings`."""
         return request.num_output_tokens
 
     def num_computed_tokens(self, request: Request) -> int:
-        """See `Holdings`."""
         return request.num_computed_tokens
 
     def num_blocks(self, request: Request) -> int:
-        """See `Holdings`. O(1)."""
         return len(self._cache.table(request))
 
     def num_shared_tokens(self, request: Request) -> int:
-        """See `Holdings`. O(shared blocks)."""
         num_shared = 0
         for block_id in self._cache.table(request):
             if not self._cache.block_manager.is_shared(block_id):

@@ -30,22 +30,6 @@ class FIFOScheduler(HfFifoState):
     3. If nobody could be scheduled, that is done at once and the walk begun again.
     4. Who comes back from the CPU gets its blocks copied before the step.
 
-    Parameters
-    ----------
-    settings
-        Budgets and rules. The release takes no more requests in a batch than tokens,
-        nor, without prefix caching, than blocks.
-    cache
-        Both pools (the release's ``cpu_offload_space``), and whether complete blocks
-        are shared (``allow_block_sharing``). A block has at least 4 tokens.
-
-    Raises
-    ------
-    SchedulerError
-        If values are impossible.
-
-    Notes
-    -----
     Source: transformers 5.17, ``generation/continuous_batching/scheduler.py``
     (`FIFOScheduler`) and ``offloading_manager.py``, without asynchronous batching.
     """
@@ -66,11 +50,8 @@ class FIFOScheduler(HfFifoState):
     # -- a step ---------------------------------------------------------------
 
     def schedule(self, now_s: float) -> HfFifoOutput:
-        """Form the batch of the next step, moving blocks and queues.
-
-        Where the only active request finds no block the release gives all up with an
-        error; here the queue is stuck. Admission checks keep such requests out.
-        """
+        # Where the only active request finds no block the release gives all up with an
+        # error; here the queue is stuck. Admission checks keep such requests out.
         output = HfFifoOutput()
         walk = self._walk()
         while not walk.scheduled and walk.allocation_failed:

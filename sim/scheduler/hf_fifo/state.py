@@ -21,25 +21,7 @@ if TYPE_CHECKING:
 
 
 class HfFifoState:
-    """Requests in their queues, with their blocks; who moves when is decided above.
-
-    Attributes
-    ----------
-    running
-        Active requests, in the order in which they became active. Most hold
-        blocks and compute; those that found no block wait here as well.
-    waiting
-        Requests without blocks: new ones, and those to be computed again.
-    swapped
-        Requests whose blocks are in the CPU pool.
-    block_new_requests
-        Whether nobody is admitted, because somebody was evicted and none has finished
-        since.
-    cache
-        The blocks.
-    prefix_cache_stats
-        Queries and hits of admissions.
-    """
+    """Requests in their queues, with their blocks; who moves when is decided above."""
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         self.settings = settings
@@ -49,9 +31,15 @@ class HfFifoState:
             num_cpu_blocks=0 if settings.preemption_mode else cache.num_cpu_blocks,
             enable_caching=cache.enable_prefix_caching,
         )
+        # Active requests, in the order in which they became active. Most hold blocks
+        # and compute; those that found no block wait here as well.
         self.running: dict[Request, None] = {}
+        # Requests without blocks: new ones, and those to be computed again.
         self.waiting: deque[Request] = deque()
+        # Requests whose blocks are in the CPU pool.
         self.swapped: deque[Request] = deque()
+        # Whether nobody is admitted, because somebody was evicted and none has finished
+        # since.
         self.block_new_requests = False
         self.prefix_cache_stats = PrefixCacheStats()
         self._prefilling: dict[Request, None] = {}
@@ -67,17 +55,14 @@ class HfFifoState:
 
     @property
     def num_running(self) -> int:
-        """Active requests."""
         return len(self.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without blocks: new ones and those to be computed again."""
         return len(self.waiting)
 
     @property
     def num_swapped(self) -> int:
-        """Requests whose blocks are in the CPU pool."""
         return len(self.swapped)
 
     @property
@@ -86,11 +71,8 @@ class HfFifoState:
         return self.cache.num_blocks * self.cache.block_size - 1
 
     def admission_error(self, request: Request) -> str | None:
-        """Return why `request` can never be served, or None (invariant 7).
-
-        What passes is served at last: as the only active request it is never evicted,
-        and it gets its blocks at whatever length it may have to be computed again.
-        """
+        # What passes is served at last: as the only active request it is never evicted,
+        # and it gets its blocks at whatever length it may have to be computed again.
         num_tokens, longest = request.num_prompt_tokens, self.settings.max_model_len
         if num_tokens >= longest:
             return (
@@ -112,15 +94,11 @@ class HfFifoState:
         return None
 
     def add_request(self, request: Request) -> None:
-        """Put an arrived request at the end of the waiting queue."""
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
-        """Withdraw an unfinished request and free what it holds in either tier.
-
-        As in the release, nobody is admitted for that: where evictions have blocked
-        new requests, only a finished one lets them in again.
-        """
+        # As in the release, nobody is admitted for that: where evictions have blocked
+        # new requests, only a finished one lets them in again.
         was_swapped = request.status is RequestStatus.SWAPPED
         request.move_to(RequestStatus.FINISHED_ABORTED)
         if request in self.running:
@@ -134,11 +112,8 @@ class HfFifoState:
             self._choice.forget(request)
 
     def update(self, finished: Sequence[Request]) -> None:
-        """Go through the last batch in order: free who has ended, share what is full.
-
-        The last blocks of a request that ends are never shared: the release forgets
-        to mark them.
-        """
+        # The last blocks of a request that ends are never shared: the release forgets
+        # to mark them.
         ended = set(finished)
         for request in self._batch:
             if request in ended:
@@ -187,7 +162,6 @@ class HfFifoState:
     # -- proof ----------------------------------------------------------------
 
     def cache_usage(self) -> CacheUsage:
-        """Return what the cache holds. O(1)."""
         cache = self.cache
         num_physical_blocks = cache.num_used_blocks
         num_shared_blocks = cache.num_logical_blocks - num_physical_blocks
@@ -206,18 +180,10 @@ class HfFifoState:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return prefix-cache counters, in tokens of first admissions."""
         num_evictions = self.cache.block_manager.num_evictions
         return self.prefix_cache_stats.summary(num_evictions)
 
     def check(self) -> None:
-        """Prove queues, blocks and counters in O(n).
-
-        Raises
-        ------
-        InvariantError
-            With the rule and who breaks it.
-        """
         self.cache.check(self.running)
         for name, queue, statuses in (
             ("running", self.running, (RequestStatus.RUNNING,)),

@@ -50,13 +50,7 @@ _NAMES = {
 
 
 def installed_version() -> str:
-    """Return the version of the installed vLLM, without importing it.
-
-    Raises
-    ------
-    SchedulerError
-        If there is none, or it is older than what can be hosted.
-    """
+    """Return the version of the installed vLLM, without importing it."""
     try:
         found = version("vllm")
     except PackageNotFoundError:
@@ -78,11 +72,6 @@ def nearest_release(installed: str) -> str:
 
     Its rules, defaults and capacity stand for those of a later one; ``"0.33"`` for
     ``"0.34.1"``, and ``"0.11.2"`` for ``"0.11.2+cu129"``.
-
-    Raises
-    ------
-    SchedulerError
-        If it is no release at all.
     """
     matched = _RELEASE.match(installed)
     if matched is None:
@@ -93,25 +82,7 @@ def nearest_release(installed: str) -> str:
 
 
 class VllmApi:
-    """What is used of one vLLM: its names, and calls that say what has moved.
-
-    Parameters
-    ----------
-    installed
-        Its version, for messages.
-    load
-        Imports a module by its name.
-
-    Attributes
-    ----------
-    installed
-        The version.
-
-    Raises
-    ------
-    SchedulerError
-        If a module or a name is not where 0.11 to 0.33 have it.
-    """
+    """What is used of one vLLM: its names, and calls that say what has moved."""
 
     def __init__(
         self,
@@ -155,13 +126,7 @@ class VllmApi:
         return found
 
     def attribute(self, owner: Any, path: str) -> Any:
-        """Return what lies at a dotted `path` from an object of theirs.
-
-        Raises
-        ------
-        SchedulerError
-            With the part that is not there.
-        """
+        """Return what lies at a dotted `path` from an object of theirs."""
         for name in path.split("."):
             owner = self._attribute(owner, name, type(owner).__name__)
         return owner
@@ -179,22 +144,7 @@ class VllmApi:
         needed: Mapping[str, Any],
         also: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call one of their names with the arguments that it takes.
-
-        Parameters
-        ----------
-        name
-            One of theirs, as in `_NAMES`.
-        needed
-            Arguments that it must take.
-        also
-            Arguments that it is given if it takes them.
-
-        Raises
-        ------
-        SchedulerError
-            If it takes others, or refuses the values.
-        """
+        """Call one of their names with the arguments that it takes."""
         function = getattr(self, name)
         parameters = self._parameters(name)
         for argument in needed:
@@ -253,13 +203,7 @@ def _first_line(error: Exception) -> str:
 
 @cache
 def load_api() -> VllmApi:
-    """Import the installed vLLM and find what is used of it, once.
-
-    Raises
-    ------
-    SchedulerError
-        If it is not there, cannot be imported, or has another API.
-    """
+    """Import the installed vLLM and find what is used of it, once."""
     installed = installed_version()
     # Its lines about missing GPUs are no news to somebody who simulates one.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

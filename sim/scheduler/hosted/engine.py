@@ -77,27 +77,7 @@ class _NoGrammar:
 
 
 class HostedEngine:
-    """vLLM's V1 scheduler and KV-cache manager, one request id at a time.
-
-    Parameters
-    ----------
-    api
-        The installed vLLM.
-    settings
-        Engine arguments, checked against the nearest release that we know.
-    cache_config
-        The KV cache: one group of layers that are alike.
-
-    Attributes
-    ----------
-    scheduler
-        Theirs.
-
-    Raises
-    ------
-    SchedulerError
-        If vLLM refuses the arguments, or has another API.
-    """
+    """vLLM's V1 scheduler and KV-cache manager, one request id at a time."""
 
     def __init__(
         self, api: VllmApi, settings: V1Settings, cache_config: CacheConfig
@@ -327,13 +307,7 @@ def _attention(api: VllmApi, cache_config: CacheConfig) -> Any:
 def _scheduler_config(
     api: VllmApi, settings: V1Settings, cache_config: CacheConfig
 ) -> Any:
-    """Return their scheduler configuration.
-
-    Raises
-    ------
-    SchedulerError
-        If a key that acts does not exist in the installed release.
-    """
+    """Return their scheduler configuration."""
     needed: dict[str, Any] = {
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_num_seqs": settings.max_num_seqs,

@@ -43,12 +43,6 @@ class HostedSettings(V1Settings):
 
     `engine_version` is the release that is expected, or empty for any; afterwards it is
     the nearest release that we know.
-
-    Raises
-    ------
-    SchedulerError
-        If vLLM is missing or another release than the expected one; else as
-        `V1Settings`.
     """
 
     engine_version: str = ""
@@ -72,26 +66,6 @@ class VllmScheduler:
 
     It imports vLLM when it is made. A call takes tens of times as long as one of
     `V1Scheduler`: this is for checks and for engines that we do not have.
-
-    Parameters
-    ----------
-    settings
-        As of our own V1 scheduler, under the nearest release that we know.
-    cache
-        The block pool.
-
-    Attributes
-    ----------
-    installed
-        Version of the hosted vLLM.
-    settings
-        The engine arguments, under the nearest release that we know.
-
-    Raises
-    ------
-    SchedulerError
-        If vLLM is missing, another release than the expected one, has another API, or
-        refuses the arguments.
     """
 
     generation = "vllm"
@@ -99,6 +73,7 @@ class VllmScheduler:
     def __init__(self, settings: HostedSettings, cache: CacheConfig) -> None:
         api = load_api()
         self.installed: str = api.installed
+        # The engine arguments, under the nearest release that we know.
         self.settings = settings
         self.block_size = cache.block_size
         self.num_usable_blocks = cache.num_gpu_blocks - 1  # the null block is nobody's
@@ -119,17 +94,14 @@ class VllmScheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
         return self.engine.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests without blocks: new and preempted ones."""
         return self.engine.num_waiting
 
     @property
     def num_swapped(self) -> int:
-        """Always 0: V1 preempts by recomputation only."""
         return 0
 
     @property
@@ -143,17 +115,13 @@ class VllmScheduler:
         return [self._requests[each] for each in self.engine.waiting()]
 
     def admission_error(self, request: Request) -> str | None:
-        """Return why `request` can never be served, or None (invariant 7).
-
-        By the rules of the nearest release that we know: vLLM's scheduler itself has
-        no such test.
-        """
+        # By the rules of the nearest release that we know: vLLM's scheduler itself has
+        # no such test.
         return admission_error(
             request, self.settings, self.num_usable_blocks, self.block_size, self.window
         )
 
     def add_request(self, request: Request) -> None:
-        """Hand an arrived request to vLLM, with token ids."""
         key = _key(request)
         self._requests[key] = request
         self.engine.add(
@@ -167,7 +135,6 @@ class VllmScheduler:
         )
 
     def abort(self, request: Request) -> None:
-        """Withdraw an unfinished request, wherever it stands."""
         self._num_running -= request.status is RequestStatus.RUNNING
         request.move_to(RequestStatus.FINISHED_ABORTED)
         key = _key(request)
@@ -177,7 +144,6 @@ class VllmScheduler:
     # -- a step ---------------------------------------------------------------
 
     def schedule(self, now_s: float) -> SchedulerOutput:
-        """Let vLLM form the batch of the next step, and mirror what it decided."""
         output = SchedulerOutput()
         step = self._step = self.engine.schedule()
         for preemption in step.preemptions:
@@ -231,13 +197,7 @@ class VllmScheduler:
         output: SchedulerOutput,
         batch: Batch,
     ) -> None:
-        """Advance one request of the batch as vLLM has advanced its own.
-
-        Raises
-        ------
-        SchedulerError
-            If the two count differently.
-        """
+        """Advance one request of the batch as vLLM has advanced its own."""
         request = self._requests[key]
         num_tokens, after = self.engine.num_tokens(key)
         name = f"request {request.request_id}"
@@ -280,7 +240,6 @@ class VllmScheduler:
         )
 
     def update(self, finished: Sequence[Request]) -> None:
-        """Hand vLLM the tokens of the step; the last one of `finished` is a stop."""
         step, self._step = self._step, None
         if step is None:
             raise RuntimeError("update follows schedule")
@@ -307,7 +266,6 @@ class VllmScheduler:
         return [block.block_id for block in self.engine.table(_key(request))]
 
     def cache_usage(self) -> CacheUsage:
-        """Return what the cache holds now. O(running)."""
         num_logical_blocks = num_logical_tokens = 0
         for key in self.engine.running():
             blocks = self.engine.table(key)
@@ -330,22 +288,12 @@ class VllmScheduler:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return prefix-cache counters, in tokens of first admissions.
-
-        vLLM does not count evictions.
-        """
+        # vLLM does not count evictions.
         counters = self.prefix_cache_stats.summary(0)
         del counters["num_evictions"]
         return counters | {"hosted_vllm": self.installed}
 
     def check(self) -> None:
-        """Prove that queues are mirrored, and that all blocks are accounted for.
-
-        Raises
-        ------
-        InvariantError
-            With the rule and who breaks it.
-        """
         running, waiting = self.running, self.waiting
         check_queues(running, waiting, self.settings.max_num_seqs)
         require(

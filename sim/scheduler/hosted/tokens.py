@@ -20,11 +20,6 @@ class HostedTokens:
     """Ids that are equal where the tokens of a workload are.
 
     A segment is numbered when it is first met, so that ids of any two differ.
-
-    Parameters
-    ----------
-    has_content
-        Whether anybody looks at tokens; without prefix caching all are alike.
     """
 
     def __init__(self, *, has_content: bool) -> None:

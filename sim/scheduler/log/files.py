@@ -25,20 +25,7 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def write_log(lines: Iterable[Line], path: Path) -> int:
-    """Write a log, whole or not at all; return its number of lines.
-
-    Parameters
-    ----------
-    lines
-        Written as they come.
-    path
-        Compressed if it ends in ``.gz``; the same lines give the same bytes.
-
-    Raises
-    ------
-    OutputError
-        If the file cannot be written.
-    """
+    """Write a log, whole or not at all; return its number of lines."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     num_lines = 0
     try:
@@ -70,11 +57,6 @@ def read_log(path: Path) -> Iterator[Line]:
     """Read a log, or a recorded schedule, compressed or not, line by line.
 
     The header of a recorded schedule is left out.
-
-    Raises
-    ------
-    ConfigError
-        With the file, the line and what is wrong.
     """
     number = 1
     try:
@@ -91,13 +73,7 @@ def read_log(path: Path) -> Iterator[Line]:
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
-    """Return the header of a recorded schedule; None where there is none.
-
-    Raises
-    ------
-    ConfigError
-        When the file cannot be read.
-    """
+    """Return the header of a recorded schedule; None where there is none."""
     try:
         with _opened(path) as text:
             header = json.loads(text.readline())

@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 
 class GroupLog(ABC):
-    """Lines of a generation that schedules sequence groups; a subclass has its entries.
-
-    Parameters
-    ----------
-    scheduler
-        Whose calls are logged.
-    names
-        Of the requests.
-    """
+    """Lines of a generation that schedules groups; a subclass writes its entries."""
 
     def __init__(self, scheduler: GroupScheduler, names: Names) -> None:
         self.scheduler = scheduler

@@ -17,13 +17,6 @@ class HfFifoLog:
 
     An entry of the batch is ``[request, tokens, kind, computed tokens]``; the kind is
     ``n`` (new), ``c`` (computed again), ``s`` (back from the CPU) or ``r`` (running).
-
-    Parameters
-    ----------
-    scheduler
-        Whose calls are logged.
-    names
-        Of the requests.
     """
 
     def __init__(self, scheduler: FIFOScheduler, names: Names) -> None:

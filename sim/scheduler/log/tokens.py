@@ -19,15 +19,7 @@ def token(seed: int, index: int) -> int:
 
 
 class StreamTokens:
-    """Prompt and output of a request, as real token ids.
-
-    Parameters
-    ----------
-    prompt
-        ``(seed, num_tokens)`` segments, concatenated.
-    out_seed
-        Seed of the first continuation's output.
-    """
+    """Prompt and output of a request, as real token ids."""
 
     __slots__ = ("_out_seed", "_prompt")
 
@@ -38,17 +30,14 @@ class StreamTokens:
         self._out_seed = out_seed
 
     def prompt(self) -> list[int]:
-        """See `cache.tokens.TokenIds.prompt`."""
         return self._prompt
 
     def output(self, branch: int, index: int) -> int:
-        """See `cache.tokens.TokenIds.output`."""
         return token(self._out_seed + _BRANCH_SEEDS * branch, index)
 
     def extend_block_hashes(
         self, block_hashes: list[int], num_blocks: int, block_size: int
     ) -> None:
-        """See `cache.tokens.TokenIds.extend_block_hashes`; output is branch 0's."""
         parent = block_hashes[-1] if block_hashes else NONE_HASH
         num_prompt_tokens = len(self._prompt)
         for index in range(len(block_hashes), num_blocks):

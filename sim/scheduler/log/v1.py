@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 
 
 class V1Lines(ABC):
-    """What the lines of the `v1` generation have in common, on either path.
-
-    Parameters
-    ----------
-    names
-        Of the requests.
-    enable_caching
-        Whether hits are logged.
-    """
+    """What the lines of the `v1` generation have in common, on either path."""
 
     def __init__(self, names: Names, *, enable_caching: bool) -> None:
         self.names = names
@@ -58,13 +50,7 @@ class V1Lines(ABC):
 
     @abstractmethod
     def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
-        """Return entries of decodes ahead of what the output lists as scheduled.
-
-        Parameters
-        ----------
-        tables
-            Takes what changed of theirs, by name.
-        """
+        """Return entries of decodes ahead of what the output lists as scheduled."""
 
     @abstractmethod
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
@@ -79,15 +65,7 @@ class V1Lines(ABC):
 
 
 class V1Log(V1Lines):
-    """Lines of the `v1` generation.
-
-    Parameters
-    ----------
-    scheduler
-        Whose calls are logged.
-    names
-        Of the requests.
-    """
+    """Lines of the `v1` generation."""
 
     def __init__(self, scheduler: V1Scheduler, names: Names) -> None:
         super().__init__(
@@ -125,15 +103,7 @@ class V1Log(V1Lines):
 
 
 class VllmLog(V1Lines):
-    """Lines of the `v1` generation, as the installed vLLM decides.
-
-    Parameters
-    ----------
-    scheduler
-        Whose calls are logged.
-    names
-        Of the requests.
-    """
+    """Lines of the `v1` generation, as the installed vLLM decides."""
 
     def __init__(self, scheduler: VllmScheduler, names: Names) -> None:
         super().__init__(names, enable_caching=scheduler.enable_caching)

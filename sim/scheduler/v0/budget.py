@@ -11,24 +11,6 @@ class SchedulingBudget:
     A request is counted once: what is added under an id that is there already changes
     nothing, so sequences that run can be entered ahead of their turn.
 
-    Parameters
-    ----------
-    token_budget
-        Most tokens of the call, those found in the prefix cache not counted.
-    max_num_seqs
-        Most sequences that run.
-
-    Attributes
-    ----------
-    num_batched_tokens
-        Tokens entered so far.
-    num_cached_tokens
-        Tokens that were found in the prefix cache; they cost nothing.
-    num_curr_seqs
-        Sequences entered so far.
-
-    Notes
-    -----
     Source: vLLM 0.7.3, ``vllm/core/scheduler.py``.
     """
 
@@ -47,19 +29,14 @@ class SchedulingBudget:
         self.token_budget = token_budget
         self.max_num_seqs = max_num_seqs
         self.num_batched_tokens = 0
+        # Tokens that were found in the prefix cache; they cost nothing.
         self.num_cached_tokens = 0
         self.num_curr_seqs = 0
         self._ids_of_tokens: set[int | str] = set()
         self._ids_of_seqs: set[int | str] = set()
 
     def can_schedule(self, *, num_new_tokens: int, num_new_seqs: int) -> bool:
-        """Whether so many tokens and sequences still fit.
-
-        Raises
-        ------
-        SchedulerError
-            If tokens are negative, or sequences not positive.
-        """
+        """Whether so many tokens and sequences still fit."""
         _not_negative(num_new_tokens=num_new_tokens)
         if num_new_seqs < 1:
             raise SchedulerError(
@@ -78,13 +55,7 @@ class SchedulingBudget:
     def add_num_batched_tokens(
         self, req_id: int | str, num_batched_tokens: int, num_cached_tokens: int = 0
     ) -> None:
-        """Enter a request's tokens, unless it has entered some.
-
-        Raises
-        ------
-        SchedulerError
-            If a number is negative; nothing changes.
-        """
+        """Enter a request's tokens, unless it has entered some."""
         if req_id in self._ids_of_tokens:
             return
         if num_batched_tokens < 0 or num_cached_tokens < 0:
@@ -99,13 +70,7 @@ class SchedulingBudget:
     def subtract_num_batched_tokens(
         self, req_id: int | str, num_batched_tokens: int
     ) -> None:
-        """Take back what a request entered; nothing to do if it did not.
-
-        Raises
-        ------
-        SchedulerError
-            If the number is negative, or more than is entered; nothing changes.
-        """
+        """Take back what a request entered; nothing to do if it did not."""
         _not_negative(num_batched_tokens=num_batched_tokens)
         if req_id in self._ids_of_tokens:
             _not_more(num_batched_tokens, self.num_batched_tokens, "tokens")
@@ -113,13 +78,7 @@ class SchedulingBudget:
             self.num_batched_tokens -= num_batched_tokens
 
     def add_num_seqs(self, req_id: int | str, num_curr_seqs: int) -> None:
-        """Enter a request's sequences, unless it has entered some.
-
-        Raises
-        ------
-        SchedulerError
-            If the number is negative; nothing changes.
-        """
+        """Enter a request's sequences, unless it has entered some."""
         if req_id in self._ids_of_seqs:
             return
         if num_curr_seqs < 0:
@@ -128,13 +87,7 @@ class SchedulingBudget:
         self.num_curr_seqs += num_curr_seqs
 
     def subtract_num_seqs(self, req_id: int | str, num_curr_seqs: int) -> None:
-        """Take back what a request entered; nothing to do if it did not.
-
-        Raises
-        ------
-        SchedulerError
-            If the number is negative, or more than is entered; nothing changes.
-        """
+        """Take back what a request entered; nothing to do if it did not."""
         _not_negative(num_curr_seqs=num_curr_seqs)
         if req_id in self._ids_of_seqs:
             _not_more(num_curr_seqs, self.num_curr_seqs, "sequences")

@@ -53,14 +53,7 @@ class PartialPrefillRules:
 
     @classmethod
     def from_config(cls, config: SchedulerConfig) -> PartialPrefillRules:
-        """Return the rules of a configuration.
-
-        Raises
-        ------
-        SchedulerError
-            If several partial prefills are asked for without chunked prefill, or more
-            long ones than partial ones.
-        """
+        """Return the rules of a configuration."""
         num_partial = config.max_num_partial_prefills
         threshold = config.long_prefill_token_threshold
         if num_partial > 1:
@@ -87,17 +80,7 @@ class PartialPrefillRules:
 
 
 class PartialPrefillMetadata:
-    """Partial prefills of one scheduler call.
-
-    Parameters
-    ----------
-    schedulable_prefills
-        Prompts that can be in the batch; they share the token budget evenly.
-    long_prefills
-        Long prompts that are running.
-    rules
-        The limits.
-    """
+    """Partial prefills of one scheduler call."""
 
     __slots__ = ("long_prefills", "rules", "schedulable_prefills")
 
@@ -151,20 +134,7 @@ class PartialPrefillMetadata:
 
 
 class ChunkRule:
-    """Tokens that a group computes in a call, and how many of them are cached.
-
-    Parameters
-    ----------
-    config, cache_config
-        Budget, chunking and prefix caching.
-    block_manager
-        Knows the hits.
-
-    Raises
-    ------
-    SchedulerError
-        If the budget could never hold the smallest chunk.
-    """
+    """Tokens that a group computes in a call, and how many of them are cached."""
 
     def __init__(
         self,
@@ -202,22 +172,8 @@ class ChunkRule:
     ) -> tuple[int, int]:
         """Return uncached and cached tokens that `seqs` of one group would compute.
 
-        Parameters
-        ----------
-        seqs
-            Its sequences of one status.
-        budget
-            Of the call.
-        partial
-            Who shares the budget; None if nobody does.
-        chunk
-            Whether what the budget cannot hold may be left for later; never so for
-            several sequences.
-
-        Returns
-        -------
-        (int, int)
-            A prompt that is cached entirely has one uncached token.
+        With `chunk`, what the budget cannot hold may be left for later, but never of
+        several sequences. A prompt that is cached entirely has one uncached token.
         """
         num_uncached = 0
         num_cached = 0

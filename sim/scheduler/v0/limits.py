@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 
 class AdmissionLimits:
-    """Requests that, alone in an empty engine, come to their end whatever happens.
-
-    Parameters
-    ----------
-    config, cache_config
-        Of the scheduler.
-    watermark_blocks
-        Blocks that admission and swap-in leave free.
-    """
+    """Requests that, alone in an empty engine, come to their end whatever happens."""
 
     def __init__(
         self,

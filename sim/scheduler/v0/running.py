@@ -53,15 +53,6 @@ class RunningPhase:
     """Gives running groups their slots in queue order, preempting from the tail.
 
     Or whom a policy names; see `GroupScheduler`.
-
-    Parameters
-    ----------
-    scheduler
-        Whose queue it is.
-    victim_for
-        Says who of the queue, or the group itself, loses its blocks for a group.
-    preempt
-        Takes the blocks of one group for another, and says how.
     """
 
     def __init__(
@@ -89,12 +80,6 @@ class RunningPhase:
 
         With chunking this ends at the first group for which no tokens are left; it and
         those behind it stay in the queue. Else the queue is empty afterwards.
-
-        Raises
-        ------
-        SwapSpaceError
-            If a victim cannot be swapped out; the group that needed its blocks is at
-            the head of the queue again, the victim at its end.
         """
         running = self._scheduler.running
         append_slots = self._scheduler.block_manager.append_slots

@@ -44,28 +44,6 @@ class Scheduler(GroupScheduler):
 
     Victims of preemption are taken from the end of the running queue.
 
-    Parameters
-    ----------
-    scheduler_config, cache_config
-        Under vLLM's names.
-    lora_config
-        None, which is what vLLM's callers hand over without adapters.
-
-    Attributes
-    ----------
-    partial_output
-        What the call in progress has decided so far. When a call ends in
-        `SwapSpaceError` these are the preemptions before it.
-    max_servable_tokens
-        Longest single sequence that is sure to come to its end.
-
-    Raises
-    ------
-    SchedulerError
-        If partial prefills and budget do not go together, or adapters are asked for.
-
-    Notes
-    -----
     Source: vLLM 0.7.3, ``vllm/core/scheduler.py``. Beyond it, where it ends on an
     assertion:
 
@@ -107,6 +85,8 @@ class Scheduler(GroupScheduler):
         self.limits = AdmissionLimits(
             scheduler_config, cache_config, self.block_manager.watermark_blocks
         )
+        # What the call in progress has decided so far. When a call ends in
+        # `SwapSpaceError` these are the preemptions before it.
         self.partial_output = GroupSchedulerOutput()
         self._running_phase = RunningPhase(self, self._victim_for, self._preempt)
         self._swapped_phase = SwappedPhase(self)
@@ -117,7 +97,6 @@ class Scheduler(GroupScheduler):
     # -- public, under vLLM's names -------------------------------------------
 
     def add_seq_group(self, seq_group: SequenceGroup) -> None:
-        """Put an arrived group at the end of the waiting queue."""
         super().add_seq_group(seq_group)
         self._waiting_is_sorted = False
 
@@ -125,7 +104,6 @@ class Scheduler(GroupScheduler):
         return self.block_manager.num_evictions
 
     def is_shared(self, block_id: int) -> bool:
-        """Whether several tables hold a GPU block."""
         return self.block_manager.block_allocator.is_shared(block_id)
 
     def _window_blocks(self) -> tuple[int, int]:
@@ -148,7 +126,6 @@ class Scheduler(GroupScheduler):
         return ids
 
     def free_finished_seq_groups(self) -> None:
-        """Free finished sequences, and drop finished groups from the running queue."""
         for group in self.running:
             for seq in group.get_finished_seqs():
                 self.free_seq(seq)
@@ -162,11 +139,9 @@ class Scheduler(GroupScheduler):
 
     @property
     def max_servable_tokens(self) -> int:
-        """See the class."""
         return self.limits.max_servable_tokens
 
     def admission_error(self, request: Request) -> str | None:
-        """Return why `request` can never be served, or None (invariant 7)."""
         return self.limits.error(request)
 
     # -- the call -------------------------------------------------------------
@@ -348,7 +323,6 @@ class Scheduler(GroupScheduler):
                 budget.add_num_seqs(group.request_id, group.num_unfinished_seqs())
 
     def _preemption_mode(self, group: SequenceGroup) -> PreemptionMode:
-        """Return the forced mode, or swap for several unfinished sequences."""
         forced = self.scheduler_config.preemption_mode
         if forced is not None:
             return forced

@@ -28,13 +28,7 @@ class SwappedInOutputs:
 
 
 class SwappedPhase:
-    """Brings swapped groups back while they fit, strictly in order, never in chunks.
-
-    Parameters
-    ----------
-    scheduler
-        Whose queue it is.
-    """
+    """Brings swapped groups back while they fit, strictly in order, never in chunks."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

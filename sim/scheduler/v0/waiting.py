@@ -23,19 +23,7 @@ _WAITING = SequenceStatus.WAITING
 
 
 class WaitingPhase:
-    """Scans the waiting queue from its head, and starts prefills.
-
-    Parameters
-    ----------
-    scheduler
-        Whose queue it is.
-
-    Attributes
-    ----------
-    prompt_limit
-        Most tokens of a prefill that are not refused: of a chunk and the cached tokens
-        before it, or of a whole prompt where there is no chunking.
-    """
+    """Scans the waiting queue from its head, and starts prefills."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         config = scheduler.scheduler_config
@@ -47,6 +35,8 @@ class WaitingPhase:
         self._block_size = scheduler.cache_config.block_size
         self._has_window = scheduler.cache_config.sliding_window is not None
         self._enable_caching = scheduler.cache_config.enable_prefix_caching
+        # Most tokens of a prefill that are not refused: of a chunk and the cached
+        # tokens before it, or of a whole prompt where there is no chunking.
         self.prompt_limit = (
             config.max_model_len
             if self._chunking

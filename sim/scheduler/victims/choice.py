@@ -48,13 +48,7 @@ class VictimChoice:
         self._num_output_tokens: dict[int, int] = {}
 
     def victim(self, running: Iterable[Request], needs: Request) -> Request:
-        """Return who has to go, one of `running`, for `needs` to get its blocks.
-
-        Raises
-        ------
-        SchedulerError
-            If the policy returns something else.
-        """
+        """Return who has to go, one of `running`, for `needs` to get its blocks."""
         candidates = list(running)
         if self._protects:
             offered = [each for each in candidates if not self._is_protected(each)]

@@ -98,20 +98,7 @@ def compare(
     workload: DecisionWorkload,
     hosted: Hosted = hosted_scheduler,
 ) -> Comparison:
-    """Take a workload through the installed engine's scheduler and through ours.
-
-    Parameters
-    ----------
-    workload
-        Its reference says which release ours follows.
-    hosted
-        Makes the scheduler to compare ours with.
-
-    Raises
-    ------
-    SchedulerError
-        If either cannot be made for the workload.
-    """
+    """Take a workload through the installed engine's scheduler and through ours."""
     theirs = _lines(DecisionDriver(workload, scheduler=hosted(workload)))
     ours = _lines(DecisionDriver(workload, scheduler=make_scheduler(workload)))
     return Comparison(first_difference(theirs, ours), theirs)
@@ -120,15 +107,7 @@ def compare(
 def smallest(
     workload: DecisionWorkload, hosted: Hosted = hosted_scheduler
 ) -> tuple[DecisionWorkload, Difference]:
-    """Return a small part of a workload that differs, and where it does.
-
-    Parameters
-    ----------
-    workload
-        One that differs.
-    hosted
-        See `compare`.
-    """
+    """Return a small part of a workload that differs, and where it does."""
 
     def difference(part: DecisionWorkload) -> Difference | None:
         try:

@@ -127,11 +127,6 @@ def first_difference(
 
     An absent field counts as empty, and the order of fields does not matter. Times of
     recorded schedules are no decisions and may differ.
-
-    Parameters
-    ----------
-    expected, got
-        Lines of logs A and B; read only as far as they agree.
     """
     ours, theirs = iter(expected), iter(got)
     before: Line | None = None

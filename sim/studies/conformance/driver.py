@@ -26,34 +26,7 @@ MOST_ROUNDS = 100
 
 
 class DecisionDriver:
-    """Steps a scheduler through a workload as the reference's driver does.
-
-    Parameters
-    ----------
-    workload
-        Requests by step, and the engine.
-    check
-        Prove the scheduler's invariants after every call and every output.
-    scheduler
-        Takes the place of the one that the workload names; None for that one.
-
-    Raises
-    ------
-    SchedulerError
-        If the engine's arguments do not fit together. From `lines`: if the engine
-        preempts and admits the same requests for ever, or runs out of blocks where
-        its own tests saw room.
-
-    Attributes
-    ----------
-    num_steps, num_preemptions
-        So far.
-    step
-        The latest one.
-    ending
-        ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has
-        ended.
-    """
+    """Steps a scheduler through a workload as the reference's driver does."""
 
     def __init__(
         self,
@@ -68,6 +41,8 @@ class DecisionDriver:
         self.num_steps = 0
         self.num_preemptions = 0
         self.step = 0
+        # ``"done"``, ``"stalled"``, ``"swap_oom"`` or ``"no_room"``, once the log has
+        # ended.
         self.ending = ""
         self._rounds: Counter[Any] = Counter()
         max_model_len = getattr(workload.engine, "max_model_len", MAX_LEN)

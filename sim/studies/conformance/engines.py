@@ -25,13 +25,7 @@ _ENGINE_KEYS = {
 
 
 def make_scheduler(workload: DecisionWorkload) -> Any:
-    """Construct the scheduler that a workload names.
-
-    Raises
-    ------
-    SchedulerError
-        If the engine's arguments do not fit together.
-    """
+    """Construct the scheduler that a workload names."""
     arguments = _arguments(workload) | {"engine_version": workload.engine_version}
     try:
         return GENERATIONS[workload.generation].make(arguments)
@@ -40,19 +34,7 @@ def make_scheduler(workload: DecisionWorkload) -> Any:
 
 
 def hosted_scheduler(workload: DecisionWorkload) -> Any:
-    """Construct the installed vLLM's own scheduler for a workload of V1.
-
-    Parameters
-    ----------
-    workload
-        Its reference may be any release of V1: the installed one decides.
-
-    Raises
-    ------
-    SchedulerError
-        If the workload is of another generation; else see
-        `sim.scheduler.hosted.scheduler.VllmScheduler`.
-    """
+    """Construct the installed vLLM's own scheduler for a workload of V1."""
     if workload.generation != V1.name:
         raise SchedulerError(
             f"a hosted vLLM takes workloads of V1, and the reference "

@@ -25,15 +25,7 @@ _SPREADS = (0, 0, 2, 10, 40)
 
 
 def random_workload(seed: int, release: str) -> DecisionWorkload:
-    """Return the workload of a seed, for an engine of a release.
-
-    Parameters
-    ----------
-    seed
-        Names the workload: the same seed and release give the same one.
-    release
-        Of vLLM, such as ``"0.33.0"``: keys that it does not have are not drawn.
-    """
+    """Return the workload of a seed, for an engine of a release."""
     draw = Random(f"conform {seed}")
     config = _config(draw, dialect_of(release))
     requests = _requests(draw, config)
@@ -45,13 +37,7 @@ def random_workload(seed: int, release: str) -> DecisionWorkload:
 def as_workload(
     name: str, release: str, config: dict[str, Any], requests: list[dict[str, Any]]
 ) -> DecisionWorkload:
-    """Return a workload as if it were read from a file.
-
-    Raises
-    ------
-    ConfigError
-        If it is none; see `sim.studies.conformance.workload.parse_workload`.
-    """
+    """Return a workload as if it were read from a file."""
     raw = {
         "schema": 1,
         "name": name,

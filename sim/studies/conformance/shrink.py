@@ -36,15 +36,6 @@ def shrunk(
 
     Fewer requests first, then simpler settings, then shorter and plainer requests,
     until nothing can be left out.
-
-    Parameters
-    ----------
-    workload
-        Where `shows` is true.
-    shows
-        Whether a workload shows it.
-    most_tries
-        How often `shows` is asked at most.
     """
     num_tries = 0
     is_smaller = True

@@ -275,13 +275,7 @@ class DecisionWorkload(_Model):
 
 
 def generation_of(engine_version: str) -> str:
-    """Return the generation that follows a release of vLLM or transformers.
-
-    Raises
-    ------
-    ValueError
-        If none does.
-    """
+    """Return the generation that follows a release of vLLM or transformers."""
     for name, generation in OURS.items():
         if generation.takes(engine_version):
             return name
@@ -293,13 +287,7 @@ def generation_of(engine_version: str) -> str:
 
 
 def load_workload(path: Path | str) -> DecisionWorkload:
-    """Read a workload file.
-
-    Raises
-    ------
-    ConfigError
-        With the file, the key, the rule and the value.
-    """
+    """Read a workload file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -311,13 +299,7 @@ def load_workload(path: Path | str) -> DecisionWorkload:
 
 
 def parse_workload(text: str, where: str) -> DecisionWorkload:
-    """Read a workload from JSON text; `where` names it in errors.
-
-    Raises
-    ------
-    ConfigError
-        See `load_workload`.
-    """
+    """Read a workload from JSON text; `where` names it in errors."""
     try:
         workload = DecisionWorkload.model_validate_json(text)
         workload.engine  # noqa: B018  # validates the engine's keys
