@@ -11,7 +11,6 @@ import numpy as np
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.weights import weight_tensors
-from sim.studies.planning.lean_steps import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,26 +31,38 @@ TIME_RESOURCES = {
 }
 """Resources that a step spends its time on, and their names in a sentence."""
 
-_PARTS = tuple(name for name in COLUMNS if name.endswith("_s"))
+STEP_COLUMNS = (
+    "start_s",
+    "latency_s",
+    "gemm_s",
+    "prefill_attention_s",
+    "decode_attention_s",
+    "head_s",
+    "allreduce_s",
+    "swap_s",
+    "copy_s",
+    "host_s",
+    "num_running",
+    "num_waiting",
+    "num_batched_tokens",
+    "kv_cache_usage",
+)
+"""What plans read of steps: 112 bytes each, of which an idle engine takes millions."""
+
+_PARTS = tuple(name for name in STEP_COLUMNS if name.endswith("_s"))
 _FULL = 0.95
 """A cache that is used so far has little room for the next request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The resource that keeps a candidate from holding more.
-
-    Parameters
-    ----------
-    resource
-        ``kv_capacity``, ``max_num_seqs``, ``max_num_batched_tokens``, or one of
-        `TIME_RESOURCES`.
-    sentence
-        The same with its numbers.
-    """
+    """The resource that keeps a candidate from holding more."""
 
     resource: str
+    """``kv_capacity``, ``max_num_seqs``, ``max_num_batched_tokens``, or one of
+    `TIME_RESOURCES`."""
     sentence: str
+    """The same with its numbers."""
 
 
 def facts_of(
@@ -99,8 +110,8 @@ def facts_of(
 
 def _columns(recording: Recording, warmup_s: float) -> dict[str, NDArray[Any]]:
     last_s = float(recording.request_table["arrival_s"].max(initial=0.0))
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-    for batch in recording.step_table.batches(COLUMNS):
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in STEP_COLUMNS}
+    for batch in recording.step_table.batches(STEP_COLUMNS):
         inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
         for name, found in parts.items():
             found.append(batch[name][inside])
@@ -167,16 +178,8 @@ def binding_of(
     Room binds before time: requests that wait although the step has tokens to spare,
     or that are preempted, would be served if there were more of what they wait for.
     Otherwise the step takes as long as its largest part; so it does where most of it is
-    swapping, which a full cache only begins.
-
-    Parameters
-    ----------
-    facts
-        Of `facts_of`, at that rate or just above it.
-    preemptions_per_request
-        At the same rate.
-    objective
-        Which objective fails first; None where the queue itself does.
+    swapping, which a full cache only begins. `objective` is the one that fails first;
+    None where the queue itself does.
     """
     first = f"; {objective} fails first" if objective else "; the queue grows first"
     if facts["time_swap_bandwidth"] > 0.5:

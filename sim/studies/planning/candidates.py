@@ -28,33 +28,28 @@ _ALWAYS = ("model", "gpu", "tensor_parallel_size")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to serve the traffic.
-
-    Parameters
-    ----------
-    name
-        Of files and rows: model, GPU, ranks, and what else tells it apart.
-    run
-        A configuration of ``kvsim run`` with the plan's traffic and seed.
-    capacity
-        Its pool; None if it cannot run.
-    reason
-        Why it cannot, in a line; empty if it can.
-    """
+    """One way to serve the traffic."""
 
     name: str
+    """Of files and rows: model, GPU, ranks, and what else tells it apart."""
     run: Mapping[str, Any]
+    """A configuration of ``kvsim run`` with the plan's traffic and seed."""
     capacity: CapacityEstimate | None
     reason: str = ""
+    """Why it cannot run, in a line; empty if it can."""
+
+    @property
+    def pool(self) -> CapacityEstimate:
+        """The capacity of a candidate that can run."""
+        assert self.capacity is not None
+        return self.capacity
 
     @property
     def model(self) -> str:
-        """What it serves."""
         return str(self.run["engine"]["model"])
 
     @property
     def gpu(self) -> str:
-        """What it runs on."""
         return str(self.run["engine"]["gpu"])
 
     @property
@@ -71,10 +66,7 @@ class Candidate:
 def candidates_of(plan: PlanConfig) -> list[Candidate]:
     """Return all candidates in the order of the plan's axes, those that fit or not.
 
-    Raises
-    ------
-    ConfigError
-        If none can run, with the reason of the first; or if a key is wrong.
+    If none can run, the first refuses the plan.
     """
     chosen = [
         dict(zip(axes, values, strict=True))

@@ -1,22 +1,28 @@
-"""The configurations of a plan, ready for ``kvsim run``."""
+"""The configurations of a plan, ready for ``kvsim run``, and the servers' commands."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
-from sim.studies.planning.report import config_path
-from sim.studies.planning.serve_command import not_said, serve_command
 from sim.studies.planning.trial import split_table, with_scale
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sim.config.tables import EngineConfig
+    from sim.hardware.capacity import CapacityEstimate
     from sim.studies.planning.outcome import CandidatePlan
-    from sim.studies.planning.planner import Planner
+    from sim.studies.planning.study import Study
 
 
-def configurations(planner: Planner, plans: Sequence[CandidatePlan]) -> dict[str, str]:
+def config_path(each: CandidatePlan) -> str:
+    """Return where its configuration lies, from the plan's folder."""
+    return f"configs/{each.candidate.name}.yaml"
+
+
+def configurations(study: Study, plans: Sequence[CandidatePlan]) -> dict[str, str]:
     """Return files by their path: YAML that ``kvsim run`` takes as it is.
 
     One engine at the highest rate that it holds and, where the plan's traffic takes
@@ -26,32 +32,127 @@ def configurations(planner: Planner, plans: Sequence[CandidatePlan]) -> dict[str
     for each in plans:
         if each.found is None:
             continue
-        run = with_scale(each.candidate.run, each.found.rate.value / planner.base_rate)
+        run, rate = each.candidate.run, each.found.rate.value
         path = config_path(each)
-        rate = f"at {each.found.rate.value:.4g} requests/s, the highest rate it holds"
-        files[path] = _text(each, run, rate)
+        files[path] = _yaml(
+            each,
+            with_scale(run, rate / study.base_rate),
+            f"at {rate:.4g} requests/s, the highest rate it holds",
+        )
         if each.fleet is not None and each.fleet.num_replicas > 1:
             number = each.fleet.num_replicas
-            split = split_table(number, 0, planner.plan.replicas.by)
-            fleet = dict(each.candidate.run)
-            fleet["workload"] = {**fleet["workload"], "split": split}
-            said = (
-                f"as replica 0 of {number} under {planner.target_rate:.4g} requests/s"
-            )
-            files[path.replace(".yaml", f".replica_of_{number}.yaml")] = _text(
-                each, fleet, said
+            split = split_table(number, 0, study.plan.replicas.by)
+            files[path.replace(".yaml", f".replica_of_{number}.yaml")] = _yaml(
+                each,
+                {**run, "workload": {**run["workload"], "split": split}},
+                f"as replica 0 of {number} under {study.target_rate:.4g} requests/s",
             )
     return files
 
 
-def _text(each: CandidatePlan, run: dict[str, Any], said: str) -> str:
+def _yaml(each: CandidatePlan, run: dict[str, Any], said: str) -> str:
     config = parse_config(run)
-    assert each.candidate.capacity is not None
     lines = [
         f"# {each.candidate.name} {said}.",
         "# To serve it:",
-        f"#   {serve_command(config.engine, each.candidate.capacity)}",
+        f"#   {serve_command(config.engine, each.candidate.pool)}",
     ]
     if missing := not_said(config.engine):
         lines.append(f"# The command does not say: {', '.join(missing)}")
     return "\n".join([*lines, config.to_yaml()])
+
+
+_OURS = frozenset(
+    {
+        "model",
+        "gpu",
+        "scheduler",
+        "engine_version",
+        "admission",
+        "admission_check",
+        "evictor",
+        "pipeline_parallel_size",
+        "preemption_victim",
+        "enable_prefix_caching",
+        "enable_chunked_prefill",
+        "enforce_eager",
+        "max_paddings",
+        "watermark",
+        "sliding_window",
+        "max_num_active_seqs",
+        "max_num_scheduled_tokens",
+        "long_prefill_token_threshold_adaptive",
+        "prefill_schedule_interval",
+        "scheduler_reserve_full_isl",
+    }
+)
+"""Keys that are no plain option of the servers: said in words, or handled apart."""
+
+_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
+_BEFORE_V1 = ("preemption_mode", "swap_space")
+
+
+def serve_command(engine: EngineConfig, capacity: CapacityEstimate) -> str:
+    """Return the shell command that serves this configuration, in one line.
+
+    Limits that a release would choose by itself are written out, as the simulation took
+    them; `capacity` has them. Before ``vllm serve`` (0.6) the servers are modules.
+    """
+    words = [*_program(engine), *_plain(engine, capacity)]
+    for key in _SWITCHES:
+        words += _switch(engine, key)
+    if engine.enforce_eager:
+        words.append("--enforce-eager")
+    return shlex.join(words)
+
+
+def _program(engine: EngineConfig) -> list[str]:
+    return [*engine.generation.server.command, engine.model]
+
+
+def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
+    words: list[str] = []
+    for key, field in type(engine).model_fields.items():
+        value = _resolved(engine, capacity, key)
+        if key in _OURS or value is None:
+            continue
+        if key in _BEFORE_V1 and key not in engine.generation.server.options:
+            continue
+        is_said = key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        if value != field.default or is_said or key == "tensor_parallel_size":
+            words += [f"--{key.replace('_', '-')}", _text(value)]
+    return words
+
+
+def _resolved(engine: EngineConfig, capacity: CapacityEstimate, key: str) -> Any:
+    if key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        return getattr(capacity, key)
+    return getattr(engine, key)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _switch(engine: EngineConfig, key: str) -> list[str]:
+    value = getattr(engine, key)
+    if value is None:
+        return []
+    name = key.replace("_", "-")
+    if key in engine.generation.server.valued_switches:
+        return [f"--{name}={value}"]
+    return [f"--{name}" if value else f"--no-{name}"]
+
+
+def not_said(engine: EngineConfig) -> list[str]:
+    """Return settings of the simulation that the command line does not carry."""
+    told = {"model", "gpu", "scheduler", "engine_version", "admission_check"}
+    found = []
+    for key in sorted(_OURS - told - set(_SWITCHES) - {"enforce_eager"}):
+        value = getattr(engine, key)
+        if value not in (None, type(engine).model_fields[key].default):
+            found.append(f"{key}={value}")
+    options = engine.generation.server.options
+    if engine.preemption_mode is not None and "preemption_mode" not in options:
+        found.append(f"preemption_mode={engine.preemption_mode}")
+    return found

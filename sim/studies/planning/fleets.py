@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.studies.planning import tasks
-from sim.studies.planning.outcome import Fleet
+from sim.studies.planning.outcome import Fleet, updated
 
 if TYPE_CHECKING:
-    from sim.studies.planning.crew import Answer
     from sim.studies.planning.outcome import CandidatePlan
-    from sim.studies.planning.planner import Planner
+    from sim.studies.planning.study import Study
 
 
 @dataclass(slots=True)
@@ -47,31 +46,29 @@ class _Count:
             self.next = number + 1 if number < self.most else None
 
 
-def with_fleets(planner: Planner, plans: list[CandidatePlan]) -> list[CandidatePlan]:
+def with_fleets(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
     """Return the plans with the fewest replicas of each that serve the traffic."""
-    settings = planner.plan.replicas
-    counts: dict[int, _Count] = {}
-    for i, each in enumerate(plans):
+    settings = study.plan.replicas
+    counts: list[tuple[CandidatePlan, _Count]] = []
+    for each in plans:
         if each.found is not None:
-            needed = ceil(planner.target_rate / each.found.rate.value)
+            needed = ceil(study.target_rate / each.found.rate.value)
             start = min(needed, settings.most)
-            counts[i] = _Count(settings.most, start if needed <= 2 * start else None)
-    while open_ := [i for i, count in counts.items() if count.next is not None]:
-        fleets = _observed(planner, [(plans[i], counts[i].next or 1) for i in open_])
-        for i, fleet in zip(open_, fleets, strict=True):
+            first = start if needed <= 2 * start else None
+            counts.append((each, _Count(settings.most, first)))
+    while open_ := [pair for pair in counts if pair[1].next is not None]:
+        fleets = _simulated(study, [(each, count.next or 1) for each, count in open_])
+        for (_, count), fleet in zip(open_, fleets, strict=True):
             enough = settings.share_of_seeds * fleet.num_seeds
-            counts[i].take(fleet, holds=fleet.holds >= enough - 1e-9)
-    plans = [
-        _finished(planner, each, counts[i]) if i in counts else each
-        for i, each in enumerate(plans)
-    ]
-    return _with_spares(planner, plans)
+            count.take(fleet, holds=fleet.holds >= enough - 1e-9)
+    plans = updated(plans, [_finished(study, *pair) for pair in counts])
+    return _with_spares(study, plans)
 
 
-def _finished(planner: Planner, each: CandidatePlan, count: _Count) -> CandidatePlan:
+def _finished(study: Study, each: CandidatePlan, count: _Count) -> CandidatePlan:
     if count.fewest is None:
         reason = (
-            f"{count.most} replicas do not serve {planner.target_rate:,.4g} requests/s"
+            f"{count.most} replicas do not serve {study.target_rate:,.4g} requests/s"
         )
         return replace(each, status="too_many", reason=reason)
     fleet = count.tried[count.fewest]
@@ -79,62 +76,49 @@ def _finished(planner: Planner, each: CandidatePlan, count: _Count) -> Candidate
         each,
         fleet=fleet,
         below=count.tried.get(count.fewest - 1),
-        cost_per_hour=cost_of(planner, each, fleet.num_replicas),
+        cost_per_hour=study.cost_per_hour(each.candidate, fleet.num_replicas),
     )
 
 
-def cost_of(planner: Planner, each: CandidatePlan, num_replicas: int) -> float:
-    """Return what so many replicas of a candidate cost in an hour."""
-    candidate = each.candidate
-    num_gpus = num_replicas * candidate.num_gpus
-    return planner.plan.parsed_prices.per_hour(candidate.gpu, num_gpus)
-
-
-def _with_spares(planner: Planner, plans: list[CandidatePlan]) -> list[CandidatePlan]:
+def _with_spares(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
     """Look at fleets with a few more: what latency a little more money buys."""
-    spare = planner.plan.replicas.spare
-    chosen = [i for i, each in enumerate(plans) if each.fleet is not None]
-    if not spare or not chosen:
+    spare = study.plan.replicas.spare
+    pairs = [
+        (each, each.fleet.num_replicas + spare)
+        for each in plans
+        if spare and each.fleet is not None
+    ]
+    if not pairs:
         return plans
-    sizes = [plans[i].fleet.num_replicas + spare for i in chosen]  # type: ignore[union-attr]
-    pairs = [(plans[i], size) for i, size in zip(chosen, sizes, strict=True)]
-    plans = list(plans)
-    for i, fleet in zip(chosen, _observed(planner, pairs), strict=True):
-        plans[i] = replace(plans[i], spare=fleet)
-    return plans
+    fleets = zip(pairs, _simulated(study, pairs), strict=True)
+    return updated(plans, [replace(each, spare=fleet) for (each, _), fleet in fleets])
 
 
-def _observed(planner: Planner, pairs: list[tuple[CandidatePlan, int]]) -> list[Fleet]:
+def _simulated(study: Study, pairs: list[tuple[CandidatePlan, int]]) -> list[Fleet]:
     """Simulate so many replicas of each, with every seed."""
-    seeds = planner.seeds[: planner.plan.replicas.num_seeds]
-    requests = [
-        planner.request(
-            each.candidate,
-            seed,
-            each.warmup_share,
-            rate_scale=each.candidate.scale,
-            num_replicas=number,
-            by=planner.plan.replicas.by,
-        )
+    settings = study.plan.replicas
+    groups = [
+        [
+            study.request(
+                each.candidate,
+                seed,
+                each.warmup_share,
+                rate_scale=each.candidate.scale,
+                num_replicas=number,
+                by=settings.by,
+            )
+            for seed in study.seeds[: settings.num_seeds]
+        ]
         for each, number in pairs
-        for seed in seeds
     ]
-    answers = planner.crew.ask("replicas", tasks.observe, requests)
-    num = len(seeds)
+    answers = study.ask("replicas", tasks.observe, groups)
     return [
-        _fleet(planner, each, number, answers[place * num : (place + 1) * num])
-        for place, (each, number) in enumerate(pairs)
+        Fleet(
+            num_replicas=number,
+            holds=sum(a["margin"] is not None and a["margin"] <= 0 for a in own),
+            num_seeds=len(own),
+            values=study.intervals(own, f"{number} of {each.candidate.name}"),
+            tokens_per_s=float(np.median([a["tokens_per_s"] for a in own])),
+        )
+        for (each, number), own in zip(pairs, answers, strict=True)
     ]
-
-
-def _fleet(
-    planner: Planner, each: CandidatePlan, number: int, answers: list[Answer]
-) -> Fleet:
-    holds = sum(a["margin"] is not None and a["margin"] <= 0 for a in answers)
-    return Fleet(
-        num_replicas=number,
-        holds=holds,
-        num_seeds=len(answers),
-        values=planner.intervals(answers, f"{number} of {each.candidate.name}"),
-        tokens_per_s=float(np.median([a["tokens_per_s"] for a in answers])),
-    )

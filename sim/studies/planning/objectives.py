@@ -39,32 +39,21 @@ EXAMPLES = (
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A bound on one number of a run.
-
-    Parameters
-    ----------
-    name
-        As in the plan: ``p95_ttft_ms``, ``goodput``, ``preemptions_per_request``.
-    limit
-        The number it must not exceed; of goodput, must not fall below.
-    of
-        What it is about: a latency of `LATENCIES`, ``"kv_cache_usage"``,
-        ``"preemptions"`` or ``"goodput"``.
-    percent
-        Percentile; None for a mean, ``inf`` for the maximum.
-    limits_ms
-        Of goodput: what a good request keeps to, by latency.
-    """
+    """A bound on one number of a run."""
 
     name: str
+    """As in the plan: ``p95_ttft_ms``, ``goodput``, ``preemptions_per_request``."""
     limit: float
+    """The number it must not exceed; of goodput, must not fall below."""
     of: str
+    """A latency of `LATENCIES`, ``kv_cache_usage``, ``preemptions`` or ``goodput``."""
     percent: float | None = None
+    """Percentile; None for a mean, ``inf`` for the maximum."""
     limits_ms: tuple[tuple[str, float], ...] = ()
+    """Of goodput: what a good request keeps to, by latency."""
 
     @property
     def is_floor(self) -> bool:
-        """Whether more is better."""
         return self.of == "goodput"
 
     @property
@@ -89,13 +78,7 @@ class Objective:
 
 
 def parse_objectives(table: Mapping[str, Any]) -> tuple[Objective, ...]:
-    """Return the objectives of a plan, in its order.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name, a limit out of range, or two that contradict.
-    """
+    """Return the objectives of a plan, in its order."""
     if not table:
         raise ConfigError(
             "objectives: a plan needs at least one, such as p95_ttft_ms: 2000"

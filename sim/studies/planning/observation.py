@@ -1,4 +1,4 @@
-"""From the tables of a run to the numbers that objectives bound."""
+"""From the tables of a run to its warm-up and to the numbers that objectives bound."""
 
 from __future__ import annotations
 
@@ -19,53 +19,41 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.results.recorder import Recording
+    from sim.results.table import ResultTable
     from sim.studies.planning.objectives import Objective
 
     Floats = NDArray[np.float64]
     Weighted = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 _REQUEST_COLUMNS = ("ttft_s", "tpot_s", "e2el_s", "queue_s", "num_preemptions")
+_NUM_BINS = 100
+MAX_SHARE = 0.25
+"""Most of a run that is given up: what starts later than that is traffic, not start."""
 _USAGE_SCALE = 1_000_000_000
 """Time is a weight in whole nanoseconds, as percentiles want it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one engine did to the requests that count: those after the warm-up.
-
-    Parameters
-    ----------
-    columns
-        Of the requests that were served: latencies in seconds and preemptions.
-    num_requests
-        Requests that count, served or not.
-    num_rejected, num_late
-        Of these, rejected; and not begun when the last request of all arrived.
-    usage
-        KV cache usage of steps while requests arrived, and nanoseconds of each.
-    itl
-        Inter-token latencies in seconds and how often each; empty if nobody asks.
-    """
+    """What one engine did to the requests that count: those after the warm-up."""
 
     columns: dict[str, Floats]
+    """Of the requests that were served: latencies in seconds and preemptions."""
     num_requests: int
+    """Requests that count, served or not."""
     num_rejected: int
     num_late: int
+    """Requests that had not begun when the last request of all arrived."""
     usage: Weighted
+    """KV cache usage of steps while requests arrived, and nanoseconds of each."""
     itl: Weighted
+    """Inter-token latencies in seconds and how often each; empty unless asked for."""
 
 
 def sample_of(recording: Recording, warmup_s: float, *, with_itl: bool) -> Sample:
-    """Return the part of a run that counts.
+    """Return the part of a run, cut short or not, that begins after the warm-up.
 
-    Parameters
-    ----------
-    recording
-        Of a run of any length, cut short or not.
-    warmup_s
-        Requests that arrive earlier do not count.
-    with_itl
-        Whether inter-token latencies are wanted, which cost time.
+    Inter-token latencies cost time, so that they are had only where they are wanted.
     """
     requests = recording.request_table
     arrival_s = requests["arrival_s"]
@@ -118,12 +106,7 @@ def values_of(
 ) -> dict[str, float | None]:
     """Return the number of each objective, by name; None where none was measured.
 
-    Parameters
-    ----------
-    samples
-        Of the replicas that share the traffic; their requests count alike.
-    objectives
-        What is asked.
+    The requests of all samples, of replicas that share the traffic, count alike.
     """
     return {each.name: _value(samples, each) for each in objectives}
 
@@ -172,3 +155,33 @@ def _goodput(samples: Sequence[Sample], objective: Objective) -> float | None:
         # A request of one token has no TPOT to miss.
         good = good & ~(_joined(samples, f"{of}_s") * 1e3 > limit_ms)
     return float(np.sum(good) / total)
+
+
+def numbers_in_system(requests: ResultTable) -> Floats:
+    """Return the requests in the system at even times up to the last arrival."""
+    arrival_s = np.sort(requests["arrival_s"])
+    finish_s = requests["finish_s"]
+    finish_s = np.sort(finish_s[~np.isnan(finish_s)])
+    times_s = arrival_s[-1] * np.arange(1, _NUM_BINS + 1) / _NUM_BINS
+    arrived = np.searchsorted(arrival_s, times_s, side="right")
+    gone = np.searchsorted(finish_s, times_s, side="right")
+    numbers: Floats = (arrived - gone).astype(np.float64)
+    return numbers
+
+
+def warmup_share(runs: Sequence[Floats]) -> float:
+    """Return the share of a run to leave out, by MSER on the mean of several runs.
+
+    The truncation that leaves the smallest standard error of the mean of what remains
+    (White, 1997): too short a warm-up leaves a slope, too long a one leaves little.
+    `runs` have `numbers_in_system` of the same traffic with other seeds, which average
+    out the bursts.
+    """
+    mean = np.mean(np.stack(list(runs)), axis=0)
+    candidates = range(int(len(mean) * MAX_SHARE) + 1)
+    errors = [_squared_error(mean[first:]) for first in candidates]
+    return int(np.argmin(errors)) / len(mean)
+
+
+def _squared_error(values: Floats) -> float:
+    return float(((values - values.mean()) ** 2).sum() / len(values) ** 2)

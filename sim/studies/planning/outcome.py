@@ -1,162 +1,170 @@
-"""What a plan found, as values: one `CandidatePlan` a candidate."""
+"""What a plan found, as values, and how sure its numbers are."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from math import comb
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sim.studies.planning.binding import Binding
     from sim.studies.planning.candidates import Candidate
-    from sim.studies.planning.intervals import Interval
+    from workloads.streams import Streams
 
 Point = dict[str, Any]
+_NUM_RESAMPLES = 2000
+
+
+class Interval(NamedTuple):
+    """A number and the interval around it."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+    """Probability that the interval holds what it is about, over repeated plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRate:
-    """The highest rate that one engine holds, in requests/s.
-
-    Parameters
-    ----------
-    rate
-        Median over seeds of where the objectives stop to hold, with its interval: at
-        this rate they hold with probability one half.
-    thresholds
-        Of each seed, in order of seeds.
-    spread
-        Standard deviation of the thresholds over their median.
-    cost_low, cost_high
-        The rate if every step took as long, or as short, as the cost model's bounds.
-    at_bound
-        ``"low"`` or ``"high"`` where the search ended at a bound of the plan.
-    """
+    """The highest rate that one engine holds, in requests/s."""
 
     rate: Interval
+    """Median over seeds of where the objectives stop to hold: at this rate they hold
+    with probability one half."""
     thresholds: tuple[float, ...]
+    """Of each seed, in order of seeds."""
     spread: float
+    """Standard deviation of the thresholds over their median."""
     cost_low: float
+    """The rate if every step took as long as the cost model's upper bound."""
     cost_high: float
+    """And as short as its lower bound."""
     at_bound: str = ""
+    """``low`` or ``high`` where the search ended at a bound of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """So many engines behind a router, and how they serve the plan's traffic.
-
-    Parameters
-    ----------
-    num_replicas
-        Engines.
-    holds
-        In how many of the seeds the objectives were met.
-    num_seeds
-        Of so many.
-    values
-        By objective, with intervals.
-    tokens_per_s
-        Generated, all replicas.
-    """
+    """So many engines behind a router, and how they serve the plan's traffic."""
 
     num_replicas: int
     holds: int
+    """In how many of the seeds the objectives were met."""
     num_seeds: int
     values: dict[str, Interval]
+    """By objective."""
     tokens_per_s: float
+    """Generated, all replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidatePlan:
-    """All that a plan says of a candidate.
-
-    Parameters
-    ----------
-    candidate
-        What it is.
-    status
-        ``ok``; ``does_not_fit``; ``misses_idle`` if not even an idle engine meets the
-        objectives; ``rejects`` if it cannot serve some requests at all; ``too_many`` if
-        it takes more replicas than the plan allows.
-    reason
-        Of any status but ``ok``.
-    warmup_share
-        Share of the requests that did not count.
-    found
-        The highest rate.
-    values
-        By objective and reported number, at that rate, with intervals.
-    binding
-        What keeps it from more.
-    tokens_per_s
-        Generated at that rate.
-    extrapolated_share
-        Of the time at that rate.
-    has_bounds
-        Whether its cost model knows bounds of a step.
-    curve
-        Observations at shares of the rate, for the figures.
-    fleet, spare
-        The smallest number of replicas that serves the traffic, and a few more.
-    below
-        What a replica less did.
-    cost_per_hour
-        Of the fleet.
-    """
+    """All that a plan says of a candidate."""
 
     candidate: Candidate
     status: str = "ok"
+    """``ok``; ``does_not_fit``; ``misses_idle`` if not even an idle engine meets the
+    objectives; ``rejects`` if it cannot serve some requests at all; ``too_many`` if it
+    takes more replicas than the plan allows."""
     reason: str = ""
+    """Of any status but ``ok``."""
     warmup_share: float = 0.0
+    """Share of the requests that did not count."""
     found: FoundRate | None = None
     values: dict[str, Interval] = field(default_factory=dict)
+    """By objective and reported number, at the highest rate."""
     binding: Binding | None = None
     tokens_per_s: float = 0.0
+    """Generated at that rate."""
     extrapolated_share: float = 0.0
+    """Of the time at that rate."""
     has_bounds: bool = False
+    """Whether its cost model knows bounds of a step."""
     curve: tuple[Point, ...] = ()
+    """Observations at shares of the rate, for the figures."""
     fleet: Fleet | None = None
+    """The smallest number of replicas that serves the traffic."""
     spare: Fleet | None = None
+    """A few replicas more."""
     below: Fleet | None = None
+    """A replica less."""
     cost_per_hour: float | None = None
+    """Of the fleet."""
 
     @property
-    def is_served(self) -> bool:
-        """Whether it can serve the plan's traffic."""
-        return self.fleet is not None
+    def highest(self) -> FoundRate:
+        """The highest rate, of a candidate that meets the objectives."""
+        assert self.found is not None
+        return self.found
+
+
+def updated(
+    plans: Iterable[CandidatePlan], changed: Iterable[CandidatePlan]
+) -> list[CandidatePlan]:
+    """Return the plans with those that have changed in their places."""
+    by_name = {each.candidate.name: each for each in changed}
+    return [by_name.get(each.candidate.name, each) for each in plans]
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one change of a configuration does.
-
-    Parameters
-    ----------
-    lever
-        What is changed, in words.
-    change
-        To what.
-    overrides
-        The change as configuration keys with dots.
-    rate_gain
-        Change of the highest rate, as a share; None where it could not be run.
-    latency_gain
-        By objective: change of its value at the unchanged highest rate.
-    resource
-        Which resource it relaxes or tightens, of those that can bind; else empty.
-    reason
-        Why it could not be run.
-    """
+    """What one change of a configuration does."""
 
     lever: str
+    """What is changed, in words."""
     change: str
+    """To what."""
     overrides: Mapping[str, Any]
+    """The change as configuration keys with dots."""
     rate_gain: float | None
+    """Change of the highest rate, as a share; None where it could not be run."""
     latency_gain: dict[str, float | None]
+    """By objective: change of its value at the unchanged highest rate."""
     resource: str = ""
+    """Which resource it relaxes or tightens, of those that can bind; else empty."""
     reason: str = ""
+    """Why it could not be run."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
-        return asdict(self)
+
+def median_interval(values: Sequence[float], confidence: float) -> Interval:
+    """Return the median, between two of the values.
+
+    The exact interval of order statistics, which assumes nothing of the distribution:
+    the median of the population lies between the k-th smallest and the k-th largest of
+    n values with the probability that of n fair coins at least k show either face.
+    With too few values for the confidence the interval is all of them, and its own
+    `confidence` says how little that is.
+    """
+    ranked = sorted(values)
+    n = len(ranked)
+    k = max(
+        (k for k in range(1, n // 2 + 1) if _coverage(n, k) >= confidence), default=1
+    )
+    return Interval(
+        float(np.median(ranked)), ranked[k - 1], ranked[n - k], _coverage(n, k)
+    )
+
+
+def _coverage(n: int, k: int) -> float:
+    return 1 - 2 * sum(comb(n, i) for i in range(k)) / 2**n if n > 1 else 0.0
+
+
+def bootstrap_interval(
+    values: Sequence[float], confidence: float, streams: Streams, name: str
+) -> Interval:
+    """Return the median of runs with different seeds, and its bootstrap interval.
+
+    Draws come from the stream ``"bootstrap"`` followed by `name`.
+    """
+    known = np.asarray(values, dtype=np.float64)
+    rng = streams.generator(f"bootstrap {name}")
+    drawn = rng.integers(0, len(known), (_NUM_RESAMPLES, len(known)))
+    medians = np.median(known[drawn], axis=1)
+    tails = (1 - confidence) / 2
+    low, high = np.quantile(medians, [tails, 1 - tails])
+    return Interval(float(np.median(known)), float(low), float(high), confidence)

@@ -1,45 +1,48 @@
-"""From what a plan found to ``plan.json`` and the lines that people read."""
+"""From what a plan found to ``plan.json``."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
 from sim.results import summary
+from sim.studies.planning.configurations import (
+    config_path,
+    not_said,
+    serve_command,
+)
 from sim.studies.planning.file import PLAN_FORMAT
-from sim.studies.planning.fleets import cost_of
-from sim.studies.planning.prices import per_million
 from sim.studies.planning.sensitivity import cheapest, verdict
-from sim.studies.planning.serve_command import not_said, serve_command
+from sim.studies.planning.spec import per_million
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sim.studies.planning.intervals import Interval
-    from sim.studies.planning.outcome import CandidatePlan, Effect, Fleet
-    from sim.studies.planning.planner import Planner
+    from sim.studies.planning.outcome import CandidatePlan, Effect, Fleet, Interval
+    from sim.studies.planning.study import Study
 
 _WIDE_POOL = 0.05
 _STRETCHED = 2.0
 
 
 def plan_json(
-    planner: Planner,
+    study: Study,
     plans: Sequence[CandidatePlan],
     effects: Mapping[str, Sequence[Effect]],
 ) -> dict[str, Any]:
     """Return everything that was found, JSON-ready; the same for the same plan."""
-    plan, prices = planner.plan, planner.plan.parsed_prices
-    first = next(each for each in planner.candidates if not each.reason)
+    plan, prices = study.plan, study.plan.parsed_prices
+    first = next(each for each in study.candidates if not each.reason)
     best = cheapest(plans)
-    front = pareto_front(planner, plans)
+    front = pareto_front(study, plans)
     return {
         "format": PLAN_FORMAT,
         "traffic": {
             "title": summary.workload_title(parse_config(dict(first.run)).workload),
-            "rate": planner.target_rate,
+            "rate": study.target_rate,
             "rate_scale": first.scale,
-            "rate_at_scale_1": planner.base_rate,
+            "rate_at_scale_1": study.base_rate,
         },
         "objectives": [
             {"name": o.name, "limit": o.limit, "rule": o.label()}
@@ -56,31 +59,22 @@ def plan_json(
         "replicas": plan.replicas.model_dump(mode="json"),
         "cost_band": plan.cost_band,
         "seed": plan.seed,
-        "candidates": [_candidate(planner, each) for each in plans],
+        "candidates": [_candidate(study, each) for each in plans],
         "cheapest": {model: each.candidate.name for model, each in best.items()},
-        "pareto": {"latency": latency_name(planner), "points": front},
+        "pareto": {"latency": latency_name(study), "points": front},
         "sensitivity": {
             name: _sensitivity(plans, name, found) for name, found in effects.items()
         },
-        "notes": notes(planner, plans),
+        "notes": notes(study, plans),
         "versions": summary.versions(),
     }
 
 
-def _interval(found: Interval) -> dict[str, float]:
-    return {
-        "value": found.value,
-        "low": found.low,
-        "high": found.high,
-        "confidence": found.confidence,
-    }
-
-
 def _values(found: Mapping[str, Interval]) -> dict[str, dict[str, float]]:
-    return {name: _interval(each) for name, each in found.items()}
+    return {name: each._asdict() for name, each in found.items()}
 
 
-def _candidate(planner: Planner, each: CandidatePlan) -> dict[str, Any]:
+def _candidate(study: Study, each: CandidatePlan) -> dict[str, Any]:
     candidate = each.candidate
     told: dict[str, Any] = {
         "name": candidate.name,
@@ -94,16 +88,14 @@ def _candidate(planner: Planner, each: CandidatePlan) -> dict[str, Any]:
     }
     if each.found is None:
         return told
-    return told | _found(each) | _fleets(planner, each) | _served(planner, each)
+    return told | _found(each) | _fleets(study, each) | _served(each)
 
 
 def _found(each: CandidatePlan) -> dict[str, Any]:
-    found, capacity = each.found, each.candidate.capacity
-    assert found is not None
-    assert capacity is not None
+    found = each.highest
     return {
-        "num_gpu_blocks": capacity.num_gpu_blocks,
-        "rate": _interval(found.rate)
+        "num_gpu_blocks": each.candidate.pool.num_gpu_blocks,
+        "rate": found.rate._asdict()
         | {
             "thresholds": list(found.thresholds),
             "spread": found.spread,
@@ -115,12 +107,7 @@ def _found(each: CandidatePlan) -> dict[str, Any]:
         "warmup_share": each.warmup_share,
         "values": _values(each.values),
         "tokens_per_s": each.tokens_per_s,
-        "binding": {
-            "resource": each.binding.resource,
-            "sentence": each.binding.sentence,
-        }
-        if each.binding
-        else None,
+        "binding": None if each.binding is None else asdict(each.binding),
         "extrapolated": extrapolations(each),
         "curve": [
             {
@@ -134,31 +121,32 @@ def _found(each: CandidatePlan) -> dict[str, Any]:
     }
 
 
-def _fleets(planner: Planner, each: CandidatePlan) -> dict[str, Any]:
+def _fleets(study: Study, each: CandidatePlan) -> dict[str, Any]:
+    replicas = num_gpus = cost_per_million = None
+    if each.fleet is not None and each.cost_per_hour is not None:
+        replicas = each.fleet.num_replicas
+        num_gpus = replicas * each.candidate.num_gpus
+        cost_per_million = per_million(each.cost_per_hour, each.fleet.tokens_per_s)
     return {
-        "replicas": None if each.fleet is None else each.fleet.num_replicas,
-        "num_gpus": None
-        if each.fleet is None
-        else each.fleet.num_replicas * each.candidate.num_gpus,
+        "replicas": replicas,
+        "num_gpus": num_gpus,
         "cost_per_hour": each.cost_per_hour,
-        "cost_per_million_output_tokens": None
-        if each.fleet is None or each.cost_per_hour is None
-        else per_million(each.cost_per_hour, each.fleet.tokens_per_s),
+        "cost_per_million_output_tokens": cost_per_million,
         "cost_per_million_output_tokens_when_full": per_million(
-            cost_of(planner, each, 1), each.tokens_per_s
+            study.cost_per_hour(each.candidate, 1), each.tokens_per_s
         ),
         "fleets": [
-            _fleet(planner, each, fleet)
+            _fleet(study, each, fleet)
             for fleet in (each.below, each.fleet, each.spare)
             if fleet is not None
         ],
     }
 
 
-def _fleet(planner: Planner, each: CandidatePlan, fleet: Fleet) -> dict[str, Any]:
+def _fleet(study: Study, each: CandidatePlan, fleet: Fleet) -> dict[str, Any]:
     return {
         "replicas": fleet.num_replicas,
-        "cost_per_hour": cost_of(planner, each, fleet.num_replicas),
+        "cost_per_hour": study.cost_per_hour(each.candidate, fleet.num_replicas),
         "seeds_that_hold": fleet.holds,
         "num_seeds": fleet.num_seeds,
         "tokens_per_s": fleet.tokens_per_s,
@@ -166,20 +154,14 @@ def _fleet(planner: Planner, each: CandidatePlan, fleet: Fleet) -> dict[str, Any
     }
 
 
-def _served(planner: Planner, each: CandidatePlan) -> dict[str, Any]:
+def _served(each: CandidatePlan) -> dict[str, Any]:
     """Return how to run it, simulated and for real."""
     config = parse_config(dict(each.candidate.run))
-    assert each.candidate.capacity is not None
     return {
         "config": config_path(each),
-        "serve_command": serve_command(config.engine, each.candidate.capacity),
+        "serve_command": serve_command(config.engine, each.candidate.pool),
         "not_in_the_command": not_said(config.engine),
     }
-
-
-def config_path(each: CandidatePlan) -> str:
-    """Return where its configuration lies, from the plan's folder."""
-    return f"configs/{each.candidate.name}.yaml"
 
 
 def _sensitivity(
@@ -188,33 +170,31 @@ def _sensitivity(
     each = next(plan for plan in plans if plan.candidate.name == name)
     return {
         "verdict": verdict(each, effects),
-        "effects": [effect.to_dict() for effect in effects],
+        "effects": [asdict(effect) for effect in effects],
     }
 
 
-def latency_name(planner: Planner) -> str:
+def latency_name(study: Study) -> str:
     """Return the latency of the Pareto front: the first that is promised."""
-    for objective in planner.plan.parsed_objectives:
+    for objective in study.plan.parsed_objectives:
         if objective.unit:
             return objective.name
     return "p95_e2el_ms"
 
 
-def pareto_front(
-    planner: Planner, plans: Sequence[CandidatePlan]
-) -> list[dict[str, Any]]:
+def pareto_front(study: Study, plans: Sequence[CandidatePlan]) -> list[dict[str, Any]]:
     """Return every fleet that serves the traffic, and whether none beats it.
 
-    Beaten is who costs no less and is no faster than another of the same model, and
-    worse in one of the two.
+    A fleet is beaten by one of the same model that costs no more and is no slower, and
+    is better in one of the two.
     """
-    name = latency_name(planner)
+    name = latency_name(study)
     points: list[dict[str, Any]] = [
         {
             "candidate": each.candidate.name,
             "model": each.candidate.model,
             "replicas": fleet.num_replicas,
-            "cost_per_hour": cost_of(planner, each, fleet.num_replicas),
+            "cost_per_hour": study.cost_per_hour(each.candidate, fleet.num_replicas),
             "latency_ms": fleet.values[name].value,
             "latency_low_ms": fleet.values[name].low,
             "latency_high_ms": fleet.values[name].high,
@@ -238,9 +218,7 @@ def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def extrapolations(each: CandidatePlan) -> list[str]:
     """Return on what the answer rests besides what was measured, in words."""
-    found, capacity = each.found, each.candidate.capacity
-    assert found is not None
-    assert capacity is not None
+    found, capacity = each.highest, each.candidate.pool
     told = []
     kind = each.candidate.run["cost"]["kind"]
     if kind == "roofline":
@@ -260,33 +238,30 @@ def extrapolations(each: CandidatePlan) -> list[str]:
     return told
 
 
-def notes(planner: Planner, plans: Sequence[CandidatePlan]) -> list[str]:
+def notes(study: Study, plans: Sequence[CandidatePlan]) -> list[str]:
     """Return what the reader of all rows should know."""
     told = []
-    band = planner.plan.cost_band
+    band = study.plan.cost_band
     if band and any(p.found is not None and not p.has_bounds for p in plans):
         told.append(
             f"'if steps are off' is a band of {band:.0%} on every step (cost_band) "
             f"where the cost model knows no bounds of its own"
         )
-    trace = planner.plan.workload.trace
+    trace = study.plan.workload.trace
     rates = [each.found.rate.value for each in plans if each.found is not None]
-    highest = max([planner.target_rate, *rates]) / planner.base_rate
+    highest = max([study.target_rate, *rates]) / study.base_rate
     if trace is not None and highest > _STRETCHED:
         how = trace.get("scale_by", "compression")
         told.append(
-            f"the trace was recorded at {planner.base_rate:.3g} requests/s and is "
+            f"the trace was recorded at {study.base_rate:.3g} requests/s and is "
             f"extrapolated to {highest:.3g} times that by {how}"
         )
     wide = [p for p in plans if p.found is not None and p.found.spread > 0.1]
     if wide:
+        widest = max(wide, key=lambda each: each.highest.spread)
         told.append(
             f"thresholds of {len(wide)} candidates spread by more than 10 % from seed "
-            f"to seed, most of {max(wide, key=_spread).candidate.name}; longer traffic "
-            f"narrows that (workload.resample.num_windows)"
+            f"to seed, most of {widest.candidate.name}; longer traffic narrows that "
+            f"(workload.resample.num_windows)"
         )
     return told
-
-
-def _spread(each: CandidatePlan) -> float:
-    return 0.0 if each.found is None else each.found.spread

@@ -6,22 +6,175 @@ and a small gain shows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.config.plug import did_you_mean
+from sim.config.tables import parse_config
+from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.studies.planning import tasks
-from sim.studies.planning.levers import RESOURCE_WORDS, Lever, levers_of
 from sim.studies.planning.outcome import Effect
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.studies.planning.crew import Answer
+    from sim.config.tables import EngineConfig
+    from sim.studies.planning.candidates import Candidate
     from sim.studies.planning.outcome import CandidatePlan
-    from sim.studies.planning.planner import Planner
+    from sim.studies.planning.study import Answer, Study
+
+_RELAXED = 1.1
+"""Resources are made a tenth larger, all alike, so that gains can be compared."""
+
+_RATES = {
+    "compute": (
+        "gemm_compute_efficiency",
+        "fp8_gemm_compute_efficiency",
+        "moe_compute_efficiency",
+        "prefill_attention_efficiency",
+    ),
+    "memory_bandwidth": (
+        "gemm_bandwidth_efficiency",
+        "decode_bandwidth_efficiency",
+        "fp8_decode_bandwidth_efficiency",
+        "elementwise_bandwidth_efficiency",
+        "copy_efficiency",
+    ),
+    "interconnect": ("allreduce_efficiency",),
+    "swap_bandwidth": ("swap_efficiency",),
+}
+_TIMES = {
+    "interconnect": ("allreduce_latency_s",),
+    "swap_bandwidth": ("swap_call_s",),
+    "host": ("step_overhead_s", "request_overhead_s", "layer_latency_s"),
+}
+RESOURCE_WORDS = {
+    "kv_capacity": "KV blocks",
+    "compute": "compute",
+    "memory_bandwidth": "memory bandwidth",
+    "interconnect": "interconnect",
+    "swap_bandwidth": "swap bandwidth",
+    "host": "host",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One change; see `Effect`, which says what came of it."""
+
+    name: str
+    change: str
+    """In words: ``x 1.1``, ``32``, ``off``."""
+    overrides: Mapping[str, Any]
+    resource: str = ""
+    """The resource that it makes a tenth larger; empty for other changes."""
+
+    def apply(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a configuration with the change."""
+        changed = {**run}
+        for key, value in self.overrides.items():
+            table, _, name = key.partition(".")
+            changed[table] = {**changed[table], name: value}
+        return changed
+
+
+def levers_of(
+    candidate: Candidate, settings: Mapping[str, list[Any]]
+) -> Iterator[Lever]:
+    """Yield all changes that the candidate's generation has, then the plan's own."""
+    engine = parse_config(dict(candidate.run)).engine
+    yield from _resources(candidate)
+    yield from _limits(candidate)
+    yield from _cache(candidate, engine)
+    yield from _preemption(engine)
+    for key, values in settings.items():
+        for value in values:
+            if value != getattr(engine, key):
+                yield _engine(key, value)
+
+
+def _engine(key: str, value: Any, change: str = "", resource: str = "") -> Lever:
+    word = str(value)
+    if isinstance(value, bool):
+        word = "on" if value else "off"
+    said = change or word
+    return Lever(key, said, {f"engine.{key}": value}, resource)
+
+
+def _resources(candidate: Candidate) -> Iterator[Lever]:
+    """Yield each resource of time a tenth larger, where the cost model lets it be."""
+    cost = candidate.run["cost"]
+    if cost["kind"] != "roofline":
+        return
+    for resource in (*_RATES, "host"):
+        if resource == "interconnect" and candidate.num_gpus == 1:
+            continue
+        if resource == "swap_bandwidth" and not _swaps(candidate):
+            continue
+        overrides = {
+            f"cost.{key}": min(1.0, _value(cost, key) * _RELAXED)
+            for key in _RATES.get(resource, ())
+        } | {
+            f"cost.{key}": _value(cost, key) / _RELAXED
+            for key in _TIMES.get(resource, ())
+        }
+        yield Lever(RESOURCE_WORDS[resource], "+10 %", overrides, resource)
+
+
+def _value(cost: Mapping[str, Any], key: str) -> float:
+    default = RooflineParameters.__dataclass_fields__[key].default
+    return float(cost.get(key, default))
+
+
+def _limits(candidate: Candidate) -> Iterator[Lever]:
+    capacity = candidate.pool
+    for key in ("max_num_seqs", "max_num_batched_tokens"):
+        value = getattr(capacity, key)
+        yield _engine(key, round(value * _RELAXED), "+10 %", key)
+        yield _engine(key, max(1, value // 2), f"x 0.5 ({max(1, value // 2):,})")
+        yield _engine(key, value * 2, f"x 2 ({value * 2:,})")
+
+
+def _cache(candidate: Candidate, engine: EngineConfig) -> Iterator[Lever]:
+    for factor, resource in ((_RELAXED, "kv_capacity"), (0.5, ""), (2.0, "")):
+        number = max(2, round(candidate.pool.num_gpu_blocks * factor))
+        said = "+10 %" if resource else f"x {factor:g} ({number:,})"
+        key = "engine.num_gpu_blocks_override"
+        yield Lever("KV blocks", said, {key: number}, resource)
+    pool = engine.num_gpu_blocks_override
+    for size in {engine.block_size // 2 or 1, engine.block_size * 2}:
+        overrides: dict[str, Any] = {"engine.block_size": size}
+        if pool is not None:  # as many tokens as before
+            overrides["engine.num_gpu_blocks_override"] = max(
+                2, pool * engine.block_size // size
+            )
+        yield Lever("block_size", str(size), overrides)
+    if "watermark" in engine.generation.keys:
+        for share in (0.0, 0.05):
+            if share != engine.watermark:
+                yield _engine("watermark", share)
+    if engine.generation.enable_prefix_caching is not None:
+        yield _engine("enable_prefix_caching", not engine.prefix_caching)
+
+
+def _swaps(candidate: Candidate) -> bool:
+    return parse_config(dict(candidate.run)).engine.generation.has_cpu_tier
+
+
+def _preemption(engine: EngineConfig) -> Iterator[Lever]:
+    if not engine.generation.has_cpu_tier:
+        return
+    for mode in ("recompute", "swap"):
+        if mode != engine.preemption_mode:
+            yield _engine("preemption_mode", mode)
+    for factor in (0.5, 2.0):
+        value = engine.swap_space * factor
+        yield _engine("swap_space", value, f"x {factor:g} ({value:g} GiB)")
 
 
 def cheapest(plans: Sequence[CandidatePlan]) -> dict[str, CandidatePlan]:
@@ -36,15 +189,9 @@ def cheapest(plans: Sequence[CandidatePlan]) -> dict[str, CandidatePlan]:
     return found
 
 
-def chosen(planner: Planner, plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
-    """Return the candidates whose sensitivities the plan asks for.
-
-    Raises
-    ------
-    ConfigError
-        If it names one that does not exist, or holds nothing.
-    """
-    settings = planner.plan.sensitivity
+def chosen(study: Study, plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
+    """Return the candidates whose sensitivities the plan asks for."""
+    settings = study.plan.sensitivity
     if settings is None:
         return []
     if settings.of == "cheapest":
@@ -61,46 +208,40 @@ def chosen(planner: Planner, plans: Sequence[CandidatePlan]) -> list[CandidatePl
 
 
 def sensitivities(
-    planner: Planner, plans: Sequence[CandidatePlan]
+    study: Study, plans: Sequence[CandidatePlan]
 ) -> dict[str, list[Effect]]:
     """Return the effect of every lever on each chosen candidate, by its name."""
-    bases = chosen(planner, plans)
-    settings = planner.plan.sensitivity
+    bases = chosen(study, plans)
+    settings = study.plan.sensitivity
     if not bases or settings is None:
         return {}
-    seeds = planner.seeds[: settings.num_seeds]
+    seeds = study.seeds[: settings.num_seeds]
     cases = [
         (base, lever)
         for base in bases
         for lever in levers_of(base.candidate, settings.settings)
     ]
-    requests = [
-        _request(planner, base, lever, seed) for base, lever in cases for seed in seeds
-    ]
-    answers = planner.crew.try_to("sensitivities", tasks.change, requests)
+    groups = [[_request(study, *case, seed) for seed in seeds] for case in cases]
+    answers = study.try_to("sensitivities", tasks.change, groups)
     effects: dict[str, list[Effect]] = {base.candidate.name: [] for base in bases}
-    num = len(seeds)
-    for i, (base, lever) in enumerate(cases):
-        own = answers[i * num : (i + 1) * num]
-        effect = _effect(planner, base, lever, own)
-        effects[base.candidate.name].append(effect)
+    for (base, lever), own in zip(cases, answers, strict=True):
+        effects[base.candidate.name].append(_effect(study, base, lever, own))
     return effects
 
 
-def _request(planner: Planner, base: CandidatePlan, lever: Lever, seed: int) -> Answer:
-    assert base.found is not None
-    request = planner.search_request(base, seed, base.found.rate.value)
+def _request(study: Study, base: CandidatePlan, lever: Lever, seed: int) -> Answer:
+    request = study.search_request(base, seed, base.highest.rate.value)
     return request | {"run": lever.apply(request["run"])}
 
 
 def _effect(
-    planner: Planner,
+    study: Study,
     base: CandidatePlan,
     lever: Lever,
     answers: Sequence[Answer | str],
 ) -> Effect:
     refusals = [answer for answer in answers if isinstance(answer, str)]
-    names = [each.name for each in planner.plan.parsed_objectives]
+    names = [each.name for each in study.plan.parsed_objectives]
     if refusals:
         nothing: dict[str, float | None] = dict.fromkeys(names)
         return Effect(
@@ -112,11 +253,10 @@ def _effect(
             lever.resource,
             refusals[0],
         )
-    assert base.found is not None
     known = [answer for answer in answers if not isinstance(answer, str)]
     gains = [
-        answer["rate_scale"] * planner.base_rate / threshold - 1
-        for answer, threshold in zip(known, base.found.thresholds, strict=False)
+        answer["rate_scale"] * study.base_rate / threshold - 1
+        for answer, threshold in zip(known, base.highest.thresholds, strict=False)
     ]
     return Effect(
         lever.name,

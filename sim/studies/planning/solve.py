@@ -9,9 +9,9 @@ import yaml
 
 from sim.results.output import ResultFiles, write_json, write_text
 from sim.studies.planning.configurations import configurations
-from sim.studies.planning.crew import Crew, StoppedError
 from sim.studies.planning.planner import Planner
 from sim.studies.planning.report import plan_json
+from sim.studies.planning.study import StoppedError, Study
 from sim.studies.sweeps import session
 from sim.studies.sweeps.job import Job
 
@@ -115,25 +115,12 @@ def solve(
     executor: Executor,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> PlanResult:
-    """Make a plan.
+    """Make a plan on an executor, which is open; see `Study` for `on_progress`.
 
-    Parameters
-    ----------
-    plan
-        What is asked.
-    executor
-        Where it is simulated; open.
-    on_progress
-        See `sim.studies.planning.crew.Crew`.
-
-    Raises
-    ------
-    ConfigError, CapacityError, WorkloadError
-        For a mistake in the plan, and for one that no candidate can keep.
-    KeyboardInterrupt
-        If it was stopped before the highest rates were known.
+    Raises KeyboardInterrupt if it was stopped before the highest rates were known.
     """
-    planner = Planner(plan, Crew(executor, on_progress))
+    study = Study(plan, executor, on_progress)
+    planner = Planner(study)
     stopped_in = ""
     try:
         planner.run()
@@ -141,6 +128,6 @@ def solve(
         stopped_in = str(stopped)
         if not any(each.values for each in planner.plans):
             raise KeyboardInterrupt from stopped
-    data = plan_json(planner, planner.plans, planner.effects)
+    data = plan_json(study, planner.plans, planner.effects)
     data["stopped_in"] = stopped_in or None
-    return PlanResult(plan, data, configurations(planner, planner.plans), stopped_in)
+    return PlanResult(plan, data, configurations(study, planner.plans), stopped_in)

@@ -1,9 +1,10 @@
-"""The file of a plan: typed, complete, refused with the path of the key."""
+"""The file of a plan and its prices: typed, refused with the path of the key."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -15,12 +16,72 @@ from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.studies.planning.objectives import Objective, parse_objectives
-from sim.studies.planning.prices import Prices, parse_prices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 WINDOW_S = 60.0
 """Windows in which a trace is resampled, unless a plan says otherwise."""
 
 _NO_AXES = ("pipeline_parallel_size", "admission_check")
+
+
+_PRICE_KEYS = ("currency", "date", "note", "per_gpu_hour")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of a GPU for an hour, by its name in ``engine.gpu``."""
+
+    per_gpu_hour: Mapping[str, float]
+    currency: str = "USD"
+    date: str = ""
+    """When they were true."""
+    note: str = ""
+
+    def per_hour(self, gpu: str, num_gpus: int) -> float:
+        return self.per_gpu_hour[gpu] * num_gpus
+
+    def check(self, gpus: Iterable[str]) -> None:
+        """Refuse a plan that has GPUs without a price."""
+        for gpu in gpus:
+            if gpu not in self.per_gpu_hour:
+                raise ConfigError(
+                    f"prices.per_gpu_hour.{gpu}: there is no price for this GPU"
+                    f"{did_you_mean(gpu, self.per_gpu_hour)}; add one, in "
+                    f"{self.currency} an hour"
+                )
+
+
+def parse_prices(table: Any) -> Prices:
+    """Return the prices of a plan or of a file of their own."""
+    if not isinstance(table, dict) or not isinstance(table.get("per_gpu_hour"), dict):
+        raise ConfigError(
+            "prices: give a table such as {per_gpu_hour: {h100_sxm: 3.0}}, or the path "
+            "of a file that holds one (examples/prices.yaml)"
+        )
+    for key in table:
+        if key not in _PRICE_KEYS:
+            raise ConfigError(
+                f"prices.{key}: unknown key{did_you_mean(key, _PRICE_KEYS)} (there "
+                f"are: {', '.join(_PRICE_KEYS)})"
+            )
+    for gpu, price in table["per_gpu_hour"].items():
+        is_number = isinstance(price, int | float) and not isinstance(price, bool)
+        if not is_number or not 0 < price < float("inf"):
+            raise ConfigError(
+                f"prices.per_gpu_hour.{gpu}: give a number above 0, got {price!r}"
+            )
+    texts = {key: str(table[key]) for key in _PRICE_KEYS[:3] if key in table}
+    rates = {str(gpu): float(p) for gpu, p in table["per_gpu_hour"].items()}
+    return Prices(per_gpu_hour=rates, **texts)
+
+
+def per_million(cost_per_hour: float, tokens_per_s: float) -> float | None:
+    """Return the cost of a million tokens; None where there are none."""
+    if not tokens_per_s > 0:
+        return None
+    return cost_per_hour / (tokens_per_s * 3600.0) * 1_000_000.0
 
 
 class SearchConfig(ConfigTable):
@@ -124,12 +185,10 @@ class PlanConfig(ConfigTable):
 
     @property
     def parsed_objectives(self) -> tuple[Objective, ...]:
-        """The objectives, in their order."""
         return parse_objectives(self.objectives)
 
     @property
     def parsed_prices(self) -> Prices:
-        """The prices."""
         return parse_prices(self.prices)
 
 
@@ -165,20 +224,9 @@ def _check_axis(key: str, values: Any, where: str = "candidates") -> None:
 
 
 def load_plan(path: Path | str, overrides: Overrides = ()) -> PlanConfig:
-    """Read a plan.
+    """Read a plan, with overrides as of `sim.config.tables.load_config`.
 
-    Parameters
-    ----------
-    path
-        YAML file. Files it names are looked for from the working directory, then
-        beside it.
-    overrides
-        As of `sim.config.tables.load_config`.
-
-    Raises
-    ------
-    ConfigError
-        With the path of the key, the rule, the value and the remedy.
+    Files that it names are looked for from the working directory, then beside it.
     """
     path = Path(path)
     data = read_yaml(path, "workload, candidates, objectives and prices")

@@ -2,7 +2,7 @@
 
 Each takes what `request_of` makes: a configuration of ``kvsim run`` and what it is held
 to. The same request gives the same answer in any process, so that a plan depends
-neither on how many there are nor on who ends first.
+neither on how many there are nor on which ends first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from sim.config.tables import parse_config
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
-from sim.studies.planning.estimate import guessed_rate
 from sim.studies.planning.objectives import parse_objectives
-from sim.studies.planning.rate_search import find_threshold
+from sim.studies.planning.observation import (
+    MAX_SHARE,
+    numbers_in_system,
+    warmup_share,
+)
+from sim.studies.planning.rate_search import find_threshold, guessed_rate
 from sim.studies.planning.trial import Trial, perform, warmup_of
-from sim.studies.planning.warmup import MAX_SHARE, numbers_in_system, warmup_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,9 +11,14 @@ import pytest
 from sim.config.tables import parse_config
 from sim.simulation.run import simulate
 from sim.studies.planning.objectives import parse_objectives
-from sim.studies.planning.overload import is_overloaded
-from sim.studies.planning.trial import Trial, perform, split_table, with_scale
-from sim.studies.planning.warmup import MAX_SHARE, warmup_share
+from sim.studies.planning.observation import MAX_SHARE, warmup_share
+from sim.studies.planning.trial import (
+    Trial,
+    is_overloaded,
+    perform,
+    split_table,
+    with_scale,
+)
 from workloads.streams import Streams
 
 

@@ -1,0 +1,164 @@
+"""What the phases of a plan share: its candidates and rates, and questions to workers.
+
+Questions that do not depend on each other are put in groups, and answered in their
+order, whichever run ends first: so a plan is the same on any number of workers.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError
+from sim.simulation.workload import make_workload
+from sim.studies.planning import tasks
+from sim.studies.planning.candidates import candidates_of
+from sim.studies.planning.outcome import bootstrap_interval
+from sim.studies.planning.trial import with_scale
+from sim.studies.sweeps.job import Job
+from workloads.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sim.studies.planning.candidates import Candidate
+    from sim.studies.planning.outcome import CandidatePlan, Interval
+    from sim.studies.planning.spec import PlanConfig
+    from sim.studies.sweeps.job import Executor, Outcome, Task
+
+Answer = dict[str, Any]
+
+STEP = 1.04
+"""First factor of the searches of single seeds: thresholds differ by a few per cent."""
+
+
+class StoppedError(Exception):
+    """The plan was asked to end before it was complete."""
+
+
+class Study:
+    """A plan with its candidates, and the executor that simulates them.
+
+    `base_rate` and `target_rate` are requests/s of the traffic at a ``rate_scale`` of
+    1, and at the plan's. `on_progress` is told the phase, how many of its questions are
+    answered, and how many there are.
+    """
+
+    def __init__(
+        self,
+        plan: PlanConfig,
+        executor: Executor,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self._executor = executor
+        self._on_progress = on_progress or (lambda *_: None)
+        self._streams = Streams(plan.seed)
+        self.candidates = candidates_of(plan)
+        fitting = next(each for each in self.candidates if not each.reason)
+        self.base_rate = base_rate(fitting)
+        self.target_rate = self.base_rate * fitting.scale
+        self.seeds = [plan.seed + i for i in range(plan.search.num_seeds)]
+
+    def request(
+        self, candidate: Candidate, seed: int, warmup_share: float, **more: Any
+    ) -> Answer:
+        """Return a question about a candidate with another seed."""
+        run = {**candidate.run, "seed": seed}
+        return tasks.request_of(
+            run, self.plan.objectives, warmup_share=warmup_share, **more
+        )
+
+    def search_request(
+        self, each: CandidatePlan, seed: int, guess_rate: float, **more: Any
+    ) -> Answer:
+        """Return a question for the threshold of one seed, to begin near a rate."""
+        return self.request(
+            each.candidate,
+            seed,
+            each.warmup_share,
+            guess=guess_rate / self.base_rate,
+            step=STEP,
+            tolerance=self.plan.search.tolerance,
+            bounds=self.bounds,
+            **more,
+        )
+
+    @property
+    def bounds(self) -> list[float] | None:
+        """Lowest and highest ``rate_scale`` of a search, if the plan has any."""
+        rates = self.plan.search.rates
+        return None if rates is None else [rate / self.base_rate for rate in rates]
+
+    def ask(
+        self, phase: str, task: Task, groups: Sequence[Sequence[Answer]]
+    ) -> list[list[Answer]]:
+        """Return the answers, group by group; raise the first refusal as ConfigError.
+
+        A run is refused for a mistake that shows only when it begins. StoppedError says
+        that the executor was stopped, RuntimeError that a run failed: a fault of ours,
+        or of a class of the user's.
+        """
+        answers = self.try_to(phase, task, groups)
+        for answer in (answer for group in answers for answer in group):
+            if isinstance(answer, str):
+                raise ConfigError(answer)
+        return [[a for a in group if not isinstance(a, str)] for group in answers]
+
+    def try_to(
+        self, phase: str, task: Task, groups: Sequence[Sequence[Answer]]
+    ) -> list[list[Answer | str]]:
+        """Return the same, with the reason in place of an answer that is refused."""
+        requests = [request for group in groups for request in group]
+        jobs = [Job(i, {}, request) for i, request in enumerate(requests)]
+        answers: dict[int, Answer | str] = {}
+        self._on_progress(phase, 0, len(jobs))
+        for outcome in self._executor.run(jobs, task):
+            answers[outcome.index] = _answer(outcome)
+            self._on_progress(phase, len(answers), len(jobs))
+        if len(answers) < len(jobs):
+            raise StoppedError(phase)
+        in_order = (answers[i] for i in range(len(jobs)))
+        return [list(islice(in_order, len(group))) for group in groups]
+
+    def intervals(self, points: Sequence[Answer], what: str) -> dict[str, Interval]:
+        """Return medians over runs with bootstrap intervals, of what was measured."""
+        found = {}
+        for name in points[0]["values"]:
+            known = [p["values"][name] for p in points]
+            known = [value for value in known if value is not None]
+            if known:
+                found[name] = bootstrap_interval(
+                    known,
+                    self.plan.search.confidence,
+                    self._streams,
+                    f"{what}: {name}",
+                )
+        return found
+
+    def cost_per_hour(self, candidate: Candidate, num_replicas: int) -> float:
+        num_gpus = num_replicas * candidate.num_gpus
+        return self.plan.parsed_prices.per_hour(candidate.gpu, num_gpus)
+
+
+def _answer(outcome: Outcome) -> Answer | str:
+    if outcome.status == "done":
+        return dict(outcome.summary or {})
+    if outcome.status == "refused":
+        return outcome.error or "refused"
+    raise RuntimeError(f"a run of the plan {outcome.status}: {outcome.error}")
+
+
+def base_rate(candidate: Candidate) -> float:
+    """Return requests/s of a candidate's traffic at a ``rate_scale`` of 1.
+
+    Of a trace, that of the trace itself, not of a resampled one; of arrivals that have
+    a ``rate``, that; else that of what is drawn with the plan's seed.
+    """
+    config = parse_config(with_scale(candidate.run, 1.0))
+    synthetic = config.workload.synthetic
+    if synthetic is not None and "rate" in synthetic.arrivals:
+        return float(synthetic.arrivals["rate"])
+    workload = config.workload.model_copy(update={"resample": None})
+    return tasks.natural_rate(make_workload(workload, config.seed).requests())
