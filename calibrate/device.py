@@ -58,7 +58,6 @@ class DeviceFacts:
 
     @classmethod
     def of_gpu(cls, gpu: GpuSpec) -> DeviceFacts:
-        """Return the facts of a built-in or a user's datasheet."""
         num_sms, l2_bytes = chip_facts(gpu.name)
         return cls(
             name=gpu.name,
@@ -73,13 +72,7 @@ class DeviceFacts:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> DeviceFacts:
-        """Return the facts that `to_json` wrote; other keys are ignored.
-
-        Raises
-        ------
-        UserError
-            When one is missing or no positive number.
-        """
+        """Return the facts that `to_json` wrote; other keys are ignored."""
         known = {}
         for key in cls.__slots__:
             if key not in content:
@@ -91,7 +84,6 @@ class DeviceFacts:
         return cls(**known)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, JSON-ready."""
         return asdict(self)
 
 

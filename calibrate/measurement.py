@@ -90,14 +90,12 @@ class Curve:
         return f"{self.operation}/{self.variant}/{self.dtype}({facts})"
 
     def constant(self, name: str) -> int:
-        """Return an integer constant."""
         value = dict(self.constants)[name]
         if not isinstance(value, int):
             raise TypeError(f"{name} of {self.key} is no integer")
         return value
 
     def text(self, name: str) -> str:
-        """Return a constant as text."""
         return str(dict(self.constants)[name])
 
 
@@ -118,7 +116,6 @@ class Point:
 
     @property
     def axes(self) -> dict[str, int]:
-        """The values by name."""
         return dict(zip(AXES[self.curve.operation], self.values, strict=True))
 
     @property
@@ -127,7 +124,6 @@ class Point:
         return f"{self.curve.key}@{','.join(map(str, self.values))}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the point as plain data."""
         return {
             "operation": self.curve.operation,
             "variant": self.curve.variant,
@@ -150,7 +146,6 @@ class Quantiles:
     """Samples."""
 
     def to_dict(self) -> dict[str, float | int]:
-        """Return the quantiles as plain data."""
         return {
             "p10_s": self.p10_s,
             "p50_s": self.p50_s,
@@ -177,7 +172,6 @@ class Measurement:
         return self.metrics[leading_metric(self.metrics)].p50_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the measurement as plain data."""
         metrics = {name: times.to_dict() for name, times in self.metrics.items()}
         return {**self.point.to_dict(), "metrics": metrics, "settled": self.settled}
 
@@ -191,11 +185,6 @@ def quantiles(samples: Sequence[float]) -> Quantiles:
     """Return the distribution of `samples`, in seconds.
 
     Quantiles are interpolated linearly between order statistics.
-
-    Raises
-    ------
-    ValueError
-        When there are none, or one is no positive finite number.
     """
     if not samples:
         raise ValueError("quantiles need at least one sample; got none")
@@ -220,7 +209,6 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the median of samples in any order."""
     return quantile(sorted(samples), 0.5)
 
 

@@ -1,23 +1,124 @@
-"""From the tables of a profile to the columns of an estimator."""
+"""From the tables of a profile to the points of an estimator, one variant of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from calibrate.estimators import ESTIMATORS
-from calibrate.variants import chosen
+from calibrate.estimators import ESTIMATORS, DecodeAttention, PrefillAttention
+from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from calibrate.device import DeviceFacts
     from calibrate.estimators import KernelEstimator
     from sim.costs.profile import OpTable, Profile
+
+TYPICAL: Final[dict[str, dict[str, int]]] = {
+    "decode_attention": {"batch": 64, "context": 2048},
+    "prefill_attention": {"batch": 1, "query": 2048, "past": 0},
+    "mixed_attention": {
+        "query": 1024,
+        "past": 0,
+        "num_decodes": 32,
+        "decode_context": 2048,
+    },
+    "gemm": {"m": 64},
+    "copy": {"num_blocks": 64},
+}
+"""The shape at which variants of an operation are compared: that of a busy engine."""
+
+_APART: Final = frozenset({"launch_s", "block_size"})
+"""Constants that do not make another shape."""
+
+
+def parse_variants(texts: Iterable[str]) -> dict[str, str]:
+    """Return operation to variant, from texts such as ``decode_attention=split_kv``."""
+    found = {}
+    for text in texts:
+        operation, equals, variant = text.partition("=")
+        if not (equals and variant) or operation not in TYPICAL:
+            raise UserError(
+                f"--variant must be OPERATION=VARIANT, of {', '.join(TYPICAL)}; got "
+                f"{text[:60]!r}"
+            )
+        found[operation] = variant
+    return found
+
+
+def chosen(
+    operation: str, tables: Sequence[OpTable], wanted: Mapping[str, str]
+) -> list[OpTable]:
+    """Return the tables of one variant for each shape that several were timed for.
+
+    A profile holds only variants that passed the correctness gate. Of those the fastest
+    at `TYPICAL`, or the nearest point to it that all of them have, is taken, as an
+    engine would; `wanted` names variants that are taken whether fastest or not.
+    """
+    if operation not in TYPICAL:
+        return list(tables)
+    name = wanted.get(operation)
+    there = sorted({table.variant for table in tables})
+    if name is not None and name not in there:
+        raise UserError(
+            f"the profile has no {operation} of variant '{name}'; it has "
+            f"{', '.join(there)}"
+        )
+    groups: dict[tuple[Any, ...], dict[str, list[OpTable]]] = {}
+    for table in tables:
+        of_shape = groups.setdefault(_shape(table), {})
+        of_shape.setdefault(table.variant, []).append(table)
+    found: list[OpTable] = []
+    for by_variant in groups.values():
+        best = name if name in by_variant else _fastest(operation, by_variant)
+        found += by_variant[best]
+    return found
+
+
+def _shape(table: OpTable) -> tuple[Any, ...]:
+    constants = {
+        key: str(value) for key, value in table.constants.items() if key not in _APART
+    }
+    return (table.dtype, *sorted(constants.items()))
+
+
+def _fastest(operation: str, by_variant: Mapping[str, Sequence[OpTable]]) -> str:
+    """Return the variant with the least time at the typical point they share."""
+    if len(by_variant) == 1:
+        return next(iter(by_variant))
+    points = {name: _times_by_point(tables) for name, tables in by_variant.items()}
+    shared = set.intersection(*(set(found) for found in points.values()))
+    if not shared:  # nothing to compare: the one that was looked at most
+        return max(sorted(points), key=lambda name: len(points[name]))
+    typical = TYPICAL[operation]
+
+    def distance(point: tuple[tuple[str, int], ...]) -> tuple[float, Any]:
+        octaves = [
+            abs(np.log2(1 + value) - np.log2(1 + typical.get(axis, value)))
+            for axis, value in point
+        ]
+        return float(sum(octaves)), point
+
+    nearest = min(shared, key=distance)
+    return min(sorted(points), key=lambda name: points[name][nearest])
+
+
+def _times_by_point(
+    tables: Iterable[OpTable],
+) -> dict[tuple[tuple[str, int], ...], float]:
+    found = {}
+    for table in tables:
+        axes = sorted(table.axes)
+        rows = zip(*(table.axes[axis] for axis in axes), strict=True)
+        for row, seconds in zip(rows, table.quantiles["p50_s"], strict=True):
+            found[tuple(zip(axes, row, strict=True))] = seconds
+    return found
+
 
 _LAUNCH = "launch_s"
 APART = ("swap", "copy")
@@ -45,7 +146,6 @@ class Points:
     """p90 less p10 of a point's calls, over their median, where all tables say so."""
 
     def where(self, mask: NDArray[np.bool_]) -> Points:
-        """Return the points that `mask` keeps."""
         columns = {key: values[mask] for key, values in self.columns.items()}
         spread = None if self.spread is None else self.spread[mask]
         return replace(self, columns=columns, time_s=self.time_s[mask], spread=spread)
@@ -54,16 +154,7 @@ class Points:
 def points_of(
     profile: Profile, variants: Mapping[str, str] | None = None
 ) -> list[Points]:
-    """Return the points of every operation that an estimator knows.
-
-    Parameters
-    ----------
-    profile
-        Tables.
-    variants
-        Operation to the variant whose points are taken; the fastest where it is not
-        named. See `calibrate.variants.chosen`.
-    """
+    """Return the points of every operation that an estimator knows."""
     by_operation: dict[str, list[OpTable]] = {}
     for table in profile.ops:
         if table.operation in ESTIMATORS and table.num_points:
@@ -132,3 +223,51 @@ def _value(table: OpTable, key: str) -> Any:
     if key in table.constants:
         return table.constants[key]
     return {"dtype": table.dtype, "variant": table.variant}.get(key, 0)
+
+
+def with_parts(found: Mapping[str, Points]) -> dict[str, Points]:
+    """Return points by name, and the parts of mixed steps not measured otherwise."""
+    every = dict(found)
+    if (mixed := found.get("mixed_attention")) is not None:
+        for alone in (decodes_alone(mixed), chunks_alone(mixed)):
+            if alone.name not in found and len(alone.time_s):
+                every[alone.name] = alone
+    return every
+
+
+def decodes_alone(mixed: Points) -> Points:
+    """Return the steps of a mixed table that have no chunk, as decodes."""
+    columns = mixed.columns
+    own = mixed.where((columns["query"] == 0) & (columns["num_decodes"] > 0))
+    axes = {"batch": "num_decodes", "context": "decode_context"}
+    return _renamed(own, DecodeAttention.operation, DecodeAttention.columns, axes)
+
+
+def chunks_alone(mixed: Points) -> Points:
+    """Return the steps of a mixed table that have no decodes, as chunks."""
+    columns = mixed.columns
+    own = mixed.where((columns["query"] > 0) & (columns["num_decodes"] == 0))
+    return _renamed(own, PrefillAttention.operation, PrefillAttention.columns, {})
+
+
+def _renamed(
+    points: Points, operation: str, names: tuple[str, ...], axes: Mapping[str, str]
+) -> Points:
+    missing = {"batch": 1, "window": 0}
+    columns = {}
+    for name in names:
+        source = axes.get(name, name)
+        if source in points.columns:
+            columns[name] = points.columns[source]
+        else:
+            like = points.columns["query"]
+            columns[name] = like * 0 + missing[name]
+    return Points(
+        name=operation,
+        operation=operation,
+        columns=columns,
+        time_s=points.time_s,
+        codes={},
+        launch_s=points.launch_s,
+        variants=points.variants,
+    )

@@ -8,6 +8,7 @@ scikit-learn nor a fit.
 from __future__ import annotations
 
 import functools
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from calibrate.writing import build_profile, write_profile
 from sim.costs.base import GraphRule
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured.geometry import geometry_of, weight_bits_of
+from sim.costs.profile import DRY_RUN, read_profile
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import datasheet_of, load_gpu
 
@@ -47,19 +49,10 @@ def tabulated(
 ) -> dict[str, Any]:
     """Return the `fit` of a profile for `model`.
 
-    Parameters
-    ----------
-    profile
-        Points to fit, of more shapes than the model's if there are: they inform it.
-    model
-        Whose geometry is tabulated.
-    ranks
-        Tensor-parallel sizes, as far as the heads divide; by default those whose
-        products were measured.
-    variants
-        Operation to the variant that is tabulated; the fastest where it is not named.
-    gpu
-        Datasheet, for what was not measured; by default the profile's device.
+    Shapes beyond the model's inform the fit. `ranks` are tensor-parallel sizes, by
+    default those whose products were measured; `variants` those that are tabulated, by
+    default the fastest; `gpu` the datasheet for what was not measured, by default the
+    device's.
 
     Raises
     ------
@@ -95,13 +88,7 @@ def tabulated(
 
 
 def check_model(model: ModelArchitecture) -> None:
-    """Check that the attention of a model is one that tables measure.
-
-    Raises
-    ------
-    UserError
-        When it is not (MLA).
-    """
+    """Refuse a model whose attention tables do not measure (MLA)."""
     if model.kv_lora_rank:
         raise UserError(
             f"{model.name} attends to a latent (MLA), which these tables do not "
@@ -242,3 +229,41 @@ def _are_layers_of(profile: Profile, model: ModelArchitecture) -> bool:
 
 def _plain(name: Any) -> str | None:
     return str(name).rpartition("/")[2].lower() if name else None
+
+
+_NEEDED = ("decode_attention", "prefill_attention", "gemm")
+"""Without points of these no step can be priced."""
+
+
+def fit_calibration(out: Path, model: ModelArchitecture, quiet: bool) -> bool:
+    """Fit a profile in its place, and return whether it holds tables now.
+
+    The points are on the disk before: whatever goes wrong here costs only the tables,
+    and a line says how to make them.
+    """
+    measured = read_profile(out)
+    missing = [name for name in _NEEDED if not measured.tables(name)]
+    if missing:
+        return _told(
+            f"no points of {missing[0]}: no step can be priced; time all --ops"
+        )
+    try:
+        fitted = with_tables(measured, measured, model)
+    except UserError as error:
+        command = (
+            f"kvsim profile fit {out} --model {model.name} --out {out} --overwrite"
+        )
+        return _told(f"not fitted: {error}; then {command}")
+    write_profile(fitted, out)
+    if fitted.kind == DRY_RUN:
+        return _told("a dry run: the tables are of made-up times, to be looked at only")
+    if not quiet:
+        host = "measured steps" if "host" in fitted.fit else "the datasheet's default"
+        print(f"fitted for {model.name}: cost: {{kind: measured, profile: {out}}}")
+        print(f"host time of a step: {host}; errors: kvsim profile fit {out}")
+    return True
+
+
+def _told(reason: str) -> bool:
+    print(f"kvsim: {reason}", file=sys.stderr)
+    return False

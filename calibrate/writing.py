@@ -52,14 +52,8 @@ def build_profile(
 ) -> Profile:
     """Return a profile with its id, checked as a reader would.
 
-    Parameters
-    ----------
-    kind
-        ``measured`` or ``imported``.
-    provenance, ops, fit
-        As `sim.costs.profile` documents; the tool's version is added.
-    parts
-        ``steps``, ``interference`` and whatever else is to be kept.
+    `kind` is ``measured`` or ``imported``; `parts` are ``steps``, ``interference`` and
+    whatever else is to be kept.
     """
     body: dict[str, Any] = {
         "format": f"{NAME}/{MAJOR}",
@@ -77,12 +71,18 @@ def build_profile(
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile in canonical JSON; the file appears whole or stays as it was."""
-    path = Path(path)
+    write_whole(canonical_json(profile.body), Path(path))
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Write a file at once: no reader, and no kill, sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(canonical_json(profile.body))
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:

@@ -88,8 +88,7 @@ points.groupby("operation").sum().T
 
 # %%
 from calibrate.figures.fitted import measured_and_fitted
-from calibrate.figures.source import source_line
-from calibrate.figures.subject import subjects
+from calibrate.figures.subject import source_line, subjects
 from calibrate.fit_report import fit_report
 
 columns = ["n", "mape_inside", "p90_inside", "mape_beyond", "bias", "floor"]

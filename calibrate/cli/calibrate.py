@@ -75,7 +75,6 @@ def measure(
     from time import monotonic
 
     began_s = monotonic()
-    from calibrate.finish import fit_calibration
     from calibrate.harness.command import (
         Write,
         calibrate_device,
@@ -86,6 +85,7 @@ def measure(
     from calibrate.harness.geometry import geometry_of
     from calibrate.harness.outcome import Settings
     from calibrate.harness.session import OutOfTimeError
+    from calibrate.tabulate import fit_calibration
     from sim.cli.main import EXIT_INTERRUPTED
     from sim.hardware.models.bundled import load_model
 

@@ -21,13 +21,6 @@ _NUM_ROWS = 14
 def show_crossover(
     question: Question, *, out: Path | None, json: bool, quiet: bool
 ) -> int:
-    """Compare, print and draw.
-
-    Raises
-    ------
-    UserError
-        When something needed is missing or wrong; nothing is written then.
-    """
     if out is not None and out.suffix.lower() != ".png":
         raise UserError(f"--out is a figure and must end in .png; got '{out}'")
     report = question.answer()
@@ -61,7 +54,6 @@ def _print(found: Crossover, below: str, out: Path | None) -> None:
 
 
 def _draw(report: CrossoverReport, out: Path) -> None:
-    """Write the figure, whole or not at all."""
     from sim.views.plots.crossover import swap_or_recompute
     from sim.views.plots.style import to_png
 

@@ -1,12 +1,14 @@
-"""What ``kvsim profile`` prints."""
+"""What ``kvsim profile`` prints, and two profiles point by point."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from calibrate.writing import write_profile
 from sim.costs.profile import DRY_RUN
@@ -16,10 +18,79 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from calibrate.cli.diff import TableDiff
     from calibrate.fit_report import FitReport
-    from sim.costs.profile import Profile
+    from sim.costs.profile import OpTable, Profile
     from sim.costs.profile_checks import Problem
+
+_SAME = 0.05
+"""Medians may differ by so much and still count as the same measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDiff:
+    """How the shared points of one table differ, right over left."""
+
+    num_left: int
+    num_right: int
+    num_shared: int
+    median_ratio: float | None
+    p10_ratio: float | None
+    p90_ratio: float | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the shared points differ by more than 5 % in the median."""
+        return self.median_ratio is not None and abs(self.median_ratio - 1.0) > _SAME
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"differs": self.differs}
+
+
+def diff_profiles(left: Profile, right: Profile) -> dict[str, TableDiff]:
+    """Return the differences by table (operation, variant, data type)."""
+    before, after = _by_table(left), _by_table(right)
+    return {
+        name: _diff(before.get(name, {}), after.get(name, {}))
+        for name in sorted(before.keys() | after.keys())
+    }
+
+
+def _by_table(profile: Profile) -> dict[str, dict[tuple[Any, ...], float]]:
+    found: dict[str, dict[tuple[Any, ...], float]] = {}
+    for table in profile.ops:
+        name = f"{table.operation} {table.variant} {table.dtype}"
+        found.setdefault(name, {}).update(_points(table))
+    return found
+
+
+def _points(table: OpTable) -> dict[tuple[Any, ...], float]:
+    # a time beside the points, such as `launch_s`, is measured and names no shape
+    constants = tuple(
+        sorted(
+            (key, str(value))
+            for key, value in table.constants.items()
+            if not key.endswith("_s")
+        )
+    )
+    axes = sorted(table.axes)
+    rows = zip(*(table.axes[axis] for axis in axes), strict=True)
+    seconds = table.quantiles["p50_s"]
+    return {
+        (constants, tuple(axes), row): value
+        for row, value in zip(rows, seconds, strict=True)
+    }
+
+
+def _diff(
+    before: dict[tuple[Any, ...], float], after: dict[tuple[Any, ...], float]
+) -> TableDiff:
+    shared = before.keys() & after.keys()
+    ratios = [after[key] / before[key] for key in shared]
+    low, middle, high = (
+        np.quantile(ratios, [0.1, 0.5, 0.9]).tolist() if ratios else (None,) * 3
+    )
+    return TableDiff(len(before), len(after), len(shared), middle, low, high)
+
 
 _SHOWN: Final = 12
 """Lines of problems that do not make a profile unusable."""
@@ -43,12 +114,10 @@ _HEADINGS: Final = (
 
 
 def print_json(content: Any) -> None:
-    """Print plain data as JSON on stdout."""
     print(json.dumps(content, indent=2, sort_keys=True))
 
 
 def overview(profile: Profile) -> dict[str, Any]:
-    """Return what `show` prints, as plain data."""
     return {
         "id": profile.id,
         "format": profile.body["format"],
@@ -109,7 +178,6 @@ def _from_datasheet(profile: Profile) -> list[str]:
 
 
 def fit_lines(profile: Profile) -> list[str]:
-    """Return `fit_overview` as lines of text."""
     found = fit_overview(profile)
     if not found:
         return ["no tables yet: kvsim profile fit FILE --model M --out OUT makes them"]
@@ -151,7 +219,6 @@ def _correction(found: Mapping[str, Any] | None) -> str:
 
 
 def print_overview(profile: Profile) -> None:
-    """Print an overview as text."""
     if profile.kind == DRY_RUN:
         print(
             "kvsim: warning: of a dry run: the times are made up, and no cost model "
@@ -196,7 +263,6 @@ def print_problems(
 
 
 def print_diff(found: Mapping[str, TableDiff]) -> None:
-    """Print one line a table."""
     for name, row in found.items():
         if row.median_ratio is None:
             print(f"{name}: {row.num_left} and {row.num_right} points, none shared")
@@ -231,13 +297,7 @@ def _cell(value: float | None) -> str:
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Check that a profile can be written, before the work is done.
-
-    Raises
-    ------
-    UserError
-        When something is there and is not to be replaced, or cannot be written.
-    """
+    """Check that a profile can be written, before the work is done."""
     if out.is_dir():
         raise UserError(f"--out '{out}' is a folder; give the path of a file")
     if out.exists() and not overwrite:

@@ -10,8 +10,6 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from calibrate.cli.plot import plot
-
 Flag = Annotated[bool, Parameter(negative="")]
 
 Tables = Annotated[bool, Parameter(name="--tables", negative="--no-tables")]
@@ -24,7 +22,6 @@ importing = App(
     name="import", help="Turn published kernel tables into a profile, without a GPU."
 )
 profile.command(importing)
-profile.command(plot)
 
 
 @profile.command
@@ -144,7 +141,7 @@ def diff(left: Path, right: Path, *, json: Flag = False, quiet: Flag = False) ->
         Say by the exit status only: 1 where shared points differ by over 5 %.
     """
     from calibrate.cli import output as profile_output
-    from calibrate.cli.diff import diff_profiles
+    from calibrate.cli.output import diff_profiles
     from sim.costs.profile import read_profile
 
     found = diff_profiles(read_profile(left), read_profile(right))
@@ -195,7 +192,7 @@ def fit(
     """
     from calibrate.cli import output as profile_output
     from calibrate.fit_report import fit_report
-    from calibrate.variants import parse_variants
+    from calibrate.points import parse_variants
     from sim.costs.profile import read_profile
     from sim.errors import UserError
 
@@ -377,3 +374,46 @@ def vidur(
         tell(f"fitting {points:,} points", quiet)
         found = with_tables(found, found, shapes)
     return write_and_tell(found, out, quiet)
+
+
+@profile.command
+def plot(
+    file: Path,
+    *,
+    out: Path,
+    op: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    overwrite: Flag = False,
+    quiet: Flag = False,
+) -> int:
+    """Draw measured against fitted times, the roofline, and what is extrapolated.
+
+    Errors are those of points held out, as 'kvsim profile fit' prints them: each
+    fifth of the points predicted from the rest, and the longest eighth of the lengths.
+    A whole table of 100,000 points takes minutes, a model's share of it seconds.
+
+    Parameters
+    ----------
+    file
+        A kvprofile/1 file.
+    out
+        Folder for errors.json and figures/*.png.
+    op
+        Operation to draw, such as decode_attention; may be given several times;
+        default: all.
+    overwrite
+        Replace figures that this command wrote there.
+    quiet
+        Print nothing.
+    """
+    from calibrate.figures.drawing import FILES, draw_profile
+    from sim.costs.profile import read_profile
+    from sim.results.output import check_output
+
+    check_output(out, overwrite=overwrite, files=FILES)
+    found = draw_profile(read_profile(file), out, op, overwrite=overwrite)
+    if not quiet:
+        names, left_out = found
+        for note in left_out:
+            print(f"note: {note}")
+        print(f"{out}: {', '.join(names)}")
+    return 0

@@ -68,14 +68,12 @@ class DecodeAttention(_Attention):
     lines = ("batch", "context")
 
     def growth(self, columns: Columns) -> Floats:
-        """Return the keys that a sequence sees."""
         seen: Floats = np.minimum(
             columns["context"].astype(float), self._window(columns)
         )
         return seen
 
     def work(self, columns: Columns) -> Work:
-        """Return KV bytes, FLOP seconds, and sequences x KV heads."""
         keys = columns["batch"] * self.growth(columns)
         flops = 4.0 * keys * columns["num_heads"] * columns["head_dim"]
         return Work(
@@ -85,7 +83,6 @@ class DecodeAttention(_Attention):
         )
 
     def features(self, columns: Columns) -> Floats:
-        """Return octaves of shape, bytes and FLOPs."""
         batch = columns["batch"].astype(float)
         context = columns["context"].astype(float)
         work = self.work(columns)
@@ -121,7 +118,6 @@ class PrefillAttention(_Attention):
         return pairs
 
     def work(self, columns: Columns) -> Work:
-        """Return bytes of KV, queries and outputs, FLOP seconds, and tiles x heads."""
         batch, query = columns["batch"].astype(float), columns["query"].astype(float)
         heads, head_dim = columns["num_heads"], columns["head_dim"]
         seen = np.minimum(query + columns["past"], query + self._window(columns))
@@ -145,7 +141,6 @@ class PrefillAttention(_Attention):
         return np.hstack([plain, np.log2(np.stack([query, context], axis=1))])
 
     def features(self, columns: Columns) -> Floats:
-        """Return octaves of shape, bytes, FLOPs and tiles, and how full waves are."""
         query = columns["query"].astype(float)
         work = self.work(columns)
         waves = work.units / self.device.num_sms

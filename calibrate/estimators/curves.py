@@ -35,7 +35,6 @@ class CurveEstimator(KernelEstimator):
     """The column along which a curve runs; `curve` names the others."""
 
     def fit(self, columns: Columns, time_s: Floats, *, judge: bool = True) -> Self:
-        """Learn the curves; as `KernelEstimator.fit`, with two points a curve."""
         del judge  # a curve has no second way to grow
         columns, time_s = aggregated(self._checked(columns), time_s)
         keys = self._keys(columns)
@@ -65,7 +64,6 @@ class CurveEstimator(KernelEstimator):
         return spared
 
     def extrapolated(self, columns: Columns) -> NDArray[np.bool_]:
-        """Return which amounts lie outside their curve."""
         amount = columns[self.amount]
         outside = np.zeros(len(amount), dtype=np.bool_)
         for xs, own in self._of_curves(columns):
@@ -86,7 +84,6 @@ class CurveEstimator(KernelEstimator):
         self.fit(columns, time_s)
 
     def near(self, columns: Columns) -> Floats:
-        """Return seconds by interpolation."""
         amount = columns[self.amount].astype(float)
         time_s = np.empty(len(amount))
         for (xs, ys), own in self._of_curves(columns):
@@ -94,13 +91,11 @@ class CurveEstimator(KernelEstimator):
         return time_s
 
     def predict(self, columns: Columns) -> Floats:
-        """Return seconds: above zero, finite, not below the floor."""
         columns = self._checked(columns)
         found: Floats = np.maximum(self.near(columns), self.floor(columns))
         return found
 
     def features(self, columns: Columns) -> Floats:
-        """Return the columns in octaves; curves do not look at them."""
         return self.shape_features(columns)
 
     def _keys(self, columns: Columns) -> NDArray[np.int64]:
@@ -128,14 +123,12 @@ class AllReduce(CurveEstimator):
     amount = "bytes"
 
     def work(self, columns: Columns) -> Work:
-        """Return bytes over the memory bus; links are not bounded here."""
         nothing = np.zeros(len(columns["bytes"]))
         return Work(
             bytes=columns["bytes"].astype(float), flops_s=nothing, units=nothing
         )
 
     def floor(self, columns: Columns) -> Floats:
-        """Return the time to read the message once."""
         return SoftRoofline(self.device).floor(self.work(columns))
 
 
@@ -148,7 +141,6 @@ class Layer(CurveEstimator):
     amount = "tokens"
 
     def work(self, columns: Columns) -> Work:
-        """Return nothing: a layer's bytes are not part of its table."""
         nothing = np.zeros(len(columns["tokens"]))
         return Work(bytes=nothing, flops_s=nothing, units=nothing)
 
@@ -163,7 +155,6 @@ class _Transfer(KernelEstimator):
         return columns["num_blocks"].astype(float) * columns["block_bytes"]
 
     def features(self, columns: Columns) -> Floats:
-        """Return octaves of shape and bytes."""
         size = np.log2(1.0 + self._bytes(columns))
         return np.hstack([self.shape_features(columns), size[:, None]])
 
@@ -174,7 +165,6 @@ class Swap(_Transfer):
     operation = "swap"
 
     def work(self, columns: Columns) -> Work:
-        """Return seconds on the host link at its peak, and descriptors."""
         moved = self._bytes(columns)
         return Work(
             bytes=np.zeros(len(moved)),
@@ -189,7 +179,6 @@ class Copy(_Transfer):
     operation = "copy"
 
     def work(self, columns: Columns) -> Work:
-        """Return bytes over the memory bus, and descriptors."""
         moved = self._bytes(columns)
         return Work(
             bytes=2.0 * moved,

@@ -42,7 +42,6 @@ class Gemm(KernelEstimator):
     forests = (("squared_error", 1.0), ("absolute_error", 0.5))
 
     def work(self, columns: Columns) -> Work:
-        """Return bytes of weights, inputs and outputs, FLOP seconds, and tiles."""
         m, n, k = (columns[key].astype(float) for key in "mnk")
         bits = columns["weight_bits"].astype(float)
         device = self.device
@@ -88,7 +87,6 @@ class Gemm(KernelEstimator):
         return SoftRoofline(self.device).floor(moved)
 
     def features(self, columns: Columns) -> Floats:
-        """Return octaves of shape, bytes, FLOPs, and how full tiles and waves are."""
         m, n, k = (columns[key].astype(float) for key in "mnk")
         work = self.work(columns)
         found = [

@@ -65,7 +65,6 @@ class Hull:
         self.open_below = open_below
 
     def fit(self, columns: Columns) -> Hull:
-        """Note which points were measured."""
         # rows of all amounts but the last are compared: they are to be few
         self.amounts = tuple(
             sorted(self.amounts, key=lambda name: len(np.unique(columns[name])))
@@ -89,7 +88,6 @@ class Hull:
         return found
 
     def _groups(self, columns: Columns) -> tuple[Integers, list[NDArray[np.intp]]]:
-        """Return distinct keys, and where each is."""
         table = _table(columns, self.keys)
         if not self.keys:
             table = np.zeros((len(columns[self.amounts[0]]), 1), dtype=np.int64)

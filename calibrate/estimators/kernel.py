@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 
-from calibrate.estimators.between import interpolated
 from calibrate.estimators.hull import Hull
 from calibrate.estimators.residual import FEW_POINTS, KernelResidual, TreeResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
-from calibrate.estimators.trend import Trend
 from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from numpy.typing import NDArray
 
+    Floats = NDArray[np.float64]
+    Sides = list[tuple[NDArray[Any], Floats]]
     from calibrate.device import DeviceFacts
 
-    Floats = NDArray[np.float64]
     Columns = Mapping[str, NDArray[Any]]
+
+
+def interpolated(
+    columns: Columns,
+    nodes: Mapping[str, NDArray[Any]],
+    values_of: Callable[[Columns], Floats],
+) -> Floats:
+    """Return what `values_of` gives at the nodes around each row, weighted.
+
+    Trees are level between the points that they saw and jump halfway, so that times
+    would fall where more is asked for; a line between two measured points does not. A
+    row outside the nodes of a column keeps its own value.
+    """
+    sides = {name: _sides(columns[name], own) for name, own in nodes.items()}
+    total = np.zeros(len(next(iter(columns.values()))))
+    for corner in itertools.product((0, 1), repeat=len(sides)):
+        weight = np.ones(len(total))
+        moved = dict(columns)
+        for side, (name, both) in zip(corner, sides.items(), strict=True):
+            moved[name] = both[side][0]
+            weight = weight * both[side][1]
+        asked = np.flatnonzero(weight)
+        if len(asked):
+            part = {name: values[asked] for name, values in moved.items()}
+            total[asked] += weight[asked] * values_of(part)
+    return total
+
+
+def _sides(values: NDArray[Any], nodes: NDArray[Any]) -> Sides:
+    """Return the nodes below and above each value, with their weights."""
+    inside = (values >= nodes[0]) & (values <= nodes[-1])
+    place = np.searchsorted(nodes, values, side="right") - 1
+    place = np.clip(place, 0, max(len(nodes) - 2, 0))
+    low = np.where(inside, nodes[place], values)
+    high = np.where(inside, nodes[np.minimum(place + 1, len(nodes) - 1)], values)
+    octaves = np.log2((1.0 + high) / (1.0 + low))
+    above = np.log2((1.0 + values) / (1.0 + low))
+    share = np.divide(above, octaves, out=np.zeros(len(values)), where=octaves > 0)
+    return [(low, 1.0 - share), (high, share)]
+
 
 _RATES = (1e-9, 1e5)
 """Seconds that a kernel may take; anything else is a wrong unit."""
@@ -112,24 +152,11 @@ class KernelEstimator(ABC):
         return columns[self.long].astype(np.float64)
 
     def fit(self, columns: Columns, time_s: Floats, *, judge: bool = True) -> Self:
-        """Learn from measured seconds.
+        """Learn from measured seconds (n,); of rows of one shape the median counts.
 
-        Parameters
-        ----------
-        columns
-            Arrays (n,) by name: at least `self.columns`.
-        time_s
-            (n,) seconds of one call. Several rows of one shape count as one: their
-            median.
-        judge
-            Whether to hold points out once more to learn which growth to follow
-            beyond the longest; without, the model alone is followed, in half the time.
-
-        Raises
-        ------
-        UserError
-            When there are fewer than `fewest` shapes, or a time is not above zero and
-            finite.
+        `judge` says whether to hold points out once more to learn which growth to
+        follow beyond the longest; without, the model alone is followed, in half the
+        time. There must be `fewest` shapes.
         """
         columns, time_s = aggregated(self._checked(columns), time_s)
         if len(time_s) < self.fewest:
@@ -222,13 +249,7 @@ def octaves(columns: Columns, names: tuple[str, ...]) -> Floats:
 
 
 def aggregated(columns: Columns, time_s: Floats) -> tuple[Columns, Floats]:
-    """Return each shape once, with the median of its times.
-
-    Raises
-    ------
-    UserError
-        When a time is not above zero, or so large or small that its unit is wrong.
-    """
+    """Return each shape once, with the median of its times."""
     time_s = np.asarray(time_s, dtype=np.float64)
     low, high = _RATES
     if bad := np.flatnonzero(~((time_s >= low) & (time_s <= high))).tolist():
@@ -246,3 +267,182 @@ def aggregated(columns: Columns, time_s: Floats) -> tuple[Columns, Floats]:
     sorted_s = time_s[order]
     middle = (sorted_s[starts + (counts - 1) // 2] + sorted_s[starts + counts // 2]) / 2
     return dict(zip(columns, shapes.T, strict=True)), middle
+
+
+_MIN_POINTS: Final = 200
+"""With fewer points none are spared to judge by; the model alone is followed."""
+_BACK: Final = 4
+"""A curve's slope is taken between its longest point and a quarter of that."""
+
+
+_DOUBT: Final = 8
+"""Power that takes a share down where a curve's slope is the model's guess: only what
+its geometry shows beyond doubt is left."""
+
+
+class _Curves(NamedTuple):
+    """The curve that each of some shapes lies on."""
+
+    geometry: NDArray[np.int64]
+    start: NDArray[np.int64]
+    """Its shortest measured length."""
+    edge: NDArray[np.int64]
+    """Its longest."""
+    spans: NDArray[np.bool_]
+    """Whether it was measured over an octave at least, so that it has a slope."""
+
+    def of(self, places: NDArray[np.intp]) -> _Curves:
+        geometry, start, edge, spans = self
+        return _Curves(geometry[places], start[places], edge[places], spans[places])
+
+
+class Trend:
+    """Times beyond the longest measured point of a curve.
+
+    A *curve* is a geometry and a batch; its *edge* is its longest measured point.
+    Beyond the edge a time is that at the edge times a growth, and two growths compete:
+    that of the model (roofline x residual, which knows what other geometries did
+    there), and the straight line through the curve's own last two octaves (which
+    knows a kernel that walks keys one after the other). The longest eighth of the
+    distinct lengths is held out once and each geometry takes the two in proportion to
+    how well they did on it.
+
+    Attributes
+    ----------
+    shares_
+        (g,) share of the straight line for each geometry, 0 to 1.
+    """
+
+    def __init__(self, estimator: KernelEstimator) -> None:
+        self.estimator = estimator
+
+    def fit(self, columns: Columns, time_s: Floats, *, judge: bool = True) -> Self:
+        """Note the edges, and judge the growths where there are points to spare."""
+        self._note_edges(columns)
+        self.shares_ = np.zeros(len(self.geometries_))
+        longest = longest_share(columns[self.estimator.long])
+        kept = ~longest
+        if judge and len(time_s) >= _MIN_POINTS and kept.sum() >= _MIN_POINTS // 2:
+            self._judge(columns, time_s, longest)
+        return self
+
+    def beyond(self, columns: Columns) -> NDArray[np.bool_]:
+        """Return which points lie beyond the edge of their curve."""
+        outside: NDArray[np.bool_] = (
+            columns[self.estimator.long] > self._curves(columns).edge
+        )
+        return outside
+
+    def follow(self, columns: Columns, time_s: Floats) -> Floats:
+        """Return `time_s` of the model with points beyond the edges replaced."""
+        curves = self._curves(columns)
+        outside = np.flatnonzero(columns[self.estimator.long] > curves.edge)
+        if not len(outside):
+            return time_s
+        part = {key: values[outside] for key, values in columns.items()}
+        curves = curves.of(outside)
+        line_s = self._straight(part, curves)
+        share = self.shares_[curves.geometry]
+        share = np.where(curves.spans, share, share**_DOUBT)
+        found = time_s.copy()
+        found[outside] = line_s**share * time_s[outside] ** (1.0 - share)
+        return found
+
+    def _straight(self, columns: Columns, curves: _Curves) -> Floats:
+        """Return seconds on the straight line through each curve's last octaves."""
+        estimator = self.estimator
+        back = np.maximum(curves.edge // _BACK, np.where(curves.spans, curves.start, 1))
+        at_edge = {**columns, estimator.long: curves.edge}
+        behind = {**columns, estimator.long: back}
+        edge_s, behind_s = estimator.near(at_edge), estimator.near(behind)
+        here, there, then = map(estimator.growth, (at_edge, columns, behind))
+        span = np.maximum(here - then, 1.0)
+        slope = np.maximum(edge_s - behind_s, 0.0) / span
+        # never steeper than in proportion: kernels have a fixed cost, not a bonus
+        slope = np.minimum(slope, edge_s / np.maximum(here, 1.0))
+        seconds: Floats = edge_s + slope * np.maximum(there - here, 0.0)
+        return seconds
+
+    def _judge(
+        self, columns: Columns, time_s: Floats, longest: NDArray[np.bool_]
+    ) -> None:
+        """Set `shares_` by the longest points, predicted from the others."""
+        judge = self.estimator.fresh()
+        kept = {key: values[~longest] for key, values in columns.items()}
+        judge._fit_points(kept, time_s[~longest])
+        trial = Trend(judge)
+        trial._note_edges(kept)
+        held = {key: values[longest] for key, values in columns.items()}
+        curves = trial._curves(held)
+        if not curves.spans.any():
+            return
+        log_time = np.log(time_s[longest])
+        errors = [
+            np.abs(np.log(seconds) - log_time)[curves.spans]
+            for seconds in (trial._straight(held, curves), judge.near(held))
+        ]
+        geometry = self._curves(held).geometry[curves.spans]
+        count = np.bincount(geometry, minlength=len(self.shares_))
+        # each geometry's own evidence beside four points' worth of everybody's
+        prior = 4.0
+        sums = [
+            np.bincount(geometry, x, len(self.shares_)) + prior * x.mean()
+            for x in errors
+        ]
+        line_error, model_error = (s / (count + prior) for s in sums)
+        squares = line_error**2, model_error**2
+        self.shares_ = squares[1] / (squares[0] + squares[1] + 1e-12)
+
+    def _note_edges(self, columns: Columns) -> None:
+        keys = self.estimator.curve
+        table = np.stack([columns[key] for key in keys], axis=1).astype(np.int64)
+        self.geometries_, places = np.unique(table, axis=0, return_inverse=True)
+        self._places = {
+            tuple(row): i for i, row in enumerate(self.geometries_.tolist())
+        }
+        batch, length = columns[self.estimator.batch], columns[self.estimator.long]
+        order = np.lexsort((length, batch, places))
+        changes = (np.diff(places[order]) != 0) | (np.diff(batch[order]) != 0)
+        last = np.append(np.flatnonzero(changes), len(order) - 1)
+        first = np.append(0, last[:-1] + 1)
+        curves = [batch[order[last]], length[order[first]], length[order[last]]]
+        starts = np.flatnonzero(np.diff(places[order[last]])) + 1
+        self.curves_ = np.split(np.stack(curves, axis=1).astype(float), starts)
+
+    def _curves(self, columns: Columns) -> _Curves:
+        """Return the curve of each shape; between two batches, what lies between."""
+        table = np.stack([columns[key] for key in self.estimator.curve], axis=1)
+        rows, places = np.unique(table.astype(np.int64), axis=0, return_inverse=True)
+        nearest = np.array([self._nearest(row) for row in rows], dtype=np.int64)
+        geometry = nearest[places]
+        start, edge = np.empty((2, len(places)), dtype=np.int64)
+        spans = np.empty(len(places), dtype=np.bool_)
+        log_batch = np.log(columns[self.estimator.batch].astype(float))
+        order = np.argsort(geometry, kind="stable")
+        for own in np.split(order, np.flatnonzero(np.diff(geometry[order])) + 1):
+            if not len(own):
+                continue
+            batches, starts, ends = self.curves_[geometry[own[0]]].T
+            at, where = log_batch[own], np.log(batches)
+            start[own] = np.rint(np.exp(np.interp(at, where, np.log(starts))))
+            edge[own] = np.rint(np.exp(np.interp(at, where, np.log(ends))))
+            octave = (ends >= 2.0 * starts).astype(float)
+            spans[own] = np.interp(at, where, octave, left=0.0, right=0.0) == 1.0
+        return _Curves(geometry, start, edge, spans)
+
+    def _nearest(self, row: NDArray[np.int64]) -> int:
+        place = self._places.get(tuple(row.tolist()))
+        if place is not None:
+            return place
+        octaves = np.log2(1.0 + self.geometries_) - np.log2(1.0 + row)
+        return int(np.argmin(np.abs(octaves).sum(axis=1)))
+
+
+def longest_share(length: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which points have one of the longest eighth of the distinct lengths."""
+    distinct = np.unique(length)
+    held = max(1, round(len(distinct) / 8))
+    if held >= len(distinct):
+        return np.zeros(len(length), dtype=np.bool_)
+    longest: NDArray[np.bool_] = length >= distinct[-held]
+    return longest

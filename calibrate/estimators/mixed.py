@@ -44,7 +44,6 @@ class MixedAttention(KernelEstimator):
         return pairs, keys
 
     def work(self, columns: Columns) -> Work:
-        """Return KV bytes, FLOP seconds, and sequences x KV heads."""
         pairs, keys = self._parts(columns)
         heads = columns["num_heads"].astype(float) * columns["head_dim"]
         kv_bytes = (
@@ -61,7 +60,6 @@ class MixedAttention(KernelEstimator):
         )
 
     def features(self, columns: Columns) -> Floats:
-        """Return octaves of both halves and of what they do to each other."""
         pairs, keys = self._parts(columns)
         query, past = columns["query"].astype(float), columns["past"].astype(float)
         decodes = columns["num_decodes"].astype(float)

@@ -16,17 +16,10 @@ if TYPE_CHECKING:
 
 
 class Neighbours:
-    """Values of the nearest points on both sides, one axis at a time.
+    """Values of the nearest points on both sides along `axes`, one at a time.
 
-    A point is no neighbour of itself, so that what is learned from the features of
-    measured points holds for new ones.
-
-    Parameters
-    ----------
-    axes
-        Columns along which is looked; the others, and `kinds`, are the same.
-    kinds
-        Columns that tell kinds apart.
+    All other columns, and `kinds`, are the same. A point is no neighbour of itself, so
+    that what is learned from the features of measured points holds for new ones.
     """
 
     def __init__(self, axes: tuple[str, ...], kinds: tuple[str, ...]) -> None:
@@ -34,7 +27,6 @@ class Neighbours:
         self.names = (*axes, *kinds)
 
     def fit(self, columns: Columns, values: Floats) -> Neighbours:
-        """Keep the values (n,) of the points."""
         self.levels_ = {name: np.unique(columns[name]) for name in self.names}
         self.sorted_ = {}
         for axis in self.axes:

@@ -46,7 +46,6 @@ class TreeResidual:
         self.forests = forests
 
     def fit(self, features: Floats, log_ratio: Floats) -> TreeResidual:
-        """Learn `log_ratio` (n,) from `features` (n, f)."""
         self.forests_ = [
             _fitted_trees(
                 features,
@@ -81,7 +80,6 @@ class KernelResidual:
     """
 
     def fit(self, features: Floats, log_ratio: Floats) -> KernelResidual:
-        """Learn `log_ratio` (n,) from `features` (n, f)."""
         self.points_ = features
         self.mean_ = float(np.mean(log_ratio))
         self.bounds_ = float(log_ratio.min()), float(log_ratio.max())
@@ -100,7 +98,6 @@ class KernelResidual:
         return self
 
     def predict(self, features: Floats) -> Floats:
-        """Return log ratios, never beyond the smallest and largest learned."""
         squares = _squares(features, self.points_)
         near = np.exp(-squares / (2 * self.length_ * self.length_))
         found: Floats = np.clip(self.mean_ + near @ self.weights_, *self.bounds_)

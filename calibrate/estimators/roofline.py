@@ -41,15 +41,9 @@ class Work:
 class SoftRoofline:
     """``((t0 + t1 units)^p + (bytes/(e bw))^p + (flops_s/f)^p)^(1/p)``, five bounds.
 
-    Bounds are mandatory: efficiencies are shares of the datasheet and the sharpness
-    `p` lies in [1, 8]; without them such fits diverge outside their points.
-
-    Parameters
-    ----------
-    device
-        Datasheet.
-    launch_s
-        Seconds that a call was seen to take at least: t0 is no more than this.
+    Bounds are mandatory: efficiencies are shares of the datasheet and the sharpness `p`
+    lies in [1, 8]; without them such fits diverge outside their points. t0 is no more
+    than `launch_s`, the seconds that a call was seen to take at least.
 
     Attributes
     ----------
@@ -87,7 +81,6 @@ class SoftRoofline:
         return self
 
     def predict(self, work: Work) -> Floats:
-        """Return seconds, above zero and finite."""
         return self._seconds(work, self.parameters_)
 
     def floor(self, work: Work) -> Floats:

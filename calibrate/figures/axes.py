@@ -111,7 +111,6 @@ def value_text(column: str, value: int) -> str:
 
 
 def curve_label(values: Mapping[str, int], codes: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the name of the curve that has `values`."""
     return " ".join(_said(_CURVES, values, codes))
 
 
@@ -130,7 +129,6 @@ def fixed_label(values: Mapping[str, int], codes: Mapping[str, tuple[str, ...]])
 
 
 def title_of(name: str) -> str:
-    """Return what an operation is called at the start of a line."""
     operation, dot, variant = name.partition(".")
     said = _TITLES.get(operation, operation.replace("_", " ").capitalize())
     return f"{said} ({variant.replace('.', ', ')})" if dot else said
@@ -160,21 +158,7 @@ def set_octaves(
     most: int = 11,
     zero: float = 0.0,
 ) -> None:
-    """Put ticks at powers of two on a logarithmic axis.
-
-    Parameters
-    ----------
-    axis
-        Its scale is set by the caller.
-    column
-        What it shows: bytes are written in binary units.
-    ends
-        Lowest and highest value, above zero.
-    most
-        Ticks at most.
-    zero
-        Where nothing is drawn: a tick labelled 0. None when it is 0.
-    """
+    """Put ticks at powers of two on a logarithmic axis, a tick for 0 at `zero`."""
     first = int(np.ceil(np.log2(max(ends[0], 2.0 * zero))))
     last = int(np.floor(np.log2(ends[1] / 1.2)))  # a label at the edge is cut off
     stride = max(1, -(-(last - first + 1) // most))

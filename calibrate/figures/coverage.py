@@ -76,14 +76,9 @@ def panels_of(subjects: Sequence[Subject]) -> list[Panel]:
 
 @house_style
 def coverage(panels: Sequence[Panel], source: str) -> Figure:
-    """Draw up to six maps: points measured, and where a fit lies within their hull.
+    """Draw up to `NUM_PANELS` maps.
 
-    Parameters
-    ----------
-    panels
-        As `panels_of` returns them, `NUM_PANELS` at most.
-    source
-        Device and origin, for the line under the title.
+    Points measured, and where a fit lies in their hull.
     """
     figure = titled_figure("What was measured, and what is extrapolated", source)
     num_rows = 1 if len(panels) <= 2 else 2
@@ -130,7 +125,6 @@ def _legend(figure: Figure) -> None:
 def _draw_map(
     axes: Axes, subject: Subject, pair: tuple[str, str], num_columns: int
 ) -> None:
-    """Draw the points of one geometry over two axes."""
     along, across = pair
     family = subject.family(along, (across,))
     places = np.concatenate([curve.places for curve in family.curves])

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from calibrate.figures.coverage import NUM_PANELS, coverage, panels_of
 from calibrate.figures.fitted import measured_and_fitted
 from calibrate.figures.placement import roofline_placement
-from calibrate.figures.source import source_line
-from calibrate.figures.subject import subjects
+from calibrate.figures.subject import source_line, subjects
 from sim.results.output import ResultFiles, output_directory, write_json
 from sim.views.plots.style import to_png
 
@@ -31,26 +30,10 @@ def draw_profile(
 ) -> tuple[list[str], list[str]]:
     """Draw what a profile holds, and write the folder as a whole or not at all.
 
-    Parameters
-    ----------
-    profile
-        Tables of points.
-    directory
-        Gets `errors.json`, the numbers in the titles, and `figures`.
-    only
-        Operations to draw; all of them when empty.
-    overwrite
-        Whether figures that an earlier call wrote there are replaced.
-
     Returns
     -------
     names, left_out
         Files below `directory`, and what was not drawn, with the reason.
-
-    Raises
-    ------
-    UserError
-        As `subjects`; as `sim.results.output.output_directory`.
     """
     found, left_out = subjects(profile, only)
     with output_directory(directory, overwrite=overwrite, files=FILES) as partial:

@@ -81,15 +81,7 @@ class _Quantiles(NamedTuple):
 
 @house_style
 def measured_and_fitted(subject: Subject, source: str) -> Figure:
-    """Draw times over the leading axis, and below them the errors held out.
-
-    Parameters
-    ----------
-    subject
-        The operation.
-    source
-        Device and origin, for the line under the title.
-    """
+    """Draw times over the leading axis, and below them the errors held out."""
     family = subject.leading()
     fixed = fixed_label(family.fixed, subject.points.codes)
     below = f"{source}; curves: {fixed}" if fixed else source
@@ -121,7 +113,6 @@ def _title(subject: Subject) -> str:
 def _draw_curve(
     axes: Axes, subject: Subject, family: Family, curve: Curve, look: tuple[str, str]
 ) -> None:
-    """Draw measured points and the fit through and beyond them."""
     colour, marker = look
     measured = subject.columns[family.along][curve.places]
     axes.plot(

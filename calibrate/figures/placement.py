@@ -85,18 +85,9 @@ def roofline_placement(
 ) -> Figure:
     """Draw achieved FLOP/s over FLOP a byte, below the datasheet and the best seen.
 
-    Bytes are those that a call must move at least: keys and values, weights, inputs
-    and outputs, once each. A call whose bytes fit the L2 cache may lie above the
-    slope of the memory; it is drawn hollow, and does not count for the best seen.
-
-    Parameters
-    ----------
-    profile
-        For the datasheet of its device.
-    subjects
-        Operations of it; those without FLOPs are left out.
-    source
-        Device and origin, for the line under the title.
+    Bytes are those that a call must move at least: keys and values, weights, inputs and
+    outputs, once each. A call whose bytes fit the L2 cache may lie above the slope of
+    the memory; it is drawn hollow, and does not count for the best seen.
     """
     device = DeviceFacts.from_json(profile.device)
     clouds = [cloud for subject in subjects for cloud in clouds_of(subject)]
@@ -178,7 +169,6 @@ def _title(clouds: Sequence[Cloud], device: DeviceFacts) -> str:
 
 
 def _slowest(clouds: Sequence[Cloud], device: DeviceFacts) -> float:
-    """Return the least FLOP/s that is drawn."""
     peak = _peak(device, min(cloud.bits for cloud in clouds))
     return max(min(float(cloud.rate.min()) for cloud in clouds), peak / _DEPTH)
 

@@ -8,24 +8,92 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from calibrate.device import DeviceFacts
-from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.kernel import aggregated, longest_share
 from calibrate.figures.axes import LAYOUTS, TIED
-from calibrate.figures.held_out import HeldOut, held_out
 from calibrate.points import estimator_of, points_of
 from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
-    from calibrate.points import Points
-    from sim.costs.profile import Profile
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from calibrate.points import Points
+    from sim.costs.profile import Profile
+
+NUM_FOLDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Predicted over measured less one, in percent, by a fit without the point.
+
+    Parameters
+    ----------
+    inside
+        (n,) from five folds; NaN where the point lay outside the others' hull.
+    beyond
+        (n,) from a fit without the longest eighth of the lengths; NaN for the rest.
+    """
+
+    inside: Floats
+    beyond: Floats
+
+    def mape(self, *, beyond: bool = False) -> float | None:
+        """Return the mean absolute error in percent; None where nothing was held."""
+        errors = self._known(beyond)
+        return float(errors.mean()) if errors.size else None
+
+    def p90(self, *, beyond: bool = False) -> float | None:
+        errors = self._known(beyond)
+        return float(np.quantile(errors, 0.9)) if errors.size else None
+
+    def _known(self, beyond: bool) -> Floats:
+        errors = self.beyond if beyond else self.inside
+        known: Floats = np.abs(errors[np.isfinite(errors)])
+        return known
+
+
+def held_out(estimator: KernelEstimator, columns: Columns, time_s: Floats) -> HeldOut:
+    """Return the errors at points held out; shapes are once each."""
+    folds = np.random.default_rng(0).permutation(len(time_s)) % NUM_FOLDS
+    inside = np.full(len(time_s), np.nan)
+    for fold in range(NUM_FOLDS):
+        _judge(estimator, columns, time_s, folds == fold, inside)
+    beyond = np.full(len(time_s), np.nan)
+    axis = estimator.long or LAYOUTS[estimator.operation].along
+    longest = longest_share(columns[axis])
+    if longest.any() and (~longest).sum() >= NUM_FOLDS:
+        _judge(estimator, columns, time_s, longest, beyond, trend=True)
+    return HeldOut(inside, beyond)
+
+
+def _judge(
+    estimator: KernelEstimator,
+    columns: Columns,
+    time_s: Floats,
+    held: Mask,
+    errors: Floats,
+    *,
+    trend: bool = False,
+) -> None:
+    """Write the errors at `held` of a fit to the rest; none where it has too few."""
+    kept = {key: values[~held] for key, values in columns.items()}
+    asked = {key: values[held] for key, values in columns.items()}
+    try:
+        fresh = estimator.fresh().fit(kept, time_s[~held], judge=trend)
+    except UserError:
+        return
+    percent = 100.0 * (fresh.predict(asked) / time_s[held] - 1.0)
+    if not trend:
+        percent[fresh.extrapolated(asked)] = np.nan
+    errors[held] = percent
+
 
 NUM_CURVES: Final = 6
 _FEW: Final = 3
@@ -169,20 +237,7 @@ def spread(curves: Sequence[Curve], most: int) -> tuple[Curve, ...]:
 def subjects(
     profile: Profile, only: Sequence[str] = ()
 ) -> tuple[list[Subject], list[str]]:
-    """Return what can be drawn of a profile, fitted, and what cannot, with the reason.
-
-    Parameters
-    ----------
-    profile
-        Tables of points.
-    only
-        Names or operations to look at; all of them when empty.
-
-    Raises
-    ------
-    UserError
-        When one of `only` is not in the profile, or nothing can be drawn.
-    """
+    """Return what can be drawn, fitted, and what cannot, with the reason."""
     device = DeviceFacts.from_json(profile.device)
     found, left_out = [], []
     for points in _asked(profile, only):
@@ -206,7 +261,6 @@ def subjects(
 
 
 def _asked(profile: Profile, only: Sequence[str]) -> list[Points]:
-    """Return the points to draw; refuse what is not there."""
     found = [points for points in points_of(profile) if points.operation in LAYOUTS]
     names = {name for points in found for name in (points.operation, points.name)}
     for name in only:
@@ -217,3 +271,24 @@ def _asked(profile: Profile, only: Sequence[str]) -> list[Points]:
             )
     chosen = set(only) or names
     return [points for points in found if {points.operation, points.name} & chosen]
+
+
+def source_line(profile: Profile) -> str:
+    """Return device, origin and model of a profile, in a line."""
+    device = str(profile.device.get("name", "unknown device"))
+    parts = [device, _origin(profile)]
+    model = profile.provenance.get("model")
+    if isinstance(model, dict):
+        model = model.get("model")
+    if model:
+        parts.append(str(model).rpartition("/")[2])
+    return "; ".join(parts)
+
+
+def _origin(profile: Profile) -> str:
+    source = profile.provenance.get("source")
+    if profile.kind == "imported" and isinstance(source, dict):
+        return f"imported from {source.get('name', 'a table')}"
+    if profile.kind == "measured":
+        return f"measured on {str(profile.provenance.get('date', ''))[:10]}"
+    return str(profile.kind)

@@ -20,16 +20,8 @@ if TYPE_CHECKING:
 class Arena:
     """Device memory for keys and values, viewed as caches of any geometry.
 
-    Parameters
-    ----------
-    num_bytes
-        Of keys and values together.
-    dtype
-        Of the elements.
-    device
-        Where it lies.
-    generator
-        Of its contents: timing on zeros is faster than real data.
+    Its contents are random: timing on zeros is faster than real data. `num_bytes` are
+    of keys and values together.
     """
 
     def __init__(
@@ -47,13 +39,7 @@ class Arena:
             piece.normal_(generator=generator)
 
     def caches(self, at: Curve) -> tuple[Tensor, Tensor]:
-        """Return key and value cache of a curve's geometry, as large as fits.
-
-        Returns
-        -------
-        tuple
-            Two of (num_blocks, block_size, num_kv_heads, head_dim).
-        """
+        """Return keys and values, (num_blocks, block_size, num_kv_heads, head_dim)."""
         shape = (
             at.constant("block_size"),
             at.constant("num_kv_heads"),
@@ -106,21 +92,7 @@ def batches(
     wanted: int,
     generator: torch.Generator,
 ) -> list[PagedBatch]:
-    """Return batches of equal lengths over blocks that no two share.
-
-    Parameters
-    ----------
-    arena
-        Where the caches lie.
-    at
-        The curve: heads and blocks.
-    lens
-        Query and context lengths.
-    wanted
-        Batches to make; as many as fit are made, and one at least.
-    generator
-        Of block order and queries, on the arena's device.
-    """
+    """Return batches of equal lengths over blocks that no two share, as many as fit."""
     query_lens, context_lens = lens
     caches = arena.caches(at)
     size = at.constant("block_size")

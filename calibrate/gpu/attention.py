@@ -31,17 +31,7 @@ MAX_SHARED_BYTES = 220 << 10
 
 
 class Engines:
-    """What attention variants need beside a batch.
-
-    Parameters
-    ----------
-    device
-        Where they run.
-    num_sms
-        Multiprocessors of the device.
-    library
-        The CUDA kernels, or None.
-    """
+    """What attention variants need beside a batch; `library` holds the CUDA kernels."""
 
     def __init__(
         self, device: torch.device, num_sms: int, library: CudaKernels | None
@@ -65,20 +55,8 @@ def attention_call(
 ) -> tuple[Call, Tensor]:
     """Return what enqueues one call, and the output that it fills (poisoned before).
 
-    Parameters
-    ----------
-    variant
-        "split_kv", "mixed", "paged_v1", "paged_v2", "flashinfer", "flash_attn" (of
-        vLLM), or "sdpa".
-    batch
-        Queries and caches.
-    engines
-        What the variants need beside the batch.
-
-    Raises
-    ------
-    UnsupportedPointError
-        When the variant cannot take the batch.
+    Variants are "split_kv", "mixed", "paged_v1", "paged_v2", "flashinfer", "flash_attn"
+    (of vLLM), and "sdpa". Raises UnsupportedPointError where one cannot take the batch.
     """
     out = torch.full_like(batch.query, float("nan"))
     if variant == "split_kv":

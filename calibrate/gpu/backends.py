@@ -45,20 +45,7 @@ def choices_here(
     """Return how each operation is timed: each variant once, preferred ones first.
 
     torch's own way of attending and copying is left out where there is another.
-
-    Parameters
-    ----------
-    backends
-        What is missing of each backend; empty text for those that are here.
-    preferred
-        "auto", or the backend to take wherever it offers something.
-    operations
-        What is to be timed.
-
-    Raises
-    ------
-    MissingError
-        When the preferred backend cannot be used here.
+    `backends` says what is missing of each, empty text for those that are here.
     """
     if preferred != "auto" and backends.get(preferred, "it is unknown"):
         raise MissingError(

@@ -6,8 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from calibrate.harness.device import MissingError
-from calibrate.kernels.cuda_build import find_nvcc
-from calibrate.kernels.nvrtc import find_nvrtc
+from calibrate.kernels.cuda_compile import find_nvcc, find_nvrtc
 
 if TYPE_CHECKING:
     from calibrate.harness.device import Device
@@ -16,18 +15,7 @@ DRY = "or look at it with --dry-run"
 
 
 def find_gpu(seed: int) -> Device:
-    """Return the GPU, ready to be timed.
-
-    Parameters
-    ----------
-    seed
-        Of random contents.
-
-    Raises
-    ------
-    MissingError
-        Where torch, its CUDA support or a GPU is missing: which, and what to do.
-    """
+    """Return the GPU, ready to be timed; what is missing raises `MissingError`."""
     if importlib.util.find_spec("torch") is None:
         raise MissingError(
             "timing kernels needs torch, which is not installed: pip install"
@@ -45,19 +33,13 @@ def find_gpu(seed: int) -> Device:
             "timing kernels needs an NVIDIA GPU and its driver, and torch finds none:"
             f" run it on such a machine, {DRY}"
         )
-    from calibrate.gpu.gpu_device import GpuDevice  # noqa: PLC0415
+    from calibrate.gpu.device import GpuDevice  # noqa: PLC0415
 
     return GpuDevice.on_gpu(backends_here(), seed)
 
 
 def backends_here() -> dict[str, str]:
-    """Return the backends that can be used, and why the others cannot.
-
-    Returns
-    -------
-    dict
-        By name: empty text for one that is here, else what is missing.
-    """
+    """Return what is missing of each backend, empty text for those that are here."""
     needs = {
         "vllm": "vllm is not installed",
         "flashinfer": "flashinfer is not installed: pip install flashinfer-python",

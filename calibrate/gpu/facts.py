@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from calibrate.harness.device import Physics
-from calibrate.kernels.cuda_build import find_nvcc, nvcc_version
+from calibrate.kernels.cuda_compile import find_nvcc, nvcc_version
 from sim.hardware.gpus import datasheet_of
 
 SALT = b"kvsim profile"
@@ -71,13 +71,7 @@ def facts_of(device: torch.device) -> dict[str, Any]:
 
 
 def versions(uuid: str | None = None) -> dict[str, str | None]:
-    """Return the versions that matter to a kernel's time; None for what is missing.
-
-    Parameters
-    ----------
-    uuid
-        Of the device whose driver is asked for.
-    """
+    """Return the versions that matter to a kernel's time; None for what is missing."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,

@@ -18,17 +18,7 @@ Call = Callable[[], Tensor]
 
 
 class Inputs:
-    """Draws the tensors of an operation.
-
-    Parameters
-    ----------
-    dtype
-        Of floating-point inputs.
-    device
-        Where they lie.
-    generator
-        Of their contents.
-    """
+    """Draws the tensors of an operation."""
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, generator: torch.Generator
@@ -38,7 +28,6 @@ class Inputs:
         self.generator = generator
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Return normally distributed numbers."""
         drawn = torch.empty(shape, dtype=self.dtype, device=self.device)
         return drawn.normal_(std=scale, generator=self.generator)
 
@@ -49,15 +38,6 @@ class Inputs:
 
 
 def layer_inputs(point: Point, draw: Inputs) -> tuple[Tensor, ...]:
-    """Return fresh inputs of one call.
-
-    Parameters
-    ----------
-    point
-        Operation and shape.
-    draw
-        Where tensors come from.
-    """
     return _INPUTS[point.curve.operation](point, draw)
 
 

@@ -1,17 +1,61 @@
-"""Tasks: a point's calls, one a pool, under a stopwatch."""
+"""Tasks: a point's calls under a stopwatch, and what becomes of their errors."""
 
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from calibrate.gpu.faults import refusing
+import torch
+
 from calibrate.gpu.timers import HEAD_START_S
+from calibrate.harness.device import DeviceFaultError, UnsupportedPointError, said
+from calibrate.kernels.cuda_library import CudaError
+from calibrate.measurement import median
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from calibrate.gpu.timers import Timers
+
+REFUSALS = ("OutOfResources", "CompilationError", "PTXASError")
+"""Triton's errors, which cannot be named without importing it."""
+
+
+@contextmanager
+def refusing(device: torch.device) -> Iterator[None]:
+    """Run the body; say of its error whether a point or the device is lost.
+
+    What did not fit or was refused raises `UnsupportedPointError`, a device that
+    answers nothing more `DeviceFaultError`. An error of ours is neither, and passes as
+    it is.
+    """
+    try:
+        yield
+    except UnsupportedPointError:
+        raise
+    except torch.cuda.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise UnsupportedPointError("it does not fit the device's memory") from error
+    except Exception as error:
+        if is_broken(device):
+            raise DeviceFaultError(said(error)) from error
+        known = isinstance(error, RuntimeError | CudaError)
+        if known or type(error).__name__ in REFUSALS:
+            raise UnsupportedPointError(said(error)) from error
+        raise
+
+
+def is_broken(device: torch.device) -> bool:
+    """Return whether every call fails from now on, as after an illegal address."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
 
 GRAPH_S = 1e-3
 """Seconds that a replayed graph should take at least: the start of it then vanishes."""
@@ -22,31 +66,16 @@ MAX_AHEAD_S = 0.1
 
 
 def num_pools(pool_bytes: float, l2_bytes: int, most: int) -> int:
-    """Return the pools to rotate over: three at least, together over four times the L2.
+    """Return the pools to rotate over.
 
-    Parameters
-    ----------
-    pool_bytes
-        Bytes that one call reads.
-    l2_bytes
-        The cache's.
-    most
-        Pools that fit; the answer is never more, and never less than one.
+    Three at least, together over four times the L2.
     """
     wanted = max(3, math.ceil(4 * l2_bytes / max(pool_bytes, 1.0)))
     return max(1, min(wanted, most, 64))
 
 
 class KernelTask:
-    """An operation on the device, as equal calls that rotate over pools.
-
-    Parameters
-    ----------
-    timers
-        The stopwatch.
-    calls
-        One a pool; each enqueues the same work on other memory.
-    """
+    """Equal calls that rotate over pools, one a pool, on other memory each."""
 
     def __init__(self, timers: Timers, calls: Sequence[Callable[[], object]]) -> None:
         self._timers = timers
@@ -63,17 +92,9 @@ class KernelTask:
         self.metrics = ("device", "eager", "host") if captured else ("eager", "host")
 
     def repeats(self, metric: str) -> int:
-        """Return the calls that one sample takes."""
         return len(self._in_graph) if metric == "device" else 1
 
     def sample(self, metric: str, count: int) -> list[float]:
-        """Return `count` samples, in seconds a call.
-
-        Raises
-        ------
-        UnsupportedPointError, DeviceFaultError
-            See `calibrate.gpu.faults`.
-        """
         with refusing(self._timers.device):
             return [self._sample(metric) for _ in range(count)]
 
@@ -99,7 +120,6 @@ class KernelTask:
         return self._calls[self._next]
 
     def close(self) -> None:
-        """Let go of the graph and of what the calls hold."""
         self._replay = None
         self._calls = []
         self._in_graph = []
@@ -108,15 +128,9 @@ class KernelTask:
 class TransferTask:
     """A transfer between host and device, on a stream of its own.
 
-    Parameters
-    ----------
-    timers
-        The stopwatch.
-    calls
-        Transfers of equal size in different orders.
-    ahead
-        Whether the host's part is kept out of the device's time. Not for a loop of
-        copies, which blocks the host: there both are one.
+    `calls` are of equal size in different orders. With `ahead` the host's part is kept
+    out of the device's time; not for a loop of copies, which blocks the host: both are
+    one.
     """
 
     metrics = ("device", "host")
@@ -134,18 +148,10 @@ class TransferTask:
             self._ahead_s = min(MAX_AHEAD_S, max(HEAD_START_S, 1.5 * host_s))
 
     def repeats(self, metric: str) -> int:
-        """Return 1: each sample is one transfer."""
         del metric
         return 1
 
     def sample(self, metric: str, count: int) -> list[float]:
-        """Return `count` samples, in seconds a call.
-
-        Raises
-        ------
-        UnsupportedPointError, DeviceFaultError
-            See `calibrate.gpu.faults`.
-        """
         with refusing(self._timers.device):
             return [self._sample(metric) for _ in range(count)]
 
@@ -157,5 +163,37 @@ class TransferTask:
         return self._timers.transfer(call, self._ahead_s)
 
     def close(self) -> None:
-        """Let go of what the calls hold."""
         self._calls = []
+
+
+SAMPLES = 10
+
+
+def overlap_times(
+    timers: Timers, step: KernelTask, transfer: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Return seconds of a call of the step and of the transfer, alone and together.
+
+    While one is timed, so much of the other is enqueued that it never ends first. The
+    step runs on the current stream, the transfer on its own. The leading metric of the
+    step is a replayed graph.
+    """
+    metric = step.metrics[0]
+    step.sample(metric, 2)
+    step_alone = step.sample(metric, SAMPLES)
+    transfer_alone = [timers.transfer(transfer) for _ in range(SAMPLES)]
+    step_s = median(step_alone) * step.repeats(metric)
+    transfer_s = median(transfer_alone)
+    transfers = 1 + math.ceil(3 * step_s / transfer_s)
+    replays = 1 + math.ceil(3 * transfer_s / step_s)
+    step_with, transfer_with = [], []
+    for _ in range(SAMPLES):
+        with timers.beside_transfers(transfer, transfers):
+            step_with += step.sample(metric, 1)
+        transfer_with.append(timers.transfer_beside(transfer, step.enqueue, replays))
+    return {
+        "step_alone": step_alone,
+        "step_with": step_with,
+        "transfer_alone": transfer_alone,
+        "transfer_with": transfer_with,
+    }

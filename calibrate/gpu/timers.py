@@ -130,12 +130,10 @@ class CudaTimers:
         return float(self._start.elapsed_time(self._end)) / 1e3
 
     def eager(self, call: Call) -> float:
-        """Flush the cache, then time one call between two events."""
         self._flush.add_(1)
         return self._between(call)
 
     def host(self, call: Call) -> float:
-        """Wait for the device, then take the host's time of one call."""
         torch.cuda.synchronize(self.device)
         start_s = time.perf_counter()
         call()
@@ -144,7 +142,6 @@ class CudaTimers:
         return passed_s
 
     def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
-        """Time a call between two events of the transfer stream."""
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self.transfer_stream):
             if ahead_s:
@@ -156,13 +153,11 @@ class CudaTimers:
         return float(self._start.elapsed_time(self._end)) / 1e3
 
     def transfer_host(self, call: Callable[[], None]) -> float:
-        """Take the host's time of a call on the transfer stream."""
         with torch.cuda.stream(self.transfer_stream):
             return self.host(call)
 
     @contextmanager
     def beside_transfers(self, call: Callable[[], None], count: int) -> Iterator[None]:
-        """Enqueue transfers, run the body on the current stream, wait for both."""
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(self.transfer_stream):
             for _ in range(count):
@@ -173,7 +168,6 @@ class CudaTimers:
     def transfer_beside(
         self, call: Callable[[], None], load: Call, count: int
     ) -> float:
-        """Enqueue the load on the current stream, then time a transfer beside it."""
         torch.cuda.synchronize(self.device)
         for _ in range(count):
             load()
@@ -197,8 +191,6 @@ class CpuTimers:
         self.device = torch.device("cpu")
 
     def graph(self, calls: Sequence[Call]) -> Replay | None:
-        """Return the calls, one after the other."""
-
         def run() -> None:
             for call in calls:
                 call()
@@ -206,22 +198,18 @@ class CpuTimers:
         return Replay(run, lambda: self.host(run))
 
     def eager(self, call: Call) -> float:
-        """Return the time of a call."""
         return self.host(call)
 
     def host(self, call: Call) -> float:
-        """Return the time of a call."""
         start_s = time.perf_counter()
         call()
         return max(time.perf_counter() - start_s, 1e-9)
 
     def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
-        """Return the time of a call."""
         del ahead_s
         return self.host(call)
 
     def transfer_host(self, call: Callable[[], None]) -> float:
-        """Return the time of a call."""
         return self.host(call)
 
     @contextmanager
@@ -234,7 +222,6 @@ class CpuTimers:
     def transfer_beside(
         self, call: Callable[[], None], load: Call, count: int
     ) -> float:
-        """Run the load first, then time the transfer."""
         for _ in range(count):
             load()
         return self.host(call)

@@ -38,22 +38,11 @@ class Memory:
 
     @property
     def host(self) -> dict[str, Tensor]:
-        """The host's regions by name."""
         return {"pinned": self.pinned, "pageable": self.pageable}
 
 
 class Transfers:
-    """Calls that move pages, by variant.
-
-    Parameters
-    ----------
-    memory
-        The two regions.
-    library
-        The CUDA kernels; None where there are none.
-    num_sms
-        Multiprocessors of the device.
-    """
+    """Calls that move pages between both regions, by variant."""
 
     def __init__(
         self, memory: Memory, library: CudaKernels | None, num_sms: int
@@ -64,20 +53,7 @@ class Transfers:
         self._back: torch.cuda.Stream | None = None
 
     def pairs(self, point: Point, generator: torch.Generator) -> list[tuple[int, int]]:
-        """Return random pages of the source and of the target, none twice.
-
-        Parameters
-        ----------
-        point
-            A point of "swap".
-        generator
-            Of the order, on the CPU.
-
-        Raises
-        ------
-        UnsupportedPointError
-            When the regions are smaller.
-        """
+        """Return random pages of the source and of the target, none twice."""
         num_pages, page_bytes = point.values
         region = self.memory.device_bytes.numel()
         pages = region // page_bytes
@@ -92,21 +68,9 @@ class Transfers:
         return list(zip(first, second, strict=True))
 
     def call(self, point: Point, backend: str, pairs: list[tuple[int, int]]) -> Call:
-        """Return what enqueues the transfer on the current stream.
+        """Return what enqueues a transfer by a backend on the current stream.
 
-        Parameters
-        ----------
-        point
-            A point of "swap".
-        backend
-            "cuda", "triton", "torch" or "vllm".
-        pairs
-            Pages of source and target; both ways, the first half goes to the device.
-
-        Raises
-        ------
-        UnsupportedPointError
-            When the variant cannot do it here.
+        Of a transfer both ways, the first half of the pairs goes to the device.
         """
         at = point.curve
         host = (self.memory.host[at.text("memory")], point.values[1])
@@ -180,7 +144,6 @@ class Transfers:
 
 
 def _paged(region: Tensor, page_bytes: int) -> Tensor:
-    """View a region as (pages, bytes of a page)."""
     pages = region.numel() // page_bytes
     return region[: pages * page_bytes].view(pages, page_bytes)
 
@@ -231,23 +194,9 @@ def copy_call(
     backend: str,
     library: CudaKernels | None,
 ) -> Call:
-    """Return what copies pairs of blocks in every layer of a pool.
+    """Return what copies pairs of blocks, no block twice, in every layer of a pool.
 
-    Parameters
-    ----------
-    pool
-        (num_layers, 2, num_blocks, 1, 1, elements of a page).
-    pairs
-        Source and target blocks, no block twice.
-    backend
-        "cuda", "triton" or "torch".
-    library
-        The CUDA kernels, for "cuda".
-
-    Raises
-    ------
-    UnsupportedPointError
-        When the backend is not here.
+    The pool is (num_layers, 2, num_blocks, 1, 1, elements of a page).
     """
     table = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).to(pool.device)
     if backend == "torch":

@@ -64,14 +64,12 @@ def decode_shapes() -> Iterator[tuple[DecodeShape, int]]:
 
 
 def mixed_shapes() -> Iterator[MixedShape]:
-    """Yield shapes of a prefill's programs."""
     whole = ((64, 64, 4), (128, 32, 8), (128, 64, 4), (128, 64, 8), (128, 128, 8))
     for (rows, tile, warps), stages in itertools.product(whole, (2, 3)):
         yield MixedShape(rows, tile, warps, stages)
 
 
 def seconds_of(timers: Timers, calls: Sequence[Callable[[], object]]) -> float:
-    """Return the median time of a call, in a graph where that can be."""
     for call in calls:
         call()
     replay = timers.graph(calls)
@@ -164,7 +162,6 @@ def report(point: Point, trials: Sequence[Trial], most: int) -> list[str]:
 
 
 def points() -> list[Point]:
-    """Return the shapes that are tried."""
     decode = curve("decode_attention", "split_kv", "bfloat16", HEADS)
     prefill = curve("prefill_attention", "mixed", "bfloat16", HEADS)
     decodes = [Point(decode, (batch, batch * n, n)) for batch, n in DECODES]

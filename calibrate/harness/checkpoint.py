@@ -57,11 +57,8 @@ class Checkpoint:
     def resume(self, fingerprint: dict[str, Any]) -> Resumed:
         """Read what is finished, and cut off what a kill left of a line.
 
-        Raises
-        ------
-        UserError
-            When there is nothing to resume from, or it belongs to another calibration;
-            the message names the first difference.
+        A checkpoint of another calibration raises UserError, which names the first
+        difference.
         """
         if not self.path.is_file():
             raise UserError(
@@ -86,7 +83,6 @@ class Checkpoint:
         )
 
     def remove(self) -> None:
-        """Delete the file: the profile is written."""
         self.path.unlink(missing_ok=True)
 
     def _parsed(self, line: bytes) -> dict[str, Any]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
@@ -23,10 +20,12 @@ from calibrate.harness.output import profile_of
 from calibrate.harness.session import Session
 from calibrate.harness.summary import Row, rows
 from calibrate.measurement import OPERATIONS, canonical
+from calibrate.writing import write_whole
 from sim.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from calibrate.harness.device import Device
     from calibrate.harness.outcome import Progress as Done
@@ -51,13 +50,7 @@ class Write(Enum):
 
 
 def checked_operations(operations: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the operations asked for, in order; all of them by default.
-
-    Raises
-    ------
-    UserError
-        When one is unknown.
-    """
+    """Return the operations asked for, in order; all of them by default."""
     if not operations:
         return OPERATIONS
     named = [name for given in operations for name in given.split(",") if name]
@@ -74,24 +67,7 @@ def check_arguments(
     write: Write,
     time_limit: float | None = None,
 ) -> None:
-    """Refuse what cannot be meant, before anything is imported or timed.
-
-    Parameters
-    ----------
-    preset, backend
-        Names.
-    out
-        The profile.
-    write
-        What may happen to files that are there.
-    time_limit
-        Seconds, or None for as many as it takes.
-
-    Raises
-    ------
-    UserError
-        With the values that can be.
-    """
+    """Refuse what cannot be meant, before anything is imported or timed."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset: {preset!r}; use {', '.join(PRESETS)}")
     if time_limit is not None and not 0 < time_limit < math.inf:
@@ -113,36 +89,13 @@ def check_arguments(
 
 
 def checkpoint_of(out: Path) -> Checkpoint:
-    """Return the checkpoint beside a profile."""
     return Checkpoint(out.with_name(out.name + ".checkpoint"))
-
-
-def write_profile(profile: dict[str, Any], out: Path) -> None:
-    """Write the profile at once: no reader sees half of it."""
-    text = canonical(profile)
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(out)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def calibrate_device(
     device: Device, settings: Settings, out: Path, resume: bool, quiet: bool
 ) -> dict[str, Any]:
-    """Calibrate, write the profile, show the summary; return the profile.
-
-    Raises
-    ------
-    UserError, OutOfTimeError
-        From the session; the checkpoint stays.
-    """
+    """Calibrate, write the profile, show the summary; else the checkpoint stays."""
     checkpoint = checkpoint_of(out)
     with _progress(quiet) as update:
         session = Session(device, settings, checkpoint, update)
@@ -153,7 +106,7 @@ def calibrate_device(
             print(note, file=sys.stderr)
             raise
     profile = profile_of(outcome, settings, device)
-    write_profile(profile, out)
+    write_whole(canonical(profile), out)
     checkpoint.remove()
     if not quiet:
         name = profile["provenance"]["device"]["name"]
@@ -193,15 +146,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Done], None]]:
 
 
 class Lines:
-    """Progress where there is no terminal: a line every so many seconds.
-
-    Parameters
-    ----------
-    stream
-        Where lines go.
-    clock
-        Seconds that pass for whoever waits.
-    """
+    """Progress where there is no terminal: a line every so many seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream = stream

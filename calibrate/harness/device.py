@@ -125,54 +125,26 @@ class Device(Protocol):
         ...
 
     def choices(self, backend: str, operations: Sequence[str]) -> list[Choice]:
-        """Return how each operation can be timed here, the best variant first.
-
-        Raises
-        ------
-        MissingError
-            When `backend` cannot be used here.
-        """
+        """Return how each operation can be timed here, the best variant first."""
         ...
 
     def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
-        """Hold a variant against high precision on small shapes of its curve.
-
-        Raises
-        ------
-        DeviceFaultError
-            When the variant broke the device.
-        """
+        """Hold a variant against high precision on small shapes of its curve."""
         ...
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
         """Set a point up: memory, a random block table, a captured graph.
 
-        Raises
-        ------
-        UnsupportedPointError
-            When the variant cannot take the shape; sampling may find out, too.
-        DeviceFaultError
-            When the shape broke the device; sampling may find out, too.
+        `UnsupportedPointError` means that the variant cannot take the shape,
+        `DeviceFaultError` that it broke the device; sampling may find out, too.
         """
         ...
 
     def overlap(
         self, points: Mapping[str, Point], backends: Mapping[str, str], seed: int
     ) -> dict[str, list[float]]:
-        """Time a step and a transfer alone and together.
+        """Time the points "step" and "transfer" alone and together.
 
-        Parameters
-        ----------
-        points
-            "step" and "transfer".
-        backends
-            The backend of each.
-        seed
-            Of random contents.
-
-        Returns
-        -------
-        dict
-            Seconds of "step_alone", "step_with", "transfer_alone", "transfer_with".
+        Seconds of "step_alone", "step_with", "transfer_alone", "transfer_with".
         """
         ...

@@ -65,7 +65,6 @@ class DryTask:
         self.metrics = ("device", "host") if transfer else ("device", "eager", "host")
 
     def repeats(self, metric: str) -> int:
-        """Return the calls that one sample takes: 8 in a graph, else 1."""
         return 8 if metric == "device" and self._point.curve.operation != "swap" else 1
 
     def sample(self, metric: str, count: int) -> list[float]:
@@ -81,8 +80,7 @@ class DryTask:
         self._clock.now_s += math.fsum(samples) * self.repeats(metric)
         return samples
 
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
+    def close(self) -> None: ...
 
 
 def ideal_s(point: Point) -> float:
@@ -144,7 +142,6 @@ class DryRunDevice:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return that nothing was measured."""
         return {
             "kind": "dry-run",
             "device": {
@@ -160,19 +157,15 @@ class DryRunDevice:
         }
 
     def clocks(self) -> dict[str, Any]:
-        """Return a clock that stands still."""
         return {"clocks.sm": 0.0}
 
     def now_s(self) -> float:
-        """Return the fake time."""
         return self.clock.now_s
 
     def date(self) -> str:
-        """Return the fake date."""
         return self.clock.date()
 
     def choices(self, backend: str, operations: Sequence[str]) -> list[Choice]:
-        """Return every variant, all of the backend "dry-run"."""
         if backend not in {"auto", "dry-run"}:
             raise MissingError(
                 f"--dry-run runs no kernels and takes no --backend; got {backend!r}"
@@ -184,12 +177,10 @@ class DryRunDevice:
         ]
 
     def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
-        """Pass: there is no kernel to be wrong."""
         del geometry, at, backend
         return Check(error=0.0, tolerance=0.0)
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
-        """Return a task of made-up times."""
         del backend
         return DryTask(point, seed_of(seed, point.key), self.clock)
 

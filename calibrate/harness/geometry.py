@@ -35,7 +35,6 @@ class Geometry:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return dtype_bytes(self.dtype)
 
     @property
@@ -79,14 +78,7 @@ class Geometry:
 def geometry_of(
     model: ModelArchitecture, block_size: int, tensor_parallel_size: int
 ) -> Geometry:
-    """Return the geometry of one rank.
-
-    Raises
-    ------
-    UserError
-        When the model's attention or precision is not timed here, or heads do not
-        divide among the ranks.
-    """
+    """Return the geometry of one rank; what is not timed here raises UserError."""
     ranks = tensor_parallel_size
     if model.kv_lora_rank:
         raise UserError(

@@ -120,19 +120,7 @@ class Choice:
 def build_grid(
     preset: Preset, geometry: Geometry, limits: Limits, choices: Sequence[Choice]
 ) -> list[Point]:
-    """Return the points, each once, in a fixed order.
-
-    Parameters
-    ----------
-    preset
-        Values of the axes.
-    geometry
-        The model's.
-    limits
-        What fits.
-    choices
-        Operations and variants, the best variant of each operation first.
-    """
+    """Return the points, each once, in a fixed order; of `choices` the best first."""
     makers = {
         "decode_attention": _decodes,
         "prefill_attention": _prefills,

@@ -1,6 +1,18 @@
-"""The profile of a finished calibration: tables and provenance, `kvprofile/1`.
+"""The profile of a finished calibration, `kvprofile/1`: tables and provenance.
 
-No host names, no paths; the id is a hash of everything else.
+No host names, no paths; the id is a hash of everything else. A profile names axes as
+the cost model's estimators do; `calibrate.measurement` names them as the harness counts
+them::
+
+    decode_attention    batch, context; skewed batches are a table of their own
+    prefill_attention   batch, query, past
+    mixed_attention     query, past, num_decodes, decode_context
+    gemm                m
+    swap, copy          num_blocks, block_bytes, num_descriptors
+    layer               tokens; the constant `layer` says which, `per` what they are
+
+The leading metric is the operation itself; others are tables beside it, named
+``decode_attention.host``, say.
 """
 
 from __future__ import annotations
@@ -10,14 +22,110 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from calibrate.harness.plan import UNSTABLE
-from calibrate.harness.tables import tables
-from calibrate.measurement import canonical, quantile
+from calibrate.measurement import canonical, leading_metric, quantile
+from sim.hardware.models.architecture import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from calibrate.harness.device import Device
     from calibrate.harness.outcome import Outcome, Settings
+    from calibrate.measurement import Curve, Measurement, Point
+
+LAYERS = ("norm", "rope", "activation", "cache_write", "sampler")
+"""Operations that cost by tokens and are one table kind."""
+QUANTILES = ("p10_s", "p50_s", "p90_s", "p99_s", "mean_s")
+
+
+def tables(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Return the tables of a profile, in the order in which curves first appear."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    leads = _leads(measurements)
+    for item in measurements:
+        lead = leads[item.point.curve]
+        operation, constants, axes = _named(item.point)
+        for metric, times in item.metrics.items():
+            name = operation if metric == lead else f"{operation}.{metric}"
+            table = found.setdefault(
+                (name, operation, item.point.curve),
+                {
+                    "operation": name,
+                    "variant": item.point.curve.variant,
+                    "dtype": item.point.curve.dtype,
+                    "metric": metric,
+                    "constants": constants,
+                    "axes": {axis: [] for axis in axes},
+                    "quantiles": {quantile: [] for quantile in QUANTILES},
+                    "n": [],
+                },
+            )
+            for axis, value in axes.items():
+                table["axes"][axis].append(value)
+            for share in QUANTILES:
+                table["quantiles"][share].append(getattr(times, share))
+            table["n"].append(times.n)
+    return list(found.values())
+
+
+def _leads(measurements: Sequence[Measurement]) -> dict[Curve, str]:
+    """Return the metric that stands for each curve: one for all of its points."""
+    seen: dict[Curve, set[str]] = {}
+    for item in measurements:
+        seen.setdefault(item.point.curve, set()).update(item.metrics)
+    return {at: leading_metric(dict.fromkeys(names)) for at, names in seen.items()}
+
+
+def _named(point: Point) -> tuple[str, dict[str, int | str], dict[str, int]]:
+    """Return operation, constants and axes of a point in the profile's names."""
+    at, axes = point.curve, point.axes
+    constants = dict(at.constants)
+    if at.operation.endswith("_attention"):
+        more = {"kv_itemsize": DTYPE_BYTES[at.dtype], "window": 0}
+        name, shape = _attention(point)
+        return name, constants | more, shape
+    if at.operation == "gemm":
+        bits = 8 * DTYPE_BYTES[at.dtype]
+        return "gemm", constants | {"weight_bits": bits}, {"m": axes["num_tokens"]}
+    if at.operation == "swap":
+        moved = {
+            "num_blocks": axes["num_pages"],
+            "block_bytes": axes["page_bytes"],
+            "num_descriptors": axes["num_pages"],
+        }
+        return "swap", constants, moved
+    if at.operation == "copy_blocks":
+        planes = 2 * at.constant("num_layers")
+        copied = {
+            "num_blocks": axes["num_blocks"],
+            "block_bytes": planes * at.constant("page_bytes"),
+            "num_descriptors": planes * axes["num_blocks"],
+        }
+        return "copy", constants, copied
+    if at.operation in LAYERS:
+        per = "sequences" if at.operation == "sampler" else "tokens"
+        named = constants | {"layer": at.operation, "per": per}
+        return "layer", named, {"tokens": point.values[0]}
+    return at.operation, constants, axes
+
+
+def _attention(point: Point) -> tuple[str, dict[str, int]]:
+    axes = point.axes
+    if point.curve.operation == "prefill_attention":
+        query, past = point.values
+        return "prefill_attention", {"batch": 1, "query": query, "past": past}
+    if point.curve.operation == "mixed_attention":
+        query, past, num_decodes, total = point.values
+        return "mixed_attention", {
+            "query": query,
+            "past": past,
+            "num_decodes": num_decodes,
+            "decode_context": total // num_decodes,
+        }
+    batch, total, longest = point.values
+    if total == batch * longest:
+        return "decode_attention", {"batch": batch, "context": longest}
+    return "decode_attention_skewed", axes
+
 
 FORMAT = "kvprofile/1"
 FEWEST_SENTINELS = 3
@@ -25,15 +133,6 @@ FEWEST_SENTINELS = 3
 
 
 def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str, Any]:
-    """Return the profile as plain data.
-
-    Parameters
-    ----------
-    outcome, settings
-        Of the calibration.
-    device
-        What was timed.
-    """
     facts = device.facts()
     physics = device.physics
     rates = {

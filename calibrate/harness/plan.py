@@ -99,14 +99,8 @@ def refine(times_s: Mapping[Point, float], most: int) -> list[Point]:
 
     On every line of points that differ in one coordinate, the middle of each three is
     compared with the interpolation of the other two, logarithm against logarithm; where
-    it is off by more than `DISAGREEMENT`, the middles of both gaps are proposed.
-
-    Parameters
-    ----------
-    times_s
-        Medians of what was measured.
-    most
-        Points to return at most, the worst disagreements first.
+    it is off by more than `DISAGREEMENT`, the middles of both gaps are proposed, at
+    most `most`, the worst disagreements first.
     """
     wanted: dict[Point, float] = {}
     for line, axis in _lines(times_s):

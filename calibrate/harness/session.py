@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from calibrate.harness.device import (
@@ -21,7 +21,6 @@ from calibrate.harness.device import (
 from calibrate.harness.grid import PRESETS, build_grid
 from calibrate.harness.outcome import Collected, Outcome, Progress, Settings
 from calibrate.harness.plan import ordered_blocks, refine, seed_of, sentinels
-from calibrate.harness.timing import visit
 from calibrate.measurement import median
 from sim.errors import UserError
 
@@ -29,10 +28,63 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from calibrate.harness.checkpoint import Checkpoint
-    from calibrate.harness.device import Device
+    from calibrate.harness.device import Device, Task
     from calibrate.harness.grid import Choice, Preset
     from calibrate.harness.plan import Block
     from calibrate.measurement import Curve, Point
+
+WARM_UP_SAMPLES = 5
+"""Samples of one median of the warm-up, at most."""
+WARM_UP_BUDGET_S = 0.05
+"""Seconds that one median of the warm-up may take, where a sample takes less."""
+WARM_UP_TOLERANCE = 1.02
+"""Three successive medians must lie this close together."""
+MAX_MEDIANS = 12
+"""Medians after which a warm-up is given up, and the visit marked unsettled."""
+MIN_SAMPLES = 5
+BUDGET_S = 0.5
+"""Seconds that the samples of one metric may take in a visit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one visit of a point gave: samples in seconds, by metric."""
+
+    samples: dict[str, list[float]]
+    settled: bool
+    """Whether the warm-up ended by itself."""
+
+
+def visit(task: Task, num_samples: int) -> Visit:
+    """Warm a task up and sample each of its metrics.
+
+    Slow calls get fewer samples, `MIN_SAMPLES` at least, so that a visit stays within
+    seconds.
+    """
+    settled = warm_up(task)
+    samples: dict[str, list[float]] = {}
+    for metric in task.metrics:
+        first = task.sample(metric, 1)[0]  # the first call after another is odd
+        cost_s = first * task.repeats(metric)
+        affordable = int(BUDGET_S / cost_s)
+        count = max(min(MIN_SAMPLES, num_samples), min(num_samples, affordable))
+        samples[metric] = task.sample(metric, count)
+    return Visit(samples, settled)
+
+
+def warm_up(task: Task) -> bool:
+    """Run until three successive medians agree; return whether they ever did."""
+    metric = task.metrics[0]
+    cost_s = task.sample(metric, 1)[0] * task.repeats(metric)
+    count = max(1, min(WARM_UP_SAMPLES, int(WARM_UP_BUDGET_S / cost_s)))
+    medians: list[float] = []
+    for _ in range(MAX_MEDIANS):
+        medians.append(median(task.sample(metric, count)))
+        last = medians[-3:]
+        if len(last) == 3 and max(last) <= WARM_UP_TOLERANCE * min(last):
+            return True
+    return False
+
 
 ADAPTIVE_PHASES = 2
 """Times that the grid is refined."""
@@ -44,19 +96,7 @@ class OutOfTimeError(Exception):
 
 
 class Session:
-    """One calibration on one device.
-
-    Parameters
-    ----------
-    device
-        What is timed.
-    settings
-        What is asked.
-    checkpoint
-        Where finished blocks go.
-    progress
-        Called after every visit.
-    """
+    """One calibration on one device; `progress` is called after every visit."""
 
     def __init__(
         self,
@@ -218,7 +258,7 @@ class Session:
 
     @contextmanager
     def _blaming(self, key: str) -> Iterator[None]:
-        """Note in the checkpoint who broke the device: the next run leaves it out."""
+        """Note in the checkpoint what broke the device: the next run leaves it out."""
         try:
             yield
         except DeviceFaultError as error:

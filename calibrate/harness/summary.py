@@ -64,17 +64,7 @@ ANCHORS = (
 
 
 def rows(outcome: Outcome, device: Device, name: str) -> list[Row]:
-    """Return the summary's lines.
-
-    Parameters
-    ----------
-    outcome
-        Of the calibration.
-    device
-        What was timed.
-    name
-        The device's name, which picks the anchors.
-    """
+    """Return the summary's lines; the device's name picks the anchors."""
     found = outcome.measurements
     physics = device.physics
     return [
@@ -201,7 +191,6 @@ def _overlap(outcome: Outcome) -> list[Row]:
 
 
 def _doubts(outcome: Outcome, physics: Physics) -> list[Row]:
-    """Say what speaks against the times."""
     found = outcome.measurements
     lines = []
     fast = [

@@ -125,13 +125,7 @@ def import_aiconfigurator(
 
 
 def find_tables(system: str, folder: Path | None) -> Tables:
-    """Return where the tables of `system` lie, in either layout.
-
-    Raises
-    ------
-    UserError
-        When they are not there; the message lists the systems that are.
-    """
+    """Return where the tables of `system` lie, in either layout."""
     if folder is None:
         spec = find_spec(_PACKAGE)
         if spec is None or not spec.submodule_search_locations:

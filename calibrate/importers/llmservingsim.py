@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from calibrate.device import DeviceFacts
-from calibrate.repeats import EVEN, SKEWED
+from calibrate.fit_report import EVEN, SKEWED
 from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import load_gpu
@@ -97,13 +97,7 @@ def import_llmservingsim(
 
 
 def _folder_of(folder: Path, name: str | None) -> Path:
-    """Return the folder of a model, which may be `folder` or lie below it.
-
-    Raises
-    ------
-    UserError
-        When none is that model's, or several are and none was named.
-    """
+    """Return the folder of a model, which may be `folder` or lie below it."""
     if (folder / "meta.yaml").is_file():
         return folder
     there = [
@@ -129,12 +123,9 @@ def _folder_of(folder: Path, name: str | None) -> Path:
 
 
 def architecture_of(name: str) -> ModelArchitecture:
-    """Return a bundled model; a later tuning of one (``-Instruct-2507``) has its shape.
+    """Return a bundled model.
 
-    Raises
-    ------
-    ConfigError
-        When neither is bundled.
+    A later tuning of one (``-Instruct-2507``) has its shape.
     """
     try:
         return load_model(name)

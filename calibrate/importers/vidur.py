@@ -71,20 +71,7 @@ def import_vidur(
 
 
 def model_of(profile: Profile, config: str | None = None) -> ModelArchitecture:
-    """Return the architecture of an imported model.
-
-    Parameters
-    ----------
-    profile
-        As `import_vidur` returns it.
-    config
-        Path to its config.json; None for the bundled model of that name.
-
-    Raises
-    ------
-    UserError
-        When it is not bundled and no file was given.
-    """
+    """Return the architecture of an imported model, of its config.json or bundled."""
     name = str(profile.provenance["model"])
     if config is not None:
         # its tables go by the name of their folder
@@ -101,13 +88,7 @@ def model_of(profile: Profile, config: str | None = None) -> ModelArchitecture:
 def _root(
     folder: Path, gpu: str | None, model: str | None
 ) -> tuple[Path, str | None, str | None]:
-    """Return the folder of `compute`, and what the path itself says to take.
-
-    Raises
-    ------
-    UserError
-        When there is none, neither below nor above.
-    """
+    """Return the folder of `compute`, and what the path itself says to take."""
     for root in _ROOTS:
         if (folder / root / "compute").is_dir():
             return folder / root, gpu, model

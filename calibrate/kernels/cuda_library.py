@@ -22,13 +22,7 @@ NOT_SUPPORTED = (36, 801)
 
 
 class CudaError(UserError):
-    """A call into CUDA failed.
-
-    Attributes
-    ----------
-    code
-        The ``cudaError_t``.
-    """
+    """A call into CUDA failed; `code` is the ``cudaError_t``."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -85,7 +79,6 @@ class CopyBatch:
 
     @property
     def num_descriptors(self) -> int:
-        """Number of copies."""
         return len(self.sizes)
 
 
@@ -97,16 +90,7 @@ def swap_plan(
 ) -> SwapPlan:
     """Return the plan of a swap, one copy per plane and pair.
 
-    Parameters
-    ----------
-    planes
-        Addresses (source, target) of the keys, then the values, of each layer.
-    pairs
-        Block of the source, block of the target.
-    page_bytes
-        Bytes of a block in one plane.
-    to_device
-        From the host to the device, or back.
+    Planes are addresses (source, target) of the keys, then the values, of each layer.
     """
     flat = [block for pair in pairs for block in pair]
     return SwapPlan(
@@ -146,15 +130,15 @@ class CudaKernels(Protocol):
 
     @property
     def has_batch_copy(self) -> bool:
-        """Whether `copy_batch` can be called."""
+        """Whether `copy_batch` can be called: CUDA 12.8 and newer."""
         ...
 
     def swap_blocks_loop(self, plan: SwapPlan, stream: int) -> None:
-        """Copy page by page, one asynchronous copy each."""
+        """Copy page by page, one asynchronous copy each; blocks the host meanwhile."""
         ...
 
     def copy_batch(self, batch: CopyBatch, stream: int) -> None:
-        """Copy all descriptors in one call."""
+        """Copy all descriptors in one call, not on the legacy default stream, 0."""
         ...
 
     def copy_blocks(
@@ -165,11 +149,26 @@ class CudaKernels(Protocol):
         word_bytes: int,
         stream: int,
     ) -> None:
-        """Copy pairs of blocks in every layer."""
+        """Copy pairs of blocks in every layer: one launch over (layers, pairs).
+
+        Parameters
+        ----------
+        caches
+            Address of the table of key planes, of value planes (both on the device),
+            and the number of layers.
+        pairs
+            Address of (num_pairs, 2) int64 on the device, and num_pairs.
+        page_bytes
+            Bytes of a block in one plane.
+        word_bytes
+            Width of an access: 1, 2, 4 or 16.
+        stream
+            Where to enqueue.
+        """
         ...
 
     def paged_attention(self, args: PagedArgs, version: int, stream: int) -> None:
-        """Attend with one query token a sequence."""
+        """Attend with one query token a sequence; version 1, or 2 with partitions."""
         ...
 
 
@@ -225,7 +224,6 @@ class CudaLibrary:
 
     @property
     def has_batch_copy(self) -> bool:
-        """Whether the toolkit that built it has batched copies (12.8 and newer)."""
         return bool(self._library.kvsim_has_batch_copy())
 
     def driver_version(self) -> int:
@@ -236,14 +234,12 @@ class CudaLibrary:
         return version.value
 
     def device_count(self) -> int:
-        """Return the number of devices."""
         count = ctypes.c_int()
         code = self._library.kvsim_device_count(ctypes.byref(count))
         self._check(code, "cudaGetDeviceCount")
         return count.value
 
     def swap_blocks_loop(self, plan: SwapPlan, stream: int) -> None:
-        """Copy page by page, one asynchronous copy each; blocks the host meanwhile."""
         code = self._library.kvsim_swap_blocks_loop(
             plan.sources,
             plan.targets,
@@ -257,10 +253,6 @@ class CudaLibrary:
         self._check(code, "swap_blocks")
 
     def copy_batch(self, batch: CopyBatch, stream: int) -> None:
-        """Copy all descriptors in one call.
-
-        `stream` must be one of its own: the legacy default stream, 0, is refused.
-        """
         code = self._library.kvsim_copy_batch(
             batch.targets, batch.sources, batch.sizes, batch.num_descriptors, stream
         )
@@ -274,22 +266,6 @@ class CudaLibrary:
         word_bytes: int,
         stream: int,
     ) -> None:
-        """Copy pairs of blocks in every layer: one launch over (layers, pairs).
-
-        Parameters
-        ----------
-        caches
-            Address of the table of key planes, of value planes (both on the device),
-            and the number of layers.
-        pairs
-            Address of (num_pairs, 2) int64 on the device, and num_pairs.
-        page_bytes
-            Bytes of a block in one plane.
-        word_bytes
-            Width of an access: 1, 2, 4 or 16.
-        stream
-            Where to enqueue.
-        """
         keys, values, num_layers = caches
         address, num_pairs = pairs
         code = self._library.kvsim_copy_blocks(
@@ -298,6 +274,5 @@ class CudaLibrary:
         self._check(code, "copy_blocks")
 
     def paged_attention(self, args: PagedArgs, version: int, stream: int) -> None:
-        """Attend with one query token a sequence; version 1, or 2 with partitions."""
         code = self._library.kvsim_paged_attention(ctypes.byref(args), version, stream)
         self._check(code, f"paged_attention_v{version}")

@@ -43,27 +43,22 @@ class PagedBatch:
 
     @property
     def num_seqs(self) -> int:
-        """Number of sequences."""
         return len(self.query_lens)
 
     @property
     def num_heads(self) -> int:
-        """Query heads."""
         return self.query.shape[1]
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
         return self.query.shape[2]
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
         return self.key_cache.shape[1]
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of the cache."""
         return self.key_cache.shape[2]
 
     @property
@@ -84,19 +79,9 @@ def paged_batch(
     query_lens: Sequence[int],
     context_lens: Sequence[int],
 ) -> PagedBatch:
-    """Return the batch, with its lengths on the query's device.
+    """Return the batch, lengths on the query's device.
 
-    Parameters
-    ----------
-    query, block_tables, query_lens, context_lens
-        See `PagedBatch`.
-    caches
-        Key and value cache.
-
-    Raises
-    ------
-    ValueError
-        When shapes and lengths do not go together.
+    ValueError if they do not fit.
     """
     device = query.device
     starts = [0]

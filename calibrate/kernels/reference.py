@@ -18,17 +18,7 @@ if TYPE_CHECKING:
 
 
 def gathered(cache: Tensor, table: Tensor, num_tokens: int) -> Tensor:
-    """Return (num_tokens, num_kv_heads, head_dim) of one sequence, in logical order.
-
-    Parameters
-    ----------
-    cache
-        (num_blocks, block_size, num_kv_heads, head_dim).
-    table
-        (max_blocks,), the sequence's row of the block tables.
-    num_tokens
-        Tokens that the sequence holds.
-    """
+    """Return (num_tokens, num_kv_heads, head_dim) of one sequence, in logical order."""
     num_blocks = -(-num_tokens // cache.shape[1])
     blocks = cache[table[:num_blocks].long()]
     return blocks.flatten(0, 1)[:num_tokens]
@@ -37,12 +27,8 @@ def gathered(cache: Tensor, table: Tensor, num_tokens: int) -> Tensor:
 def paged_attention(batch: PagedBatch, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return causal attention over block tables, computed in `dtype`.
 
-    A sequence's last query token sees all of its keys; without keys it gives zeros.
-
-    Returns
-    -------
-    Tensor
-        (num_query_tokens, num_heads, head_dim), of `dtype`.
+    A sequence's last query token sees all of its keys; without keys it gives zeros. The
+    result is (num_query_tokens, num_heads, head_dim).
     """
     out = torch.zeros(batch.query.shape, dtype=dtype, device=batch.query.device)
     first = 0

@@ -27,14 +27,9 @@ if TYPE_CHECKING:
 
 
 def attention(out: Tensor, batch: PagedBatch) -> None:
-    """Attend causally, one sequence after the other.
+    """Attend causally into (num_query_tokens, num_heads, head_dim).
 
-    Parameters
-    ----------
-    out
-        (num_query_tokens, num_heads, head_dim).
-    batch
-        Chunks and decodes; a sequence without keys gives zeros.
+    Zeros without keys.
     """
     first = 0
     for seq, (query_len, context_len) in enumerate(
@@ -75,15 +70,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def swap_blocks(
     source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]
 ) -> None:
-    """Copy blocks between two pools, one asynchronous copy a page.
-
-    Parameters
-    ----------
-    source, target
-        Pools (see `calibrate.kernels`) of equal layers and pages.
-    pairs
-        Block of `source`, block of `target`.
-    """
+    """Copy pairs of blocks between two pools, one asynchronous copy a page."""
     for layer in range(source.shape[0]):
         for half in range(2):
             source_plane, target_plane = source[layer, half], target[layer, half]
@@ -100,16 +87,9 @@ def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
 def write_cache(
     keys: Tensor, values: Tensor, caches: tuple[Tensor, Tensor], slots: Tensor
 ) -> None:
-    """Write new tokens' keys and values into their slots.
+    """Write keys and values (num_tokens, num_kv_heads, head_dim) into their slots.
 
-    Parameters
-    ----------
-    keys, values
-        (num_tokens, num_kv_heads, head_dim).
-    caches
-        Key and value cache, (num_blocks, block_size, num_kv_heads, head_dim).
-    slots
-        (num_tokens,), int64: ``block * block_size + offset`` of each token.
+    Slots are int64 (num_tokens,): ``block * block_size + offset`` of each token.
     """
     for new, cache in zip((keys, values), caches, strict=True):
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new)
@@ -124,12 +104,7 @@ def rms_norm_add(hidden: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
 def rotary(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> None:
     """Rotate queries and keys in place, halves apart (the convention of Llama).
 
-    Parameters
-    ----------
-    query, key
-        (num_tokens, heads, head_dim).
-    cosine, sine
-        (num_tokens, 1, head_dim / 2), of the tokens' positions.
+    Cosine and sine are (num_tokens, 1, head_dim / 2), of the tokens' positions.
     """
     for heads in (query, key):
         low, high = heads.chunk(2, dim=-1)
@@ -146,14 +121,6 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, noise: Tensor) -> Tensor:
-    """Draw a token for each row by exponential noise; no synchronisation.
-
-    Parameters
-    ----------
-    logits
-        (num_seqs, vocabulary).
-    noise
-        (num_seqs, vocabulary), fp32, overwritten.
-    """
+    """Draw a token for each row of logits by fp32 noise, which is overwritten."""
     noise.exponential_()
     return torch.softmax(logits.float(), dim=-1).div_(noise).argmax(dim=-1)

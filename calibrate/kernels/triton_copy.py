@@ -84,13 +84,7 @@ def swap_pages_kernel(
 
 
 def page_words(pool: Tensor) -> Tensor:
-    """View a pool as (planes, num_blocks, 32-bit words of a page).
-
-    Raises
-    ------
-    ValueError
-        When the pool is not contiguous, or a page is no multiple of 4 bytes.
-    """
+    """View a pool as (planes, num_blocks, 32-bit words of a page)."""
     page_bytes = pool[0, 0, 0].numel() * pool.element_size()
     if not pool.is_contiguous() or page_bytes % 4:
         raise ValueError(
@@ -103,13 +97,8 @@ def page_words(pool: Tensor) -> Tensor:
 def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
     """Copy blocks onto others of the same pool, in every layer; one launch.
 
-    Parameters
-    ----------
-    pool
-        (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim).
-    pairs
-        (num_pairs, 2), int64, on the pool's device: source and target of each. No
-        block is both source and target, and none is target twice.
+    Pairs are (num_pairs, 2), int64, on the pool's device: source and target of each. No
+    block is both source and target, and none is target twice.
     """
     words = page_words(pool)
     planes, _, size = words.shape
@@ -129,31 +118,17 @@ def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
 
 
 def swap_pages(source: Tensor, target: Tensor, pairs: Tensor, programs: int) -> None:
-    """Copy blocks from one pool to another, in every layer; one launch.
+    """Copy blocks between two pools, in every layer; one launch.
 
-    Parameters
-    ----------
-    source, target
-        Pools of equal layers and pages; either may lie in pinned host memory.
-    pairs
-        (num_pairs, 2), int64, on the device: block of `source`, block of `target`.
-    programs
-        Programs that do the work, at most one a page: about the multiprocessors that
-        the copy occupies.
+    Either pool may lie in pinned host memory; pairs are (num_pairs, 2), int64, on the
+    device. `programs` do the work, at most one a page: about the multiprocessors that
+    the copy occupies.
     """
     swap_words(page_words(source), page_words(target), pairs, programs)
 
 
 def swap_words(source: Tensor, target: Tensor, pairs: Tensor, programs: int) -> None:
-    """Copy pages of 32-bit words; see `swap_pages`.
-
-    Parameters
-    ----------
-    source, target
-        (planes, num_blocks, words of a page), int32.
-    pairs, programs
-        As in `swap_pages`.
-    """
+    """Copy pages of (planes, num_blocks, words), int32, as `swap_pages` does."""
     planes, _, size = source.shape
     num_pages = planes * pairs.shape[0]
     if num_pages == 0:

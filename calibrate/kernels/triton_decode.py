@@ -28,13 +28,14 @@ import torch
 import triton
 import triton.language as tl
 
-from calibrate.kernels.triton_pages import softmax_step, token_offsets
 from calibrate.kernels.triton_support import (
     FP_FUSION,
     LOG2_E,
     cdiv,
     interpreted,
     next_power_of_2,
+    softmax_step,
+    token_offsets,
 )
 
 if TYPE_CHECKING:
@@ -214,21 +215,7 @@ def plan_decode(
     device: torch.device,
     shape: DecodeShape | None = None,
 ) -> DecodePlan:
-    """Cut the contexts so that about `num_programs` programs have work.
-
-    Parameters
-    ----------
-    context_lens
-        Tokens of each sequence.
-    num_kv_heads
-        KV heads on this rank.
-    num_programs
-        Programs that fill the device: a few for each of its multiprocessors.
-    device
-        Where the kernels run.
-    shape
-        How a program works.
-    """
+    """Cut the contexts so that about `num_programs` programs have work."""
     shape = shape or DecodeShape()
     longest = max(context_lens, default=0)
     share = cdiv(sum(context_lens) * num_kv_heads, max(1, num_programs))
@@ -271,16 +258,8 @@ def paged_decode(
 ) -> None:
     """Attend with one query token a sequence; launches one or two kernels, no more.
 
-    Parameters
-    ----------
-    out
-        (num_sequences, num_heads, head_dim), contiguous, the query's dtype.
-    batch
-        One query token a sequence.
-    plan
-        From `plan_decode` over the same lengths.
-    workspace
-        Buffers for this query and plan.
+    `out` is (num_sequences, num_heads, head_dim), contiguous, the query's dtype; `plan`
+    is of the same lengths.
     """
     if batch.num_seqs == 0:
         return

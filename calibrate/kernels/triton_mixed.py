@@ -28,12 +28,13 @@ import torch
 import triton
 import triton.language as tl
 
-from calibrate.kernels.triton_pages import softmax_step, token_offsets
 from calibrate.kernels.triton_support import (
     FP_FUSION,
     LOG2_E,
     interpreted,
     next_power_of_2,
+    softmax_step,
+    token_offsets,
 )
 
 if TYPE_CHECKING:
@@ -198,15 +199,7 @@ class MixedPlan:
 
 
 def plan_mixed(batch: PagedBatch, shape: MixedShape | None = None) -> MixedPlan:
-    """Cut the chunks into tiles; those with the most keys begin first.
-
-    Parameters
-    ----------
-    batch
-        Chunks and decodes.
-    shape
-        How a program works.
-    """
+    """Cut the chunks into tiles; those with the most keys begin first."""
     shape, group = shape or MixedShape(), batch.group
     longest = max(batch.query_lens, default=0)
     rows = min(shape.rows, max(16, next_power_of_2(longest * group)))
@@ -230,14 +223,8 @@ def plan_mixed(batch: PagedBatch, shape: MixedShape | None = None) -> MixedPlan:
 def paged_mixed(out: Tensor, batch: PagedBatch, plan: MixedPlan) -> None:
     """Attend with prefill chunks and decodes of one batch, causally; one launch.
 
-    Parameters
-    ----------
-    out
-        (num_query_tokens, num_heads, head_dim), contiguous, the query's dtype.
-    batch
-        Chunks of any length; a sequence with query tokens has at least as many keys.
-    plan
-        From `plan_mixed` over the same batch.
+    `out` is (num_query_tokens, num_heads, head_dim), contiguous, the query's dtype. A
+    sequence with query tokens has at least as many keys.
     """
     num_tiles = plan.tile_seqs.shape[0]
     if num_tiles == 0:

@@ -172,7 +172,7 @@ class _Session:
     def _make_executor(self) -> tuple[Executor, int]:
         """Return the executor, and the layers that it has or stands for."""
         from calibrate.gpu.detect import find_gpu  # noqa: PLC0415 - torch
-        from calibrate.gpu.gpu_device import GpuDevice  # noqa: PLC0415
+        from calibrate.gpu.device import GpuDevice  # noqa: PLC0415
         from calibrate.replay import setup  # noqa: PLC0415
 
         request = self._request

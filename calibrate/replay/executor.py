@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from calibrate.gpu.faults import refusing
+from calibrate.gpu.tasks import refusing
 from calibrate.kernels import torch_ops
 from calibrate.replay.compare import Timing
 from calibrate.replay.graphs import (

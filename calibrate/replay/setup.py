@@ -19,7 +19,7 @@ from sim.scheduler.generations import generation_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from calibrate.gpu.gpu_device import GpuDevice
+    from calibrate.gpu.device import GpuDevice
     from calibrate.replay.log import Facts
     from sim.hardware.models.architecture import ModelArchitecture
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from calibrate.tables.nodes import (
+from calibrate.tables.fits import (
     BATCHES,
     CONTEXTS,
     QUERIES,
@@ -37,14 +37,8 @@ Table = dict[str, Any]
 class AttentionTables:
     """Tables of one model on so many ranks with a KV cache of one precision.
 
-    Parameters
-    ----------
-    fits
-        What was measured; an operation that was not comes from the datasheet.
-    model, ranks, itemsize
-        Whose attention: `itemsize` bytes an element of the cache.
-    gpu
-        Datasheet, for what was not measured.
+    An operation that was not measured comes from the datasheet; `itemsize` is in bytes
+    an element of the cache.
     """
 
     def __init__(

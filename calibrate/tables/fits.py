@@ -1,21 +1,28 @@
-"""Estimators of a profile's operations, and how uncertain each is."""
+"""Fitted operations of a profile, and their predictions at the nodes of tables."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from calibrate.alone import with_parts
+import numpy as np
+
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated
 from calibrate.fit_report import operation_report
-from calibrate.points import Points, estimator_of, points_of
+from calibrate.points import Points, estimator_of, points_of, with_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from calibrate.estimators import KernelEstimator
+    from calibrate.points import Points
     from sim.costs.profile import Profile
+
+    Integers = NDArray[np.int64]
 
 UNKNOWN: Final = (25.0, 50.0)
 """Half-widths in percent where there are too few points to hold any out."""
@@ -51,20 +58,110 @@ class Fits:
 
 
 def fit_operations(profile: Profile, variants: Mapping[str, str] | None = None) -> Fits:
-    """Fit every operation of a profile, one variant of each.
+    """Fit every operation of a profile, one variant of each, by default the fastest.
 
     Where attention was measured for whole steps only, the steps with decodes alone and
     those with a chunk alone are fitted as the operations that they are.
-
-    Parameters
-    ----------
-    profile
-        Tables.
-    variants
-        Operation to the variant that is taken; the fastest where it is not named.
     """
     fits = Fits(DeviceFacts.from_json(profile.device))
     found = {points.name: points for points in points_of(profile, variants)}
     for points in with_parts(found).values():
         fits.add(points, estimator_of(points, fits.device))
     return fits
+
+
+BATCHES: Final = 2 ** np.arange(13)
+CONTEXTS: Final = 2 ** np.arange(21)
+QUERIES: Final = np.unique([1, *(2 ** np.arange(4, 18)), *(3 * 2 ** np.arange(9, 16))])
+TOKENS: Final = 2 ** np.arange(18)
+_GAP: Final = 4
+_MAX_NODES: Final = 128
+"""Measured values of an axis beyond which only some of them are nodes."""
+
+
+def nodes(
+    measured: Integers, regular: Integers | None = None, most: int = _MAX_NODES
+) -> list[int]:
+    """Return the nodes of an axis: measured values, and `regular` ones further out."""
+    own = np.unique(measured)
+    if len(own) > most:
+        own = np.unique(np.append(own[:: len(own) // most + 1], own[-1]))
+    more = own if regular is None else np.union1d(own, regular)
+    found: list[int] = more.tolist()
+    return found
+
+
+def octaves(measured: Integers, first: int = 0) -> list[int]:
+    """Return measured values of an axis from `first` on, the largest of each octave."""
+    own = [value for value in np.unique(measured).tolist() if value >= first]
+    by_octave = {value.bit_length() if value else -1: value for value in own}
+    powers = {value.bit_length(): value for value in own if value.bit_count() == 1}
+    return sorted((by_octave | powers).values())
+
+
+def filled(values: Iterable[int]) -> list[int]:
+    """Return ascending nodes with powers of two where two are over four times apart."""
+    own = sorted(values)
+    found = set(own)
+    for low, high in itertools.pairwise(own):
+        if low and high > _GAP * low:
+            found |= {1 << e for e in range(low.bit_length(), high.bit_length())}
+    return sorted(value for value in found if own[0] <= value <= own[-1])
+
+
+def product(**axes: Iterable[int]) -> dict[str, Integers]:
+    """Return the columns of every combination of values, the last axis fastest."""
+    grids = np.meshgrid(*(list(values) for values in axes.values()), indexing="ij")
+    return {
+        key: grid.ravel().astype(np.int64)
+        for key, grid in zip(axes, grids, strict=True)
+    }
+
+
+def broadcast(columns: Mapping[str, Any]) -> dict[str, Integers]:
+    """Return columns of one length, of columns and numbers."""
+    length = max(np.size(value) for value in columns.values())
+    return {
+        key: np.broadcast_to(np.asarray(value, dtype=np.int64), length)
+        for key, value in columns.items()
+    }
+
+
+def predicted(
+    estimator: KernelEstimator,
+    columns: Mapping[str, Any],
+    *shape: int,
+    points: Points | None = None,
+) -> dict[str, Any]:
+    """Return ``time_s`` and ``beyond`` of a table of that shape, JSON-ready.
+
+    The last axis is fastest. Where a node is a measured shape of `points`, its median
+    stands, unless it is faster than the device.
+    """
+    full = broadcast(columns)
+    seconds = estimator.predict(full)
+    if points is not None:
+        measured = _measured(points, estimator.columns)
+        rows = zip(*(full[key].tolist() for key in estimator.columns), strict=True)
+        own = np.array([measured.get(row, np.nan) for row in rows])
+        least = np.maximum(own, estimator.floor(full))
+        seconds = np.where(np.isnan(own), seconds, least)
+    beyond = estimator.extrapolated(full).reshape(shape)
+    return {
+        "time_s": rounded(seconds.reshape(shape)),
+        "beyond": beyond.astype(int).tolist(),
+    }
+
+
+def _measured(points: Points, names: Iterable[str]) -> dict[tuple[int, ...], float]:
+    """Return shape to median seconds."""
+    columns, time_s = aggregated(points.columns, points.time_s)
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
+    return dict(zip(rows, time_s.tolist(), strict=True))
+
+
+def rounded(values: NDArray[np.float64]) -> Any:
+    """Return seconds to six digits, nested as `values` is."""
+    if values.ndim == 1:
+        return [float(f"{value:.6g}") for value in values.tolist()]
+    return [rounded(row) for row in values]

@@ -79,25 +79,10 @@ def fit_steps(
 ) -> StepFit | None:
     """Fit host time and the correction of kernels to whole measured steps.
 
-    Parameters
-    ----------
-    steps
-        Entries of a profile's ``steps``: ``shape``, the fields of `BatchShape` by name
-        (those left out are 0), and ``p50_s``.
-    kernels_s
-        Seconds that the GPU is busy with a step, not corrected.
-    default_s
-        Seconds of the step with the default host time, to say what the fit gained.
-
-    Returns
-    -------
-    StepFit | None
-        None with fewer than `FEWEST` steps.
-
-    Raises
-    ------
-    UserError
-        When an entry has no such fields.
+    None with fewer than `FEWEST` steps. `kernels_s` gives seconds that the GPU is busy
+    with a step, not corrected; `default_s` those with the default host time, to say
+    what the fit gained. Steps are entries of a profile: ``shape``, the fields of
+    `BatchShape` by name (those left out are 0), and ``p50_s``.
     """
     if len(steps) < FEWEST:
         return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from calibrate.estimators import Layer
-from calibrate.tables.nodes import TOKENS, nodes, rounded
+from calibrate.tables.fits import TOKENS, nodes, rounded
 from sim.costs.measured.geometry import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.models.weights import TensorRole, weight_tensors
@@ -83,18 +83,9 @@ _OPTIONAL: Final = frozenset({"qk_norm", "add"})
 class TokenTables:
     """Tables of one model on so many ranks.
 
-    Parameters
-    ----------
-    fits
-        What was measured.
-    source
-        A key of `SOURCES`.
-    model, ranks
-        Whose layers.
-    rest
-        The datasheet's times, for models with routed experts.
-    is_own
-        Whether the layer tables are this model's: they hold no shapes.
+    `source` is a key of `SOURCES`; `rest` gives the datasheet's times, for models with
+    routed experts; `is_own` says whether the layer tables, which hold no shapes, are
+    this model's.
     """
 
     def __init__(
@@ -115,13 +106,7 @@ class TokenTables:
         self.ranks = ranks
 
     def tables(self) -> Table:
-        """Return what an entry of a profile's `fit` says of tokens and requests.
-
-        Raises
-        ------
-        UserError
-            When products were not measured.
-        """
+        """Return what an entry of a profile's `fit` says of tokens and requests."""
         found: Table = {"tokens": self._tokens()}
         for key, table in (
             ("elementwise", self._elementwise()),
@@ -268,17 +253,7 @@ class TokenTables:
 
 
 class _LayerCurves:
-    """Layers of one model on so many ranks, by tokens.
-
-    Parameters
-    ----------
-    estimator, points
-        All layers that were measured.
-    ranks
-        Whose curves are taken.
-    names
-        Layers that are needed.
-    """
+    """Layers of one model on so many ranks, by tokens."""
 
     def __init__(
         self, estimator: Layer, points: Points, ranks: int, names: list[str]
@@ -323,13 +298,7 @@ def _is_ranks(variant: str) -> bool:
 
 
 def weight_code(dtypes: Sequence[str], bits: int) -> int:
-    """Return the code of the precision that weights of so many bits are read in.
-
-    Raises
-    ------
-    UserError
-        When there are no products of such weights.
-    """
+    """Return the code of the precision that weights of so many bits are read in."""
     for name in DTYPES_OF_BITS.get(bits, DTYPES_OF_BITS[4]):
         if name in dtypes:
             return dtypes.index(name)

@@ -9,8 +9,7 @@ import numpy as np
 from calibrate.estimators.kernel import aggregated
 from calibrate.measurement import median
 from calibrate.points import Points, estimator_of
-from calibrate.tables.fits import UNKNOWN
-from calibrate.tables.nodes import nodes, octaves, predicted, product, rounded
+from calibrate.tables.fits import UNKNOWN, nodes, octaves, predicted, product, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

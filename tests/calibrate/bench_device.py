@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from calibrate.gpu.gpu_device import GpuDevice, Hardware
+from calibrate.gpu.device import GpuDevice, Hardware
 from calibrate.gpu.timers import CpuTimers
 from calibrate.harness.device import Physics
 from calibrate.harness.geometry import Geometry

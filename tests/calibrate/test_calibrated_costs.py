@@ -8,11 +8,10 @@ import pytest
 from calibrate.estimators.kernel import aggregated
 from calibrate.harness.dry_run import ideal_s
 from calibrate.measurement import Point, curve
-from calibrate.points import points_of
+from calibrate.points import chosen, parse_variants, points_of
 from calibrate.tables.fits import fit_operations
 from calibrate.tables.steps import fit_steps
 from calibrate.tabulate import measured_ranks, tabulated, with_tables
-from calibrate.variants import chosen, parse_variants
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from sim.costs import MeasuredCost

@@ -22,7 +22,7 @@ import torch
 
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.kernels import reference
-from calibrate.kernels.cuda_build import SOURCE
+from calibrate.kernels.cuda_compile import SOURCE
 from calibrate.kernels.cuda_library import (
     CudaError,
     CudaLibrary,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from calibrate.kernels import cuda_build
+from calibrate.kernels import cuda_compile
 from calibrate.kernels.cuda_library import (
     CudaError,
     CudaLibrary,
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def library(tmp_path_factory: pytest.TempPathFactory) -> CudaLibrary:
     nvcc()
     folder = tmp_path_factory.mktemp("cuda")
-    built = cuda_build.build_library(90, folder)
-    assert cuda_build.build_library(90, folder) == built
+    built = cuda_compile.build_library(90, folder)
+    assert cuda_compile.build_library(90, folder) == built
     assert [path.name for path in folder.iterdir()] == [built.name]
     return CudaLibrary(built)
 
@@ -94,15 +94,15 @@ def test_descriptors_of_a_batch() -> None:
 def test_without_nvcc_the_remedy_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cuda_build, "find_nvcc", lambda: None)
+    monkeypatch.setattr(cuda_compile, "find_nvcc", lambda: None)
     with pytest.raises(
-        cuda_build.CudaBuildError, match=r"needs nvcc.*--backend triton"
+        cuda_compile.CudaBuildError, match=r"needs nvcc.*--backend triton"
     ):
-        cuda_build.build_library(90, tmp_path)
+        cuda_compile.build_library(90, tmp_path)
 
 
 def test_a_compiler_that_fails_leaves_nothing(tmp_path: Path) -> None:
     nvcc()
-    with pytest.raises(cuda_build.CudaBuildError, match=r"could not compile.*sm_1"):
-        cuda_build.build_library(1, tmp_path)
+    with pytest.raises(cuda_compile.CudaBuildError, match=r"could not compile.*sm_1"):
+        cuda_compile.build_library(1, tmp_path)
     assert list(tmp_path.iterdir()) == []

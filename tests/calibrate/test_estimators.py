@@ -14,10 +14,9 @@ from calibrate.estimators import (
     PrefillAttention,
     Swap,
 )
-from calibrate.estimators.kernel import aggregated
+from calibrate.estimators.kernel import aggregated, longest_share
 from calibrate.estimators.residual import KernelResidual
 from calibrate.estimators.roofline import SoftRoofline, Work
-from calibrate.estimators.trend import longest_share
 from sim.errors import UserError
 from tests.calibrate.synthetic import (
     DEVICE,

@@ -22,8 +22,7 @@ from calibrate.figures.placement import (
     clouds_of,
     roofline_placement,
 )
-from calibrate.figures.source import source_line
-from calibrate.figures.subject import NUM_CURVES, Subject, subjects
+from calibrate.figures.subject import NUM_CURVES, Subject, source_line, subjects
 from calibrate.fit_report import operation_report
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run

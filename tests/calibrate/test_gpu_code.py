@@ -15,7 +15,8 @@ torch_only()
 # ruff: noqa: E402
 import torch
 
-from calibrate.gpu import checks, detect, facts, faults
+from calibrate.gpu import detect, facts, tasks
+from calibrate.gpu import device as gpu_device
 from calibrate.gpu.arena import batches, lengths
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
@@ -204,7 +205,7 @@ def test_errors_while_sampling_lose_the_point_or_the_device(
         failing(RuntimeError("bad /usr/lib/file.cu")).sample("eager", 1)
     with pytest.raises(ZeroDivisionError):
         failing(ZeroDivisionError()).sample("host", 1)
-    monkeypatch.setattr(faults, "is_broken", lambda device: True)
+    monkeypatch.setattr(tasks, "is_broken", lambda device: True)
     with pytest.raises(DeviceFaultError, match="RuntimeError: illegal address"):
         failing(RuntimeError("illegal address")).sample("device", 1)
 
@@ -219,7 +220,7 @@ def test_the_gate_stops_at_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch_ops, "attention", bad)
     check = device.check(TINY, point.curve, "torch")
     assert check.reason == "RuntimeError: illegal address"
-    monkeypatch.setattr(checks, "is_broken", lambda device: True)
+    monkeypatch.setattr(gpu_device, "is_broken", lambda device: True)
     with pytest.raises(DeviceFaultError, match="illegal address"):
         device.check(TINY, point.curve, "torch")
 

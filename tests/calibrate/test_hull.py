@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from calibrate.estimators import DecodeAttention, Gemm, Swap
-from calibrate.estimators.between import interpolated
 from calibrate.estimators.hull import Hull
+from calibrate.estimators.kernel import interpolated
 from calibrate.estimators.neighbours import Neighbours
 from tests.calibrate.synthetic import (
     DEVICE,

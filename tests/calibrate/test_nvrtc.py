@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from calibrate.kernels import cuda_compile
 from calibrate.kernels import cuda_kernels as choice
-from calibrate.kernels import nvrtc
-from calibrate.kernels.cuda_build import CudaBuildError
-from calibrate.kernels.cuda_driver import CopyAttributes, CudaDriver
+from calibrate.kernels.cuda_compile import Cubin, CudaBuildError, Nvrtc
+from calibrate.kernels.cuda_kernels import (
+    CopyAttributes,
+    CudaDriver,
+    NvrtcKernels,
+    compile_kernels,
+    kernel_names,
+)
 from calibrate.kernels.cuda_library import (
     CudaError,
     PagedArgs,
     copy_batch,
     swap_plan,
 )
-from calibrate.kernels.cuda_nvrtc import NvrtcKernels, compile_kernels, kernel_names
-from calibrate.kernels.nvrtc import Cubin, Nvrtc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +133,7 @@ def test_pages_are_swapped_one_by_one_and_in_a_batch() -> None:
 
 
 def compiler() -> Nvrtc:
-    path = nvrtc.find_nvrtc()
+    path = cuda_compile.find_nvrtc()
     if path is None:
         pytest.skip("there is no libnvrtc: it comes with CUDA builds of torch")
     return Nvrtc(path)
@@ -171,11 +175,11 @@ def test_the_library_lies_in_the_packages_or_in_the_toolkit(
         (folder / f"libnvrtc.so.{release}").touch()
         (folder / f"libnvrtc-builtins.so.{release}").touch()
         (folder / f"libnvrtc.alt.so.{release}").touch()
-    monkeypatch.setattr(nvrtc.sys, "path", [str(packages)])
+    monkeypatch.setattr(cuda_compile.sys, "path", [str(packages)])
     monkeypatch.setenv("CUDA_HOME", str(home))
-    assert nvrtc.find_nvrtc() == str(folders[0] / "libnvrtc.so.13")
-    monkeypatch.setattr(nvrtc.sys, "path", [])
-    assert nvrtc.find_nvrtc() == str(folders[1] / "libnvrtc.so.12")
+    assert cuda_compile.find_nvrtc() == str(folders[0] / "libnvrtc.so.13")
+    monkeypatch.setattr(cuda_compile.sys, "path", [])
+    assert cuda_compile.find_nvrtc() == str(folders[1] / "libnvrtc.so.12")
     with pytest.raises(CudaBuildError, match="NVRTC cannot be loaded"):
         Nvrtc(str(folders[1] / "libnvrtc.so.12"))
 

@@ -26,7 +26,7 @@ from calibrate.gpu.arena import batches
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import OFFERS
 from calibrate.gpu.detect import backends_here
-from calibrate.gpu.gpu_device import GpuDevice
+from calibrate.gpu.device import GpuDevice
 from calibrate.gpu.tasks import KernelTask
 from calibrate.gpu.transfers import Transfers, copy_call
 from calibrate.harness.checkpoint import Checkpoint
@@ -38,8 +38,8 @@ from calibrate.harness.plan import sentinels
 from calibrate.harness.session import Session
 from calibrate.harness.work import floor_s, least_bytes
 from calibrate.kernels import reference
+from calibrate.kernels.cuda_compile import find_nvrtc
 from calibrate.kernels.cuda_kernels import by_nvrtc
-from calibrate.kernels.nvrtc import find_nvrtc
 from calibrate.kernels.paged import paged_batch
 from calibrate.measurement import OPERATIONS, Point, curve, median
 from calibrate.replay.executor import TorchExecutor

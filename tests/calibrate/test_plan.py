@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.harness import timing
+from calibrate.harness import session
 from calibrate.harness.dry_run import DryRunDevice
 from calibrate.harness.geometry import geometry_of
 from calibrate.harness.grid import GIB, MIB, PRESETS, Limits, build_grid
@@ -142,20 +142,20 @@ class Settling:
 
 def test_a_warm_up_ends_when_three_medians_agree() -> None:
     task = Settling([9e-6, 8e-6, 4e-6, 2e-6, 2.03e-6, 2.02e-6, 1e-6])
-    assert timing.warm_up(task)
+    assert session.warm_up(task)
     assert task.times == [1e-6]
 
 
 def test_a_warm_up_gives_up() -> None:
     task = Settling([1e-6 * 1.1**n for n in range(40)])
-    assert not timing.warm_up(task)
-    assert not timing.visit(task, 10).settled
+    assert not session.warm_up(task)
+    assert not session.visit(task, 10).settled
 
 
 def test_slow_calls_are_sampled_less() -> None:
-    fast, slow = (timing.visit(Settling([t]), 10) for t in (1e-6, 0.3))
+    fast, slow = (session.visit(Settling([t]), 10) for t in (1e-6, 0.3))
     assert len(fast.samples["device"]) == 10
-    assert len(slow.samples["device"]) == timing.MIN_SAMPLES
+    assert len(slow.samples["device"]) == session.MIN_SAMPLES
 
 
 def test_quantiles_are_those_of_numpy() -> None:

@@ -7,8 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from calibrate.cli.diff import diff_profiles
-from calibrate.cli.output import tell
+from calibrate.cli.output import diff_profiles, tell
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from calibrate.fit_report import fit_report
+from calibrate.fit_report import EVEN, SKEWED, fit_report, floor_percent, uneven_decodes
 from calibrate.importers.llmservingsim import import_llmservingsim
 from calibrate.points import points_of
-from calibrate.repeats import EVEN, SKEWED, floor_percent, uneven_decodes
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid

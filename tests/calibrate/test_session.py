@@ -17,10 +17,9 @@ from calibrate.harness.device import (
 )
 from calibrate.harness.dry_run import DryRunDevice, DryTask
 from calibrate.harness.outcome import Outcome, Progress
-from calibrate.harness.output import stability
+from calibrate.harness.output import stability, tables
 from calibrate.harness.session import Session
 from calibrate.harness.summary import rows
-from calibrate.harness.tables import tables
 from calibrate.measurement import Measurement, Point, curve, quantiles
 from sim.errors import UserError
 from tests.calibrate.runs import calibrated, settings

@@ -1,4 +1,4 @@
-"""The device that the harness times: every operation, bound to kernels and memory."""
+"""The device that the harness times: operations bound to kernels, and their gate."""
 
 from __future__ import annotations
 
@@ -9,22 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from calibrate.gpu import checks, facts
+from calibrate.gpu import facts
 from calibrate.gpu.arena import Arena, batches, lengths
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
-from calibrate.gpu.faults import refusing
-from calibrate.gpu.layers import Inputs, layer_call, layer_inputs
-from calibrate.gpu.overlap import overlap_times
-from calibrate.gpu.tasks import KernelTask, TransferTask, num_pools
+from calibrate.gpu.layers import Inputs, layer_call, layer_inputs, precise
+from calibrate.gpu.tasks import (
+    KernelTask,
+    TransferTask,
+    is_broken,
+    num_pools,
+    overlap_times,
+    refusing,
+)
 from calibrate.gpu.timers import CudaTimers, Timers
 from calibrate.gpu.transfers import Memory, Transfers, copy_call
-from calibrate.harness.device import Check, UnsupportedPointError, said
+from calibrate.harness.device import (
+    Check,
+    DeviceFaultError,
+    UnsupportedPointError,
+    said,
+)
 from calibrate.harness.grid import GIB, Limits
 from calibrate.harness.plan import seed_of
 from calibrate.harness.work import least_bytes
-from calibrate.kernels.cuda_build import CudaBuildError
+from calibrate.kernels import reference
+from calibrate.kernels.cuda_compile import CudaBuildError
 from calibrate.kernels.cuda_kernels import cuda_kernels
+from calibrate.measurement import Point
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +45,9 @@ if TYPE_CHECKING:
     from calibrate.harness.geometry import Geometry
     from calibrate.harness.grid import Choice
     from calibrate.kernels.cuda_library import CudaKernels
-    from calibrate.measurement import Curve, Point
+    from calibrate.measurement import Curve
+
+    Lens = tuple[list[int], list[int]]
 
 ARENA_SHARE = 0.4
 """Part of the free memory that keys and values take."""
@@ -55,24 +69,11 @@ class Hardware:
 
     @property
     def limits(self) -> Limits:
-        """What the grid may ask for."""
         return Limits(self.arena_bytes // 3, self.transfer_bytes, self.arena_bytes // 2)
 
 
 class GpuDevice:
-    """Kernels under a stopwatch.
-
-    Parameters
-    ----------
-    timers
-        The stopwatch, which knows the torch device.
-    hardware
-        Rates and sizes.
-    backends
-        Of `calibrate.gpu.detect.backends_here`.
-    library
-        The CUDA kernels, or None.
-    """
+    """Kernels under a stopwatch."""
 
     def __init__(
         self,
@@ -96,16 +97,9 @@ class GpuDevice:
     def on_gpu(
         cls, backends: Mapping[str, str], seed: int, arena_bytes: int = ARENA_BYTES
     ) -> GpuDevice:
-        """Return the current CUDA device; builds the CUDA kernels where that can be.
+        """Return the current CUDA device.
 
-        Parameters
-        ----------
-        backends
-            What is here; a failed build takes "cuda" out.
-        seed
-            Of torch's own random numbers.
-        arena_bytes
-            That keys and values take at most.
+        A failed build of CUDA kernels takes "cuda" out.
         """
         device = torch.device("cuda", torch.cuda.current_device())
         torch.manual_seed(seed)
@@ -129,7 +123,6 @@ class GpuDevice:
         return cls(timers, hardware, usable, library)
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies device, host and software, and what is missing."""
         missing = {name: why for name, why in self._backends.items() if why}
         found = facts.facts_of(self.timers.device)
         compiler = self.library.compiler if self.library else None
@@ -137,25 +130,20 @@ class GpuDevice:
         return {**found, "missing_backends": missing}
 
     def clocks(self) -> dict[str, Any]:
-        """Return clock rates and reasons to throttle."""
         return facts.clock_rates(self.timers.device)
 
     def now_s(self) -> float:
-        """Return the host's monotonic clock."""
         return time.monotonic()
 
     def date(self) -> str:
-        """Return the time of day in UTC."""
         return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def choices(self, backend: str, operations: Sequence[str]) -> list[Choice]:
-        """Return the variants that the backends here offer."""
         return choices_here(self._backends, backend, operations)
 
     def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
-        """Hold a variant against high precision."""
         del geometry
-        return checks.check(self, at, backend)
+        return check_variant(self, at, backend)
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
         """Set a point up; what it needs beside the arena is freed with the task."""
@@ -165,7 +153,6 @@ class GpuDevice:
     def overlap(
         self, points: Mapping[str, Point], backends: Mapping[str, str], seed: int
     ) -> dict[str, list[float]]:
-        """Time a step and a transfer alone and together."""
         step = self.prepare(points["step"], backends["step"], seed)
         if not isinstance(step, KernelTask):
             raise TypeError(f"a step is a kernel; got {points['step'].key}")
@@ -189,7 +176,6 @@ class GpuDevice:
         return self._arenas[dtype]
 
     def generator(self, seed: int) -> torch.Generator:
-        """Return random numbers of the device."""
         return torch.Generator(self.timers.device).manual_seed(seed % 2**63)
 
     def transfers(self) -> Transfers:
@@ -255,3 +241,137 @@ class GpuDevice:
             pairs = list(zip(mine[::2], mine[1::2], strict=True))
             calls.append(copy_call(pool, pairs, backend, self.library))
         return calls
+
+
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-4}
+"""Relative errors of a row that the precision explains."""
+DECODES: Lens = ([1] * 5, [1, 17, 80, 600, 1100])
+PREFILLS: tuple[Lens, ...] = (([130], [130]), ([37], [87]), ([1], [65]))
+MIXED: Lens = ([40, 1, 1, 70], [73, 17, 300, 70])
+SWAPS = ((7, 4096), (3, 32768))
+"""(pages, bytes of a page)"""
+
+
+def check_variant(device: GpuDevice, at: Curve, backend: str) -> Check:
+    """Return how far a variant is off on small shapes of its curve.
+
+    A variant that cannot even be called is refused with its reason: an engine's
+    functions change between releases, and a calibration goes on without it.
+    """
+    try:
+        if at.operation.endswith("_attention"):
+            return _attention(device, at)
+        if at.operation == "swap":
+            return _exact(all(_swapped(device, at, backend, s) for s in SWAPS))
+        if at.operation == "copy_blocks":
+            return _exact(_copied(device, at, backend))
+        return _layer(device, at)
+    except Exception as error:
+        if is_broken(device.timers.device):
+            raise DeviceFaultError(said(error)) from error
+        return Check(error=float("inf"), tolerance=0.0, reason=said(error))
+
+
+def _exact(holds: bool) -> Check:
+    """Return the verdict on copies, which are right or wrong."""
+    return Check(error=0.0 if holds else float("inf"), tolerance=0.0)
+
+
+def _wait(device: GpuDevice) -> None:
+    if device.timers.device.type == "cuda":
+        torch.cuda.synchronize(device.timers.device)
+
+
+def _attention(device: GpuDevice, at: Curve) -> Check:
+    shapes = {
+        "decode_attention": (DECODES,),
+        "prefill_attention": PREFILLS,
+        "mixed_attention": (MIXED,),
+    }[at.operation]
+    arena = device.arena(_dtype(at))
+    worst = 0.0
+    for lens in shapes:
+        (batch,) = batches(arena, at, lens, 1, device.generator(7))
+        call, out = attention_call(at.variant, batch, device.engines)
+        call()
+        _wait(device)
+        expected = reference.paged_attention(batch)
+        worst = max(worst, reference.worst_row_error(out, expected))
+    return Check(worst, TOLERANCES[arena.dtype])
+
+
+def _swapped(
+    device: GpuDevice, at: Curve, backend: str, shape: tuple[int, int]
+) -> bool:
+    """Return whether all pages arrived, and the source is what it was."""
+    transfers = device.transfers()
+    pairs = transfers.pairs(Point(at, shape), torch.Generator().manual_seed(7))
+    page_bytes = shape[1]
+    host = transfers.memory.host[at.text("memory")]
+    there = transfers.memory.device_bytes
+    half = (len(pairs) + 1) // 2
+    ways = {
+        "h2d": [(host, there, pairs)],
+        "d2h": [(there, host, pairs)],
+        "both": [(host, there, pairs[:half]), (there, host, pairs[half:])],
+    }[at.text("direction")]
+    sent = [
+        torch.stack([_page(source, first, page_bytes).cpu() for first, _ in moved])
+        for source, _, moved in ways
+        if moved
+    ]
+    seconds = device.timers.transfer(transfers.call(Point(at, shape), backend, pairs))
+    _wait(device)
+    arrived = [
+        torch.stack([_page(target, second, page_bytes).cpu() for _, second in moved])
+        for _, target, moved in ways
+        if moved
+    ]
+    return seconds > 0 and all(map(torch.equal, sent, arrived))
+
+
+def _page(region: torch.Tensor, index: int, page_bytes: int) -> torch.Tensor:
+    return region[index * page_bytes : (index + 1) * page_bytes]
+
+
+def _copied(device: GpuDevice, at: Curve, backend: str) -> bool:
+    """Return whether targets hold their sources, and nothing else has changed."""
+    page = at.constant("page_bytes") // _dtype(at).itemsize
+    draw = Inputs(_dtype(at), device.timers.device, device.generator(7))
+    pool = draw.normal(at.constant("num_layers"), 2, 9, 1, 1, page)
+    expected = pool.clone()
+    pairs = [(4, 0), (8, 2), (1, 7)]
+    for first, second in pairs:
+        expected[:, :, second] = pool[:, :, first]
+    copy_call(pool, pairs, backend, device.library)()
+    _wait(device)
+    return torch.equal(pool, expected)
+
+
+def _layer(device: GpuDevice, at: Curve) -> Check:
+    if at.operation == "launch":
+        return _exact(True)
+    draw = Inputs(_dtype(at), device.timers.device, device.generator(7))
+    if at.operation == "sampler":
+        return _exact(_sampled(at, draw))
+    point = Point(at, (24,))
+    inputs = layer_inputs(point, draw)
+    exact = layer_call(point, precise(inputs))()
+    got = layer_call(point, inputs)()
+    _wait(device)
+    return Check(reference.relative_error(got, exact), TOLERANCES[draw.dtype])
+
+
+def _sampled(at: Curve, draw: Inputs) -> bool:
+    """Return whether a token without a rival is drawn, in every row."""
+    point = Point(at, (3,))
+    logits, noise = layer_inputs(point, draw)
+    logits[:, 5] += 1000.0
+    return layer_call(point, (logits, noise))().tolist() == [5] * 3
+
+
+def _dtype(at: Curve) -> torch.dtype:
+    dtype = getattr(torch, at.dtype)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{at.dtype} is no dtype of torch")
+    return dtype

@@ -1,20 +1,97 @@
-"""NVRTC, the compiler that comes with torch: device code to a cubin, no nvcc needed."""
+"""Compilers of ``kvsim_cuda.cu``: nvcc, else NVRTC, which comes with torch."""
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import hashlib
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.kernels.cuda_build import CudaBuildError
+from sim.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+SOURCE = Path(__file__).with_name("kvsim_cuda.cu")
+OPTIONS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
+
+
+class CudaBuildError(UserError):
+    """The CUDA kernels could not be compiled; the message says what is missing."""
+
+
+def find_nvcc() -> Path | None:
+    """Return nvcc's path: of CUDA_HOME, of the PATH, or of the usual place."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
+    if on_path := shutil.which("nvcc"):
+        candidates.append(Path(on_path))
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def nvcc_version(nvcc: Path) -> str:
+    """Return the toolkit's release, such as "13.0, V13.0.88"."""
+    done = subprocess.run(
+        [str(nvcc), "--version"], capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if "release" in line]
+    return lines[0].partition("release ")[2].strip() if lines else "unknown"
+
+
+def cache_folder() -> Path:
+    """Return where built libraries are kept: a folder of the user's."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kvsim" / "cuda"
+
+
+def build_library(capability: int, folder: Path | None = None) -> Path:
+    """Return the shared library for a capability such as 90, built if need be."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise CudaBuildError(
+            "the cuda backend needs nvcc, which is neither on the PATH nor in"
+            " CUDA_HOME; install the CUDA toolkit, or take --backend triton"
+        )
+    key = hashlib.sha256(SOURCE.read_bytes())
+    key.update(" ".join((nvcc_version(nvcc), *OPTIONS, str(capability))).encode())
+    folder = folder or cache_folder()
+    library = folder / f"kvsim_cuda-sm{capability}-{key.hexdigest()[:16]}.so"
+    if not library.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile(nvcc, capability, library)
+    return library
+
+
+def _compile(nvcc: Path, capability: int, library: Path) -> None:
+    """Compile beside the library and rename: no one loads half a file."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        built = Path(scratch) / library.name
+        arch = f"-arch=sm_{capability}"
+        done = subprocess.run(
+            [str(nvcc), *OPTIONS, arch, "-o", str(built), str(SOURCE)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            lines = (done.stderr + done.stdout).split("\n")
+            errors = [line for line in lines if "error" in line.lower()]
+            raise CudaBuildError(
+                f"nvcc {nvcc_version(nvcc)} could not compile the kernels for"
+                f" sm_{capability}: {(errors or lines)[0].strip()[:300]}; take"
+                " --backend triton"
+            )
+        built.replace(library)
+
 
 _NAME = re.compile(r"libnvrtc\.so(\.\d+)*$")
 
@@ -48,13 +125,7 @@ def _candidates() -> Iterator[Path]:
 
 
 class Nvrtc:
-    """The loaded compiler; needs neither a driver nor a GPU.
-
-    Raises
-    ------
-    CudaBuildError
-        When it cannot be loaded.
-    """
+    """The loaded compiler; needs neither a driver nor a GPU."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -77,21 +148,9 @@ class Nvrtc:
         return f"{major.value}.{minor.value}"
 
     def compile(self, source: str, capability: int, names: Sequence[str]) -> Cubin:
-        """Compile device code.
+        """Compile CUDA C++ without includes.
 
-        Parameters
-        ----------
-        source
-            CUDA C++ without includes.
-        capability
-            Such as 90 for sm_90.
-        names
-            Kernels to keep, template arguments included.
-
-        Raises
-        ------
-        CudaBuildError
-            With the compiler's first error.
+        `names` are kept, template arguments included.
         """
         program = ctypes.c_void_p()
         create = (source.encode(), b"kvsim_cuda.cu", 0, None, None)
