@@ -18,13 +18,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from sim import load_config, simulate
+from kvsim import load_config, simulate
 from sim.views.plots.style import BLUE, ORANGE, house_style, to_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sim import Results
+    from kvsim import Results
 
 CONFIG = Path(__file__).with_name("beams_under_pressure.yaml")
 GENERATIONS = {"cacheflow": "cacheflow (vLLM 0.1.0)", "v0": "v0 (vLLM 0.7.3)"}

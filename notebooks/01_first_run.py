@@ -10,7 +10,7 @@
 # the Azure LLM inference traces of 2023, 15 % faster than it was.
 
 # %%
-from sim import load_config, simulate
+from kvsim import load_config, simulate
 
 config = load_config("../examples/demo.yaml", {"workload.preset.rate_scale": 1.15})
 results = simulate(config)

@@ -14,7 +14,7 @@
 # %%
 import pandas as pd
 
-from sim import estimate_capacity, load_config, sweep
+from kvsim import estimate_capacity, load_config, sweep
 from sim.hardware.models.bundled import load_model
 
 model, gpu = "Qwen/Qwen3-32B", "h200_sxm"

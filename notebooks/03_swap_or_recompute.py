@@ -7,7 +7,7 @@
 # the request is, and on how the engine copies.
 
 # %%
-from sim import crossover, load_config, sweep
+from kvsim import crossover, load_config, sweep
 
 model, gpu = "meta-llama/Llama-3.1-8B", "h200_sxm"
 profile = None  # the path of a profile of that GPU; None: prices from its datasheet

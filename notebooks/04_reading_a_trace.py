@@ -48,7 +48,7 @@ with trace.open() as lines:
 # %%
 import pandas as pd
 
-from sim import hit_curve, load_config, read_requests, sweep
+from kvsim import hit_curve, load_config, read_requests, sweep
 from workloads.analysis import describe
 
 requests = read_requests(trace)

@@ -66,7 +66,7 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
-from sim import load_config, sweep
+from kvsim import load_config, sweep
 
 folder = TemporaryDirectory()
 mine = Path(folder.name, "mine.py")

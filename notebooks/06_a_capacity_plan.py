@@ -6,7 +6,7 @@
 # then on. Three GPUs are on offer. Prices are round figures of ours, to be edited.
 
 # %%
-from sim import load_config, plan, simulate
+from kvsim import load_config, plan, simulate
 
 found = plan(
     "../examples/plan_chat.yaml",

@@ -17,7 +17,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sim import load_config, read_profile, simulate
+from kvsim import load_config, read_profile, simulate
 from sim.cli.main import run as kvsim
 
 dry_run = True

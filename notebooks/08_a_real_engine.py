@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 
-from sim import load_config, simulate, validate
+from kvsim import load_config, simulate, validate
 
 traffic = {"workload.preset.duration_s": 600, "workload.preset.rate_scale": 1.0}
 believed = load_config("../examples/demo.yaml", traffic)

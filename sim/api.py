@@ -74,7 +74,7 @@ class Results(run.Results):
 
     Examples
     --------
-    >>> from sim import load_config, simulate
+    >>> from kvsim import load_config, simulate
     >>> config = load_config("examples/demo.yaml", {"workload.preset.duration_s": 60})
     >>> results = simulate(config)
     >>> results.summary["completed"], len(results.requests)
@@ -103,7 +103,7 @@ class Results(run.Results):
         Examples
         --------
         >>> from tempfile import TemporaryDirectory
-        >>> from sim import Results, load_config, simulate
+        >>> from kvsim import Results, load_config, simulate
         >>> config = load_config("examples/demo.yaml", ["workload.preset.duration_s=9"])
         >>> with TemporaryDirectory() as directory:
         ...     results = simulate(config)
@@ -137,6 +137,16 @@ class Results(run.Results):
 def simulate(config: RunConfig) -> Results:
     """Run one simulation and return its results, intervals included.
 
+    Parameters
+    ----------
+    config
+        As of `load_config`.
+
+    Returns
+    -------
+    Results
+        Tables, summary and figures.
+
     Raises
     ------
     ConfigError, CapacityError, WorkloadError
@@ -144,7 +154,7 @@ def simulate(config: RunConfig) -> Results:
 
     Examples
     --------
-    >>> from sim import load_config, simulate
+    >>> from kvsim import load_config, simulate
     >>> minute = {"workload.preset.duration_s": 60}
     >>> results = simulate(load_config("examples/demo.yaml", minute))
     >>> summary = results.summary
@@ -180,7 +190,7 @@ def sweep(
 
     Examples
     --------
-    >>> from sim import load_config, sweep
+    >>> from kvsim import load_config, sweep
     >>> short, rate = {"workload.preset.duration_s": 30}, "workload.preset.rate_scale"
     >>> configs = [
     ...     load_config("examples/demo.yaml", short | {rate: scale})
@@ -268,7 +278,7 @@ def hit_curve(
 
     Examples
     --------
-    >>> from sim import hit_curve, read_requests
+    >>> from kvsim import hit_curve, read_requests
     >>> requests = read_requests("examples/chat_sessions.yaml")[:500]
     >>> report = hit_curve(requests, share=0.9)
     >>> report.need.num_blocks
@@ -338,7 +348,7 @@ def plan(
 
     Examples
     --------
-    >>> from sim import plan
+    >>> from kvsim import plan
     >>> traffic = {"synthetic": {
     ...     "num_requests": 100,
     ...     "arrivals": {"kind": "poisson", "rate": 4.0},
@@ -407,7 +417,7 @@ def crossover(
 
     Examples
     --------
-    >>> from sim import crossover
+    >>> from kvsim import crossover
     >>> report = crossover("meta-llama/Llama-3.1-8B", gpu="h200_sxm")
     >>> list(report.sentences)
     ['loop', 'batch', 'kernel']
@@ -468,7 +478,7 @@ def validate(
     --------
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from sim import load_config, simulate, validate
+    >>> from kvsim import load_config, simulate, validate
     >>> config = load_config("examples/demo.yaml", {"workload.preset.duration_s": 30})
     >>> served = simulate(config).requests
     >>> names = {

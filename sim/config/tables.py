@@ -262,6 +262,11 @@ def load_config(path: Path | str, overrides: Overrides = ()) -> RunConfig:
         Values by dotted key, or ``key.path=value`` assignments with values in YAML;
         applied in order.
 
+    Returns
+    -------
+    RunConfig
+        With every key that was left out at its default.
+
     Raises
     ------
     ConfigError
@@ -269,7 +274,7 @@ def load_config(path: Path | str, overrides: Overrides = ()) -> RunConfig:
 
     Examples
     --------
-    >>> from sim import load_config
+    >>> from kvsim import load_config
     >>> config = load_config("examples/demo.yaml", {"engine.max_num_seqs": 128})
     >>> config.engine.model, config.engine.max_num_seqs
     ('Qwen/Qwen3-32B', 128)

@@ -110,6 +110,16 @@ def profile_id(body: Mapping[str, Any]) -> str:
 def read_profile(path: Path | str) -> Profile:
     """Read a profile from a file.
 
+    Parameters
+    ----------
+    path
+        A kvprofile/1 file, in JSON.
+
+    Returns
+    -------
+    Profile
+        Its tables, and what they were measured on.
+
     Raises
     ------
     ProfileError
@@ -117,7 +127,7 @@ def read_profile(path: Path | str) -> Profile:
 
     Examples
     --------
-    >>> from sim import read_profile
+    >>> from kvsim import read_profile
     >>> profile = read_profile("tests/sim/golden/kvprofile_1.json")
     >>> profile.kind, profile.device["name"]
     ('imported', 'h200_sxm')

@@ -36,14 +36,19 @@ def read_requests(
     kind
         A trace's format; told by its content unless given.
 
+    Returns
+    -------
+    sequence of RequestSpec
+        In order of arrival.
+
     Raises
     ------
     ConfigError, WorkloadError
-        In one line.
+        If the file cannot be read, or an override does not fit.
 
     Examples
     --------
-    >>> from sim import read_requests
+    >>> from kvsim import read_requests
     >>> requests = read_requests("examples/demo.yaml", {"seed": 1})
     >>> len(requests), requests[0].num_prompt_tokens
     (21930, 414)

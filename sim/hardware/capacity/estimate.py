@@ -183,7 +183,7 @@ def estimate_capacity(
 
     Examples
     --------
-    >>> from sim import estimate_capacity
+    >>> from kvsim import estimate_capacity
     >>> pool = estimate_capacity("meta-llama/Llama-3.1-8B", "h200_sxm")
     >>> pool.num_gpu_blocks, pool.num_gpu_blocks_low, pool.num_gpu_blocks_high
     (55191, 54329, 56052)

@@ -76,7 +76,7 @@ class RunPlots:
 
     Examples
     --------
-    >>> from sim import load_config, simulate
+    >>> from kvsim import load_config, simulate
     >>> config = load_config("examples/demo.yaml", {"workload.preset.duration_s": 30})
     >>> plot = simulate(config).plot
     >>> [name for name in dir(plot) if not name.startswith("_")]  # doctest: +ELLIPSIS
