@@ -14,8 +14,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from cache.block_runs import BlockRuns, runs_of_pieces
-from cache.hashing import NONE_HASH, hash_block
+from cache.hashing import NONE_HASH, BlockRuns, hash_block, runs_of_pieces
 
 Segment = tuple[int, int]
 
@@ -286,3 +285,18 @@ class RunTokens:
             else:
                 parent = hash_block(parent, pieces)
             block_hashes.append(parent)
+
+
+class HashedRuns(BlockRuns):
+    """Runs of one block each, for tokens that know nothing but block keys."""
+
+    __slots__ = ("_block_size", "_tokens")
+
+    def __init__(self, tokens: TokenIds, block_size: int) -> None:
+        super().__init__([], [])
+        self._tokens = tokens
+        self._block_size = block_size
+
+    def cover(self, num_blocks: int) -> None:
+        self._tokens.extend_block_hashes(self.keys, num_blocks, self._block_size)
+        self.ends.extend(range(len(self.ends) + 1, len(self.keys) + 1))

@@ -6,8 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from cache.errors import BlockTableError, CacheConfigError, require
-from cache.hf_fifo.blocks import BlockManager
-from cache.hf_fifo.offload import CpuPool
+from cache.hf_fifo.blocks import BlockManager, CpuPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 
 from cache.errors import CacheConfigError, NoFreeBlocksError, UnallocatedSequenceError
 from cache.sequences import AllocStatus, Device, SequenceStatus
-from cache.v0.admission import Placement
-from cache.v0.prefixes import PrefixCacheSide
-from cache.v0.swapping import BlockPairs, Swapper
-from cache.v0.tables import SequenceTables
+from cache.v0.prefix_caching import ComputedBlocksTracker, LastAccessBlocksTracker
+from cache.v0.tables import BlockPairs, Placement, SequenceTables, Swapper
 from cache.v0.tiered import CpuGpuBlockAllocator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cache.sequences import PagedSequence, PagedSequenceGroup
     from cache.v0.block_table import BlockTable
     from cache.v0.evictor import EvictionPolicy
 
 
-class SelfAttnBlockSpaceManager(PrefixCacheSide):
+class SelfAttnBlockSpaceManager:
     """Places sequence groups on the GPU, and on the CPU while they are swapped out.
 
     Statuses of sequences are read, never written: a scheduler calls `allocate` while
@@ -65,7 +63,11 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
             block_size,
             eviction_policy=evictor,
         )
-        super().__init__(block_size, allocator, enable_caching)
+        self.block_size = block_size
+        self.block_allocator = allocator
+        self.enable_caching = enable_caching
+        self._computed = ComputedBlocksTracker(allocator, block_size)
+        self._last_access = LastAccessBlocksTracker()
         self._placement = Placement(
             block_size, self.block_allocator, self.max_block_sliding_window
         )
@@ -282,6 +284,55 @@ class SelfAttnBlockSpaceManager(PrefixCacheSide):
         num_gpu_blocks = self.num_total_gpu_blocks
         cpu_ids = range(num_gpu_blocks, num_gpu_blocks + self.num_total_cpu_blocks)
         self.block_allocator.check(self._tables.check(seqs, cpu_ids))
+
+    # -- cached prefixes ------------------------------------------------------
+
+    def get_num_cached_tokens(self, seq: PagedSequence) -> int:
+        """Return the tokens of `seq` found cached and computed when first asked.
+
+        The answer stands until the sequence is freed. 0 without prefix caching.
+        """
+        return self._computed.get_num_cached_tokens(seq) if self.enable_caching else 0
+
+    def remove_seq_from_computed_blocks_tracker(self, seq: PagedSequence) -> None:
+        """Let `get_num_cached_tokens` look up a sequence anew."""
+        self._computed.remove_seq(seq.seq_id)
+
+    def access_all_blocks_in_seq(self, seq: PagedSequence, now: float) -> None:
+        """Note that the sequence is scheduled at `now` (seconds)."""
+        if self.enable_caching:
+            self._last_access.update_last_access(seq.seq_id, now)
+
+    def mark_blocks_as_computed(
+        self, seq_group: PagedSequenceGroup, token_chunk_size: int
+    ) -> None:
+        """Note at the end of a scheduler call that its blocks are computed.
+
+        All blocks filled since the last call, whoever holds them, as in the reference.
+        """
+        if self.enable_caching:
+            self.block_allocator.mark_blocks_as_computed([])
+
+    def get_common_computed_block_ids(self, seqs: Sequence[PagedSequence]) -> list[int]:
+        """Return the leading blocks that need not be computed for any of `seqs`."""
+        if not self.enable_caching:
+            return []
+        return self.block_allocator.get_common_computed_block_ids(
+            [
+                self.get_block_table(seq)[
+                    : self.get_num_cached_tokens(seq) // self.block_size
+                ]
+                for seq in seqs
+            ]
+        )
+
+    def get_prefix_cache_hit_rate(self, device: Device) -> float:
+        """Return hits over look-ups of full blocks; -1 without prefix caching."""
+        return self.block_allocator.get_prefix_cache_hit_rate(device)
+
+    def reset_prefix_cache(self, device: Device | None = None) -> bool:
+        """Forget all cached blocks of a tier, or of both; False if some are in use."""
+        return self.block_allocator.reset_prefix_cache(device)
 
     # -- refusals -------------------------------------------------------------
 

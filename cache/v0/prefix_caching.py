@@ -9,19 +9,28 @@ Source: vLLM 0.7.3, ``vllm/core/block/prefix_caching_block.py``.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from cache.errors import CacheError, NoFreeBlocksError, require
-from cache.v0.allocator import NaiveBlockAllocator
+from cache.hashing import NONE_HASH, hash_block
+from cache.sequences import Device
+from cache.tokens import content_of
+from cache.v0.allocator import NaiveBlock, NaiveBlockAllocator
 from cache.v0.evictor import NEVER_ACCESSED, KeyedEvictor, make_evictor
-from cache.v0.prefix_caching_block import PrefixCachingBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cache.block import KVCacheBlock
+    from cache.sequences import PagedSequence
+    from cache.tokens import TokenSlice
     from cache.v0.evictor import EvictionPolicy
-    from cache.v0.interfaces import Block, BlockId
+    from cache.v0.interfaces import (
+        Block,
+        BlockAllocator,
+        BlockId,
+        DeviceAwareBlockAllocator,
+    )
 
 
 class CacheMetricData:
@@ -288,3 +297,151 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
             all(block.block_hash == key for key, block in self._cached.items()),
             "a cached block has another key than it is cached under",
         )
+
+
+def hash_block_tokens(
+    is_first_block: bool,
+    prev_block_hash: int | None,
+    cur_block_token_ids: TokenSlice,
+    extra_hash: int | None = None,
+) -> int:
+    """Return the key of a full block."""
+    content = (is_first_block, content_of(cur_block_token_ids))
+    return hash_block(
+        NONE_HASH if prev_block_hash is None else prev_block_hash,
+        content if extra_hash is None else (*content, extra_hash),
+    )
+
+
+@runtime_checkable
+class FindsByContent(Protocol):
+    """What such a block asks of its allocator."""
+
+    def block_is_computed(self, block_id: BlockId) -> bool:
+        """Whether the block may answer look-ups."""
+        ...
+
+    def get_last_accessed(self, block_id: BlockId) -> float:
+        """Return when a block in use was last marked as accessed, in seconds."""
+        ...
+
+
+class PrefixCachingBlock(NaiveBlock):
+    """A block that is found by its content once it is full.
+
+    Parameters are those of `NaiveBlock`.
+    """
+
+    __slots__ = ("_content_hash",)
+
+    hash_block_tokens = staticmethod(hash_block_tokens)
+
+    def __init__(
+        self,
+        prev_block: Block | None,
+        token_ids: TokenSlice,
+        block_size: int,
+        allocator: BlockAllocator,
+        block_id: BlockId | None = None,
+        *,
+        extra_hash: int | None = None,
+    ) -> None:
+        super().__init__(
+            prev_block,
+            token_ids,
+            block_size,
+            allocator,
+            block_id,
+            extra_hash=extra_hash,
+        )
+        self._content_hash: int | None = None
+
+    def view(self, prev_block: Block | None) -> Block:
+        block = super().view(prev_block)
+        if isinstance(block, PrefixCachingBlock):
+            block._content_hash = self._content_hash  # not to be hashed again
+        return block
+
+    @property
+    def content_hash(self) -> int | None:
+        if self._content_hash is not None or not self.is_full:
+            return self._content_hash
+        prev_hash = None
+        if self.prev_block is not None:
+            prev_hash = self.prev_block.content_hash
+            if prev_hash is None:
+                return None
+        self._content_hash = hash_block_tokens(
+            self.prev_block is None, prev_hash, self.token_ids, self.extra_hash
+        )
+        return self._content_hash
+
+    @property
+    def computed(self) -> bool:
+        allocator = self.allocator
+        return (
+            isinstance(allocator, FindsByContent)
+            and self.block_id is not None
+            and self.content_hash is not None
+            and allocator.block_is_computed(self.block_id)
+        )
+
+    @property
+    def last_accessed(self) -> float:
+        allocator = self.allocator
+        if self.block_id is None or not isinstance(allocator, FindsByContent):
+            return NEVER_ACCESSED
+        return allocator.get_last_accessed(self.block_id)
+
+
+class ComputedBlocksTracker:
+    """How many tokens of each sequence were cached when it was first looked at."""
+
+    def __init__(self, allocator: DeviceAwareBlockAllocator, block_size: int) -> None:
+        self._allocator = allocator
+        self._block_size = block_size
+        self._num_cached_tokens: dict[int, int] = {}
+
+    def get_num_cached_tokens(self, seq: PagedSequence) -> int:
+        """Return the tokens in leading blocks that are cached and computed.
+
+        The answer of the first call stands until `remove_seq`, although blocks may be
+        evicted or added meanwhile: budgets and batches are made of the same number.
+        """
+        known = self._num_cached_tokens.get(seq.seq_id)
+        if known is None:
+            hashes = self._block_hashes(seq)
+            found = self._allocator.find_cached_blocks_prefix(hashes, Device.GPU)
+            known = len(found) * self._block_size
+            self._num_cached_tokens[seq.seq_id] = known
+        return known
+
+    def remove_seq(self, seq_id: int) -> None:
+        """Forget a sequence, which need not be known."""
+        self._num_cached_tokens.pop(seq_id, None)
+
+    def _block_hashes(self, seq: PagedSequence) -> list[int]:
+        token_ids, size = seq.get_token_ids(), self._block_size
+        hashes: list[int] = []
+        parent: int | None = None
+        for start in range(0, seq.get_len() - size + 1, size):
+            parent = hash_block_tokens(
+                parent is None, parent, token_ids[start : start + size]
+            )
+            hashes.append(parent)
+        return hashes
+
+
+class LastAccessBlocksTracker:
+    """When each sequence was last scheduled; its blocks learn it when it is freed."""
+
+    def __init__(self) -> None:
+        self._last_access: dict[int, float] = {}
+
+    def update_last_access(self, seq_id: int, now: float) -> None:
+        """Note that the sequence is scheduled at `now` (seconds)."""
+        self._last_access[seq_id] = now
+
+    def pop(self, seq_id: int) -> float | None:
+        """Forget the sequence and return when it was last scheduled, in seconds."""
+        return self._last_access.pop(seq_id, None)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from cache.errors import CacheError, ImmutableBlockError, require
 from cache.sequences import Device
-from cache.v0.allocator import NaiveBlockAllocator
+from cache.v0.allocator import NaiveBlock, NaiveBlockAllocator
 from cache.v0.interfaces import (
     Block,
     BlockAllocator,
     BlockId,
     DeviceAwareBlockAllocator,
 )
-from cache.v0.naive_block import NaiveBlock
 from cache.v0.prefix_caching import PrefixCachingBlockAllocator
 
 if TYPE_CHECKING:

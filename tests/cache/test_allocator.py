@@ -6,9 +6,8 @@ import pytest
 
 from cache.errors import CacheError, DoubleFreeError, ImmutableBlockError
 from cache.tokens import TokenRuns
-from cache.v0.allocator import NaiveBlockAllocator
+from cache.v0.allocator import NaiveBlock, NaiveBlockAllocator, join_tokens
 from cache.v0.interfaces import BlockAllocator
-from cache.v0.naive_block import NaiveBlock, join_tokens
 
 
 def make(num_blocks: int = 4, block_size: int = 4) -> NaiveBlockAllocator:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.block_runs import BlockRuns, HashedRuns, runs_of_pieces
 from cache.errors import CacheError
+from cache.hashing import BlockRuns, runs_of_pieces
 from cache.tokens import (
     OPEN_END,
+    HashedRuns,
     ListTokens,
     RunTokens,
     Segment,

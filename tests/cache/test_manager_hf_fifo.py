@@ -15,9 +15,8 @@ from cache.errors import (
     InvariantError,
     NoFreeBlocksError,
 )
-from cache.hf_fifo.blocks import BlockManager
+from cache.hf_fifo.blocks import BlockManager, CpuPool
 from cache.hf_fifo.manager import PagedAttentionCache, num_blocks_held
-from cache.hf_fifo.offload import CpuPool
 from cache.tokens import ListTokens
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import pytest
 from cache.errors import CacheError, ImmutableBlockError, InvariantError
 from cache.tokens import TokenRuns
 from cache.v0.interfaces import BlockAllocator
-from cache.v0.prefix_caching import PrefixCachingBlockAllocator
-from cache.v0.prefix_caching_block import hash_block_tokens
+from cache.v0.prefix_caching import PrefixCachingBlockAllocator, hash_block_tokens
 
 A, B, C = [1, 2], [3, 4], [5, 6]
 

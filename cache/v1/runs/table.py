@@ -10,7 +10,7 @@ from cache.v1.runs.extents import Extent, chain
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cache.block_runs import BlockRuns
+    from cache.hashing import BlockRuns
     from cache.v1.fast_tables import Found
 
 FAR = 1 << 40

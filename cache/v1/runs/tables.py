@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from cache.block_runs import BlockRuns, HashedRuns
 from cache.errors import CacheError, NoFreeBlocksError, require
-from cache.tokens import RunTokens, SegmentTokens
+from cache.hashing import BlockRuns
+from cache.tokens import HashedRuns, RunTokens, SegmentTokens
 from cache.v1.fast_tables import Found
 from cache.v1.runs.pool import RunPool
 from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
@@ -26,7 +26,7 @@ class RunTables:
     Equal to `cache.v1.manager.KVCacheManager` with ``enable_caching=True`` and no
     sliding window, block by block; see `cache.v1.fast_tables.FastTables`. A prompt's
     blocks inside one segment are found, shared, freed and evicted together
-    (`cache.block_runs`); tokens that are no segments have runs of one block.
+    (`cache.hashing`); tokens that are no segments have runs of one block.
 
     ::
 
