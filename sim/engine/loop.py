@@ -1,96 +1,313 @@
-"""Steps of the fast path while nobody looks: the loop of `FastEngine`, in one function.
-
-A request costs some fifteen microseconds in here, and a call a twentieth of one. So
-this function is long, keeps in local variables what it asks for in every step, and
-writes into the books of the recorder itself. It takes no decision of its own: batches
-are formed by the scheduler, and whatever is not the plain case is left to `FastEngine`,
-which goes on from exactly where this stops.
-"""
+"""The step loop: one SimPy process an engine."""
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from itertools import chain
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from sim.engine.outputs import NEVER
-from sim.engine.sampling import finish, last_num_tokens
-from sim.engine.stepwise import no_length
-from sim.results.rows import CHUNK_ROWS, pack_facts, pack_head
+from sim.costs.base import BatchShape
+from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance, next_event_s
+from sim.engine.prices import batch_total_of, decode_ends_of
+from sim.engine.requests import PulledArrivals
+from sim.engine.sampling import NEVER, OutputCalendar, Sampler, sample
+from sim.errors import CostError
+from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_head
+from sim.scheduler.base import Scheduler
+from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from sim.costs.base import DecodeEnds
-    from sim.engine.fast import FastEngine
-    from sim.scheduler.request import Request
+    from collections.abc import Callable, Generator, Sequence
+
+    import simpy
+
+    from sim.costs.base import CostModel, DecodeEnds, StepCost
+    from sim.results.recorder import Recorder
+    from sim.scheduler.base import Preemption, SchedulerOutput
+
+MAX_NUM_EMPTY_STEPS = 100_000
+"""So many empty steps in a row end a run (invariant 7): a policy may wait for a while,
+but not for ever."""
 
 MAX_NUM_QUIET_STEPS = 4096
 """Most steps taken at once: how long an interruption may have to wait."""
 
+_NO_SWAPS = (0, 0, 0)
+"""What the shape of a scheduler with a decode clock leaves out."""
 
-def run_unseen(engine: FastEngine) -> float | None:  # noqa: PLR0912, PLR0915
-    """Take steps until something comes up that is not for this loop.
 
-    That is: an event of the clock, an observer at the end of the next step, a request
-    that may have to be rejected or that somebody waits for, nothing to do, or the wish
-    to stop.
+class ClockedScheduler(Scheduler, Protocol):
+    """A scheduler that keeps its running decodes on a decode clock.
 
-    Returns
-    -------
-    float or None
-        End of the step in progress in seconds, or None between two steps.
+    Every request on the clock computes one token a step, so that nothing is written
+    for it until it opens a block or ends. The engine gives such decodes their last
+    token by a calendar, and takes steps in which nothing else happens in stretches.
+
+    Attributes
+    ----------
+    running, waiting
+        The queues; sized.
+    clock
+        Counts of the decodes: `num_decodes`, `num_base_tokens`, `buckets`.
+    tables
+        Counts of the blocks, and their observer.
+    completing
+        Requests whose last prompt chunk was in the latest batch.
+    preemptions, num_recomputed_tokens
+        See `SchedulerOutput`; of the latest batch.
     """
-    env, scheduler, recorder = engine.env, engine.scheduler, engine.recorder
-    arrivals, calendar = engine.arrivals, engine.calendar
-    running, waiting, clock = scheduler.running, scheduler.waiting, scheduler.clock
-    tables, block_size = scheduler.tables, scheduler.block_size
-    buckets, num_usable = clock.buckets, tables.num_usable_blocks
-    due, due_steps, free = calendar.due, calendar.steps, tables.free
-    form, quiet_steps, advance = (
-        scheduler.form,
-        scheduler.quiet_steps,
-        scheduler.advance,
-    )
-    batch_total, decode_ends = engine.batch_total, engine.decode_ends
-    usage_facts = scheduler.usage_facts
-    most_tokens = scheduler.most_unquestioned_tokens
-    active, rows, add_rows = recorder.active, recorder.rows, recorder.requests.add
-    packed, heads, finished_rows = rows.packed, rows.heads, rows.finished_rows
-    ends_s, new_blocks = rows.ends_s, rows.new_blocks
 
-    known_ends: dict[int, DecodeEnds] = {}
-    now_s: float = env.now
-    event_s: float = env.peek()
-    next_s = arrivals.next_s
-    next_due = calendar.next_step
-    step = engine.num_steps
-    seen_step = engine.next_seen_step()
-    occupancy_s, occupied_since_s = recorder.occupancy_s, recorder.occupied_since_s
-    num_arrived = num_finished = 0
-    try:
-        while step < seen_step and (running or waiting) and not engine.stop_requested:
+    running: Any
+    waiting: Any
+    clock: Any
+    tables: Any
+    block_size: int
+    step: int
+    completing: list[Request]
+    preemptions: list[Preemption]
+    num_recomputed_tokens: int
+
+    def form(self, now_s: float) -> tuple[int, int, int, int, int, int]:
+        """Form the next batch as `schedule` does; return six fields of its shape."""
+        ...
+
+    def output(self, shape: Any) -> SchedulerOutput:
+        """Return the decisions of the latest `form` as an object."""
+        ...
+
+    def usage_facts(self) -> tuple[int, int, int, int, float, float]:
+        """Return the fields of `cache_usage`."""
+        ...
+
+    def quiet_steps(self, most: int) -> int:
+        """Return how many next steps, at most `most`, only let the same decodes run.
+
+        Changes nothing.
+        """
+        ...
+
+    def advance(self, num_steps: int) -> Sequence[int]:
+        """Take quiet steps; return how many blocks tables took in each."""
+        ...
+
+    def begin_decoding(self, requests: Sequence[Request]) -> None:
+        """Put those of `completing` that go on onto the clock, in batch order."""
+        ...
+
+
+class StepListener(Protocol):
+    """An object that sees every step in full; see `Engine.listeners`."""
+
+    def scheduled(
+        self,
+        step: int,
+        start_s: float,
+        cost: StepCost,
+        output: SchedulerOutput,
+        scheduler: Any,
+    ) -> None:
+        """See a step, right after its scheduler call."""
+        ...
+
+    def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
+        """See the end of the step; what it finished has been released."""
+        ...
+
+
+class Engine:
+    """One serving engine on the simulated clock.
+
+    ::
+
+        arrivals --> scheduler queue
+                        |
+        a batch, or a stretch of quiet steps -> cost -> clock advances
+                        -> tokens appear -> finished requests leave -> next step
+
+    It knows a scheduler and a cost model by their protocols, and no policy by name.
+    What happens in a step is written into the recorder's log.
+
+    Parameters
+    ----------
+    env
+        The clock.
+    scheduler
+        One that keeps a decode clock (`ClockedScheduler`) is asked for stretches.
+    cost_model, recorder
+        The two other roles.
+    arrivals
+        The workload, if the engine is to take it in itself; otherwise processes submit
+        it.
+    sample
+        Lets the output of a step appear, for schedulers without a decode clock; those
+        of sequence groups need theirs.
+    admission_check
+        Whether requests that can never be served are rejected on arrival; without
+        it they block the queue as they would the real engine's (invariant 7).
+    horizon
+        Returns a time in seconds before which nobody submits or aborts: a stretch ends
+        with the first step that ends there or later. By default, the next event of the
+        clock.
+
+    Attributes
+    ----------
+    num_steps
+        Steps taken so far.
+    listeners
+        Told of every step in full; steps are then taken one by one.
+    stop_requested
+        Set it to end the run after the step in progress.
+    stalled
+        Whether the run ended with a queue that nothing could move any more; happens
+        only without the admission check.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        cost_model: CostModel,
+        recorder: Recorder,
+        *,
+        arrivals: PulledArrivals | None = None,
+        sample: Sampler = sample,
+        admission_check: bool = True,
+        horizon: Callable[[], float] | None = None,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.cost_model = cost_model
+        self.recorder = recorder
+        self.arrivals = arrivals or PulledArrivals()
+        self.sample = sample
+        self.admission_check = admission_check
+        self.horizon = horizon or partial(next_event_s, env)
+        self.num_steps = 0
+        self.listeners: list[StepListener] = []
+        self.stop_requested = False
+        self.stalled = False
+        self._clocked = (
+            cast("ClockedScheduler", scheduler)
+            if hasattr(scheduler, "quiet_steps")
+            else None
+        )
+        self._calendar = OutputCalendar()
+        self._prices_columns = recorder.steps.price_by(cost_model)
+        self._observers: list[tuple[int, Callable[[Engine], None]]] = []
+        self._next_look = NEVER
+        self._arrivals_closed = arrivals is not None and arrivals.next_s == inf
+        self._blocked = False
+        self._num_empty_steps = 0
+        self._aborts: list[tuple[Request, str]] = []
+        self._wake: simpy.Event | None = None  # while it waits for something to do
+        self.done = env.process(self._run())
+
+    # -- the client's side ----------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request that arrives now."""
+        self.recorder.arrived(request)
+        error = (
+            self.scheduler.admission_error(request) if self.admission_check else None
+        )
+        if error is not None:
+            request.reason = error
+            request.move_to(RequestStatus.FINISHED_REJECTED)
+            self._leave(request)
+            return
+        self.scheduler.add_request(request)
+        self._wake_up()
+
+    def abort(self, request: Request, reason: str) -> None:
+        """Withdraw a request before the next scheduler call, if it is unfinished.
+
+        As in the real engine an abort takes effect between two steps: what the step
+        in progress gives the request still counts.
+        """
+        self._aborts.append((request, reason))
+        self._wake_up()
+
+    def close_arrivals(self) -> None:
+        """Say that nothing will arrive any more: the run ends with the last output."""
+        self._arrivals_closed = True
+        self._wake_up()
+
+    def observe(self, every_steps: int, observer: Callable[[Engine], None]) -> None:
+        """Call `observer` after every `every_steps` steps (progress, checks)."""
+        self._observers.append((every_steps, observer))
+        self._plan_look()
+
+    # -- the loop -------------------------------------------------------------
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:  # noqa: PLR0912, PLR0915
+        """Take steps until the arrivals are closed and nothing is left to do.
+
+        A request costs some fifteen microseconds in here, and a call of a function a
+        hundredth of one, so what is needed in every step stands in local variables,
+        and the row of a step is packed in place.
+        """
+        env, scheduler = self.env, self.scheduler
+        is_clocked = self._clocked is not None
+        clocked = cast("ClockedScheduler", scheduler)
+        events = env._queue
+        arrivals, calendar, listeners = self.arrivals, self._calendar, self.listeners
+        recorder, log = self.recorder, self.recorder.steps
+        packed, heads = log.packed, log.heads
+        ends_s, new_blocks = log.ends_s, log.new_blocks
+        cost_model = self.cost_model
+        batch_total = batch_total_of(cost_model)
+        decode_ends = decode_ends_of(cost_model)
+        known_ends: dict[int, DecodeEnds] = {}
+        horizon, sample, update = self.horizon, self.sample, scheduler.update
+        if not is_clocked:
+            forms_itself = is_quick = False
+            running: Any = ()
+            waiting: Any = ()
+            usage_facts: Callable[[], tuple[float, ...]] = scheduler.cache_usage
+        else:
+            forms_itself = _forms_itself(clocked)
+            is_quick = forms_itself and self._prices_columns
+            running, waiting = clocked.running, clocked.waiting
+            form, quiet_steps = clocked.form, clocked.quiet_steps
+            advance_decodes, usage_facts = clocked.advance, clocked.usage_facts
+            clock, tables = clocked.clock, clocked.tables
+            block_size, num_usable = clocked.block_size, tables.num_usable_blocks
+
+        step = self.num_steps
+        now_s: float = env.now
+        next_s = arrivals.next_s
+        while not self.stop_requested:
+            if self._aborts:
+                self._apply_aborts()
+            if self._blocked or not (running or waiting or self._has_requests()):
+                if not (yield from self._wait_for_work()):
+                    break
+                now_s, next_s = env._now, arrivals.next_s
+                continue
             # -- what begins now: a stretch of quiet steps, or a step in full
-            most = next_due - step + 1
-            left = seen_step - step
-            most = left if left < most else most
-            num_steps = quiet_steps(
-                most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
-            )
+            output: SchedulerOutput | None = None
+            num_steps = 0
+            if forms_itself and not listeners and tables.observer is None:
+                last, look = calendar.next_step + 1, self._next_look
+                most = (last if last < look else look) - step
+                num_steps = quiet_steps(
+                    most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
+                )
             if num_steps:
                 if len(ends_s) >= CHUNK_ROWS:
-                    rows.flush()
+                    log.flush()
                 num_decodes = clock.num_decodes
                 context = clock.num_base_tokens + num_decodes * step
                 ends_of = known_ends.get(num_decodes)
                 if ends_of is None:
                     ends_of = known_ends[num_decodes] = decode_ends(num_decodes)
+                until_s = horizon()
                 ends = ends_of(
-                    context, num_steps, now_s, next_s if next_s < event_s else event_s
+                    context, num_steps, now_s, next_s if next_s < until_s else until_s
                 )
-                num_steps = len(ends)
-                end_s = ends[-1]
+                num_steps, end_s = len(ends), ends[-1]
                 if not (ends[-2] if num_steps > 1 else now_s) < end_s < inf:
-                    engine.refuse_length(context, [now_s, *ends])
+                    self._refuse_length(num_decodes, context, [now_s, *ends])
                 heads.append(
                     pack_head(
                         step,
@@ -107,136 +324,221 @@ def run_unseen(engine: FastEngine) -> float | None:  # noqa: PLR0912, PLR0915
                     )
                 )
                 ends_s.extend(ends)
-                new_blocks.extend(advance(num_steps))
+                new_blocks.extend(advance_decodes(num_steps))
                 step += num_steps - 1
+                self._num_empty_steps = 0
             else:
-                shape = form(now_s)
-                total_s = batch_total(*shape)
+                if len(packed) >= CHUNK_ROWS:
+                    log.flush()
+                decided: ClockedScheduler | SchedulerOutput = clocked
+                if is_quick and not listeners:
+                    shape: tuple[int, ...] = form(now_s)
+                    total_s = batch_total(*shape)
+                else:
+                    decided = output = scheduler.schedule(now_s)
+                    cost = cost_model.step(output.shape)
+                    shape, total_s = output.shape, cost.total_s
                 end_s = now_s + total_s
                 if not now_s < end_s < inf:
-                    raise no_length(total_s, now_s)
-                if scheduler.preemptions:
-                    recorder.decided(step, now_s, shape, scheduler)
-                    engine.leave_calendar(step)
-                else:
-                    if len(packed) >= CHUNK_ROWS:
-                        rows.flush()
-                    packed.append(
-                        pack_facts(
-                            step,
-                            now_s,
-                            len(running),
-                            len(waiting),
-                            0,
-                            *shape,
-                            0,
-                            0,
-                            0,
-                            *usage_facts(),
-                            0,
-                            scheduler.num_recomputed_tokens,
-                        )
+                    raise _no_length(total_s, now_s)
+                preemptions = decided.preemptions
+                packed.append(
+                    pack_facts(
+                        step,
+                        now_s,
+                        *(
+                            (len(running), len(waiting), 0)
+                            if is_clocked
+                            else _queue_lengths(scheduler)
+                        ),
+                        *shape,
+                        *(_NO_SWAPS if output is None else ()),
+                        *usage_facts(),
+                        len(preemptions),
+                        decided.num_recomputed_tokens,
                     )
-                if not (shape[0] or shape[2]):
-                    engine.note_empty_step(shape)
-                    return end_s
-
-            engine.num_empty_steps = 0
-
-            # -- what happens until it ends
-            if end_s >= event_s:
-                return end_s
-            while next_s <= end_s:
-                request = arrivals.upcoming
-                if (
-                    request is None
-                    or request.num_prompt_tokens >= most_tokens
-                    or request.max_num_tokens > most_tokens
-                ):
-                    return end_s
-                arrivals.pop()
-                occupancy_s += len(active) * (next_s - occupied_since_s)
-                occupied_since_s = next_s
-                num_arrived += 1
-                active[request.request_id] = request
-                waiting.append(request)
-                next_s = arrivals.next_s
-                if next_s == inf:
-                    engine.close_arrivals()
-
-            # -- last tokens
-            finished: list[Request] = []
-            completing = scheduler.completing
-            if step == next_due:
-                finished += due[step]
-            for request in chain(finished, completing):
-                if request.on_end is not None:
-                    return end_s
-            if step == next_due:
-                del due[heappop(due_steps)]
-                next_due = due_steps[0] if due_steps else NEVER
-                clock.num_decodes -= len(finished)
-                for request in finished:
-                    base_tokens = request.base_tokens
-                    num_tokens = base_tokens + step
-                    request.num_computed_tokens = num_tokens
-                    request.num_tokens = num_tokens + 1
-                    request.due_step = -1
-                    request.streaks.append((request.joined_step, step))
-                    clock.num_base_tokens -= base_tokens
-                    del buckets[(1 - base_tokens) % block_size][request]
-
-            # -- first tokens
-            if completing:
-                for request in completing:
-                    num_tokens = request.num_tokens + 1
-                    request.num_tokens = num_tokens
-                    request.joined_step = step
-                    if num_tokens == request.num_prompt_tokens + 1:
-                        request.first_token_s = end_s
-                    num_left = last_num_tokens(request) - num_tokens
-                    if num_left > 0:
-                        last_step = request.due_step = step + num_left
-                        if last_step in due:
-                            due[last_step][request] = None
-                        else:
-                            due[last_step] = {request: None}
-                            heappush(due_steps, last_step)
-                            next_due = last_step if last_step < next_due else next_due
-                        # The next step is its first as a decode.
-                        base_tokens = request.base_tokens = num_tokens - step - 1
-                        clock.num_decodes += 1
-                        clock.num_base_tokens += base_tokens
-                        buckets[(1 - base_tokens) % block_size][request] = None
-                    else:
-                        request.streaks.append((step, step))
-                        finished.append(request)
-                scheduler.completing = []
-                partial = scheduler.partial
-                scheduler.num_chunk_tokens = (
-                    0 if partial is None else partial.num_computed_tokens
                 )
+                if preemptions:
+                    recorder.preempted(step, now_s, preemptions)
+                    calendar.forget_preempted(preemptions, step)
+                if output is not None:
+                    self._show(step, now_s, cost, output)
+                if shape[0] or shape[3]:
+                    self._num_empty_steps = 0
+                else:
+                    self._note_empty_step(output or clocked.output(shape))
 
-            # -- those that leave
+            # -- arrivals until it ends
+            while next_s <= end_s:
+                if events and events[0][0] <= next_s:
+                    yield At(env, next_s, ARRIVAL_PRIORITY)
+                env._now = next_s
+                self._take_in(arrivals.pop())
+                next_s = arrivals.next_s
+            if events and events[0][0] <= end_s:
+                yield At(env, end_s, STEP_PRIORITY)
+            else:
+                env._now = end_s
+
+            # -- tokens appear
+            if not is_clocked:
+                finished = sample(output, step, end_s)
+                update(finished)
+            else:
+                finished = calendar.pop(end_s) if step == calendar.next_step else []
+                completing = clocked.completing
+                if completing:
+                    going_on, done = calendar.first_tokens(completing, step, end_s)
+                    clocked.begin_decoding(going_on)
+                    finished += done
+                if finished:
+                    update(finished)
+
+            # -- finished requests leave
             if finished:
-                occupancy_s += len(active) * (end_s - occupied_since_s)
-                occupied_since_s = end_s
-                num_finished += len(finished)
-                for request in finished:
-                    finish(request, end_s)
-                    free(request)
-                    del running[request], active[request.request_id]
-                if scheduler.head_is_blocked:
-                    scheduler.look_again()
-                finished_rows.append((len(packed) + len(ends_s) - 1, len(finished)))
-                add_rows(finished)
+                recorder.finished(end_s, finished)
+            for listener in listeners:
+                listener.ended(end_s, finished, scheduler)
+            for request in finished:
+                if request.on_end is not None:
+                    _announce(request)
             now_s = end_s
             step += 1
-        return None
-    finally:
-        env._now = now_s
-        engine.num_steps = step
-        calendar.next_step = next_due
-        recorder.occupancy_s, recorder.occupied_since_s = occupancy_s, occupied_since_s
-        recorder.num_arrived += num_arrived
-        recorder.num_finished += num_finished
+            self.num_steps = step
+            if step >= self._next_look:
+                self._notify()
+        self._settle()
+
+    # -- beside the loop ------------------------------------------------------
+
+    def _has_requests(self) -> bool:
+        return any(_queue_lengths(self.scheduler))
+
+    def _wait_for_work(self) -> Generator[simpy.Event, Any, bool]:
+        """Wait for an arrival, or to be woken; return whether the run goes on."""
+        env, next_s = self.env, self.arrivals.next_s
+        if next_s == inf and self._arrivals_closed:
+            self.stalled = self._has_requests()
+            return False
+        if not (next_s < inf and advance(env, next_s)):
+            self._wake = env.event()
+            if next_s < inf:
+                yield self._wake | At(env, next_s, ARRIVAL_PRIORITY)
+            else:
+                yield self._wake
+            self._wake = None
+        while self.arrivals.next_s <= env.now:
+            self._take_in(self.arrivals.pop())
+        return True
+
+    def _take_in(self, request: Request) -> None:
+        """Take in a request of `arrivals` that arrives now."""
+        self.submit(request)
+        if self.arrivals.next_s == inf:
+            self.close_arrivals()
+
+    def _wake_up(self) -> None:
+        self._blocked = False
+        self._num_empty_steps = 0
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    def _leave(self, request: Request) -> None:
+        """Record and announce the end of a request that got no answer."""
+        self.recorder.left(request, self.env.now)
+        if request.on_end is not None:
+            _announce(request)
+
+    def _apply_aborts(self) -> None:
+        for request, reason in self._aborts:
+            if not request.status.is_finished:
+                request.reason = reason
+                self.scheduler.abort(request)
+                if request.due_step >= 0:
+                    self._calendar.leave(request)
+                self._leave(request)
+        self._aborts.clear()
+
+    def _show(
+        self, step: int, now_s: float, cost: StepCost, output: SchedulerOutput
+    ) -> None:
+        """Tell of a step what its row does not say."""
+        if not self._prices_columns:
+            self.recorder.steps.costs.append(cost)
+        for listener in self.listeners:
+            listener.scheduled(step, now_s, cost, output, self.scheduler)
+        for request in output.ignored:
+            self._leave(request)
+
+    def _note_empty_step(self, output: SchedulerOutput) -> None:
+        """Stop asking a scheduler that is stuck, or has nothing to say for too long."""
+        if output.ignored:
+            self._num_empty_steps = 0
+            return
+        self._num_empty_steps += 1
+        self._blocked = output.stuck or self._num_empty_steps >= MAX_NUM_EMPTY_STEPS
+
+    def _refuse_length(
+        self, num_decodes: int, num_context_tokens: int, times_s: list[float]
+    ) -> NoReturn:
+        """Say that the last of quiet steps takes no time, or all of it.
+
+        `num_context_tokens` are those of the first; `times_s` are when it began, and
+        the end of each.
+        """
+        num_context_tokens += (len(times_s) - 2) * num_decodes
+        shape = BatchShape(num_decodes, num_context_tokens, 0, 0, 0, 0)
+        raise _no_length(self.cost_model.step(shape).total_s, times_s[-2])
+
+    def _plan_look(self) -> None:
+        step = self.num_steps
+        looks = (step + every - step % every for every, _ in self._observers)
+        self._next_look = min(looks, default=NEVER)
+
+    def _notify(self) -> None:
+        self._settle()
+        for every_steps, observer in self._observers:
+            if self.num_steps % every_steps == 0:
+                observer(self)
+        self._plan_look()
+
+    def _settle(self) -> None:
+        """Write down how far the decodes came, for those that look from outside."""
+        clocked = self._clocked
+        if clocked is not None:
+            for bucket in clocked.clock.buckets:
+                for request in bucket:
+                    clocked.clock.settle(request, clocked.step)
+
+
+def _forms_itself(scheduler: Scheduler) -> bool:
+    """Whether `form` speaks for `schedule`: no subclass redefines that alone."""
+    for kind in type(scheduler).__mro__:
+        if "form" in vars(kind):
+            return True
+        if "schedule" in vars(kind):
+            return False
+    return False
+
+
+def _queue_lengths(scheduler: Scheduler) -> tuple[int, int, int]:
+    return scheduler.num_running, scheduler.num_waiting, scheduler.num_swapped
+
+
+def _announce(request: Request) -> None:
+    """Call back the client that waits for the end of `request`, once.
+
+    It is let go before: an event that holds the request, which holds the event, would
+    be a cycle.
+    """
+    on_end, request.on_end = request.on_end, None
+    assert on_end is not None
+    on_end(request)
+
+
+def _no_length(total_s: float, now_s: float) -> CostError:
+    return CostError(
+        f"a step must take a finite time of more than zero (invariant 3): the cost "
+        f"model says {total_s} s at {now_s} s; mend its parameters"
+    )

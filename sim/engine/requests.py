@@ -1,23 +1,112 @@
-"""Requests of the fast path, made of columns without a spec each."""
+"""The engine's requests, made of a workload's."""
 
 from __future__ import annotations
 
 from itertools import chain
-from math import nan
+from math import inf, nan
 from typing import TYPE_CHECKING, Any
 
-from cache.tokens import SegmentTokens
+from cache.tokens import RunTokens, SegmentTokens
 from sim.scheduler.request import Request, RequestStatus
 from workloads.columns import RequestColumns, largest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sim.engine.clients import RequestFactory
+    from cache.tokens import TokenRuns
     from workloads.spec import RequestSpec
 
 _CHUNK = 4096
 _WAITING = RequestStatus.WAITING
+
+
+class RequestFactory:
+    """Turns a workload's requests into the engine's.
+
+    Requests are numbered in the order in which they are made, which is the order of
+    their arrival.
+
+    Parameters
+    ----------
+    max_model_len
+        Longest sequence of the engine; bounds the output where the client states no
+        ``max_tokens``.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+        self._next_id = 0
+
+    def group(self, spec: RequestSpec) -> Request:
+        """Return one request for all continuations of the prompt."""
+        request = self._request(spec, spec.output_segment)
+        request.num_sequences = spec.num_sequences
+        request.use_beam_search = spec.beam_width > 1
+        request.beam_seed = spec.request_id
+        request.beam_percent = round(100 * spec.beam_switch_share)
+        return request
+
+    def samples(self, spec: RequestSpec) -> list[Request]:
+        """Return a request for each sample, as V1 fans them out.
+
+        Source: vLLM 0.11.2, ``vllm/v1/engine/parallel_sampling.py``
+        (`ParentRequest`).
+        """
+        first = self._request(spec, spec.output_segment)
+        if spec.best_of == 1:
+            return [first]
+        return [first] + [
+            self._request(spec, first.tokens.output(branch, 0)[0])  # type: ignore[index]
+            for branch in range(1, spec.best_of)
+        ]
+
+    def stream(self, specs: Iterable[RequestSpec]) -> Iterator[Request]:
+        """Yield what `samples` returns for each in turn."""
+        for spec in specs:
+            if spec.best_of == 1:
+                yield self._request(spec, spec.output_segment)
+            else:
+                yield from self.samples(spec)
+
+    def beam_step(
+        self, spec: RequestSpec, runs: TokenRuns, arrival_s: float
+    ) -> Request:
+        """Return the request that asks for the next token of one beam."""
+        length = len(runs)
+        request = Request(
+            request_id=self._next_id,
+            arrival_s=arrival_s,
+            num_prompt_tokens=length,
+            tokens=RunTokens(runs.copy()),
+            max_num_tokens=min(self.max_model_len, length + 1),
+            oracle_num_tokens=length + 1,
+            priority=spec.priority,
+            max_output_tokens=1,
+            parent_id=spec.request_id,
+        )
+        request.beam_seed = spec.request_id
+        request.beam_percent = round(100 * spec.beam_switch_share)
+        self._next_id += 1
+        return request
+
+    def _request(self, spec: RequestSpec, output_segment: int) -> Request:
+        num_prompt_tokens = spec.num_prompt_tokens
+        max_num_tokens = self.max_model_len
+        if spec.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, num_prompt_tokens + spec.max_tokens)
+        request_id = self._next_id
+        self._next_id = request_id + 1
+        return Request(
+            request_id=request_id,
+            arrival_s=spec.arrival_s,
+            num_prompt_tokens=num_prompt_tokens,
+            tokens=SegmentTokens(spec.prompt, output_segment),
+            max_num_tokens=max_num_tokens,
+            oracle_num_tokens=num_prompt_tokens + spec.num_output_tokens,
+            priority=spec.priority,
+            max_output_tokens=spec.max_tokens,
+            parent_id=spec.request_id,
+        )
 
 
 class FastRequest(Request):
@@ -114,3 +203,43 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[FastRequest]:
         request.table = None
         request.due_step = -1
         yield request
+
+
+class PulledArrivals:
+    """The same open loop for an engine that pulls it.
+
+    An event less per arrival: the engine asks when the next one comes, and takes it in
+    when its own time has got there.
+
+    Parameters
+    ----------
+    requests
+        In order of arrival; drawn one at a time, one ahead.
+
+    Attributes
+    ----------
+    upcoming
+        The next request; None after the last.
+    next_s
+        Time of its arrival in seconds; infinite after the last.
+    """
+
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        self._requests = iter(requests)
+        self.upcoming = next(self._requests, None)
+        self.next_s = inf if self.upcoming is None else self.upcoming.arrival_s
+
+    def pop(self) -> Request:
+        """Return the next request.
+
+        Raises
+        ------
+        IndexError
+            After the last.
+        """
+        request = self.upcoming
+        if request is None:
+            raise IndexError("there are no more arrivals")
+        upcoming = self.upcoming = next(self._requests, None)
+        self.next_s = inf if upcoming is None else upcoming.arrival_s
+        return request

@@ -6,12 +6,19 @@ first, this part then says which requests got a token and which are done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from sim.scheduler.base import SchedulerOutput
+    from collections.abc import Iterable
+
+    from sim.scheduler.base import Preemption, SchedulerOutput
+
+Sampler = Callable[[Any, int, float], list[Request]]
+"""From a scheduler's output, the step and its end to the requests it finished."""
 
 # Looked up once: members of an enum are found by a call.
 _RUNNING = RequestStatus.RUNNING
@@ -86,3 +93,100 @@ def finish(request: Request, end_s: float) -> None:
         request.status = status
     else:
         request.move_to(status)
+
+
+NEVER = 1 << 62
+
+
+class OutputCalendar:
+    """The decodes that end, by the step that gives their last token.
+
+    Requests of one step stand in running order, since they enter in that order.
+
+    Attributes
+    ----------
+    due
+        Decodes by step, in running order; none stands where all have left.
+    steps
+        A heap of its keys.
+    next_step
+        The first of them: no decode ends earlier; `NEVER` without decodes.
+    """
+
+    def __init__(self) -> None:
+        self.next_step = NEVER
+        self.due: dict[int, dict[Request, None]] = {}
+        self.steps: list[int] = []
+
+    def leave(self, request: Request) -> None:
+        """Forget a decode that was preempted or aborted."""
+        del self.due[request.due_step][request]  # which may leave nobody due then
+        request.due_step = -1
+
+    def forget_preempted(self, preemptions: Iterable[Preemption], step: int) -> None:
+        """Forget the decodes that the batch of `step` preempted."""
+        for preemption in preemptions:
+            request = preemption.request
+            if request.due_step >= 0:
+                self.leave(request)
+                request.streaks.append((request.joined_step, step - 1))
+
+    def pop(self, end_s: float) -> list[Request]:
+        """Give their last token to the decodes that `next_step` ends; in running order.
+
+        That step must end now.
+        """
+        steps = self.steps
+        step = heappop(steps)
+        self.next_step = steps[0] if steps else NEVER
+        finished = list(self.due.pop(step))
+        for request in finished:
+            num_tokens = request.base_tokens + step
+            request.num_computed_tokens = num_tokens
+            num_tokens += 1
+            request.num_tokens = num_tokens
+            request.due_step = -1
+            request.streaks.append((request.joined_step, step))
+            request.finish_s = end_s
+            request.status = (
+                _STOPPED if num_tokens >= request.oracle_num_tokens else _LENGTH_CAPPED
+            )
+        return finished
+
+    def first_tokens(
+        self, requests: Iterable[Request], step: int, end_s: float
+    ) -> tuple[list[Request], list[Request]]:
+        """Give a token to requests whose last chunk was computed in `step`.
+
+        Returns
+        -------
+        going_on
+            Those that decode from the next step on; the calendar knows until when.
+        finished
+            Those for which that was the last token.
+        """
+        due = self.due
+        going_on: list[Request] = []
+        finished: list[Request] = []
+        for request in requests:
+            num_tokens = request.num_tokens + 1
+            request.num_tokens = num_tokens
+            request.joined_step = step
+            if num_tokens == request.num_prompt_tokens + 1:
+                request.first_token_s = end_s
+            oracle, most = request.oracle_num_tokens, request.max_num_tokens
+            last = oracle if oracle < most else most
+            if num_tokens < last:
+                last_step = request.due_step = step + last - num_tokens
+                if last_step in due:
+                    due[last_step][request] = None
+                else:
+                    due[last_step] = {request: None}
+                    heappush(self.steps, last_step)
+                    self.next_step = self.steps[0]
+                going_on.append(request)
+            else:
+                request.streaks.append((step, step))
+                finish(request, end_s)
+                finished.append(request)
+        return going_on, finished

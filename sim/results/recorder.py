@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 from cache.errors import require
 from sim.results import schema
 from sim.results.requests import PreemptionRows, RequestRows
-from sim.results.rows import (
-    CHUNK_ROWS,
-    QuietSteps,
-    StepRows,
-    UnkeptRows,
-    pack_facts,
-    pack_step,
-)
+from sim.results.step_log import StepLog, UnkeptLog
 from sim.results.step_table import MemorySteps, frame_of
 from sim.results.table import ResultTable
 from sim.results.tokens import InterTokenLatencies, Streaks
@@ -27,13 +20,9 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from sim.costs.base import CostModel, StepCost, StepPricer
     from sim.results.step_table import Batch, StepSink, StepTable
-    from sim.scheduler.base import Scheduler, SchedulerOutput
+    from sim.scheduler.base import Preemption, Scheduler
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.fast_state import FastV1State
-
-__all__ = ["QuietSteps", "Recorder", "Recording"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ class Recorder:
     """Takes down every step, request and preemption of one run.
 
     Memory does not grow with the number of steps, if the sink's does not: steps go
-    there in batches of a fixed length, the same whether they were told one by one or
+    there in batches of a fixed length, the same whether they were taken one by one or
     in stretches. A request costs about 100 bytes, a preemption about 70.
 
     Parameters
@@ -100,15 +89,14 @@ class Recorder:
         Where steps go; into memory unless said otherwise.
     keeps_steps
         Whether steps are kept at all; without them there are no totals either.
+
+    Attributes
+    ----------
+    steps
+        The log that the engine fills.
+    active
+        Requests in the system by id.
     """
-
-    exact_on_fast_path = True
-    """Takes `quiet` stretches; an engine tells a recorder without this each step. A
-    subclass that wants to see each step sets it to False."""
-
-    books = frozenset({"arrived", "decided", "quiet", "stepped"})
-    """The loop of the fast path writes into `rows`, `requests`, `active` and the counts
-    itself in place of calling these. A subclass that redefines one is called."""
 
     def __init__(
         self, sink: StepSink | None = None, *, keeps_steps: bool = True
@@ -118,132 +106,47 @@ class Recorder:
         self.num_finished = 0
         self.num_left = 0
         self.active: dict[int, Request] = {}
-        self._totals = StepTotals()
-        self.rows = (StepRows if keeps_steps else UnkeptRows)(self._emit)
-        self._packed = self.rows.packed
-        self.requests = RequestRows()
-        self._preemptions = PreemptionRows()
+        self.steps = (StepLog if keeps_steps else UnkeptLog)(self._emit)
         self.occupancy_s = 0.0
-        self.occupied_since_s = 0.0
-
-    # -- sim.engine.stepwise.StepRecorder ----------------------------------------------
+        self._occupied_since_s = 0.0
+        self._totals = StepTotals()
+        self._requests = RequestRows()
+        self._preemptions = PreemptionRows()
 
     def arrived(self, request: Request) -> None:
-        """See `StepRecorder.arrived`."""
+        """Take note of an arrival, just before it is queued or rejected."""
         now_s, active = request.arrival_s, self.active
-        self.occupancy_s += len(active) * (now_s - self.occupied_since_s)
-        self.occupied_since_s = now_s
+        self.occupancy_s += len(active) * (now_s - self._occupied_since_s)
+        self._occupied_since_s = now_s
         self.num_arrived += 1
         active[request.request_id] = request
 
-    def step(
-        self,
-        step: int,
-        start_s: float,
-        cost: StepCost,
-        output: SchedulerOutput,
-        scheduler: Scheduler,
+    def preempted(
+        self, step: int, now_s: float, preemptions: Sequence[Preemption]
     ) -> None:
-        """See `StepRecorder.step`."""
-        packed = self._packed
-        if len(packed) >= CHUNK_ROWS:
-            self.rows.flush()
-        preemptions = output.preemptions
-        packed.append(
-            pack_step(
-                step,
-                start_s,
-                scheduler.num_running,
-                scheduler.num_waiting,
-                scheduler.num_swapped,
-                *output.shape,
-                *scheduler.cache_usage(),
-                len(preemptions),
-                output.num_recomputed_tokens,
-                *cost,
-            )
-        )
+        """Take note of the preemptions of a scheduler call, right after it."""
         for preemption in preemptions:
-            self._preemptions.add(step, start_s, preemption)
+            self._preemptions.add(step, now_s, preemption)
 
-    def price_by(self, pricer: StepPricer, cost_model: CostModel) -> None:
-        """Be told of steps by `decided`, not by `step`; `pricer` knows their costs.
-
-        It is `cost_model`, which is told with quiet stretches.
-        """
-        self.rows.price_by(pricer, cost_model)
-
-    def decided(
-        self,
-        step: int,
-        start_s: float,
-        shape: Sequence[int],
-        scheduler: FastV1State,
-    ) -> None:
-        """Take note of a step as `step` does, its costs to be asked of the pricer.
-
-        Parameters
-        ----------
-        shape
-            The first six fields of its `BatchShape`; the others are 0.
-        scheduler
-            Right after its call.
-        """
-        packed = self._packed
-        if len(packed) >= CHUNK_ROWS:
-            self.rows.flush()
-        preemptions = scheduler.preemptions
-        packed.append(
-            pack_facts(
-                step,
-                start_s,
-                len(scheduler.running),
-                len(scheduler.waiting),
-                0,
-                *shape,
-                0,
-                0,
-                0,
-                *scheduler.usage_facts(),
-                len(preemptions),
-                scheduler.num_recomputed_tokens,
-            )
+    def finished(self, end_s: float, requests: Sequence[Request]) -> None:
+        """Take note of requests that the output of the latest step finished."""
+        active, steps = self.active, self.steps
+        self.occupancy_s += len(active) * (end_s - self._occupied_since_s)
+        self._occupied_since_s = end_s
+        for request in requests:
+            del active[request.request_id]
+        self.num_finished += len(requests)
+        steps.finished.append(
+            (len(steps.packed) + len(steps.ends_s) - 1, len(requests))
         )
-        for preemption in preemptions:
-            self._preemptions.add(step, start_s, preemption)
-
-    def quiet(self, steps: QuietSteps, cost_model: CostModel) -> None:
-        """Take note of steps as `step` would of each, and of the end of all but one.
-
-        `stepped` is then called once, for the end of the last.
-
-        Parameters
-        ----------
-        steps
-            The stretch; its lists are kept.
-        cost_model
-            The model that priced it, asked again for the parts when rows are made.
-        """
-        self.rows.add(steps, cost_model)
-
-    def stepped(self, end_s: float, finished: Sequence[Request]) -> None:
-        """See `StepRecorder.stepped`."""
-        if finished:
-            active = self.active
-            self.occupancy_s += len(active) * (end_s - self.occupied_since_s)
-            self.occupied_since_s = end_s
-            for request in finished:
-                del active[request.request_id]
-            self.num_finished += len(finished)
-            self.rows.finished(len(finished))
-            self.requests.add(finished)
+        self._requests.add(requests)
 
     def left(self, request: Request, now_s: float) -> None:
-        """See `StepRecorder.left`."""
+        """Take note of a rejected or aborted request."""
         self._occupy(now_s)
         del self.active[request.request_id]
         self.num_left += 1
-        self.requests.add((request,))
+        self._requests.add((request,))
 
     def check(self, scheduler: Scheduler) -> None:
         """Prove that no request is lost or counted twice (invariant 1).
@@ -268,8 +171,8 @@ class Recorder:
 
     def _occupy(self, now_s: float) -> None:
         """Advance the integral of requests in the system to now."""
-        self.occupancy_s += len(self.active) * (now_s - self.occupied_since_s)
-        self.occupied_since_s = now_s
+        self.occupancy_s += len(self.active) * (now_s - self._occupied_since_s)
+        self._occupied_since_s = now_s
 
     def _emit(self, batch: Batch) -> bool:
         self._totals.add(batch)
@@ -278,13 +181,13 @@ class Recorder:
     def finish(self, now_s: float) -> Recording:
         """Close the books at `now_s`; requests still active become rows as they are."""
         self._occupy(now_s)
-        self.rows.close()
-        self.requests.add(self.active.values())
+        self.steps.close()
+        self._requests.add(self.active.values())
         return Recording(
             step_table=self.sink.close(),
-            request_table=ResultTable(self.requests.table(), schema.REQUESTS),
+            request_table=ResultTable(self._requests.table(), schema.REQUESTS),
             preemption_table=ResultTable(self._preemptions.table(), schema.PREEMPTIONS),
             totals=self._totals,
-            streaks=self.requests.streaks,
+            streaks=self._requests.streaks,
             occupancy_s=self.occupancy_s,
         )

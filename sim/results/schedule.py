@@ -123,7 +123,7 @@ def log_of(scheduler: Any, names: Names) -> StepLog:
 
 
 class ScheduleFile:
-    """A `sim.engine.stepwise.StepListener` that writes all steps, as they are taken.
+    """A `sim.engine.loop.StepListener` that writes all steps, as they are taken.
 
     Parameters
     ----------
@@ -178,7 +178,6 @@ class ScheduleFile:
         output: Any,
         scheduler: Any,
     ) -> None:
-        """See `sim.engine.stepwise.StepListener`."""
         del cost, scheduler
         line: Line = {"t": step, "start_s": float(start_s)}  # the clock begins with 0
         if aborted := self._aborted():
@@ -201,7 +200,7 @@ class ScheduleFile:
         return sorted(aborted, key=lambda request: request.request_id)
 
     def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
-        """See `sim.engine.stepwise.StepListener`."""
+        """See `sim.engine.loop.StepListener`."""
         del scheduler
         line = self._line
         line["end_s"] = float(end_s)

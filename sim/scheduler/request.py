@@ -100,7 +100,7 @@ class Request:
         Whether the continuations are beams.
     oracle_branch_num_tokens, beam_seed, beam_percent
         Length at which each continuation ends (empty: all as `oracle_num_tokens`), and
-        what the beam search will choose; for `sim.engine.sampling_groups` only.
+        what the beam search will choose; for `sim.engine.group_sampling` only.
     parent_id
         The workload's request; several of the engine's share it where every sample is
         a request of its own. None for its own id.

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -15,19 +16,11 @@ import simpy
 from cache.errors import PolicyError
 from sim.costs.base import BOUNDS
 from sim.costs.bounded import AtBound
-from sim.engine.clients import (
-    FanOutClient,
-    GroupClient,
-    PulledArrivals,
-    RequestFactory,
-    open_loop,
-)
-from sim.engine.conditions import FAST_SCHEDULERS, why_stepwise
-from sim.engine.fast import FastEngine
-from sim.engine.requests import requests_of
-from sim.engine.sampling_groups import sampler_for
-from sim.engine.session_client import SessionClient
-from sim.engine.stepwise import Engine
+from sim.engine.clients import FanOutClient, GroupClient, open_loop
+from sim.engine.group_sampling import sampler_for
+from sim.engine.loop import Engine
+from sim.engine.requests import PulledArrivals, RequestFactory, requests_of
+from sim.engine.sessions import SessionClient
 from sim.errors import ConfigError, SchedulerError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -44,10 +37,11 @@ from sim.simulation.assemble import make_capacity, make_cost_model
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
+from workloads.columns import largest
 from workloads.errors import WorkloadWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
@@ -59,6 +53,9 @@ if TYPE_CHECKING:
     from sim.scheduler.base import Scheduler
     from workloads.spec import RequestSpec
 
+
+FAST_SCHEDULERS: Mapping[str, type] = MappingProxyType({"v1": FastV1Scheduler})
+"""Schedulers of `sim.scheduler.SCHEDULERS` that have a twin on the decode clock."""
 
 ASKED_FOR = "asked for"
 """Reason of a stepwise run that the user wanted so."""
@@ -151,8 +148,14 @@ class Simulation:
         return "stepwise" if self.path_reason else "fast"
 
     def _why_stepwise(self) -> str:
-        client = SessionClient if self._is_closed_loop else FanOutClient
-        return why_stepwise(self.config.engine, client, self.specs, Recorder) or ""
+        engine = self.config.engine
+        if engine.scheduler_kind not in FAST_SCHEDULERS:
+            return "the scheduler has no fast path"
+        if not engine.admission_check:
+            return "admission_check is off: a request may block the queue for ever"
+        if largest(self.specs, "beam_width") > 1:
+            return "beams: a beam's next request comes of the end of the one before"
+        return ""
 
     def _make_scheduler(
         self, model: ModelArchitecture
@@ -169,34 +172,26 @@ class Simulation:
         return make_scheduler(engine, self.capacity, model, specs=self.specs)
 
     def _make_engine(self, client: Client) -> Engine:
-        """Make the engine of the path, and what hands requests to it."""
-        admission_check = self.config.engine.admission_check
-        engine: Engine
-        if isinstance(self.scheduler, FastV1Scheduler):
-            pulled = None
-            if not self._is_closed_loop:
-                pulled = PulledArrivals(requests_of(client.factory, self.specs))
-            engine = FastEngine(
-                self.env,
-                self.scheduler,
-                self.cost_model,
-                self.recorder,
-                arrivals=pulled,
-                admission_check=admission_check,
-            )
-            if pulled is not None:
-                return engine
-        else:
-            engine = Engine(
-                self.env,
-                self.scheduler,
-                self.cost_model,
-                self.recorder,
-                sample=sampler_for(self.scheduler),
-                admission_check=admission_check,
-            )
-        self.env.process(self._arrivals(engine, client))
+        """Make the engine, and what hands requests to it."""
+        pulled = None
+        if self._is_pulled():
+            pulled = PulledArrivals(requests_of(client.factory, self.specs))
+        engine = Engine(
+            self.env,
+            self.scheduler,
+            self.cost_model,
+            self.recorder,
+            arrivals=pulled,
+            sample=sampler_for(self.scheduler),
+            admission_check=self.config.engine.admission_check,
+        )
+        if pulled is None:
+            self.env.process(self._arrivals(engine, client))
         return engine
+
+    def _is_pulled(self) -> bool:
+        """Whether the engine takes in the workload itself."""
+        return isinstance(self.scheduler, FastV1Scheduler) and not self._is_closed_loop
 
     def _arrivals(self, engine: Engine, client: Client) -> Generator[Any, Any, None]:
         """Return what hands requests to an engine that does not pull them."""

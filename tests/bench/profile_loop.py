@@ -43,7 +43,7 @@ def function_of(code: CodeType) -> Function:
     return Function(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
-LOOPS = {"FastEngine._run", "run_unseen", "Engine._run", "PlainEngine.steps"}
+LOOPS = {"Engine._run", "PlainEngine.steps"}
 
 
 class Samples:

@@ -19,11 +19,11 @@ from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.base import BatchShape
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
-from sim.results.recorder import QuietSteps, Recorder
-from sim.scheduler.base import SchedulerOutput
+from sim.results.recorder import Recorder
+from sim.results.step_log import pack_facts, pack_head
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.identity.measured_profile import measured_profile
-from tests.sim.build import request_from_spec, scheduler, spec
+from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,48 +241,41 @@ NUM_STEPS = 8192
 
 
 @pytest.mark.benchmark(group="micro: rows of 8,192 steps")
-def test_told_one_by_one(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
-    """Told one by one."""
-    output, cost, engine = SchedulerOutput(), roofline.step(DECODES), scheduler()
-    output.shape = DECODES
+def test_taken_in_full(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
+    """Taken in full, one by one."""
+    step_s = roofline.step(DECODES).total_s
+    usage = (10_000, 10_000, 150_000, 150_000, 0.5, 0.0)
 
     def record() -> int:
         recorder = Recorder()
+        recorder.steps.price_by(roofline)
         for step in range(NUM_STEPS):
-            recorder.step(step, step * cost.total_s, cost, output, engine)
-        return recorder.finish(NUM_STEPS * cost.total_s).step_table.num_steps
+            row = pack_facts(step, step * step_s, 120, 0, 0, *DECODES, *usage, 0, 0)
+            recorder.steps.packed.append(row)
+        return recorder.finish(NUM_STEPS * step_s).step_table.num_steps
 
     assert benchmark(record) == NUM_STEPS
 
 
-@pytest.mark.parametrize("length", [4, 64], ids="told in stretches of {}".format)
+@pytest.mark.parametrize("length", [4, 64], ids="in stretches of {}".format)
 @pytest.mark.benchmark(group="micro: rows of 8,192 steps")
-def test_record_quiet_steps(
+def test_quiet_steps(
     benchmark: BenchmarkFixture, roofline: RooflineCost, length: int
 ) -> None:
-    """Told in stretches of so many; the price of each step is asked for again."""
+    """In stretches of so many."""
     step_s = roofline.step(DECODES).total_s
-    stretches = [
-        QuietSteps(
-            first_step=first,
-            start_s=first * step_s,
-            end_s=[(first + i + 1) * step_s for i in range(length)],
-            num_new_blocks=[7] * length,
-            num_running=DECODES.num_decodes,
-            num_waiting=0,
-            num_context_tokens=DECODES.num_decode_context_tokens,
-            num_physical_blocks=10_000,
-            num_logical_blocks=10_000,
-            num_usable_blocks=20_000,
-            block_size=BLOCK_SIZE,
-        )
-        for first in range(0, NUM_STEPS, length)
-    ]
+    counts = (DECODES.num_decodes, 0, DECODES.num_decode_context_tokens)
+    blocks = (10_000, 10_000, 20_000, BLOCK_SIZE)
 
     def record() -> int:
         recorder = Recorder()
-        for stretch in stretches:
-            recorder.quiet(stretch, roofline)
+        log = recorder.steps
+        log.price_by(roofline)
+        for first in range(0, NUM_STEPS, length):
+            start_s = first * step_s
+            log.heads.append(pack_head(first, *counts, *blocks, length, 0, start_s))
+            log.ends_s.extend([start_s + (i + 1) * step_s for i in range(length)])
+            log.new_blocks.extend([7] * length)
         return recorder.finish(NUM_STEPS * step_s).step_table.num_steps
 
     assert benchmark(record) == NUM_STEPS

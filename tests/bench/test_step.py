@@ -8,8 +8,7 @@ import pytest
 import simpy
 
 from sim.costs.roofline import RooflineCost
-from sim.engine.fast import FastEngine
-from sim.engine.stepwise import Engine
+from sim.engine.loop import Engine
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder
@@ -38,11 +37,8 @@ def make_engine(path: str, num_running: int, *, caching: bool) -> Engine:
         "enable_prefix_caching": caching,
     }
     env, recorder = simpy.Environment(), Recorder()
-    engine = (
-        FastEngine(env, FastV1Scheduler(**settings), COST, recorder)
-        if path == "fast"
-        else Engine(env, V1Scheduler(**settings), COST, recorder)
-    )
+    kind = FastV1Scheduler if path == "fast" else V1Scheduler
+    engine = Engine(env, kind(**settings), COST, recorder)
     for i in range(num_running):
         engine.submit(request_from_spec(spec(i, 0.0, 1000 + i, 2000), 8192))
     return engine

@@ -13,8 +13,7 @@ import simpy
 
 from sim.costs.constant import ConstantCost
 from sim.engine.clock import ARRIVAL_PRIORITY, At
-from sim.engine.fast import FastEngine
-from sim.engine.stepwise import Engine
+from sim.engine.loop import Engine
 from sim.results.recorder import Recorder
 from sim.scheduler.v1.exact import NotExactError
 from sim.scheduler.v1.fast import FastV1Scheduler
@@ -66,27 +65,14 @@ class LoggedRun:
         given = arguments(workload)
         self.env = simpy.Environment()
         self.recorder = Recorder()
-        self.scheduler: Any
-        self.engine: Engine
-        cost_model = ConstantCost(step_s=1.0)
-        if stepwise:
-            self.scheduler = V1Scheduler(**given)
-            self.engine = Engine(
-                self.env,
-                self.scheduler,
-                cost_model,
-                self.recorder,
-                admission_check=False,
-            )
-        else:
-            self.scheduler = FastV1Scheduler(**given)
-            self.engine = FastEngine(
-                self.env,
-                self.scheduler,
-                cost_model,
-                self.recorder,
-                admission_check=False,
-            )
+        self.scheduler: Any = (V1Scheduler if stepwise else FastV1Scheduler)(**given)
+        self.engine = Engine(
+            self.env,
+            self.scheduler,
+            ConstantCost(step_s=1.0),
+            self.recorder,
+            admission_check=False,
+        )
         requests = [
             make_request(index, raw, given["max_model_len"])
             for index, raw in enumerate(workload.requests)

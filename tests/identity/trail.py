@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.stepwise import Engine
+    from sim.engine.loop import Engine
 
 PROOF_EVERY = 8
 """Notes of the state from one proof of all invariants to the next."""

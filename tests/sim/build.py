@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from sim.costs.constant import ConstantCost
-from sim.engine.clients import FanOutClient, RequestFactory, open_loop
-from sim.engine.session_client import SessionClient
-from sim.engine.stepwise import Engine
+from sim.engine.clients import FanOutClient, open_loop
+from sim.engine.loop import Engine
+from sim.engine.requests import RequestFactory
+from sim.engine.sessions import SessionClient
 from sim.results.recorder import Recorder, Recording
 from sim.scheduler.v1.scheduler import V1Scheduler
 from workloads.chains import has_chains

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cache.tokens import SegmentTokens
-from sim.engine.sampling_groups import sampler_for
+from sim.engine.group_sampling import sampler_for
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.groups.settings import SchedulerConfig
 from sim.scheduler.request import Request

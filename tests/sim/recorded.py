@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
 from sim.costs.base import BatchShape
 from sim.costs.linear import LinearCost
-from sim.results.recorder import QuietSteps, Recorder
-from sim.scheduler.base import CacheUsage, SchedulerOutput
+from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_head
+from sim.scheduler.base import CacheUsage
 
 if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost
+    from sim.results.recorder import Recorder
 
 COST = LinearCost(
     base_s=1.1e-3,
@@ -70,10 +70,20 @@ told = st.builds(
 
 
 class Teller:
-    """Tells a recorder what happens, and where the clock stands then."""
+    """Writes a recorder's log as the engine does, and knows where the clock stands."""
 
-    def __init__(self, recorder: Recorder, cost: CostModel, *, quietly: bool) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        cost: CostModel,
+        *,
+        quietly: bool,
+        chunk_rows: int = CHUNK_ROWS,
+    ) -> None:
+        self.chunk_rows = chunk_rows
         self.recorder = recorder
+        self.log = recorder.steps
+        self.prices_columns = self.log.price_by(cost)
         self.cost = cost
         self.quietly = quietly
         self.step = 0
@@ -114,40 +124,49 @@ class Teller:
             self.num_blocks / NUM_USABLE_BLOCKS,
             0.0,
         )
-        scheduler: Any = SimpleNamespace(
-            num_running=each.num_decodes,
-            num_waiting=each.num_waiting,
-            num_swapped=0,
-            cache_usage=lambda: usage,
-        )
         cost = self.cost.step(shape)
-        output = SchedulerOutput(shape=shape)
-        self.recorder.step(self.step, self.now_s, cost, output, scheduler)
+        self._flush_when_full()
+        if not self.prices_columns:
+            self.log.costs.append(cost)
+        queues = (each.num_decodes, each.num_waiting, 0)
+        facts = (self.step, self.now_s, *queues, *shape, *usage, 0, 0)
+        self.log.packed.append(pack_facts(*facts))
         self.now_s += cost.total_s
         self.step += 1
-        self.recorder.stepped(self.now_s, [])
+
+    def _flush_when_full(self) -> None:
+        if max(len(self.log.packed), len(self.log.ends_s)) >= self.chunk_rows:
+            self.log.flush()
 
     def _quiet(self, each: Told) -> None:
-        start_s, end_s = self.now_s, []
+        now_s, end_s = self.now_s, []
         for i in range(len(each.num_new_blocks)):
             num_tokens = each.num_context_tokens + i * each.num_decodes
             shape = BatchShape(each.num_decodes, num_tokens, 0, 0, 0, 0)
-            self.now_s += self.cost.step(shape).total_s
-            end_s.append(self.now_s)
-        steps = QuietSteps(
-            first_step=self.step,
-            start_s=start_s,
-            end_s=end_s,
-            num_new_blocks=list(each.num_new_blocks),
-            num_running=each.num_decodes,
-            num_waiting=each.num_waiting,
-            num_context_tokens=each.num_context_tokens,
-            num_physical_blocks=self.num_blocks,
-            num_logical_blocks=self.num_blocks + each.num_shared_blocks,
-            num_usable_blocks=NUM_USABLE_BLOCKS,
-            block_size=BLOCK_SIZE,
+            now_s += self.cost.step(shape).total_s
+            end_s.append(now_s)
+        self.stretch(each, end_s)
+
+    def stretch(self, each: Told, end_s: list[float]) -> None:
+        """Write quiet steps that end at these times."""
+        self._flush_when_full()
+        self.log.heads.append(
+            pack_head(
+                self.step,
+                each.num_decodes,
+                each.num_waiting,
+                each.num_context_tokens,
+                self.num_blocks,
+                self.num_blocks + each.num_shared_blocks,
+                NUM_USABLE_BLOCKS,
+                BLOCK_SIZE,
+                len(end_s),
+                len(self.log.packed),
+                self.now_s,
+            )
         )
+        self.log.ends_s.extend(end_s)
+        self.log.new_blocks.extend(each.num_new_blocks)
         self.num_blocks += sum(each.num_new_blocks)
         self.step += len(end_s)
-        self.recorder.quiet(steps, self.cost)
-        self.recorder.stepped(self.now_s, [])
+        self.now_s = end_s[-1]

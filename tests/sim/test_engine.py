@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.stepwise import Engine
+    from sim.engine.loop import Engine
 
 
 class PricePerToken:
@@ -184,7 +184,7 @@ def test_empty_steps_of_a_policy_that_waits_cost_time_and_lose_nobody() -> None:
 def test_a_policy_that_waits_for_ever_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sim.engine.stepwise.MAX_NUM_EMPTY_STEPS", 20)
+    monkeypatch.setattr("sim.engine.loop.MAX_NUM_EMPTY_STEPS", 20)
     run = Run([spec(0, 0.0, 20, 2)])
     run.scheduler.__class__ = Patient
     assert len(run.go().steps) == 20

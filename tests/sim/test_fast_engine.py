@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.errors import InvariantError
-from sim.config.tables import parse_config
 from sim.costs.base import BatchShape, StepCost
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
-from sim.engine.clients import FanOutClient, PulledArrivals, RequestFactory, open_loop
+from sim.engine.clients import FanOutClient, open_loop
 from sim.engine.clock import At, advance
-from sim.engine.conditions import why_stepwise
-from sim.engine.fast import FastEngine
-from sim.engine.stepwise import Engine
+from sim.engine.loop import Engine
+from sim.engine.requests import PulledArrivals, RequestFactory
 from sim.errors import CostError
-from sim.results.recorder import QuietSteps, Recorder
+from sim.results.recorder import Recorder
 from sim.scheduler.admission import Conservative, FullPrompt, Watermark
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.exact import NotExactError
@@ -49,16 +47,16 @@ SETTINGS: dict[str, Any] = {
 BEFORE_ARRIVALS = -1  # or ties would go by who asked first, which paths need not share
 
 
-class CountingRecorder(Recorder):
-    """Counts what it is told of stretches."""
+class CountingScheduler(FastV1Scheduler):
+    """Counts the stretches that it takes."""
 
     num_stretches = 0
     longest = 0
 
-    def quiet(self, steps: QuietSteps, cost_model: CostModel) -> None:
+    def advance(self, num_steps: int) -> list[int]:
         self.num_stretches += 1
-        self.longest = max(self.longest, len(steps.end_s))
-        super().quiet(steps, cost_model)
+        self.longest = max(self.longest, num_steps)
+        return super().advance(num_steps)
 
 
 class Keeping(RequestFactory):
@@ -86,33 +84,20 @@ class Run:
         cost_model: CostModel | None = None,
         pull: bool = False,
         check: bool = False,
-        counting: bool = False,
         env: simpy.Environment | None = None,
         **changes: Any,
     ) -> None:
         self.env = env or simpy.Environment()
-        # Who counts is told of stretches; without, the loop of `sim.engine.loop` runs.
-        self.recorder = CountingRecorder() if counting else Recorder()
+        self.recorder = Recorder()
         self.factory = Keeping(MAX_MODEL_LEN)
         client = FanOutClient(self.factory)
         cost_model = cost_model or ConstantCost(1.0)
         arguments = SETTINGS | changes
-        self.engine: Engine
-        if fast:
-            pulled = (
-                {"arrivals": PulledArrivals(self.factory.stream(specs))} if pull else {}
-            )
-            self.engine = FastEngine(
-                self.env,
-                FastV1Scheduler(**arguments),
-                cost_model,
-                self.recorder,
-                **pulled,  # type: ignore[arg-type]
-            )
-        else:
-            self.engine = Engine(
-                self.env, V1Scheduler(**arguments), cost_model, self.recorder
-            )
+        pulled = PulledArrivals(self.factory.stream(specs)) if fast and pull else None
+        self.scheduler = (CountingScheduler if fast else V1Scheduler)(**arguments)
+        self.engine = Engine(
+            self.env, self.scheduler, cost_model, self.recorder, arrivals=pulled
+        )
         if not (fast and pull):
             self.env.process(open_loop(self.env, self.engine, specs, client))
         if aborts:
@@ -180,7 +165,6 @@ request_lists = st.lists(
     version=st.sampled_from(["0.8.5", "0.11", "0.24", "0.33"]),
     check=st.booleans(),
     pull=st.booleans(),
-    counting=st.booleans(),
 )
 def test_aborts_leave_both_paths_equal(
     *,
@@ -191,7 +175,6 @@ def test_aborts_leave_both_paths_equal(
     version: str,
     check: bool,
     pull: bool,
-    counting: bool,
 ) -> None:
     changes: dict[str, Any] = {
         "enable_prefix_caching": caching,
@@ -199,7 +182,7 @@ def test_aborts_leave_both_paths_equal(
         "engine_version": version,
     }
     stepwise = Run(specs, fast=False, aborts=aborts, **changes).finish()
-    changes |= {"check": check, "pull": pull, "counting": counting}
+    changes |= {"check": check, "pull": pull}
     run = Run(specs, fast=True, aborts=aborts, **changes)
     fast = run.finish()
     assert fast == stepwise
@@ -208,22 +191,21 @@ def test_aborts_leave_both_paths_equal(
 @pytest.mark.parametrize("pull", [False, True], ids=["process", "pulled"])
 def test_plain_decodes_are_taken_in_stretches(pull: bool) -> None:
     specs = [spec(i, 0.0, 10, 150) for i in range(3)]
-    stepwise = Run(specs, fast=False, num_gpu_blocks=200, counting=True)
-    fast = Run(specs, fast=True, pull=pull, num_gpu_blocks=200, counting=True)
+    stepwise = Run(specs, fast=False, num_gpu_blocks=200)
+    fast = Run(specs, fast=True, pull=pull, num_gpu_blocks=200)
     assert fast.finish() == stepwise.finish()
     # A step of prompts gives the first tokens, a stretch all others.
-    assert fast.recorder.num_stretches == 1
-    assert fast.recorder.longest == 149
-    assert stepwise.recorder.num_stretches == 0
+    assert fast.scheduler.num_stretches == 1
+    assert fast.scheduler.longest == 149
 
 
 def test_a_stretch_ends_where_an_observer_looks() -> None:
-    fast = Run([spec(0, 0.0, 10, 150)], fast=True, counting=True)
+    fast = Run([spec(0, 0.0, 10, 150)], fast=True)
     seen: list[int] = []
     fast.engine.observe(40, lambda engine: seen.append(engine.num_steps))
     fast.finish()
     assert seen == [40, 80, 120]
-    assert fast.recorder.longest == 40
+    assert fast.scheduler.longest == 40
 
 
 def test_an_observer_sees_how_far_decodes_are() -> None:
@@ -252,29 +234,6 @@ def test_who_waits_for_an_answer_is_called_back_once() -> None:
     assert request.on_end is None
 
 
-def test_a_recorder_that_redefines_step_must_declare_itself_again() -> None:
-    class Louder(Recorder):
-        def step(self, *args: Any) -> None:
-            super().step(*args)
-
-    class Declared(Louder):
-        exact_on_fast_path = True
-
-    engine = parse_config(
-        {
-            "workload": {"preset": {"name": "azure_conv_2023", "num_requests": 1}},
-            "engine": {"model": "meta-llama/Llama-3.1-8B", "gpu": "h200_sxm"},
-        }
-    ).engine
-    specs = [spec(0, 0.0, 10, 9)]
-    assert why_stepwise(engine, FanOutClient, specs, Recorder) is None
-    assert why_stepwise(engine, FanOutClient, specs, Declared) is None
-    assert "Louder" in str(why_stepwise(engine, FanOutClient, specs, Louder))
-    assert "object" in str(why_stepwise(engine, object, specs, Recorder))
-    beams = [spec(0, 0.0, 10, 9, beam_width=2)]
-    assert "beams" in str(why_stepwise(engine, FanOutClient, beams, Recorder))
-
-
 def test_a_listener_sees_every_step() -> None:
     class Listener:
         def __init__(self) -> None:
@@ -288,13 +247,13 @@ def test_a_listener_sees_every_step() -> None:
             self.ends.append(end_s)
 
     specs = burst(5)
-    fast, plain = (Run(specs, fast=True, counting=True) for _ in range(2))
+    fast, plain = (Run(specs, fast=True) for _ in range(2))
     listener = Listener()
     fast.engine.listeners.append(listener)
     assert fast.finish() == plain.finish()
     assert listener.steps == list(range(fast.engine.num_steps))
     assert listener.ends == [float(step + 1) for step in listener.steps]
-    assert fast.recorder.num_stretches == 0 < plain.recorder.num_stretches
+    assert fast.scheduler.num_stretches == 0 < plain.scheduler.num_stretches
 
 
 @pytest.mark.parametrize("after_s", [0.0, 3.0, 33.0, 61.0])
@@ -334,13 +293,12 @@ def test_any_cost_model_prices_stretches(cost_model: CostModel) -> None:
             fast=fast,
             cost_model=cost_model,
             num_gpu_blocks=51,
-            counting=counting,
         )
-        for fast, counting in ((False, False), (True, True), (True, False))
+        for fast in (False, True)
     ]
-    stepwise, told, fast = (run.finish() for run in runs)
-    assert told == fast == stepwise
-    assert runs[1].recorder.num_stretches
+    stepwise, fast = (run.finish() for run in runs)
+    assert fast == stepwise
+    assert runs[1].scheduler.num_stretches
 
 
 def test_a_quiet_step_without_length_is_refused() -> None:

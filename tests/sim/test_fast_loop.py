@@ -1,4 +1,4 @@
-"""The loop of unseen steps: who may be left out of it, and where it stops."""
+"""The step loop under observers and clients, and the requests that it takes in."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs.constant import ConstantCost
-from sim.engine.books import may_write_books
-from sim.engine.clients import PulledArrivals, RequestFactory
-from sim.engine.fast import FastEngine
-from sim.engine.requests import FastRequest, requests_of
-from sim.results.recorder import Recorder
+from sim.engine.requests import (
+    FastRequest,
+    PulledArrivals,
+    RequestFactory,
+    requests_of,
+)
 from sim.scheduler.request import Request
-from sim.scheduler.v1.fast import FastV1Scheduler
 from tests.sim.build import spec
 from tests.sim.test_fast_engine import (
     MAX_MODEL_LEN,
-    SETTINGS,
     Run,
     burst,
     request_lists,
@@ -29,51 +28,18 @@ from tests.sim.test_fast_engine import (
 from workloads.columns import RequestColumns
 
 if TYPE_CHECKING:
-    from sim.engine.stepwise import Engine
+    from sim.engine.loop import Engine
     from workloads.spec import RequestSpec
 
 
-class Silent(Recorder):
-    """Overrides what the loop would do in its place."""
-
-    def arrived(self, request: Request) -> None:
-        super().arrived(request)
-
-
-class Declared(Silent):
-    books = Recorder.books
-
-
-class Picky(FastV1Scheduler):
-    def admission_error(self, request: Request) -> str | None:
-        return super().admission_error(request) or "never"
-
-
-def test_who_redefines_a_method_is_called() -> None:
-    scheduler = FastV1Scheduler(**SETTINGS)
-    assert may_write_books(scheduler, Recorder())
-    assert not may_write_books(scheduler, Silent())
-    assert may_write_books(scheduler, Declared())
-    assert not may_write_books(Picky(**SETTINGS), Recorder())
-    assert not may_write_books(scheduler, object())
-
-
 @pytest.mark.parametrize("caching", [False, True], ids=["plain", "caching"])
-def test_pulled_requests_take_no_step_outside_the_loop(
-    caching: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[str] = []
-    for name in ("_take_step", "_take_quiet_steps", "_give_tokens"):
-        monkeypatch.setattr(
-            FastEngine, name, lambda *_, name=name: taken.append(name) or 1 / 0
-        )
+def test_pulled_requests_are_served_as_submitted_ones(caching: bool) -> None:
     changes = {"enable_prefix_caching": caching, "num_gpu_blocks": 51}
     specs = burst(30)
     stepwise = Run(specs, fast=False, **changes).finish()
     assert stepwise["preemptions"].count("\n") > 3
     fast = Run(specs, fast=True, pull=True, **changes)
     assert fast.finish() == stepwise
-    assert taken == []
 
 
 @settings(max_examples=50, deadline=None)
@@ -217,14 +183,14 @@ def test_samples_are_made_by_the_factory() -> None:
 
 def test_a_long_answer_is_not_planned_at_once() -> None:
     limits: dict[str, Any] = {"max_model_len": 20_000, "num_gpu_blocks": 6_000}
-    run = Run([], fast=True, counting=True, **limits)
+    run = Run([], fast=True, **limits)
     other = Run([], fast=True, **limits)
     for each in (run, other):
         each.factory.max_model_len = 20_000
         request = next(each.factory.stream([spec(0, 0.0, 10, 15_000)]))
         each.engine.submit(request)
     assert run.finish() == other.finish()
-    assert run.recorder.longest == 4096
+    assert run.scheduler.longest == 4096
     assert run.engine.num_steps == other.engine.num_steps == 15_000
 
 

@@ -45,7 +45,7 @@ def interrupting(
 @pytest.mark.parametrize(
     ("options", "place", "nth"),
     [
-        (["--stepwise"], "sim.engine.stepwise.Engine._end_step", 200),
+        (["--stepwise"], "sim.scheduler.v1.scheduler.V1Scheduler.update", 200),
         ([], "sim.scheduler.v1.fast.FastV1Scheduler.quiet_steps", 100),
     ],
     ids=["stepwise", "fast"],

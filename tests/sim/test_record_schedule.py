@@ -326,7 +326,7 @@ def test_recording_changes_no_result(config: Path, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_a_whole_file(
     config: Path, tmp_path: Path, interrupting: Callable[[str, int], None]
 ) -> None:
-    interrupting("sim.engine.stepwise.Engine._begin_step", 200)
+    interrupting("sim.results.schedule.ScheduleFile.scheduled", 200)
     out = tmp_path / "out"
     arguments = ["run", str(config), "--out", str(out), *options("--stepwise")]
     assert kvsim([*arguments, "--record", "schedule", "--record", "blocks"]) == 130

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sim.results import schema
 from sim.results.metrics import cache_and_queues
 from sim.results.parquet import StepsFile, copy_steps
-from sim.results.recorder import QuietSteps, Recorder, Recording
+from sim.results.recorder import Recorder, Recording
 from sim.results.step_table import FrameSteps, ParquetSteps
 from sim.scheduler.request import Request, RequestStatus
 from tests.sim.build import Run, spec
@@ -38,10 +38,8 @@ CHUNK_ROWS = 3
 def short_batches() -> Iterator[None]:
     """Make batches so short that a few steps fill several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("step_table", "rows", "parquet"):
+        for module in ("step_table", "step_log", "parquet"):
             patch.setattr(f"sim.results.{module}.BATCH_ROWS", BATCH_ROWS)
-        for module in ("recorder", "rows"):
-            patch.setattr(f"sim.results.{module}.CHUNK_ROWS", CHUNK_ROWS)
         yield
 
 
@@ -50,7 +48,7 @@ def recorded(
 ) -> tuple[bytes, Recording]:
     """Return the file that a recorder wrote, and what it kept."""
     with StepsFile(path) as file:
-        teller = Teller(Recorder(file), cost, quietly=quietly)
+        teller = Teller(Recorder(file), cost, quietly=quietly, chunk_rows=CHUNK_ROWS)
         for event in events:
             teller.tell(event)
         recording = teller.recorder.finish(teller.now_s)
@@ -87,7 +85,7 @@ def test_memory_and_disk_hold_the_same_steps(events: list[Told]) -> None:
     with short_batches(), tempfile.TemporaryDirectory() as name:
         path, copy, again = (Path(name) / each for each in ("a", "b", "c"))
         expected, on_disk = recorded(events, COST, path, quietly=True)
-        teller = Teller(Recorder(), COST, quietly=True)
+        teller = Teller(Recorder(), COST, quietly=True, chunk_rows=CHUNK_ROWS)
         for event in events:
             teller.tell(event)
         in_memory = teller.recorder.finish(teller.now_s)
@@ -168,7 +166,7 @@ def test_rows_of_requests(monkeypatch: pytest.MonkeyPatch, chunk_rows: int) -> N
     for each in requests:
         recorder.arrived(each)
     Teller(recorder, COST, quietly=False).tell(Told(2, 40, 0, 0, (0,), 0, 0.0))
-    recorder.stepped(15.0, requests[:2])
+    recorder.finished(15.0, requests[:2])
     recorder.left(requests[3], 16.0)
     recording = recorder.finish(20.0)
     assert recording.occupancy_s == 4 * 5 + 2 * 1 + 1 * 4
@@ -229,24 +227,15 @@ def test_nothing_happened() -> None:
 def test_memory_does_not_grow_with_the_number_of_steps(tmp_path: Path) -> None:
     busy = Told(9, 500, 3, 100, (), 0, 0.0)
     num_rounds, num_quiet = 4000, 499
+    quiet = Told(9, 500, 3, 0, (0,) * num_quiet, 0, 0.0)
     peaks = []
     with StepsFile(tmp_path / "steps.parquet") as file:
         teller = Teller(Recorder(file), COST, quietly=True)
         tracemalloc.start()
         for i in range(num_rounds):
             teller.tell(busy)
-            start_s = teller.now_s
-            end_s = [start_s + 1e-3 * (k + 1) for k in range(num_quiet)]
-            new_blocks = [0] * num_quiet
-            step, teller.step = teller.step, teller.step + num_quiet
-            teller.recorder.quiet(
-                QuietSteps(
-                    step, start_s, end_s, new_blocks, 9, 3, 500, 30, 30, 997, 16
-                ),
-                COST,
-            )
-            teller.now_s = end_s[-1]
-            teller.recorder.stepped(teller.now_s, [])
+            ends_s = [teller.now_s + 1e-3 * (k + 1) for k in range(num_quiet)]
+            teller.stretch(quiet, ends_s)
             if i in (num_rounds // 4, num_rounds - 1):
                 peaks.append(tracemalloc.get_traced_memory()[1])
                 assert pa.total_allocated_bytes() < 30e6

@@ -29,11 +29,10 @@ TABLES = ("steps.parquet", "requests.parquet", "preemptions.parquet", "itl.parqu
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let a run of some hundred steps fill several batches."""
-    for module in ("step_table", "rows", "parquet"):
+    for module in ("step_table", "step_log", "parquet"):
         monkeypatch.setattr(f"sim.results.{module}.BATCH_ROWS", 64)
     monkeypatch.setattr("sim.results.parquet._ITL_BATCH_ROWS", 1000)
-    for module in ("recorder", "rows"):
-        monkeypatch.setattr(f"sim.results.{module}.CHUNK_ROWS", 20)
+    monkeypatch.setattr("sim.engine.loop.CHUNK_ROWS", 20)
     return 64
 
 

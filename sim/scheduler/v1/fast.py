@@ -59,12 +59,6 @@ class FastV1Scheduler(FastV1State):
     """
 
     generation = "v1"
-    books = frozenset(
-        {"add_request", "admission_error", "begin_decoding", "look_again", "update"}
-    )
-    """What `sim.engine.loop` does, or relies on, in place of calling it; see
-    `sim.engine.books`."""
-
     # The twin's arguments, for who builds either from a table.
     __signature__ = signature(V1Scheduler)
 

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import NoFreeBlocksError
-from sim.engine.sampling_groups import sampler_for
+from sim.engine.group_sampling import sampler_for
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.generations import generation_behind
 from sim.scheduler.log.lines import Line, StepLog, preemptions

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
-    from sim.engine.stepwise import Engine
+    from sim.engine.loop import Engine
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.recorder import Recording

@@ -14,7 +14,6 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from sim.engine.clients import FanOutClient
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from workloads.chains import has_chains
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     import simpy
 
     from sim.engine.clients import Client
-    from sim.engine.stepwise import Engine
+    from sim.engine.loop import Engine
     from workloads.spec import RequestSpec
 
 
@@ -71,15 +70,6 @@ class SessionClient:
         self._followers: dict[int, list[RequestSpec]] = {}
         self._all_over: simpy.Event | None = None
         self._num_sessions = 0
-
-    @staticmethod
-    def why_stepwise(specs: Sequence[RequestSpec]) -> str | None:
-        """See `sim.engine.clients.Client.why_stepwise`.
-
-        What it sends, it sends by events of the clock, none of which the fast path
-        jumps over; and answers end at the same steps on both paths.
-        """
-        return FanOutClient.why_stepwise(specs)
 
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Open sessions in order of arrival; close the arrivals when all are over."""

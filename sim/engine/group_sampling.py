@@ -15,7 +15,7 @@ from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
-    from sim.engine.stepwise import Sampler
+    from sim.engine.sampling import Sampler
     from sim.scheduler.groups.output import GroupSchedulerOutput
     from sim.scheduler.groups.scheduler import GroupScheduler
     from sim.scheduler.groups.sequence import Sequence, SequenceGroup

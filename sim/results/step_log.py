@@ -1,15 +1,15 @@
-"""From what the engine tells of its steps to batches of columns."""
+"""The log of steps that the engine fills, and the columns that are made of it."""
 
 from __future__ import annotations
 
 from array import array
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.costs.base import BatchShape, pricer_of
+from sim.costs.base import BatchShape, StepCost, pricer_of
 from sim.results import schema
 from sim.results.step_table import BATCH_ROWS
 from sim.scheduler.base import CacheUsage
@@ -25,103 +25,77 @@ Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Rows = slice | Integers
 Heads = npt.NDArray[Any]
-"""Stretches, of `_HEADS`."""
 
-_COST_FIELDS = dict.fromkeys(list(schema.STEPS)[2:14], "float64")
-# What a scheduler call says; BatchShape and CacheUsage stand in a row as they are.
-_FACTS: dict[str, str] = {
-    "step": "int64",
-    "start_s": "float64",
-    "num_running": "int64",
-    "num_waiting": "int64",
-    "num_swapped": "int64",
-    **dict.fromkeys(BatchShape._fields, "int64"),
-    **dict.fromkeys(CacheUsage._fields[:4], "int64"),
-    **dict.fromkeys(CacheUsage._fields[4:], "float64"),
-    "num_preempted": "int64",
-    "num_recomputed_tokens": "int64",
-}
+FACTS = (
+    "step",
+    "start_s",
+    "num_running",
+    "num_waiting",
+    "num_swapped",
+    *BatchShape._fields,
+    *CacheUsage._fields,
+    "num_preempted",
+    "num_recomputed_tokens",
+)
+"""The words of a packed step: columns of `sim.results.schema.STEPS`, and the counts of
+its shape. What is in neither (costs, sums) follows from them."""
 
+_HEAD = (
+    "step",
+    "num_decodes",
+    "num_waiting",
+    "num_logical_tokens",
+    "num_physical_blocks",
+    "num_logical_blocks",
+    "num_usable_blocks",
+    "block_size",
+)
+"""What a stretch begins with; its steps follow from it."""
 
-def _packer(names: dict[str, str]) -> Callable[..., bytes]:
-    codes = {"int64": "q", "float64": "d"}
-    return Struct("=" + "".join(codes[kind] for kind in names.values())).pack
+_CODES = {"int64": "q", "float64": "d"}
+_KINDS = [schema.STEPS.get(name, "int64") for name in FACTS]
 
+pack_facts = Struct("=" + "".join(_CODES[kind] for kind in _KINDS)).pack
+"""From `FACTS` of a step, right after the scheduler call, to its packed row."""
 
-pack_facts = _packer(_FACTS)
-"""From the facts of a step to the 8-byte words of its row; costs follow from them."""
+pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
+"""From the fields of a stretch to its packed head.
 
-pack_step = _packer(_FACTS | _COST_FIELDS)
-"""The same, with the fields of its `StepCost` behind them."""
+They are the index of its first step, its decodes, waiting requests, the tokens that the
+decodes of the first step attend to, physical and logical blocks before it, usable
+blocks, the block size, the number of steps, how many rows stand in `StepLog.packed`,
+and the start of the first step in seconds.
+"""
 
+_HEADS = np.dtype(
+    [(name, np.int64) for name in (*_HEAD, "length", "rows_before")]
+    + [("start_s", np.float64)]
+)
+_COST_FIELDS = list(schema.STEPS)[2 : 2 + len(StepCost._fields)]
 # Words of 8 bytes, until they are emitted.
 _COLUMNS = schema.STEPS | {"extrapolated": "float64"}
 _INDEX = {name: index for index, name in enumerate(_COLUMNS)}
-# Words of a packed row, and where they go.
-_FROM = [i for i, name in enumerate(_FACTS | _COST_FIELDS) if name in _COLUMNS]
-_TO = [_INDEX[name] for name in (*_FACTS, *_COST_FIELDS) if name in _COLUMNS]
-_SHAPE = slice(
-    list(_FACTS).index("num_decodes"), list(_FACTS).index("num_physical_blocks")
-)
-_DECODES = list(_FACTS).index("num_decodes")
-_PREFILL_TOKENS = list(_FACTS).index("num_prefill_tokens")
+_STORED = [(index, _INDEX[name]) for index, name in enumerate(FACTS) if name in _INDEX]
+_DECODES, _PREFILL_TOKENS = map(FACTS.index, ("num_decodes", "num_prefill_tokens"))
+_SHAPE = slice(_DECODES, _DECODES + len(BatchShape._fields))
 
 CHUNK_ROWS = 8192
 """Steps told one by one, or in stretches, that are turned into columns at once."""
 _ROOM_ROWS = BATCH_ROWS + 4 * CHUNK_ROWS
 
 
-class QuietSteps(NamedTuple):
-    """Steps in a row in which the same decodes run and nothing else happens."""
-
-    first_step: int
-    start_s: float
-    """Of the first; each later one starts where the one before ended."""
-    end_s: list[float]
-    """End of each step; at least one."""
-    num_new_blocks: list[int]
-    """Blocks that tables took in each step."""
-    num_running: int
-    """Also the number of decodes of each step."""
-    num_waiting: int
-    num_context_tokens: int
-    """Tokens that the decodes of the first step attend to, which is also the logical
-    tokens right after its scheduler call; each later step adds `num_running`."""
-    num_physical_blocks: int
-    """Before the first step."""
-    num_logical_blocks: int
-    """Before the first step; both grow by `num_new_blocks`."""
-    num_usable_blocks: int
-    block_size: int
-
-
-# What is kept of a stretch besides its lists, and how many rows stand before it.
-_HEAD = (
-    "first_step",
-    "num_running",
-    "num_waiting",
-    "num_context_tokens",
-    "num_physical_blocks",
-    "num_logical_blocks",
-    "num_usable_blocks",
-    "block_size",
-)
-_HEADS = np.dtype(
-    [(name, np.int64) for name in (*_HEAD, "length", "rows_before")]
-    + [("start_s", np.float64)]
-)
-pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
-
-
-class StepRows:
-    """Steps that have been told, until they are a batch.
+class StepLog:
+    """Steps as the engine takes them, until they are a batch of columns.
 
     ::
 
-        packed      rows of steps told one by one                  --.
-        stretches   of quiet steps, and where they stand among them --+--> batches
+        packed              rows of steps taken in full            --.
+        heads, ends_s,      stretches of quiet steps, and where     --+--> batches
+        new_blocks          they stand among the rows
 
-    A value is a word of 8 bytes, the same for integers and floats.
+    The engine appends to these lists itself: a call a step would cost a twentieth of
+    a run. A value is a word of 8 bytes, the same for integers and floats; objects kept
+    for a while would push what the loop works on out of the processor's caches.
 
     Parameters
     ----------
@@ -133,48 +107,47 @@ class StepRows:
     Attributes
     ----------
     packed
-        Rows of `pack_step` or, once `price_by` was called, of `pack_facts`. Call
-        `flush` when there are `CHUNK_ROWS`, before a step is added.
+        A row of `pack_facts` for each step taken in full. Call `flush` when there are
+        `CHUNK_ROWS`, or as many `ends_s`, before a step is added.
+    heads
+        A `pack_head` for each stretch: steps in a row in which the same decodes run
+        and nothing else happens.
+    ends_s, new_blocks
+        For each step of the stretches: its end in seconds, and blocks that tables took.
+    costs
+        For each of `packed` what the cost model said, if it prices step by step.
+    finished
+        Row in the log, and how many requests the output of that step finished.
     """
 
     def __init__(self, emit: Callable[[Batch], bool]) -> None:
         self.packed: list[bytes] = []
-        self._emit = emit
-        # Of stretches, packed: objects kept for a while would push what the loop
-        # works on out of the processor's caches.
         self.heads: list[bytes] = []
         self.ends_s = array("d")
         self.new_blocks = array("q")
+        self.costs: list[StepCost] = []
+        self.finished: list[tuple[int, int]] = []
+        self._emit = emit
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
-        self.finished_rows: list[tuple[int, int]] = []
         self._columns = _zero_columns(_ROOM_ROWS)
         self._is_fresh = True  # what lies behind the rows is zero
         self._num_rows = 0
 
-    def price_by(self, pricer: StepPricer, cost_model: CostModel) -> None:
-        """Expect rows of `pack_facts`, whose costs are asked of `pricer` later on."""
-        self._pricer, self._cost_model = pricer, cost_model
+    def price_by(self, cost_model: CostModel) -> bool:
+        """Let costs be asked of a model when columns are made.
 
-    def add(self, steps: QuietSteps, cost_model: CostModel) -> None:
-        """Add steps whose rows follow from one another."""
-        if cost_model is not self._cost_model or len(self.ends_s) >= CHUNK_ROWS:
-            self.flush()
-            self._cost_model = cost_model
-        step, start_s, end_s, num_new_blocks, *counts = steps
-        self.heads.append(
-            pack_head(step, *counts, len(end_s), len(self.packed), start_s)
-        )
-        self.ends_s.extend(end_s)
-        self.new_blocks.extend(num_new_blocks)
-
-    def finished(self, num_requests: int) -> None:
-        """Note how many requests the latest step finished."""
-        row = len(self.packed) + len(self.ends_s) - 1
-        self.finished_rows.append((row, num_requests))
+        Returns
+        -------
+        bool
+            Whether it knows all of them by then; otherwise those of steps taken in
+            full must be in `costs`.
+        """
+        self._cost_model, self._pricer = cost_model, pricer_of(cost_model)
+        return self._pricer is not None
 
     def flush(self) -> None:
-        """Turn what was told into columns; the latest step must have ended."""
+        """Turn the log into columns; its latest step must have ended."""
         num_told, num_rows = len(self.packed), len(self.packed) + len(self.ends_s)
         table = self._room(num_rows)
         heads = np.frombuffer(b"".join(self.heads), _HEADS)
@@ -187,26 +160,38 @@ class StepRows:
             shapes[:, told_rows] = told[_SHAPE].view(np.int64)
         if self.heads:
             self._expand(heads, table, quiet_rows, shapes)
-        if self._pricer is not None:
-            _fill_costs(table, slice(None), self._pricer.columns(shapes.T))
-        elif self.heads:
-            assert self._cost_model is not None
-            costs = _costs(self._cost_model, shapes[:, quiet_rows].T)
-            _fill_costs(table, quiet_rows, costs)
+        if num_rows:
+            costs = self._priced(shapes.T, told_rows, quiet_rows)
+            for name, values in zip(_COST_FIELDS, costs.T, strict=True):
+                _put(table, name, slice(None), values)
         _fill_bounds(table)
         num_finished = table[_INDEX["num_finished"]]
-        for row, num_requests in self.finished_rows:
+        for row, num_requests in self.finished:
             num_finished[row] = num_requests
         self._forget()
         self._num_rows += num_rows
         self._emit_full()
 
+    def _priced(self, shapes: Integers, told: Rows, quiet: Rows) -> Floats:
+        """Return a `StepCost` a row."""
+        if self._pricer is not None:
+            return self._pricer.columns(shapes)
+        model = self._cost_model
+        assert model is not None
+        costs = np.empty((len(shapes), len(StepCost._fields)))
+        if self.costs:
+            costs[told] = self.costs
+        if self.heads:
+            costs[quiet] = [
+                model.step(BatchShape(*shape)) for shape in shapes[quiet].tolist()
+            ]
+        return costs
+
     def _forget(self) -> None:
         """Let go of what was told."""
-        self.packed.clear()
-        self.heads.clear()
+        for told in (self.packed, self.heads, self.costs, self.finished):
+            told.clear()
         del self.ends_s[:], self.new_blocks[:]
-        self.finished_rows.clear()
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
@@ -280,15 +265,13 @@ class StepRows:
         return columns
 
 
-class UnkeptRows(StepRows):
-    """Steps that nobody will read: told as others are, and let go."""
+class UnkeptLog(StepLog):
+    """A log that keeps nothing."""
 
     def flush(self) -> None:
-        """Let go of what was told."""
         self._forget()
 
     def close(self) -> None:
-        """Emit nothing."""
         self._forget()
 
 
@@ -322,17 +305,11 @@ def _put(table: list[Words], name: str, rows: Rows, values: npt.NDArray[Any]) ->
 
 def _fill(table: list[Words], rows: Rows, packed: Words) -> None:
     """Put packed steps, a column each, into `rows` of the table."""
-    for source, target in zip(_FROM, _TO, strict=True):
-        if source < len(packed) and packed[source].any():
+    for source, target in _STORED:
+        if packed[source].any():
             table[target][rows] = packed[source]
     batched = table[_INDEX["num_batched_tokens"]]
     batched[rows] = packed[_DECODES] + packed[_PREFILL_TOKENS]
-
-
-def _fill_costs(table: list[Words], rows: Rows, costs: Floats) -> None:
-    """Put costs, a `StepCost` a row, into `rows` of the table."""
-    for name, values in zip(_COST_FIELDS, costs.T, strict=True):
-        _put(table, name, rows, values)
 
 
 def _fill_bounds(table: list[Words]) -> None:
@@ -384,12 +361,3 @@ def _expanded(
         "num_physical_tokens": tokens - (logical - physical) * block_size,
         "num_logical_tokens": tokens,
     }
-
-
-def _costs(model: CostModel, shapes: Integers) -> Floats:
-    """Return `CostModel.step` of each row, (n, 12)."""
-    pricer = pricer_of(model)
-    if pricer is not None:
-        return pricer.columns(shapes)
-    costs = [model.step(BatchShape(*shape)) for shape in shapes.tolist()]
-    return np.array(costs, dtype=np.float64)
