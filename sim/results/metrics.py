@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sim.results.schema import OF_REQUESTS, PERCENTILES, STATISTICS
 from sim.results.selection import percentiles
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sim.results.table import ResultTable
     from sim.results.tokens import InterTokenLatencies
 
-PERCENTILES = (50, 90, 95, 99)
 USAGE_PERCENTILES = (5, 25, 50, 75, 95)
 SERVED = ("finished_stopped", "finished_length_capped")
 
@@ -54,14 +54,13 @@ def _in_ms(
     name: str, found: tuple[float, float, list[float]] | None
 ) -> dict[str, float | None]:
     """Name mean, standard deviation and percentiles in seconds, or their absence."""
-    names = ["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)]
     if found is None:
-        return {f"{statistic}_{name}_ms": None for statistic in names}
+        return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     mean, std, ranked = found
     numbers = [mean, ranked[0], std, *ranked]
     return {
         f"{statistic}_{name}_ms": number * 1e3
-        for statistic, number in zip(names, numbers, strict=True)
+        for statistic, number in zip(STATISTICS, numbers, strict=True)
     }
 
 
@@ -196,8 +195,8 @@ def by_slo_class(requests: ResultTable) -> dict[str, Any]:
             "num_requests": numbers[name],
             "completed": int(rows.sum()),
         }
-        for latency in ("ttft", "tpot", "e2el"):
-            facts |= distribution_ms(latency, requests[f"{latency}_s"][rows])
+        for each in OF_REQUESTS:
+            facts |= distribution_ms(each.key, requests[each.column][rows])
         classes[name or unnamed] = facts
     return classes
 

@@ -6,6 +6,9 @@ usage is a share between 0 and 1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 STEPS: dict[str, str] = {
     "step": "int64",
     "start_s": "float64",
@@ -100,3 +103,39 @@ ITL: dict[str, str] = {
     "time_s": "float64",  # when it appeared
 }
 """One row a token, written on request: latencies are the differences of `time_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A latency: its statistics stand in a summary as ``p99_{key}_ms``."""
+
+    key: str
+    label: str
+    meaning: str
+
+    @property
+    def column(self) -> str:
+        """Its column in the table of requests; ITL, of every token, has none."""
+        return f"{self.key}_s"
+
+
+LATENCIES: Final = {
+    each.key: each
+    for each in (
+        Latency("ttft", "TTFT", "time to first token"),
+        Latency("tpot", "TPOT", "time per output token"),
+        Latency("itl", "ITL", "inter-token latency"),
+        Latency("e2el", "E2E", "end-to-end latency"),
+    )
+}
+"""By key, which is that of ``vllm bench serve``; in the order of every table."""
+
+OF_REQUESTS: Final = tuple(each for each in LATENCIES.values() if each.key != "itl")
+"""Latencies of which each request has one."""
+
+PERCENTILES: Final = (50, 90, 95, 99)
+STATISTICS: Final = ("mean", "median", "std", *(f"p{each}" for each in PERCENTILES))
+"""What a summary says of each latency."""
+
+SHOWN_STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
+"""What terminals, notebooks and pages show of these."""

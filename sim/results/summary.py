@@ -17,6 +17,7 @@ from sim.results.metrics import (
     sessions,
     throughput,
 )
+from sim.results.schema import LATENCIES, SHOWN_STATISTICS
 from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.victims import VICTIMS
 from workloads.columns import largest
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("kvsim", "simpy", "numpy", "pandas", "pyarrow", "matplotlib")
 _OVERLOAD_SHARE = 0.05
-LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
-SHOWN_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-"""Of those in a summary, the ones that terminals and notebooks show."""
 
 
 def numbers(
@@ -423,6 +421,7 @@ def _interval(summary: Mapping[str, Any]) -> str:
 
 def latency_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the latencies as a name and a text for each of `SHOWN_STATISTICS`."""
-    for key, label in LABELS.items():
-        numbers = (summary[f"{each}_{key}_ms"] for each in SHOWN_STATISTICS)
-        yield label, *("-" if n is None else f"{n:,.1f}" for n in numbers)
+    for latency in LATENCIES.values():
+        keys = (f"{each}_{latency.key}_ms" for each in SHOWN_STATISTICS)
+        numbers = (summary[key] for key in keys)
+        yield latency.label, *("-" if n is None else f"{n:,.1f}" for n in numbers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.results.metrics import of_served, throughput
+from sim.results.schema import OF_REQUESTS, STATISTICS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from sim.results.recorder import Recording
     from sim.results.table import ResultTable
 
-STATISTICS: Final = ("mean", "median", "p50", "p90", "p95", "p99")
-LATENCIES: Final = ("ttft", "tpot", "e2el")
 NUMBERS: Final = (
-    *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in STATISTICS),
+    *(
+        f"{statistic}_{latency.key}_ms"
+        for latency in OF_REQUESTS
+        for statistic in STATISTICS
+        if statistic != "std"
+    ),
     "request_throughput",
     "output_throughput",
     "total_token_throughput",
@@ -48,7 +52,7 @@ def numbers_at_bound(
     """Return `NUMBERS` of a run at a bound, of which only requests were recorded."""
     found: dict[str, float | None] = throughput(
         requests, num_requests, duration_s
-    ) | of_served(requests, LATENCIES)
+    ) | of_served(requests, [each.key for each in OF_REQUESTS])
     return {name: found[name] for name in NUMBERS}
 
 

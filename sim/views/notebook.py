@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from sim.results.summary import SHOWN_STATISTICS, latency_rows, summary_rows
+from sim.results.schema import SHOWN_STATISTICS
+from sim.results.summary import latency_rows, summary_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

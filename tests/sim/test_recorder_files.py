@@ -14,8 +14,8 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
 from sim.results import schema
-from sim.results.metrics import PERCENTILES
 from sim.results.parquet import StepsFile
+from sim.results.schema import PERCENTILES
 from sim.results.step_table import ParquetSteps
 from sim.simulation.run import simulate
 from tests.sim.commands import files

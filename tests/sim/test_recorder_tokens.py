@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.results import schema
-from sim.results.metrics import PERCENTILES
+from sim.results.schema import PERCENTILES
 from sim.results.selection import percentiles
 from sim.results.step_table import FrameSteps
 from sim.results.tokens import InterTokenLatencies, Streaks, token_times

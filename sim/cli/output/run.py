@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from sim.cli.console import facts_table, number_table, output_console, progress_bar
+from sim.results.schema import SHOWN_STATISTICS
 from sim.results.summary import (
-    SHOWN_STATISTICS,
     clock,
     latency_rows,
     summary_rows,

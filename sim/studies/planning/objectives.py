@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
+from sim.results.schema import LATENCIES, OF_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
 _RATIOS = ("preemptions_per_request", "kv_cache_usage_mean", "kv_cache_usage_max")
-_GOODPUT_LIMITS = ("ttft_ms", "tpot_ms", "e2el_ms")
+_GOODPUT_LIMITS = tuple(f"{each.key}_ms" for each in OF_REQUESTS)
 _LATENCY = re.compile(
-    r"(?P<statistic>mean|median|p\d{1,2}(\.\d+)?)_(?P<of>ttft|tpot|itl|e2el)_ms"
+    rf"(?P<statistic>mean|median|p\d{{1,2}}(\.\d+)?)_(?P<of>{'|'.join(LATENCIES)})_ms"
 )
 _USAGE = re.compile(r"(?P<statistic>p\d{1,2}(\.\d+)?)_kv_cache_usage")
 

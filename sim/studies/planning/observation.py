@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.metrics import SERVED
+from sim.results.schema import LATENCIES
 from sim.results.selection import percentiles
 from sim.results.tokens import InterTokenLatencies, Streaks
-from sim.studies.planning.objectives import LATENCIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.studies.validation.observed import LATENCIES
+from sim.results.schema import LATENCIES, OF_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +115,7 @@ def _of_requests(
     rows = _known_by_both(requests, others, "e2el")
     if part is not None:
         rows &= part
-    for name in ("ttft", "tpot", "e2el"):
+    for name in (each.key for each in OF_REQUESTS):
         known = rows & _known_by_both(requests, others, name)
         found |= statistics(name, getattr(requests, f"{name}_s")[known])
     for key, values in (
@@ -173,7 +173,7 @@ def per_request(
     median of the signed errors.
     """
     found = {}
-    for name in ("ttft", "tpot", "e2el"):
+    for name in (each.key for each in OF_REQUESTS):
         errors = 100.0 * relative_errors(predicted, measured, name)
         if part is not None:
             errors = errors[part]

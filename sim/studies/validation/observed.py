@@ -7,7 +7,7 @@ What a source does not say is None and is not compared.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
-LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 """Latencies that are compared, as `vllm bench serve` names them."""
 
 

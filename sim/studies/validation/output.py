@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.results.output import ResultFiles, write_json, write_text
+from sim.results.schema import OF_REQUESTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +40,7 @@ def write_validation(validation: Validation, directory: Path) -> dict[str, Any]:
             columns["arrival_s"] = theirs.arrival_s
         columns["prompt_tokens"] = theirs.num_prompt_tokens
         columns["output_tokens"] = theirs.num_output_tokens
-        for name in ("ttft_s", "tpot_s", "e2el_s"):
+        for name in (each.column for each in OF_REQUESTS):
             columns[f"measured_{name}"] = getattr(theirs, name)
             columns[f"predicted_{name}"] = getattr(ours, name)
         if validation.usage is not None:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sim.results.schema import OF_REQUESTS
 from sim.studies.validation.compare import METRICS
 from sim.studies.validation.sharpness import SHOWN
 
@@ -139,10 +140,10 @@ def _pressure_lines(report: Mapping[str, Any]) -> list[str]:
     usage_of = report.get("kv_usage_of", "").removeprefix("the ")
     for found in report.get("by_kv_usage", []):
         parts = [
-            f"{name} {found[key]['bias_pct']:+.1f} % (|error| "
-            f"{found[key]['p50_abs_pct']:.1f} %)"
-            for key, name in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))
-            if key in found
+            f"{each.label} {found[each.key]['bias_pct']:+.1f} % (|error| "
+            f"{found[each.key]['p50_abs_pct']:.1f} %)"
+            for each in OF_REQUESTS
+            if each.key in found
         ]
         lines.append(
             f"KV usage ({usage_of}) {found['usage_from']:.0%} to "

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.metrics import PERCENTILES, is_served
+from sim.results.metrics import is_served
+from sim.results.schema import LATENCIES, STATISTICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,8 +27,6 @@ _TOTALS = (
     *("duration", "completed", "total_input_tokens", "total_output_tokens"),
     *("request_throughput", "output_throughput", "total_token_throughput"),
 )
-_STATISTICS = ("mean", "median", "std", *(f"p{each}" for each in PERCENTILES))
-_LATENCIES = ("ttft", "tpot", "itl", "e2el")
 _COLUMNS = (
     *("request_id", "arrival_s", "num_prompt_tokens", "num_generated_tokens"),
     *("status", "reason", "ttft_s"),
@@ -69,7 +68,7 @@ def _facts(folder: RunFolder, num_failed: int) -> dict[str, Any]:
         "max_concurrency": None,
         "failed": num_failed,
     }
-    names = [f"{each}_{of}_ms" for of in _LATENCIES for each in _STATISTICS]
+    names = [f"{each}_{of}_ms" for of in LATENCIES for each in STATISTICS]
     facts |= {name: summary[name] for name in _TOTALS}
     # vLLM has 0 where nothing was measured.
     return facts | {name: summary[name] or 0.0 for name in names}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.results.metrics import is_served
+from sim.results.schema import OF_REQUESTS
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.panels import Panels, given_panels
 from sim.views.plots.style import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from sim.results.schema import Latency
     from sim.views.plots.binning import Floats
     from sim.views.plots.tables import Tables
 
@@ -40,24 +41,6 @@ LOG_FROM_RATIO = 20.0
 """Latencies that differ by more than this are drawn on a logarithmic scale."""
 
 _MARKS = {50: ("o", YELLOW), 90: ("s", ORANGE), 99: ("^", VERMILLION)}
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A latency that is drawn."""
-
-    column: str
-    key: str
-    """As in the summary: ``p50_{key}_ms``."""
-    name: str
-    meaning: str
-
-
-METRICS = (
-    Metric("ttft_s", "ttft", "TTFT", "time to first token"),
-    Metric("tpot_s", "tpot", "TPOT", "time per output token"),
-    Metric("e2el_s", "e2el", "E2E", "end-to-end latency"),
-)
 
 
 @house_style
@@ -70,10 +53,8 @@ def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     )
     title = f"Latency: {facts}" if facts else "Latency"
     panels = _new_panels(tables, title) if on is None else given_panels(on, 3)
-    finished = is_served(words(tables.requests, "status"))
-    for metric, axes in zip(METRICS, panels.axes, strict=True):
-        values = column(tables.requests, metric.column)[finished]
-        _draw_cdf(axes, tables, metric, values[np.isfinite(values)])
+    for metric, axes in zip(OF_REQUESTS, panels.axes, strict=True):
+        _draw_cdf(axes, tables, metric, served_values(tables, metric))
         set_percent_axis(axes, "", 100.0)
     panels.axes[0].set_ylabel("finished requests (%)")
     return panels.figure
@@ -94,8 +75,15 @@ def _new_panels(tables: Tables, title: str) -> Panels:
     return Panels(figure, figure.axes)
 
 
-def _draw_cdf(axes: Axes, tables: Tables, metric: Metric, values: Floats) -> None:
-    axes.set_title(f"{metric.name}, n = {values.size:,}", loc="left", pad=26, size=10)
+def served_values(tables: Tables, latency: Latency) -> Floats:
+    """Return a latency of the requests that were served, where they have it."""
+    served = is_served(words(tables.requests, "status"))
+    values = column(tables.requests, latency.column)[served]
+    return values[np.isfinite(values)]
+
+
+def _draw_cdf(axes: Axes, tables: Tables, metric: Latency, values: Floats) -> None:
+    axes.set_title(f"{metric.label}, n = {values.size:,}", loc="left", pad=26, size=10)
     if not values.size:
         say(axes, "No finished request\nwith this latency")
         axes.set_xlabel(f"{metric.meaning} (s)")
@@ -110,7 +98,7 @@ def _draw_cdf(axes: Axes, tables: Tables, metric: Metric, values: Floats) -> Non
 
 
 def _mark_percentiles(
-    axes: Axes, tables: Tables, metric: Metric, values: Floats, scale: float
+    axes: Axes, tables: Tables, metric: Latency, values: Floats, scale: float
 ) -> None:
     """Mark p50, p90 and p99, the summary's where it has them, and list them above."""
     for percent, (marker, colour) in _MARKS.items():

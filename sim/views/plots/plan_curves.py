@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from sim.results.schema import LATENCIES
 from sim.views.plots.style import (
     BLACK,
     BLUE,
@@ -157,12 +158,11 @@ def _name_limit(axes: Axes, objective: Plan) -> None:
 def label_of(name: str) -> str:
     """Return the label of an axis for an objective: ``p95 TTFT (ms)``."""
     statistic, _, rest = name.partition("_")
-    for key, word in (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL")):
-        if rest == f"{key}_ms":
-            return f"{statistic} {word} (ms)"
-    if rest == "e2el_ms":
-        return f"{statistic} end-to-end latency (ms)"
-    return name.replace("_", " ")
+    latency = LATENCIES.get(rest.removesuffix("_ms")) if rest.endswith("_ms") else None
+    if latency is None:
+        return name.replace("_", " ")
+    is_short = latency.key != "e2el"
+    return f"{statistic} {latency.label if is_short else latency.meaning} (ms)"
 
 
 @house_style

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from sim.results.schema import OF_REQUESTS
 from sim.studies.validation.compare import relative_errors
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.style import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from sim.studies.validation.run import Validation
     from sim.views.plots.binning import Floats
 
-_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
+_NAMES: Final = {each.key: each.label for each in OF_REQUESTS} | {"e2el": "E2E latency"}
 _DURING: Final = {"ttft": "the wait", "tpot": "decoding", "e2el": "the request"}
 _LOG_FROM_RATIO: Final = 20.0
 _NUM_CDF_POINTS: Final = 1000

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.results.schema import LATENCIES
 from sim.studies.validation.observed import (
-    LATENCIES,
     MeasuredError,
     Observed,
     ObservedRequests,

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.results.metrics import is_served
+from sim.results.schema import OF_REQUESTS
 from sim.views.plots.binning import cdf_points
-from sim.views.plots.latency import METRICS, NUM_CDF_POINTS, scale_x
+from sim.views.plots.latency import NUM_CDF_POINTS, scale_x, served_values
 from sim.views.plots.runs import compared_figure, looks_of
 from sim.views.plots.style import house_style, set_percent_axis
-from sim.views.plots.tables import column, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.views.plots.binning import Floats
-    from sim.views.plots.latency import Metric
+    from sim.results.schema import Latency
     from sim.views.plots.runs import Run
     from sim.views.plots.tables import Tables
 
@@ -34,7 +32,7 @@ def latency_cdfs(runs: Sequence[Run]) -> Figure:
     box = first.get_position()
     first.remove()
     side_by_side = figure.subplots(
-        ncols=len(METRICS),
+        ncols=len(OF_REQUESTS),
         gridspec_kw={
             "left": 0.065,
             "right": 0.98,
@@ -43,7 +41,7 @@ def latency_cdfs(runs: Sequence[Run]) -> Figure:
             "wspace": 0.2,
         },
     )
-    for metric, axes in zip(METRICS, side_by_side, strict=True):
+    for metric, axes in zip(OF_REQUESTS, side_by_side, strict=True):
         _draw_cdfs(axes, runs, metric)
         set_percent_axis(axes, "", 100.0)
     side_by_side[0].set_ylabel("finished requests (%)")
@@ -60,8 +58,8 @@ def _facts(tables: Tables) -> str:
     )
 
 
-def _draw_cdfs(axes: Axes, runs: Sequence[Run], metric: Metric) -> None:
-    values = [_known(run.tables, metric) for run in runs]
+def _draw_cdfs(axes: Axes, runs: Sequence[Run], metric: Latency) -> None:
+    values = [served_values(run.tables, metric) for run in runs]
     every = np.concatenate(values)
     if not every.size:
         axes.set_xlabel(f"{metric.meaning} (s)")
@@ -74,10 +72,3 @@ def _draw_cdfs(axes: Axes, runs: Sequence[Run], metric: Metric) -> None:
             axes.step(x, 100.0 * share, where="post", linewidth=1.5, **look)
     axes.set_xlabel(f"{metric.meaning} ({unit})")
     scale_x(axes, float(every.min()) * scale, float(every.max()) * scale)
-
-
-def _known(tables: Tables, metric: Metric) -> Floats:
-    values = column(tables.requests, metric.column)[
-        is_served(words(tables.requests, "status"))
-    ]
-    return values[np.isfinite(values)]

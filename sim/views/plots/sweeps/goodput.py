@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.results.schema import OF_REQUESTS
 from sim.views.plots.style import GREY, house_style
 from sim.views.plots.sweeps.series import (
     draw_series,
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.views.plots.sweeps.table import SweepRuns
-
-_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E"}
 
 
 @house_style
@@ -58,4 +57,5 @@ def goodput(runs: SweepRuns) -> Figure:
 
 def _limits(text: str) -> str:
     limits = json.loads(text)
-    return ", ".join(f"{_NAMES[key]} {value:,g} ms" for key, value in limits.items())
+    names = {f"{each.key}_ms": each.label for each in OF_REQUESTS}
+    return ", ".join(f"{names[key]} {value:,g} ms" for key, value in limits.items())

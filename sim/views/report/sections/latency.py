@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.results.schema import LATENCIES, OF_REQUESTS, SHOWN_STATISTICS
 from sim.views.plots.binning import cdf_points
 from sim.views.report.charts import Axis, Chart, Line, Panel, Points, Series
 from sim.views.report.html import Markup, paragraph, table
@@ -24,19 +25,11 @@ from sim.views.report.words import datum, milliseconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sim.results.schema import Latency
     from sim.views.plots.binning import Floats
     from sim.views.report.charts import Symbol
     from sim.views.report.source import Run
 
-METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
-"""Keys of the summary, and how they are written."""
-
-MEANINGS: Final = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "e2el": "end-to-end latency",
-}
-STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
 MIN_WINDOWS, MAX_WINDOWS = 10, 100
 """Windows of arrivals, each of which has a median and a load."""
 
@@ -62,7 +55,7 @@ def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     yield Chart(
         "latency-cdfs",
         "Share of the served requests that were no slower; marks at p50, p90 and p99.",
-        tuple(_cdf_panel(runs, metric) for metric in MEANINGS),
+        tuple(_cdf_panel(runs, metric) for metric in OF_REQUESTS),
         height_px=340,
     )
     windows = {run.number: windows_of(run) for run in runs}
@@ -72,14 +65,13 @@ def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
 
 def _percentiles(runs: Sequence[Run]) -> Markup:
     several = len(runs) > 1
-    head = [*(["run"] if several else []), "", *STATISTICS]
+    head = [*(["run"] if several else []), "", *SHOWN_STATISTICS]
     rows: list[list[object]] = []
-    for metric, label in METRICS.items():
+    for latency in LATENCIES.values():
         for run in runs:
-            cells = [_cell(run, f"{stat}_{metric}_ms") for stat in STATISTICS]
-            rows.append([*([tag(run)] if several else []), label, *cells])
-    if several:
-        rows.sort(key=lambda row: list(METRICS.values()).index(str(row[1])))
+            keys = (f"{each}_{latency.key}_ms" for each in SHOWN_STATISTICS)
+            cells = [_cell(run, key) for key in keys]
+            rows.append([*([tag(run)] if several else []), latency.label, *cells])
     caption = "Latency of served requests (ITL: of every token)"
     return table(caption, head, rows, left=(1,) if several else ())
 
@@ -89,11 +81,11 @@ def _cell(run: Run, key: str) -> object:
     return "-" if value is None else datum(run, key, milliseconds(value))
 
 
-def _cdf_panel(runs: Sequence[Run], metric: str) -> Panel:
+def _cdf_panel(runs: Sequence[Run], metric: Latency) -> Panel:
     series: list[Series] = []
     ends: list[float] = []
     for run in runs:
-        values = run.requests[f"{metric}_s"][run.served]
+        values = run.requests[metric.column][run.served]
         values = values[np.isfinite(values)]
         if not values.size:
             continue
@@ -106,18 +98,18 @@ def _cdf_panel(runs: Sequence[Run], metric: str) -> Panel:
         series.append(line)
         series += _marks(runs, run, metric)
     return Panel(
-        Axis("requests (%)" if metric == "ttft" else "", low=0.0, high=102.0),
+        Axis("requests (%)" if metric.key == "ttft" else "", low=0.0, high=102.0),
         tuple(series),
-        x=value_axis(f"{MEANINGS[metric]} (s)", ends),
+        x=value_axis(f"{metric.meaning} (s)", ends),
     )
 
 
-def _marks(runs: Sequence[Run], run: Run, metric: str) -> Iterator[Points]:
+def _marks(runs: Sequence[Run], run: Run, metric: Latency) -> Iterator[Points]:
     for percent, mark in _MARKS:
-        value = run.summary.get(f"p{percent}_{metric}_ms")
+        value = run.summary.get(f"p{percent}_{metric.key}_ms")
         if value is None:
             continue
-        told = f"{METRICS[metric]} p{percent}: {milliseconds(value)}"
+        told = f"{metric.label} p{percent}: {milliseconds(value)}"
         yield Points(
             f"p{percent}",
             colour(run),
@@ -161,8 +153,8 @@ def windows_of(run: Run) -> Windows:
     rate: Floats = counts * (number / last_s)
     windows = Windows(edges_s, rate, {}, {})
     served = run.served
-    for metric in MEANINGS:
-        values = run.requests[f"{metric}_s"]
+    for latency in OF_REQUESTS:
+        metric, values = latency.key, run.requests[latency.column]
         known = served & np.isfinite(values)
         groups = _grouped(place[known], values[known], number)
         windows.median[metric] = _of_groups(groups, 50.0, 1)
@@ -188,7 +180,7 @@ def _of_groups(groups: Sequence[Floats], percent: float, least: int) -> Floats:
 def _over_time(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
     clock = Clock.of(runs)
     panels = []
-    for metric in ("ttft", "tpot", "e2el"):
+    for metric in [each.key for each in OF_REQUESTS]:
         series: list[Series] = []
         values: list[float] = []
         for run in runs:
@@ -204,7 +196,7 @@ def _over_time(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
                 y = np.append(heights, heights[-1:])
                 series.append(Line(label, look, x, y, broken, is_stepped=True))
                 values += heights[np.isfinite(heights)].tolist()
-        title = f"{METRICS[metric]} (s)"
+        title = f"{LATENCIES[metric].label} (s)"
         panels.append(Panel(value_axis(title, values), tuple(series)))
     panels.append(_offered(runs, windows, clock))
     what = "Median and 99th percentile" if len(runs) == 1 else "Median"
@@ -248,7 +240,7 @@ def _against_load(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
             label = name(runs, run, "a window of time" if len(runs) == 1 else "")
             texts = tuple(
                 f"{run.label}\narrived from {begin:,.0f} s on\n"
-                f"{rate:.3g} requests/s, median {METRICS[metric]} {value:.4g} s"
+                f"{rate:.3g} requests/s, median {LATENCIES[metric].label} {value:.4g} s"
                 for begin, rate, value in zip(
                     found.edges_s[:-1][known].tolist(),
                     found.rate[known].tolist(),
@@ -264,7 +256,7 @@ def _against_load(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
         x = Axis(
             "offered load (requests/s)", low=0.0, high=1.05 * max(rates, default=1.0)
         )
-        title = f"median {METRICS[metric]} (s)"
+        title = f"median {LATENCIES[metric].label} (s)"
         panels.append(Panel(value_axis(title, values), tuple(series), x=x))
     return Chart(
         "latency-against-load",
