@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import packages_distributions, version
@@ -17,6 +21,7 @@ import pytest
 import kvsim
 import sim
 from tests.shared import ROOT
+from tests.test_moved import EXTENSION_POINTS, MOVED
 
 PACKAGES = ("cache", "sim", "workloads", "calibrate", "kvsim")
 
@@ -70,17 +75,101 @@ def test_constraints_name_no_host_and_pin_what_is_required() -> None:
         assert requirement.split(">=")[0].lower() in pinned
 
 
+UV = shutil.which("uv", path=str(Path(sys.executable).parent))
+
+
+def uv(*arguments: object) -> None:
+    assert UV is not None
+    subprocess.run([UV, *map(str, arguments), "--quiet"], check=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the working tree."""
+    if UV is None:
+        pytest.skip("uv builds the wheel; make test installs it")
+    folder = tmp_path_factory.mktemp("wheel")
+    uv("build", "--wheel", "--out-dir", folder, ROOT)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {each.filename: each.CRC for each in archive.infolist()}
+
+
 @pytest.mark.slow
-def test_a_wheel_holds_models_and_presets(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+def test_a_wheel_holds_models_and_presets(wheel: Path) -> None:
+    names = contents(wheel)
     preset = "workloads/presets/azure_conv_2023.json"
-    assert preset in names
     assert json.loads(zipfile.ZipFile(wheel).read(preset))["num_requests"] == 19_366
     assert sum(name.startswith("sim/hardware/models/configs/") for name in names) >= 11
     assert "calibrate/kernels/kvsim_cuda.cu" in names
     assert "sim/views/report/assets/figures.js" in names
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
     assert not any(name.startswith(("tests/", "docs/")) for name in names)
+
+
+@pytest.mark.slow
+def test_a_source_distribution_gives_the_same_wheel(
+    wheel: Path, tmp_path: Path
+) -> None:
+    uv("build", "--sdist", "--out-dir", tmp_path, ROOT)
+    (source,) = tmp_path.glob("*.tar.gz")
+    uv("build", "--wheel", "--out-dir", tmp_path, source)
+    (again,) = tmp_path.glob("*.whl")
+    assert contents(again) == contents(wheel)
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"README.md", "LICENSE", "Makefile", "constraints.txt", "docs/conf.py"}
+    assert wanted | {"examples/demo.yaml", "tests/test_packaging.py"} <= names
+
+
+@pytest.mark.slow
+def test_a_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """Outside the clone, so that none of its folders is imported instead."""
+    environment = tmp_path / "environment"
+    uv("venv", "--python", sys.executable, environment)
+    python = environment / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    uv("pip", "install", "--python", python, "--constraint", constraints, wheel)
+    shutil.copy(ROOT / "examples/demo.yaml", tmp_path)
+    minute = ["--set", "workload.preset.duration_s=60", "--out", "results"]
+    model = ["--model", "meta-llama/Llama-3.1-8B", "--gpu", "h200_sxm"]
+    points = {**EXTENSION_POINTS, **{old: names for old, (_, names) in MOVED.items()}}
+    imports = [f"from {at} import {', '.join(points[at])}" for at in points]
+    for command, printed in (
+        (["-m", "kvsim", "run", "demo.yaml", *minute], "366 of 366 completed"),
+        (["-m", "sim", "capacity", *model], "num_gpu_blocks"),
+        (["-c", "\n".join([*imports, "print('imported')"])], "imported"),
+        (
+            [
+                "-c",
+                "from kvsim import Results as R; print(len(R.load('results').steps))",
+            ],
+            "",
+        ),
+    ):
+        assert printed in said(tmp_path, python, *command)
+    kvsim_command = environment / "bin" / "kvsim"
+    assert {"capacity", "calibrate", "profile", "run"} <= set(
+        re.findall(r"\w+", said(tmp_path, kvsim_command, "--help"))
+    )
+    said(tmp_path, kvsim_command, "report", "results", "--out", "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert len(list((tmp_path / "results/figures").glob("*.png"))) == 6
+
+
+def said(folder: Path, *command: object) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
