@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class BlockObserver(Protocol):
@@ -32,6 +32,26 @@ class BlockObserver(Protocol):
     def evicted(self, block_ids: Sequence[int]) -> None:
         """Blocks lost their hash because they are about to be taken."""
         ...
+
+
+class BlockStore(Protocol):
+    """The blocks of a tier, which tell an observer how they move."""
+
+    observer: BlockObserver | None
+
+    def cached_block_ids(self) -> Iterable[int]:
+        """Return the blocks that a look-up could find, held or free."""
+        ...
+
+
+class BlockTier(NamedTuple):
+    """A tier whose blocks can be observed."""
+
+    name: str
+    store: BlockStore
+    num_blocks: int
+    num_ids: int
+    """Above all ids of its blocks."""
 
 
 @dataclass(slots=True)

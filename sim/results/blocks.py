@@ -12,7 +12,6 @@ from sim.results.histogram import BIN_EDGES_S, NS_PER_S, DurationHistogram
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from cache.stats import BlockObserver
 
 BLOCKS_FILE = "blocks.json"
 BLOCKS_FORMAT = "kvsim-blocks"
@@ -30,16 +29,6 @@ class Clock(Protocol):
     @property
     def now(self) -> float:
         """Seconds."""
-        ...
-
-
-class BlockStore(Protocol):
-    """The blocks of a tier, which tell an observer how they move."""
-
-    observer: BlockObserver | None
-
-    def cached_block_ids(self) -> Iterable[int]:
-        """Return the blocks that a look-up could find, held or free."""
         ...
 
 

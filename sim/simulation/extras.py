@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from cache.cacheflow.manager import BlockSpaceManager
-from cache.sequences import Device
-from cache.v0.allocator import NaiveBlockAllocator
-from cache.v0.manager import SelfAttnBlockSpaceManager
+from cache.stats import BlockTier
 from sim.errors import ConfigError
 from sim.results.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
 from sim.results.output import write_json
 from sim.results.schedule import SCHEDULE_FILE, ScheduleFile
-from sim.scheduler.hf_fifo.scheduler import FIFOScheduler
 from sim.scheduler.v1.fast import FastV1Scheduler
 from sim.scheduler.v1.scheduler import V1Scheduler
 
@@ -21,20 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-    from sim.results.blocks import BlockStore
     from sim.simulation.run import Simulation
 
 RECORDS = ("schedule", "blocks")
 """What can be recorded besides."""
-
-
-class _Tier(NamedTuple):
-    """Blocks that can be observed, and a number above all of their ids."""
-
-    name: str
-    store: BlockStore
-    num_blocks: int
-    num_ids: int
 
 
 @contextmanager
@@ -110,7 +96,7 @@ def _timing_blocks(simulation: Simulation, path: Path) -> Iterator[None]:
     )
 
 
-def _tiers(scheduler: Any) -> list[_Tier]:
+def _tiers(scheduler: Any) -> list[BlockTier]:
     """Return the tiers of a scheduler's cache.
 
     Raises
@@ -120,32 +106,12 @@ def _tiers(scheduler: Any) -> list[_Tier]:
     """
     if isinstance(scheduler, FastV1Scheduler):
         num_blocks = scheduler.tables.num_usable_blocks
-        return [_Tier("gpu", scheduler.tables, num_blocks, num_blocks + 1)]
+        return [BlockTier("gpu", scheduler.tables, num_blocks, num_blocks + 1)]
     if isinstance(scheduler, V1Scheduler):
         pool = scheduler.kv_cache_manager.block_pool
-        return [_Tier("gpu", pool, pool.num_usable_blocks, pool.num_gpu_blocks)]
-    if isinstance(scheduler, FIFOScheduler):
-        cache = scheduler.cache
-        num_cpu_blocks = cache.cpu_pool.num_blocks
-        return [
-            _Tier("gpu", cache.block_manager, cache.num_blocks, cache.num_blocks),
-            _Tier("cpu", cache.cpu_pool, num_cpu_blocks, num_cpu_blocks),
-        ]
-    manager = getattr(scheduler, "block_manager", None)
-    if isinstance(manager, BlockSpaceManager):
-        sizes = manager.num_total_gpu_blocks, manager.num_total_cpu_blocks
-        return [
-            _Tier("gpu", manager.gpu_allocator, sizes[0], sizes[0]),
-            _Tier("cpu", manager.cpu_allocator, sizes[1], sizes[1]),
-        ]
-    if isinstance(manager, SelfAttnBlockSpaceManager):
-        tiers, num_ids = [], 0
-        for device in (Device.GPU, Device.CPU):
-            allocator = manager.block_allocator.tier(device)
-            assert isinstance(allocator, NaiveBlockAllocator)
-            num_blocks = allocator.get_num_total_blocks()
-            num_ids += num_blocks  # ids go on from tier to tier
-            tiers.append(_Tier(device.value, allocator, num_blocks, num_ids))
+        return [BlockTier("gpu", pool, pool.num_usable_blocks, pool.num_gpu_blocks)]
+    if hasattr(type(scheduler), "tiers"):
+        tiers: list[BlockTier] = scheduler.tiers()
         return tiers
     raise ConfigError(
         f"--record blocks is built for the schedulers cacheflow, v0_2, v0, v1 and "

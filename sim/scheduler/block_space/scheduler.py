@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cache.cacheflow.manager import BlockSpaceManager
 from cache.sequences import SequenceStatus
+from cache.stats import BlockTier
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.block_space.policy import PolicyFactory
 from sim.scheduler.groups.output import GroupSchedulerOutput, ScheduledSequenceGroup
@@ -64,6 +65,14 @@ class BlockSpaceScheduler(GroupScheduler):
         if self.stats is not None:
             self.stats.record(now_s, output, self)
         return output
+
+    def tiers(self) -> list[BlockTier]:
+        manager = self.block_manager
+        num_gpu, num_cpu = manager.num_total_gpu_blocks, manager.num_total_cpu_blocks
+        return [
+            BlockTier("gpu", manager.gpu_allocator, num_gpu, num_gpu),
+            BlockTier("cpu", manager.cpu_allocator, num_cpu, num_cpu),
+        ]
 
     # -- running groups -------------------------------------------------------
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.scheduler.base import SchedulerOutput
 
 if TYPE_CHECKING:
-    from cache.hf_fifo.manager import BlockPairs
+    from collections.abc import Iterator
+
+    from cache.hf_fifo.manager import BlockPairs, PagedAttentionCache
     from sim.scheduler.batch import Batch
     from sim.scheduler.request import Request
 
@@ -82,3 +85,50 @@ class Pass:
             or self.request_budget == 0
             or (self.cache_budget <= 0 and not self.is_decode_only)
         )
+
+
+class HfFifoHoldings:
+    """What the cache knows of an active request; see `Holdings`."""
+
+    def __init__(self, cache: PagedAttentionCache) -> None:
+        self._cache = cache
+
+    def num_output_tokens(self, request: Request) -> int:
+        return request.num_output_tokens
+
+    def num_computed_tokens(self, request: Request) -> int:
+        return request.num_computed_tokens
+
+    def num_blocks(self, request: Request) -> int:
+        return len(self._cache.table(request))
+
+    def num_shared_tokens(self, request: Request) -> int:
+        num_shared = 0
+        for block_id in self._cache.table(request):
+            if not self._cache.block_manager.is_shared(block_id):
+                break
+            num_shared += 1
+        return num_shared * self._cache.block_size
+
+
+def in_turns(first: deque[Request], second: deque[Request]) -> Iterator[Request]:
+    """Walk two queues by turns, the first one first, and then the longer one's rest."""
+    queues = [iter(first), iter(second)]
+    while queues:
+        for queue in queues.copy():
+            request = next(queue, None)
+            if request is None:
+                queues.remove(queue)
+            else:
+                yield request
+
+
+def without(queue: deque[Request], taken: set[Request]) -> deque[Request]:
+    """Return a queue without some requests, which mostly stand at its head."""
+    num_left = len(taken)
+    while queue and num_left and queue[0] in taken:
+        queue.popleft()
+        num_left -= 1
+    if not num_left:
+        return queue
+    return deque(request for request in queue if request not in taken)

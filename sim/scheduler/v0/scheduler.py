@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from cache.sequences import SequenceStatus
+from cache.sequences import Device, SequenceStatus
+from cache.stats import BlockTier
+from cache.v0.allocator import NaiveBlockAllocator
 from cache.v0.manager import SelfAttnBlockSpaceManager
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.base import PreemptionMode
@@ -23,7 +25,6 @@ from sim.scheduler.v0.swapped import SwappedInOutputs, SwappedPhase
 from sim.scheduler.v0.waiting import WaitingPhase
 
 if TYPE_CHECKING:
-    from cache.sequences import Device
     from sim.scheduler.groups.sequence import SequenceGroup
     from sim.scheduler.groups.settings import SchedulerConfig
     from sim.scheduler.request import Request
@@ -111,6 +112,16 @@ class Scheduler(GroupScheduler):
         if self.cache_config.sliding_window is None:
             return 0, 0
         return manager.num_null_blocks, manager.num_dropped_blocks
+
+    def tiers(self) -> list[BlockTier]:
+        tiers, num_ids = [], 0
+        for device in (Device.GPU, Device.CPU):
+            allocator = self.block_manager.block_allocator.tier(device)
+            assert isinstance(allocator, NaiveBlockAllocator)
+            num_blocks = allocator.get_num_total_blocks()
+            num_ids += num_blocks  # ids go on from tier to tier
+            tiers.append(BlockTier(device.value, allocator, num_blocks, num_ids))
+        return tiers
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Return hits over look-ups of full blocks; -1 without prefix caching."""
