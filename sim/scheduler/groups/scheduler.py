@@ -2,31 +2,184 @@
 
 `GroupScheduler` stands between the engine, which knows requests, and a generation's
 policy, which knows sequence groups under vLLM's names. A generation is a subclass
-that forms the batch (`_schedule`); queues (`group_state`), preemption and accounting
-(`group_accounting`) are shared.
+that forms the batch (`_schedule`); queues, preemption and accounting are shared.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
+from cache.errors import require
 from cache.sequences import SequenceStatus
-from sim.errors import SwapSpaceError
-from sim.scheduler.base import Preemption, PreemptionMode
+from cache.stats import PrefixCacheStats
+from cache.tokens import ListTokens
+from sim.errors import SchedulerError, SwapSpaceError
+from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
 from sim.scheduler.groups.accounting import account, num_lost_tokens
-from sim.scheduler.groups.state import GroupState
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from sim.scheduler.request import Request, RequestStatus
+from sim.scheduler.victims import VictimChoice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as Items
 
     from sim.scheduler.groups.output import GroupSchedulerOutput
-    from sim.scheduler.groups.sequence import SequenceGroup
+    from sim.scheduler.groups.sequence import GroupBlockManager
+    from sim.scheduler.groups.settings import SchedulerConfig
+    from sim.scheduler.settings import CacheConfig
 
 
-class GroupScheduler(GroupState, ABC):
-    """Base of the generations that schedule sequence groups; see `GroupState`."""
+class GroupScheduler(ABC):
+    """Base of the generations that schedule sequence groups."""
+
+    block_manager: GroupBlockManager
+    schedules_groups = True
+    """Whether the samples of a prompt come as one request; see `GroupClient`."""
+    num_initial_sequences_is_width = False
+    """Whether a group has all its sequences from arrival on (vLLM 0.1)."""
+
+    def __init__(
+        self, scheduler_config: SchedulerConfig, cache_config: CacheConfig
+    ) -> None:
+        self.scheduler_config = scheduler_config
+        self.cache_config = cache_config
+        # The queues, heads first.
+        self.waiting: deque[SequenceGroup] = deque()
+        self.running: deque[SequenceGroup] = deque()
+        self.swapped: deque[SequenceGroup] = deque()
+        self.seq_counter = count()
+        self._own_request_ids = count(-1, -1)  # the engine's begin with 0
+        self._groups: dict[int, SequenceGroup] = {}
+        # Sequences of groups that are gone, whose blocks a generation's reference never
+        # gives back.
+        self.abandoned_seqs: list[Sequence] = []
+        # Look-ups of groups admitted; stays empty without prefix caching.
+        self.prefix_cache_stats = PrefixCacheStats()
+        policy = scheduler_config.preemption_victim
+        self._choice = (
+            None if policy is None else VictimChoice(policy, GroupHoldings(self))
+        )
+
+    # -- queues, under vLLM's names -------------------------------------------
+
+    def add_seq_group(self, seq_group: SequenceGroup) -> None:
+        """Put an arrived group at the end of the waiting queue."""
+        if seq_group.request is None:
+            seq_group.request = self._request_of(seq_group)
+        elif seq_group.request.request_id in self._groups:
+            raise SchedulerError(
+                f"group {seq_group.request_id} (sequence "
+                f"{seq_group.first_seq.seq_id}) is queued already; add a group once"
+            )
+        self._groups[seq_group.request.request_id] = seq_group
+        self.waiting.append(seq_group)
+
+    def _request_of(self, seq_group: SequenceGroup) -> Request:
+        """Make the engine's request for a group that came without one."""
+        seq = seq_group.first_seq
+        prompt = seq.get_token_ids()
+        return Request(
+            request_id=next(self._own_request_ids),
+            arrival_s=seq_group.arrival_time,
+            num_prompt_tokens=seq.get_prompt_len(),
+            tokens=ListTokens(prompt if isinstance(prompt, list) else []),
+            max_num_tokens=self.scheduler_config.max_model_len,
+            oracle_num_tokens=self.scheduler_config.max_model_len,
+            num_sequences=seq_group.sampling_params.width,
+            use_beam_search=seq_group.sampling_params.use_beam_search,
+        )
+
+    def abort_seq_group(self, request_id: int | str | Iterable[int | str]) -> None:
+        """Withdraw unfinished groups, wherever they stand; unknown ids are ignored."""
+        ids = {request_id} if isinstance(request_id, int | str) else set(request_id)
+        for queue in (self.waiting, self.running, self.swapped):
+            for group in [group for group in queue if group.request_id in ids]:
+                queue.remove(group)
+                for seq in group.get_unfinished_seqs():
+                    seq.move_to(SequenceStatus.FINISHED_ABORTED)
+                    self.free_seq(seq)
+                self._forget(group)
+
+    def has_unfinished_seqs(self) -> bool:
+        """Whether any group is queued."""
+        return bool(self.waiting or self.running or self.swapped)
+
+    def get_num_unfinished_seq_groups(self) -> int:
+        """Return the number of groups in the queues."""
+        return len(self.waiting) + len(self.running) + len(self.swapped)
+
+    def fork_seq(self, parent_seq: Sequence, child_seq: Sequence) -> None:
+        """Let a new sequence share its parent's blocks."""
+        self.block_manager.fork(parent_seq, child_seq)
+
+    def free_seq(self, seq: Sequence) -> None:
+        """Give up a sequence's blocks."""
+        self.block_manager.free(seq)
+
+    def free_finished_seq_groups(self) -> None:
+        """Drop finished groups from the running queue."""
+        finished = [group for group in self.running if group.is_finished()]
+        if finished:
+            self.running = deque(g for g in self.running if not g.is_finished())
+            for group in finished:
+                self._forget(group)
+
+    def _forget(self, group: SequenceGroup) -> None:
+        """Drop a group that has left for good."""
+        assert group.request is not None
+        self._groups.pop(group.request.request_id, None)
+        if self._choice is not None:
+            self._choice.forget(group.request)
+
+    # -- the engine's protocol ------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_swapped(self) -> int:
+        return len(self.swapped)
+
+    def group_of(self, request: Request) -> SequenceGroup:
+        """Return the group that serves `request`."""
+        return self._groups[request.request_id]
+
+    def add_request(self, request: Request) -> None:
+        num_seqs = request.num_sequences if self.num_initial_sequences_is_width else 1
+        prompt = request.tokens.prompt()
+        group = SequenceGroup(
+            request.request_id,
+            [
+                Sequence(next(self.seq_counter), prompt, self.cache_config.block_size)
+                for _ in range(num_seqs)
+            ],
+            request.arrival_s,
+            request.sampling_params,
+            priority=request.priority,
+        )
+        for branch, seq in enumerate(group.get_seqs()):
+            seq.branch = branch
+        group.request = request
+        self.add_seq_group(group)
+
+    def abort(self, request: Request) -> None:
+        request.move_to(RequestStatus.FINISHED_ABORTED)
+        self.abort_seq_group(self.group_of(request).request_id)
+
+    def update(self, finished: Items[Request]) -> None:
+        if finished:
+            self.free_finished_seq_groups()
+
+    # -- a call ---------------------------------------------------------------
 
     @abstractmethod
     def _schedule(self, now_s: float) -> GroupSchedulerOutput:
@@ -164,3 +317,142 @@ class GroupScheduler(GroupState, ABC):
             f"{self.block_manager.get_num_free_cpu_blocks()} CPU blocks are free; "
             f"raise swap_space, or set preemption_mode to recompute"
         )
+
+    # -- the cache ------------------------------------------------------------
+
+    def is_shared(self, block_id: int) -> bool:
+        """Whether several tables hold a GPU block; never without prefix caching."""
+        del block_id
+        return False
+
+    def _gpu_usage(self) -> float:
+        num_blocks = self.cache_config.num_gpu_blocks
+        return 1.0 - self.block_manager.get_num_free_gpu_blocks() / num_blocks
+
+    def cache_usage(self) -> CacheUsage:
+        config = self.cache_config
+        manager = self.block_manager
+        num_physical = config.num_gpu_blocks - manager.get_num_free_gpu_blocks()
+        num_physical_tokens, num_logical_tokens = self._num_tokens(num_physical)
+        return CacheUsage(
+            num_physical_blocks=num_physical,
+            num_logical_blocks=manager.num_logical_blocks,
+            num_physical_tokens=num_physical_tokens,
+            num_logical_tokens=num_logical_tokens,
+            kv_cache_usage=num_physical / config.num_gpu_blocks,
+            cpu_cache_usage=1.0
+            - manager.get_num_free_cpu_blocks() / config.num_cpu_blocks
+            if config.num_cpu_blocks
+            else 0.0,
+        )
+
+    def _num_tokens(self, num_physical_blocks: int) -> tuple[int, int]:
+        """Return tokens in the physical blocks, and those of all tables."""
+        num_logical_tokens = 0
+        num_unshared_tokens = 0
+        for group in self.running:
+            seqs = group.get_seqs(SequenceStatus.RUNNING)
+            num_logical_tokens += sum(seq.num_computed_tokens for seq in seqs)
+            if len(seqs) > 1:
+                num_unshared_tokens += self._num_empty_shared_slots(seqs)
+        block_size = self.cache_config.block_size
+        num_null_blocks, num_dropped_blocks = self._window_blocks()
+        num_logical_tokens -= num_dropped_blocks * block_size
+        num_extra = self.block_manager.num_logical_blocks - (
+            num_physical_blocks - num_null_blocks
+        )
+        num_shared_tokens = num_extra * block_size
+        num_physical_tokens = (
+            num_logical_tokens - num_shared_tokens + num_unshared_tokens
+        )
+        # Two equal prompts in chunks share blocks that neither has filled yet.
+        return max(num_physical_tokens, 0), num_logical_tokens
+
+    def _window_blocks(self) -> tuple[int, int]:
+        """Return null blocks, and table entries that name them, in running tables."""
+        return 0, 0
+
+    def _num_empty_shared_slots(self, seqs: list[Sequence]) -> int:
+        """Empty slots of blocks, once for each sharer but the one that filled most.
+
+        An entry beyond the first of a shared block would count as a block of tokens;
+        where the block is not full it stands for fewer. Lookahead slots may put empty
+        blocks behind the last filled one.
+        """
+        block_size = self.cache_config.block_size
+        fewest: dict[int, int] = {}
+        num_slots = 0
+        for seq in seqs:
+            num_full, num_rest = divmod(seq.num_computed_tokens, block_size)
+            for block_id in self.block_manager.get_block_table(seq)[num_full:]:
+                num_empty = block_size - num_rest
+                num_rest = 0
+                num_slots += num_empty
+                fewest[block_id] = min(num_empty, fewest.get(block_id, block_size))
+        return num_slots - sum(fewest.values())
+
+    def summary(self) -> dict[str, Any]:
+        return self.prefix_cache_stats.summary(self._num_evictions())
+
+    def _num_evictions(self) -> int:
+        """Return how many cached GPU blocks were given up for others."""
+        return 0
+
+    def check(self) -> None:
+        holders = list(self.abandoned_seqs)
+        for queue, status in (
+            (self.waiting, SequenceStatus.WAITING),
+            (self.running, SequenceStatus.RUNNING),
+            (self.swapped, SequenceStatus.SWAPPED),
+        ):
+            for group in queue:
+                seqs = group.get_unfinished_seqs()
+                wrong = [seq for seq in seqs if seq.status is not status]
+                require(
+                    seqs and not wrong,
+                    f"group {group.request_id} is queued as {status.value}: {seqs}",
+                )
+                if status is not SequenceStatus.WAITING:
+                    holders += seqs
+        self.block_manager.check(holders)
+        ids = [g.request_id for g in (*self.waiting, *self.running, *self.swapped)]
+        require(len(set(ids)) == len(ids), "a group stands twice in the queues")
+
+
+class GroupHoldings:
+    """What the cache of such an engine knows of a running request; see `Holdings`."""
+
+    def __init__(self, scheduler: GroupScheduler) -> None:
+        self._scheduler = scheduler
+
+    def num_output_tokens(self, request: Request) -> int:
+        return request.num_generated_tokens
+
+    def num_computed_tokens(self, request: Request) -> int:
+        return num_lost_tokens(self._group(request).get_seqs(SequenceStatus.RUNNING))
+
+    def num_blocks(self, request: Request) -> int:
+        return len(self._block_ids(self._group(request)))
+
+    def num_shared_tokens(self, request: Request) -> int:
+        # What the sequences of a group share is theirs, and goes with the group.
+        seqs = self._group(request).get_seqs(SequenceStatus.RUNNING)
+        if not self._scheduler.cache_config.enable_prefix_caching or len(seqs) > 1:
+            return 0
+        num_shared = 0
+        for block_id in self._scheduler.block_manager.get_block_table(seqs[0]):
+            if not self._scheduler.is_shared(block_id):
+                break
+            num_shared += 1
+        return num_shared * self._scheduler.cache_config.block_size
+
+    def _group(self, request: Request) -> SequenceGroup:
+        return self._scheduler.group_of(request)
+
+    def _block_ids(self, group: SequenceGroup) -> set[int]:
+        table_of = self._scheduler.block_manager.get_block_table
+        return {
+            id_
+            for seq in group.get_seqs(SequenceStatus.RUNNING)
+            for id_ in table_of(seq)
+        }

@@ -7,12 +7,13 @@ for plain sampling, several for parallel sampling and beam search.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cache.sequences import SequenceStatus
 from cache.tokens import TokenRuns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as Items
 
     from cache.tokens import TokenSlice
@@ -342,3 +343,36 @@ class SequenceGroup:
 
     def __repr__(self) -> str:
         return f"SequenceGroup(request_id={self.request_id}, seqs={self.get_seqs()})"
+
+
+class GroupBlockManager(Protocol):
+    """What `GroupScheduler` asks of a generation's block manager."""
+
+    @property
+    def num_logical_blocks(self) -> int:
+        """Entries of all GPU tables."""
+        ...
+
+    def fork(self, parent_seq: Sequence, child_seq: Sequence) -> None:
+        """Let the child share all blocks of its parent."""
+        ...
+
+    def free(self, seq: Sequence) -> None:
+        """Give up a sequence's table; nothing to do if it has none."""
+        ...
+
+    def get_block_table(self, seq: Sequence) -> list[int]:
+        """Return the physical block ids of a sequence."""
+        ...
+
+    def get_num_free_gpu_blocks(self) -> int:
+        """Free blocks of the GPU pool."""
+        ...
+
+    def get_num_free_cpu_blocks(self) -> int:
+        """Free blocks of the CPU pool."""
+        ...
+
+    def check(self, seqs: Iterable[Sequence]) -> None:
+        """Prove invariant 2 for pools and the tables of `seqs`, all that hold one."""
+        ...

@@ -13,16 +13,20 @@ from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.groups.output import GroupSchedulerOutput
 from sim.scheduler.groups.scheduler import GroupScheduler
-from sim.scheduler.v0.budget import SchedulingBudget
-from sim.scheduler.v0.chunked import (
+from sim.scheduler.v0.budget import (
     ChunkRule,
     PartialPrefillMetadata,
+    SchedulingBudget,
     finishing_first,
 )
 from sim.scheduler.v0.limits import AdmissionLimits
-from sim.scheduler.v0.running import RunningOutputs, RunningPhase
-from sim.scheduler.v0.swapped import SwappedInOutputs, SwappedPhase
-from sim.scheduler.v0.waiting import WaitingPhase
+from sim.scheduler.v0.phases import (
+    RunningOutputs,
+    RunningPhase,
+    SwappedInOutputs,
+    SwappedPhase,
+    WaitingPhase,
+)
 
 if TYPE_CHECKING:
     from sim.scheduler.groups.sequence import SequenceGroup
