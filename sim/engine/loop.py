@@ -13,7 +13,6 @@ from sim.engine.requests import PulledArrivals
 from sim.engine.sampling import NEVER, OutputCalendar, Sampler, sample
 from sim.errors import CostError
 from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_head
-from sim.scheduler.base import Scheduler
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from sim.costs.base import CostModel, DecodeEnds, StepCost
     from sim.results.recorder import Recorder
-    from sim.scheduler.base import Preemption, SchedulerOutput
+    from sim.scheduler.base import ClockedScheduler, Scheduler, SchedulerOutput
 
 MAX_NUM_EMPTY_STEPS = 100_000
 """So many empty steps in a row end a run (invariant 7): a policy may wait for a while,
@@ -34,65 +33,6 @@ MAX_NUM_QUIET_STEPS = 4096
 
 _NO_SWAPS = (0, 0, 0)
 """What the shape of a scheduler with a decode clock leaves out."""
-
-
-class ClockedScheduler(Scheduler, Protocol):
-    """A scheduler that keeps its running decodes on a decode clock.
-
-    Every request on the clock computes one token a step, so that nothing is written
-    for it until it opens a block or ends. The engine gives such decodes their last
-    token by a calendar, and takes steps in which nothing else happens in stretches.
-
-    Attributes
-    ----------
-    running, waiting
-        The queues; sized.
-    clock
-        Counts of the decodes: `num_decodes`, `num_base_tokens`, `buckets`.
-    tables
-        Counts of the blocks, and their observer.
-    completing
-        Requests whose last prompt chunk was in the latest batch.
-    preemptions, num_recomputed_tokens
-        See `SchedulerOutput`; of the latest batch.
-    """
-
-    running: Any
-    waiting: Any
-    clock: Any
-    tables: Any
-    block_size: int
-    step: int
-    completing: list[Request]
-    preemptions: list[Preemption]
-    num_recomputed_tokens: int
-
-    def form(self, now_s: float) -> tuple[int, int, int, int, int, int]:
-        """Form the next batch as `schedule` does; return six fields of its shape."""
-        ...
-
-    def output(self, shape: Any) -> SchedulerOutput:
-        """Return the decisions of the latest `form` as an object."""
-        ...
-
-    def usage_facts(self) -> tuple[int, int, int, int, float, float]:
-        """Return the fields of `cache_usage`."""
-        ...
-
-    def quiet_steps(self, most: int) -> int:
-        """Return how many next steps, at most `most`, only let the same decodes run.
-
-        Changes nothing.
-        """
-        ...
-
-    def advance(self, num_steps: int) -> Sequence[int]:
-        """Take quiet steps; return how many blocks tables took in each."""
-        ...
-
-    def begin_decoding(self, requests: Sequence[Request]) -> None:
-        """Put those of `completing` that go on onto the clock, in batch order."""
-        ...
 
 
 class StepListener(Protocol):

@@ -109,11 +109,11 @@ class RequestFactory:
         )
 
 
-class FastRequest(Request):
-    """A request with a text of its own, and without what only other paths need.
+class ColumnRequest(Request):
+    """A request made of a row of columns, in a fifth of the time.
 
-    What the fast path never changes is its class's: a request is made in a fifth of the
-    time. To write any of these to it raises.
+    What a scheduler with a decode clock never changes is its class's; to write any of
+    these raises.
     """
 
     __slots__ = ("text",)
@@ -164,9 +164,9 @@ def requests_of(
     return factory.stream(specs)
 
 
-def _made(columns: RequestColumns, max_model_len: int) -> Iterator[FastRequest]:
+def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest]:
     """Yield what `RequestFactory.stream` would; ids count from 0."""
-    new = FastRequest.__new__
+    new = ColumnRequest.__new__
     priority, max_tokens = columns.priority, columns.max_tokens
     first_parent_id, first_text = columns.first_request_id, columns.first_text
     assert isinstance(priority, int)
@@ -177,7 +177,7 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[FastRequest]:
         for first in range(0, len(columns), _CHUNK)
     )
     for index, (arrival_s, num_prompt_tokens, num_output_tokens) in enumerate(rows):
-        request = new(FastRequest)
+        request = new(ColumnRequest)
         request.request_id = index
         request.arrival_s = arrival_s
         request.num_prompt_tokens = request.num_tokens = num_prompt_tokens

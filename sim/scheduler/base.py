@@ -152,6 +152,65 @@ class Scheduler(Protocol):
         ...
 
 
+class ClockedScheduler(Scheduler, Protocol):
+    """A scheduler that keeps its running decodes on a decode clock.
+
+    Every request on the clock computes one token a step, so that nothing is written
+    for it until it opens a block or ends. The engine gives such decodes their last
+    token by a calendar, and takes steps in which nothing else happens in stretches.
+
+    Attributes
+    ----------
+    running, waiting
+        The queues; sized.
+    clock
+        Counts of the decodes: `num_decodes`, `num_base_tokens`, `buckets`.
+    tables
+        Counts of the blocks, and their observer.
+    completing
+        Requests whose last prompt chunk was in the latest batch.
+    preemptions, num_recomputed_tokens
+        See `SchedulerOutput`; of the latest batch.
+    """
+
+    running: Any
+    waiting: Any
+    clock: Any
+    tables: Any
+    block_size: int
+    step: int
+    completing: list[Request]
+    preemptions: list[Preemption]
+    num_recomputed_tokens: int
+
+    def form(self, now_s: float) -> tuple[int, int, int, int, int, int]:
+        """Form the next batch as `schedule` does; return six fields of its shape."""
+        ...
+
+    def output(self, shape: Sequence[int]) -> SchedulerOutput:
+        """Return the decisions of the latest `form` as an object."""
+        ...
+
+    def usage_facts(self) -> tuple[int, int, int, int, float, float]:
+        """Return the fields of `cache_usage`."""
+        ...
+
+    def quiet_steps(self, most: int) -> int:
+        """Return how many next steps, at most `most`, only let the same decodes run.
+
+        Changes nothing.
+        """
+        ...
+
+    def advance(self, num_steps: int) -> Sequence[int]:
+        """Take quiet steps; return how many blocks tables took in each."""
+        ...
+
+    def begin_decoding(self, requests: Sequence[Request]) -> None:
+        """Put those of `completing` that go on onto the clock, in batch order."""
+        ...
+
+
 def schedules_groups(scheduler: object) -> bool:
     """Whether the samples of a prompt are one scheduled unit, not one request each."""
     return bool(getattr(type(scheduler), "schedules_groups", False))

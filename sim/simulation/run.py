@@ -153,8 +153,6 @@ class Simulation:
             return "the scheduler has no fast path"
         if not engine.admission_check:
             return "admission_check is off: a request may block the queue for ever"
-        if largest(self.specs, "beam_width") > 1:
-            return "beams: a beam's next request comes of the end of the one before"
         return ""
 
     def _make_scheduler(
@@ -190,8 +188,12 @@ class Simulation:
         return engine
 
     def _is_pulled(self) -> bool:
-        """Whether the engine takes in the workload itself."""
-        return isinstance(self.scheduler, FastV1Scheduler) and not self._is_closed_loop
+        """Whether the engine takes in the workload itself, without a process."""
+        return (
+            isinstance(self.scheduler, FastV1Scheduler)
+            and not self._is_closed_loop
+            and largest(self.specs, "beam_width") == 1
+        )
 
     def _arrivals(self, engine: Engine, client: Client) -> Generator[Any, Any, None]:
         """Return what hands requests to an engine that does not pull them."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sim.costs.constant import ConstantCost
 from sim.engine.requests import (
-    FastRequest,
+    ColumnRequest,
     PulledArrivals,
     RequestFactory,
     requests_of,
@@ -151,7 +151,7 @@ def test_requests_of_columns_are_those_of_the_factory(max_tokens: int | None) ->
     specs = columns(max_tokens=max_tokens, priority=2)
     factory = RequestFactory(MAX_MODEL_LEN)
     slim, full = list(requests_of(factory, specs)), list(factory.stream(specs))
-    assert {type(each) for each in slim} == {FastRequest}
+    assert {type(each) for each in slim} == {ColumnRequest}
     later = {"base_tokens", "joined_step", "num_tokens_at_event"}  # when it decodes
     for ours, theirs in zip(slim, full, strict=True):
         for name in set(Request.__slots__) - later - {"tokens"}:

@@ -14,6 +14,7 @@ from sim.costs.constant import ConstantCost
 from sim.errors import ConfigError
 from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
+from tests.identity.compare import assert_equal_paths
 from tests.sim.build import Run
 from tests.sim.closed_loops import chat_config, check_sending_times, listed, turn
 from workloads.chains import in_order
@@ -288,13 +289,11 @@ def test_single_requests_count_as_sessions_of_their_own() -> None:
     assert results.summary["completed"] == 40
 
 
-def test_only_beams_keep_sessions_from_the_fast_path() -> None:
+def test_beams_of_sessions_are_equal_on_both_paths() -> None:
     data = chat_config()
-    assert Simulation(parse_config(data)).path == "fast"
     data["workload"]["beam_width"] = 2
-    simulation = Simulation(parse_config(data))
-    assert simulation.path == "stepwise"
-    assert simulation.path_reason.startswith("beams: ")
+    compared = assert_equal_paths(parse_config(data))
+    assert compared.chosen.path == "fast"
 
 
 def test_a_longer_answer_changes_nothing_before_it_shows() -> None:
