@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import sim.scheduler.v1.scheduler
-import sim.studies.conformance.engines
 from sim.scheduler.admission import FullPrompt, Watermark
-from sim.scheduler.groups.settings import SchedulerConfig
-from sim.scheduler.v1.scheduler import V1Scheduler
 from sim.scheduler.victims import LatestArrival, LowestPriority
 from sim.studies.conformance import (
     DecisionDriver,
@@ -19,6 +14,7 @@ from sim.studies.conformance import (
     load_workload,
     read_log,
 )
+from sim.studies.conformance.engines import make_scheduler
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:
@@ -37,10 +33,12 @@ def names(*folders: str) -> list[str]:
     ]
 
 
-def decides_as_logged(name: str, asked: DecisionWorkload) -> tuple[bool, int]:
+def decides_as_logged(
+    name: str, asked: DecisionWorkload, **policies: Any
+) -> tuple[bool, int]:
     """Whether each line is the log's, and how many preemptions there were."""
     golden = shared(f"conformance/{name}.golden.jsonl.gz")
-    driver = DecisionDriver(asked)
+    driver = DecisionDriver(asked, scheduler=make_scheduler(asked, **policies))
     found = first_difference(read_log(golden), driver.lines())
     return found is None, driver.num_preemptions
 
@@ -49,20 +47,14 @@ def load(name: str) -> DecisionWorkload:
     return load_workload(shared(f"conformance/{name}{ENDING}"))
 
 
-def with_policies(monkeypatch: pytest.MonkeyPatch, **policies: Any) -> None:
-    monkeypatch.setattr(
-        sim.scheduler.v1.scheduler, "V1Scheduler", partial(V1Scheduler, **policies)
-    )
-
-
-def test_who_arrived_last_is_whom_v1_preempts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_arrived_last_is_whom_v1_preempts() -> None:
     shared("conformance/v1_33")
-    with_policies(monkeypatch, preemption_victim=LatestArrival())
+    policy = LatestArrival()
     num_logs = num_preemptions = 0
     for name in names(*V1_FOLDERS):
         asked = load(name)
         if asked.config["policy"] == "fcfs":
-            same, num = decides_as_logged(name, asked)
+            same, num = decides_as_logged(name, asked, preemption_victim=policy)
             # Up to 0.11 a head over the budget is set aside without chunking, and comes
             # back in reverse: the last that runs is not the last that came.
             assert same or (name.startswith("v1/") and not asked.config[CHUNKS]), name
@@ -72,16 +64,14 @@ def test_who_arrived_last_is_whom_v1_preempts(monkeypatch: pytest.MonkeyPatch) -
     assert num_preemptions > 500
 
 
-def test_who_is_least_urgent_is_whom_the_priority_policy_preempts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_is_least_urgent_is_whom_the_priority_policy_preempts() -> None:
     shared("conformance/v1_33")
-    with_policies(monkeypatch, preemption_victim=LowestPriority())
+    policy = LowestPriority()
     num_logs = num_preemptions = 0
     for name in names(*V1_FOLDERS):
         asked = load(name)
         if asked.config["policy"] == "priority":
-            same, num = decides_as_logged(name, asked)
+            same, num = decides_as_logged(name, asked, preemption_victim=policy)
             assert same, name
             num_logs += 1
             num_preemptions += num
@@ -89,25 +79,20 @@ def test_who_is_least_urgent_is_whom_the_priority_policy_preempts(
     assert num_preemptions > 100
 
 
-def test_the_watermark_rule_is_the_watermark_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_watermark_rule_is_the_watermark_key() -> None:
     shared("conformance/v1_33")
     marked = [name for name in names("v1_33") if load(name).config["watermark"]]
     assert len(marked) >= 2
     for name in marked:
         asked = load(name)
-        with_policies(monkeypatch, admission=Watermark(asked.config["watermark"]))
+        rule = Watermark(asked.config["watermark"])
         without = asked.model_copy(update={"config": asked.config | {"watermark": 0.0}})
-        assert decides_as_logged(name, without)[0], name
+        assert decides_as_logged(name, without, admission=rule)[0], name
         # ... and it decides something: without either the log is another one.
-        with_policies(monkeypatch)
         assert not decides_as_logged(name, without)[0], name
 
 
-def test_the_full_prompt_rule_is_the_reserve_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_full_prompt_rule_is_the_reserve_key() -> None:
     shared("conformance/v1_33")
     key = "scheduler_reserve_full_isl"
     num_decided = 0
@@ -116,9 +101,7 @@ def test_the_full_prompt_rule_is_the_reserve_key(
     for name in reserved:
         asked = load(name)
         without = asked.model_copy(update={"config": asked.config | {key: False}})
-        with_policies(monkeypatch, admission=FullPrompt())
-        assert decides_as_logged(name, without)[0], name
-        with_policies(monkeypatch)
+        assert decides_as_logged(name, without, admission=FullPrompt())[0], name
         num_decided += not decides_as_logged(name, without)[0]
     assert num_decided
 
@@ -136,22 +119,16 @@ def keeps_its_order(asked: DecisionWorkload) -> bool:
 @pytest.mark.parametrize(
     ("folder", "num_logs"), [("cacheflow", 13), ("old", 16), ("v0", 12)]
 )
-def test_who_arrived_last_is_whom_groups_preempt(
-    monkeypatch: pytest.MonkeyPatch, folder: str, num_logs: int
-) -> None:
+def test_who_arrived_last_is_whom_groups_preempt(folder: str, num_logs: int) -> None:
     shared(f"conformance/{folder}")
-    monkeypatch.setattr(
-        sim.studies.conformance.engines,
-        "SchedulerConfig",
-        partial(SchedulerConfig, preemption_victim=LatestArrival()),
-    )
+    policy = LatestArrival()
     num_compared = num_preemptions = 0
     for name in names(folder):
         asked = load(name)
         if folder != "v0" or (
             asked.config["policy"] == "fcfs" and keeps_its_order(asked)
         ):
-            same, num = decides_as_logged(name, asked)
+            same, num = decides_as_logged(name, asked, preemption_victim=policy)
             assert same, name
             num_compared += 1
             num_preemptions += num

@@ -5,12 +5,10 @@ Golden logs name the blocks of every table, so a single block evicted out of tur
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-import sim.scheduler.v1.scheduler
 from cache.v1.policies import FIFO, LRU
 from sim.studies.conformance import (
     DecisionDriver,
@@ -18,6 +16,7 @@ from sim.studies.conformance import (
     load_workload,
     read_log,
 )
+from sim.studies.conformance.engines import make_scheduler
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:
@@ -30,36 +29,29 @@ NAMES = [
     for folder in ("v1", "v1_33")
     for path in sorted((SHARED / "conformance" / folder).glob(f"*{ENDING}"))
 ]
-ENGINE = sim.scheduler.v1.scheduler.V1Scheduler
 
 
-def difference(
-    name: str, policy: type[CachePolicy], patch: pytest.MonkeyPatch
-) -> tuple[Difference | None, int]:
+def difference(name: str, policy: type[CachePolicy]) -> tuple[Difference | None, int]:
     """Where the log and an engine with `policy` part, and its evictions."""
-    engine = partial(ENGINE, evictor=policy)
-    patch.setattr(sim.scheduler.v1.scheduler, "V1Scheduler", engine)
-    driver = DecisionDriver(
-        load_workload(shared(f"conformance/{name}{ENDING}")), check="small" in name
-    )
+    asked = load_workload(shared(f"conformance/{name}{ENDING}"))
+    scheduler = make_scheduler(asked, evictor=policy)
+    driver = DecisionDriver(asked, check="small" in name, scheduler=scheduler)
     golden = read_log(shared(f"conformance/{name}.golden.jsonl.gz"))
     found = first_difference(golden, driver.lines())
     return found, driver.scheduler.kv_cache_manager.block_pool.num_evictions
 
 
 @pytest.mark.parametrize("name", NAMES or ["v1/light"])
-def test_lru_decides_as_the_real_engine(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, _ = difference(name, LRU, monkeypatch)
+def test_lru_decides_as_the_real_engine(name: str) -> None:
+    found, _ = difference(name, LRU)
     assert found is None, found.in_words(("real engine", "lru policy"))
 
 
 @pytest.mark.parametrize("folder", ["v1", "v1_33"])
-def test_logs_tell_policies_apart(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_tell_policies_apart(folder: str) -> None:
     """Both sets evict, and FIFO in place of LRU shows."""
     shared(f"conformance/{folder}")
     names = [n for n in NAMES if n.startswith(f"{folder}/") and "prefix" in n]
     assert names
-    assert any(difference(name, LRU, monkeypatch)[1] > 0 for name in names)
-    assert any(difference(name, FIFO, monkeypatch)[0] for name in names)
+    assert any(difference(name, LRU)[1] > 0 for name in names)
+    assert any(difference(name, FIFO)[0] for name in names)

@@ -24,9 +24,10 @@ _ENGINE_KEYS = {
 """Engine keys that decision workloads call otherwise."""
 
 
-def make_scheduler(workload: DecisionWorkload) -> Any:
-    """Construct the scheduler that a workload names."""
-    arguments = _arguments(workload) | {"engine_version": workload.engine_version}
+def make_scheduler(workload: DecisionWorkload, **more: Any) -> Any:
+    """Construct the scheduler that a workload names; `more` are engine arguments."""
+    release = {"engine_version": workload.engine_version}
+    arguments = _arguments(workload) | release | more
     try:
         return GENERATIONS[workload.generation].make(arguments)
     except CacheError as error:
