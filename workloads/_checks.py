@@ -70,6 +70,15 @@ def _as_number(value: object) -> str:
     return f"write {number!r} without quotes (YAML reads 1e-3 as text, not 1.0e-3)"
 
 
+def check_order(low_name: str, low: float, high_name: str, high: float) -> None:
+    """Check that a lower end is not above the upper one."""
+    if low > high:
+        raise WorkloadError(
+            f"{low_name} must be <= {high_name}; got {low_name}={low}, "
+            f"{high_name}={high}; exchange them"
+        )
+
+
 def one_of(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         known = ", ".join(choices)

@@ -33,23 +33,11 @@ def in_order(
 ) -> list[RequestSpec]:
     """Return requests in order of arrival, numbered from 0.
 
-    Parameters
-    ----------
-    requests
-        In any order, each with an id of its own; `previous_id` is such an id, and a
-        smaller one.
-    rate_scale
-        Arrivals of requests that wait for none are divided by it; think times are
-        people's and tools' and stay as they are.
-    start_s
-        What becomes time 0, in seconds; at most the first arrival.
-
-    Returns
-    -------
-    list of RequestSpec
-        By arrival, equal ones by their old ids. `previous_id` follows the new numbers;
-        the arrival of a follow-up is that of its previous request plus `delay_s`.
-        Segments are left as they are.
+    They come in any order, each with an id of its own; equal arrivals stay in order of
+    their ids. `start_s`, at most the first arrival, becomes time 0. Arrivals of
+    requests that wait for none are divided by `rate_scale`; a follow-up arrives
+    `delay_s` after the request before, as think times are people's and tools' and stay
+    as they are.
 
     Raises
     ------
@@ -68,7 +56,12 @@ def in_order(
         arrivals_s[request.request_id] = arrival_s
         moved.append(request._replace(arrival_s=arrival_s))
     moved.sort(key=attrgetter("arrival_s"))  # stable: equal ones stay in order of ids
-    numbers = {request.request_id: number for number, request in enumerate(moved)}
+    return renumbered(moved)
+
+
+def renumbered(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """Return requests numbered from 0, `previous_id` by the new numbers."""
+    numbers = {request.request_id: number for number, request in enumerate(requests)}
     return [
         request._replace(
             request_id=number,
@@ -76,7 +69,7 @@ def in_order(
             if request.previous_id is None
             else numbers[request.previous_id],
         )
-        for number, request in enumerate(moved)
+        for number, request in enumerate(requests)
     ]
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from workloads._checks import between, whole
-from workloads.errors import WorkloadError
+from workloads._checks import between, check_order, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +38,6 @@ class CountDistribution(Protocol):
         numpy.ndarray of int64
             Counts, at least 0, the shape of ``u``; never falling as ``u`` rises.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +85,7 @@ class UniformCount:
     def __post_init__(self) -> None:
         whole("low", self.low, 0, MAX_COUNT, _REMEDY)
         whole("high", self.high, 0, MAX_COUNT, _REMEDY)
-        if self.low > self.high:
-            raise WorkloadError(
-                f"low must be <= high; got low={self.low}, high={self.high}; "
-                "exchange them"
-            )
+        check_order("low", self.low, "high", self.high)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
         counts = self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)

@@ -37,30 +37,13 @@ _PER_MILLE = (0, 1, 2, 5, *range(10, 991, 10), 995, 998, 999, 1000)
 def derive_preset(
     name: str, requests: Sequence[RequestSpec], source: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the facts of a trace, ready for `json.dumps`.
+    """Return the facts of a trace of at least 3 requests, ready for `json.dumps`.
 
-    Parameters
-    ----------
-    name
-        Name of the preset.
-    requests
-        The trace, at least 3 requests over some time.
-    source
-        Where it comes from; kept as it is.
-
-    Returns
-    -------
-    dict
-        Format ``kvsim-preset/1``. The rate is one over the mean gap, per second;
-        the burstiness one over the squared coefficient of variation of the gaps;
-        quantiles are in tokens, linear between order statistics. Facts are rounded
-        to six digits, so that no library's last bit shows. ``notes`` compares counts
-        of arrivals per minute in the trace and in draws of the preset, seeds 0 to 19.
-
-    Raises
-    ------
-    WorkloadError
-        If the trace is too short to have these facts, or all lengths are equal.
+    The format is ``kvsim-preset/1``. The rate is one over the mean gap, per second; the
+    burstiness one over the squared coefficient of variation of the gaps; quantiles are
+    in tokens, linear between order statistics. Facts are rounded to six digits, so that
+    no library's last bit shows. ``notes`` compares counts of arrivals per minute in the
+    trace and in draws of the preset, seeds 0 to 19.
     """
     import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 

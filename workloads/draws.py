@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from workloads._checks import MAX_TOKENS, check_role
+from workloads._numpy import np
 from workloads.counts import MAX_COUNT
 from workloads.durations import MAX_SECONDS
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from workloads.counts import CountDistribution
@@ -58,8 +58,6 @@ class Draws:
     def _drawn(
         self, name: str, distribution: _ByQuantile, kinds: str, low: int, high: float
     ) -> NDArray[Any]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         u = self.uniforms(name)
         values = distribution.quantile(u)
         if not isinstance(values, np.ndarray):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from workloads._checks import between
-from workloads.errors import WorkloadError
+from workloads._checks import between, check_order
 from workloads.normal import normal_quantile
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class DurationDistribution(Protocol):
             Seconds, finite and at least 0, the shape of ``u``; never falling as ``u``
             rises.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class UniformDuration:
     def __post_init__(self) -> None:
         _check("low_s", self.low_s)
         _check("high_s", self.high_s)
-        _check_order("low_s", self.low_s, "high_s", self.high_s)
+        check_order("low_s", self.low_s, "high_s", self.high_s)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         return self.low_s + u * (self.high_s - self.low_s)
@@ -156,7 +154,7 @@ class LognormalDuration:
         _check("min_s", self.min_s)
         if self.max_s is not None:
             _check("max_s", self.max_s)
-            _check_order("min_s", self.min_s, "max_s", self.max_s)
+            check_order("min_s", self.min_s, "max_s", self.max_s)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         z: NDArray[np.float64] = self.sigma * normal_quantile(u)
@@ -171,14 +169,6 @@ def _cut(
 
 def _check(name: str, seconds: float) -> None:
     between(name, seconds, 0, MAX_SECONDS, _REMEDY)
-
-
-def _check_order(low_name: str, low: float, high_name: str, high: float) -> None:
-    if low > high:
-        raise WorkloadError(
-            f"{low_name} must be <= {high_name}; got {low_name}={low}, "
-            f"{high_name}={high}; exchange them"
-        )
 
 
 DURATIONS: Mapping[str, type[DurationDistribution]] = MappingProxyType(

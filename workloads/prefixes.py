@@ -40,7 +40,6 @@ class PrefixStructure(Protocol):
     @property
     def num_texts(self) -> int:
         """Different texts that prefixes are made of."""
-        ...
 
     def prefixes(self, num_prompts: int, streams: Streams) -> Sequence[Prefix]:
         """Return the leading segments of each prompt.
@@ -57,7 +56,6 @@ class PrefixStructure(Protocol):
         sequence of tuple of (segment_id, num_tokens)
             One a prompt. Ids are even: ``2 * k`` is text ``k``, below `num_texts`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,18 +128,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def load_preset(name: str) -> Preset:
-    """Load a preset.
-
-    Parameters
-    ----------
-    name
-        A packaged preset, or the path of a ``.json`` file of the same format.
-
-    Raises
-    ------
-    WorkloadError
-        If there is none of this name, or the file breaks the format.
-    """
+    """Load a packaged preset, or the ``.json`` file of the same format at a path."""
     try:
         return _preset(json.loads(_text(name)))
     except WorkloadError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workloads._checks import positive, whole
+from workloads._numpy import np
 from workloads.arrivals.base import MAX_REQUESTS
 from workloads.chains import in_order
 from workloads.columns import RequestColumns
@@ -24,7 +25,6 @@ from workloads.superposition import CopyNames, roots_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from workloads.spec import RequestSpec
@@ -83,8 +83,6 @@ class Resampling:
     def _of_list(
         self, requests: Sequence[RequestSpec], streams: Streams
     ) -> list[RequestSpec]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         members: dict[int, list[RequestSpec]] = {}
         for request, root in zip(requests, roots_of(requests), strict=True):
             members.setdefault(root, []).append(request)
@@ -101,8 +99,6 @@ class Resampling:
 
     def _draw(self, begun_s: NDArray[np.float64], streams: Streams) -> Drawn:
         """Return which rows come, and when, of chains that begin at `begun_s`."""
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         num = len(begun_s)
         span_s = float(begun_s[-1]) * (1 + 1 / num)
         if self.window_s > span_s:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from workloads._checks import one_of, whole
+from workloads._numpy import np
 from workloads.chains import in_order
 from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
@@ -20,7 +21,6 @@ from workloads.superposition import roots_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from workloads.spec import RequestSpec
@@ -87,8 +87,6 @@ def replicas_of(
 
     Random ones come from the stream ``"split"``.
     """
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     if isinstance(requests, RequestColumns):
         num_roots, root = len(requests), np.arange(len(requests))
     else:
@@ -106,8 +104,6 @@ def replicas_of(
 def share_of(
     requests: Sequence[RequestSpec], chosen: NDArray[np.int64], replica: int
 ) -> Sequence[RequestSpec]:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     rows = np.flatnonzero(chosen == replica)
     if isinstance(requests, RequestColumns):
         return requests.rearranged(rows, requests.arrival_s[rows])

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from workloads._checks import whole
-
-if TYPE_CHECKING:
-    import numpy as np
+from workloads._numpy import np
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +43,6 @@ class Streams:
 
     def generator(self, name: str) -> np.random.Generator:
         """Return a fresh PCG64 generator, at the start of the named stream."""
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         # sha256 and not hash(): the latter differs from one process to the next.
         digest = hashlib.sha256(name.encode()).digest()
         words = [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 32, 4)]

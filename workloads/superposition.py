@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from workloads._numpy import np
 from workloads.arrivals.base import MAX_REQUESTS
 from workloads.chains import in_order
 from workloads.columns import RequestColumns
@@ -20,7 +21,6 @@ from workloads.errors import WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from workloads.spec import RequestSpec, Segment
@@ -36,36 +36,19 @@ def superposed(
     """Return shifted copies of requests, laid over each other.
 
     Each copy but the first is shifted by a random time, around the end: what is moved
-    beyond the span comes in at its start. The span is the time of the last request
-    that waits for none plus the mean gap. Follow-ups move with the request that began
-    their chain; the time from one to the next is kept.
+    beyond the span comes in at its start. The span is the time of the last request that
+    waits for none plus the mean gap. Follow-ups move with the request that began their
+    chain; the time from one to the next is kept.
 
-    Parameters
-    ----------
-    requests
-        In order of arrival, numbered from 0, in chains or not.
-    num_copies
-        How many; above 0. Of 2.4 copies the third holds each chain with probability
-        0.4: thinning at random is the inverse of superposition, and leaves the rate
-        2.4 times as high, on average.
-    streams
-        Offsets come from ``"superposition_offsets"``, the choice of a thinned copy
-        from ``"superposition_thinning"``.
-    copies_share_text
-        Whether the prompts of all copies are the same text, as if of the same users;
-        else each copy's text is its own. What is generated is always a copy's own.
+    Of 2.4 copies the third holds each chain with probability 0.4: thinning at random is
+    the inverse of superposition, and leaves the rate 2.4 times as high, on average.
+    With `copies_share_text` the prompts of all copies are the same text, as if of the
+    same users; else each copy's text is its own. What is generated is always a copy's
+    own.
 
-    Returns
-    -------
-    sequence of RequestSpec
-        In order of arrival, numbered from 0; columns of columns, unless copies share
-        text. Texts of columns are numbered anew in that order; else those of the
-        first copy keep their ids.
-
-    Raises
-    ------
-    WorkloadError
-        If the result would hold too many requests, or none is left after thinning.
+    Columns give columns, unless copies share text; their texts are numbered anew, those
+    of other first copies keep their ids. Streams are ``"superposition_offsets"`` and
+    ``"superposition_thinning"``.
     """
     _check_size(len(requests), num_copies)
     if isinstance(requests, RequestColumns) and not copies_share_text:
@@ -76,8 +59,6 @@ def superposed(
 def _columns(
     columns: RequestColumns, num_copies: float, streams: Streams
 ) -> RequestColumns:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     num = len(columns)
     copies = _copies(columns.arrival_s, num_copies, streams)
     times_s = np.concatenate([times_s for times_s, _ in copies])
@@ -92,8 +73,6 @@ def _list(
     streams: Streams,
     copies_share_text: bool,
 ) -> list[RequestSpec]:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     roots = roots_of(requests)
     root_ids = [
         request.request_id for request in requests if request.previous_id is None

@@ -13,6 +13,7 @@ from workloads._checks import (
     positive,
     whole,
 )
+from workloads._numpy import np
 from workloads.arrivals import (
     MAX_REQUESTS,
     ArrivalProcess,
@@ -55,7 +56,6 @@ class Workload(Protocol):
         WorkloadError
             If the workload cannot be used, or would hold no request.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,6 @@ class SyntheticWorkload:
         Streams(self.seed)
 
     def requests(self) -> RequestColumns:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         streams = Streams(self.seed)
         listed_s = arrival_times_s(
             self.arrivals,

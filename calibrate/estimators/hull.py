@@ -34,21 +34,13 @@ class Hull:
 
     A shape is inside where some measured point of its key has no smaller amount, and
     some no larger one. So a corner that was left out is outside, though a box around
-    the points holds it: short contexts of small batches, or the largest page times
-    the largest count. Holes between points are inside.
+    the points holds it: short contexts of small batches, or the largest page times the
+    largest count. Holes between points are inside.
 
-    Parameters
-    ----------
-    keys
-        Columns that tell kinds apart, such as heads or a precision.
-    amounts
-        Columns along which time grows, one at least.
-    reach
-        Octaves, summed over the keys, within which a key that was not measured is
-        taken for the nearest one that was.
-    open_below
-        Whether what is smaller than every measured point is inside, too: where the
-        least that a call takes was measured, its time lies between that and theirs.
+    `reach` is in octaves, summed over the keys, within which a key that was not
+    measured is taken for the nearest one that was. With `open_below` what is smaller
+    than every measured point is inside, too: where the least that a call takes was
+    measured, its time lies between that and theirs.
     """
 
     def __init__(

@@ -40,15 +40,12 @@ class Timers(Protocol):
 
     def graph(self, calls: Sequence[Call]) -> Replay | None:
         """Return all calls as one graph; None where they cannot be captured."""
-        ...
 
     def eager(self, call: Call) -> float:
         """Return the device's time of one call, the L2 cache flushed before it."""
-        ...
 
     def host(self, call: Call) -> float:
         """Return the host's time of enqueuing one call on an idle device."""
-        ...
 
     def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
         """Return the time between two events around a call on the transfer stream.
@@ -56,23 +53,19 @@ class Timers(Protocol):
         For `ahead_s` seconds the device is kept busy while the host enqueues; what the
         host takes beyond them is part of the time.
         """
-        ...
 
     def transfer_host(self, call: Callable[[], None]) -> float:
         """Return the host's time of enqueuing a call on the transfer stream."""
-        ...
 
     def beside_transfers(
         self, call: Callable[[], None], count: int
     ) -> AbstractContextManager[None]:
         """Keep the transfer stream busy with `count` calls; wait for them at last."""
-        ...
 
     def transfer_beside(
         self, call: Callable[[], None], load: Call, count: int
     ) -> float:
         """Time a transfer while `count` runs of `load` keep the device busy."""
-        ...
 
 
 class CudaTimers:

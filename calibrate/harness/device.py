@@ -80,19 +80,15 @@ class Task(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]:
         """What can be timed, the leading metric first."""
-        ...
 
     def repeats(self, metric: str) -> int:
         """Return the calls that one sample takes."""
-        ...
 
     def sample(self, metric: str, count: int) -> list[float]:
         """Return `count` samples, in seconds a call."""
-        ...
 
     def close(self) -> None:
         """Give back what the task holds."""
-        ...
 
 
 class Device(Protocol):
@@ -101,36 +97,28 @@ class Device(Protocol):
     @property
     def physics(self) -> Physics:
         """Peak rates."""
-        ...
 
     @property
     def limits(self) -> Limits:
         """What fits."""
-        ...
 
     def facts(self) -> dict[str, Any]:
         """Return what identifies device, host and software, without names or paths."""
-        ...
 
     def clocks(self) -> dict[str, Any]:
         """Return clock rates and throttling now; read, never set."""
-        ...
 
     def now_s(self) -> float:
         """Return seconds of a clock that never goes back."""
-        ...
 
     def date(self) -> str:
         """Return the time of day in UTC, ISO 8601, to the second."""
-        ...
 
     def choices(self, backend: str, operations: Sequence[str]) -> list[Choice]:
         """Return how each operation can be timed here, the best variant first."""
-        ...
 
     def check(self, geometry: Geometry, at: Curve, backend: str) -> Check:
         """Hold a variant against high precision on small shapes of its curve."""
-        ...
 
     def prepare(self, point: Point, backend: str, seed: int) -> Task:
         """Set a point up: memory, a random block table, a captured graph.
@@ -138,7 +126,6 @@ class Device(Protocol):
         `UnsupportedPointError` means that the variant cannot take the shape,
         `DeviceFaultError` that it broke the device; sampling may find out, too.
         """
-        ...
 
     def overlap(
         self, points: Mapping[str, Point], backends: Mapping[str, str], seed: int
@@ -147,4 +134,3 @@ class Device(Protocol):
 
         Seconds of "step_alone", "step_with", "transfer_alone", "transfer_with".
         """
-        ...

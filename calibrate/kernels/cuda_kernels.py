@@ -8,7 +8,7 @@ profile can tell by its ``cuda_kernels``.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from calibrate.kernels.cuda_compile import (
     SOURCE,
@@ -47,46 +47,11 @@ class CopyAttributes(ctypes.Structure):
     )
 
 
-class Driver(Protocol):
-    """What `NvrtcKernels` needs of a driver; errors are raised as `CudaError`."""
-
-    @property
-    def has_batch_copy(self) -> bool:
-        """Whether batched copies are there: CUDA 12.8 and newer."""
-        ...
-
-    def load(self, image: bytes, name: bytes) -> int:
-        """Return the address of a kernel in device code, which stays loaded."""
-        ...
-
-    def allow_shared(self, function: int, num_bytes: int) -> None:
-        """Let a kernel have so much dynamic shared memory."""
-        ...
-
-    def launch(
-        self,
-        function: int,
-        shape: tuple[Sequence[int], int, int],
-        arguments: Sequence[object],
-        stream: int,
-    ) -> None:
-        """Launch over (grid, threads, dynamic shared bytes).
-
-        Arguments are ctypes values.
-        """
-        ...
-
-    def copy(self, target: int, source: int, num_bytes: int, place: int) -> None:
-        """Enqueue a copy between host and device; `place` is a stream."""
-        ...
-
-    def copy_batch(self, batch: CopyBatch, stream: int) -> None:
-        """Enqueue many copies at once, not on the legacy default stream."""
-        ...
-
-
 class CudaDriver:
-    """Calls into ``libcuda.so.1``; OSError where there is no driver."""
+    """Calls into ``libcuda.so.1`` that raise `CudaError`.
+
+    OSError where there is none.
+    """
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -99,9 +64,11 @@ class CudaDriver:
 
     @property
     def has_batch_copy(self) -> bool:
+        """Whether batched copies are there: CUDA 12.8 and newer."""
         return self._batch is not None or self._old_batch is not None
 
     def load(self, image: bytes, name: bytes) -> int:
+        """Return the address of a kernel in device code, which stays loaded."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._check(
             self._library.cuModuleLoadData(ctypes.byref(module), image),
@@ -124,6 +91,10 @@ class CudaDriver:
         arguments: Sequence[object],
         stream: int,
     ) -> None:
+        """Launch over (grid, threads, dynamic shared bytes).
+
+        Arguments are of ctypes.
+        """
         grid, threads, shared_bytes = shape
         addresses = [ctypes.addressof(value) for value in arguments]  # type: ignore[arg-type]
         table = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -138,11 +109,13 @@ class CudaDriver:
         self._check(code, "cuLaunchKernel")
 
     def copy(self, target: int, source: int, num_bytes: int, place: int) -> None:
+        """Enqueue a copy; the driver finds the direction by the addresses."""
         code = self._copy(target, source, num_bytes, place)
         if code:
             self._check(code, "cuMemcpyAsync")
 
     def copy_batch(self, batch: CopyBatch, stream: int) -> None:
+        """Enqueue many copies at once, not on the legacy default stream."""
         attributes = CopyAttributes(source_access_order=_IN_STREAM_ORDER)
         first, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
         count = ctypes.c_size_t(batch.num_descriptors)
@@ -212,7 +185,7 @@ def compile_kernels(compiler: Nvrtc, capability: int) -> Cubin:
 class NvrtcKernels:
     """The interface of `CudaLibrary` over device code and a driver."""
 
-    def __init__(self, cubin: Cubin, driver: Driver, compiler: str) -> None:
+    def __init__(self, cubin: Cubin, driver: CudaDriver, compiler: str) -> None:
         self.compiler = compiler
         self._cubin = cubin
         self._driver = driver

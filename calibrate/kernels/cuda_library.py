@@ -131,15 +131,12 @@ class CudaKernels(Protocol):
     @property
     def has_batch_copy(self) -> bool:
         """Whether `copy_batch` can be called: CUDA 12.8 and newer."""
-        ...
 
     def swap_blocks_loop(self, plan: SwapPlan, stream: int) -> None:
         """Copy page by page, one asynchronous copy each; blocks the host meanwhile."""
-        ...
 
     def copy_batch(self, batch: CopyBatch, stream: int) -> None:
         """Copy all descriptors in one call, not on the legacy default stream, 0."""
-        ...
 
     def copy_blocks(
         self,
@@ -165,11 +162,9 @@ class CudaKernels(Protocol):
         stream
             Where to enqueue.
         """
-        ...
 
     def paged_attention(self, args: PagedArgs, version: int, stream: int) -> None:
         """Attend with one query token a sequence; version 1, or 2 with partitions."""
-        ...
 
 
 def remedy_for(code: int) -> str:

@@ -59,11 +59,9 @@ class Executor(Protocol):
     @property
     def variants(self) -> dict[str, str]:
         """Return what steps are run with, by operation."""
-        ...
 
     def time(self, step: Step, repeats: int) -> Timing:
         """Return the medians of `repeats` executions, after one that does not count."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,9 @@ class Texts(Protocol):
 
     def prompt(self, request: str) -> Ids | None:
         """Return a prompt; None where only the blocks know it."""
-        ...
 
     def output(self, query: Query, first: int, end: int) -> Ids:
         """Return the tokens of a sequence at these positions, behind its prompt."""
-        ...
 
 
 def mixed(stream: int, first: int, end: int) -> Ids:

@@ -232,20 +232,7 @@ class Description:
 
 
 def describe(requests: Sequence[RequestSpec], block_size: int = 16) -> Description:
-    """Return what a workload is like.
-
-    Parameters
-    ----------
-    requests
-        In order of arrival.
-    block_size
-        Tokens of the full blocks by which prefix sharing is counted.
-
-    Raises
-    ------
-    WorkloadError
-        If there is no request, or the block size is out of range.
-    """
+    """Return what a workload is like; `block_size` counts prefix sharing."""
     whole("block_size", block_size, 1, MAX_TOKENS, "give a block in tokens, such as 16")
     if not len(requests):
         raise WorkloadError("a workload needs a request; got none; check the file")

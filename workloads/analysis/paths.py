@@ -159,38 +159,23 @@ def block_paths(
     sample_rate: float = 1.0,
     sample_seed: int = 0,
 ) -> BlockPaths:
-    """Return the blocks that requests read and leave behind. O(segments).
+    """Return the blocks that requests, in order of arrival, read and leave behind.
 
-    Parameters
-    ----------
-    requests
-        In order of arrival.
-    block_size
-        Tokens of a block.
-    prompts_only
-        Leave generated text out of the cache.
-    sample_rate
-        Keep each block with this probability, by its identity: in all requests or in
-        none (Waldspurger et al., SHARDS, FAST 2015). Runs without a kept block take
-        no memory.
+    With `prompts_only` generated text stays out of the cache. `sample_rate` keeps each
+    block with this probability, by its identity: in all requests or in none
+    (Waldspurger et al., SHARDS, FAST 2015). Runs without a kept block take no memory.
+    O(segments).
 
-    Raises
-    ------
-    WorkloadError
-        If the size or the rate is out of range.
-
-    Notes
-    -----
     A request of P prompt tokens and G generated ones leaves ``(P + G - 1) //
-    block_size`` full blocks, since no engine computes the entries of the last token
-    it samples, and looks for ``(P - 1) // block_size``: of a prompt that is cached
-    whole, V1 computes the last block again (``max_cache_hit_length``). Further
-    samples or beams of a prompt are not counted.
+    block_size`` full blocks, since no engine computes the entries of the last token it
+    samples, and looks for ``(P - 1) // block_size``: of a prompt that is cached whole,
+    V1 computes the last block again (``max_cache_hit_length``). Further samples or
+    beams of a prompt are not counted.
 
     Runs are told apart by chained 64-bit hashes; two of ten million collide with a
-    probability of about 3 in a million. Of a run's blocks every ``1 /
-    sample_rate``-th is kept, the first one by the run's hash: that is each with the
-    same probability, with less scatter than drawing each for itself.
+    probability of about 3 in a million. Of a run's blocks every ``1 / sample_rate``-th
+    is kept, the first one by the run's hash: that is each with the same probability,
+    with less scatter than drawing each for itself.
     """
     whole("block_size", block_size, 1, MAX_TOKENS, _BLOCK_REMEDY)
     between("sample rate", sample_rate, 1e-9, 1, _RATE_REMEDY)

@@ -99,23 +99,10 @@ class PrefixCurve:
         return self.token_hit_rate(float(self.sampled.margin_at(num_blocks)))
 
     def bounds(self, num_sizes: int = DEFAULT_NUM_BOUNDS) -> HitCurve:
-        """Return the clairvoyant bound at some sizes, which rise by a constant factor.
+        """Return the clairvoyant bound at sizes that rise by a constant factor.
 
-        Parameters
-        ----------
-        num_sizes
-            How many, at least 2.
-
-        Returns
-        -------
-        HitCurve
-            At 0, and from a ten-thousandth of the size at which LRU finds all up to
-            that. The bound is known at these sizes only: between them it is no line.
-
-        Raises
-        ------
-        WorkloadError
-            If the number is out of range.
+        They are 0, and from a ten-thousandth of the size at which LRU finds all up to
+        that. The bound is known at these sizes only: between them it is no line.
         """
         remedy = "give a number of sizes, such as 16"
         whole("bounds", num_sizes, 2, _MOST_BOUNDS, remedy)
@@ -130,17 +117,9 @@ class PrefixCurve:
         return curve if self.sampled is None else stretched(curve, self.paths)
 
     def need(self, share: float) -> CacheNeed:
-        """Return the smallest cache that finds a share of the possible hits.
+        """Return the smallest cache that finds a share, above 0, of the possible hits.
 
-        Parameters
-        ----------
-        share
-            Above 0, at most 1; taken as the decimal number that it prints as.
-
-        Raises
-        ------
-        WorkloadError
-            If the share is out of range.
+        The share is taken as the decimal number that it prints as.
         """
         between("share", share, 1e-6, 1, "give a share of the possible hits, 0.8 say")
         wanted = self._wanted(share)
@@ -191,11 +170,6 @@ def prefix_curve(
     Requests are served one after the other in the order of their arrivals, each in no
     time: nothing is held by requests that still run. See `workloads.analysis.lru` for
     what the cache does and `workloads.analysis.paths.block_paths` for the parameters.
-
-    Raises
-    ------
-    WorkloadError
-        If the block size or the rate is out of range, or the sample too small.
     """
     paths = block_paths(
         requests,

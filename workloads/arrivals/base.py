@@ -40,7 +40,6 @@ class ArrivalProcess(Protocol):
             Seconds from the start of the workload. Equal times are arrivals at
             once.
         """
-        ...
 
 
 def arrival_times_s(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workloads._checks import between, finite, positive
+from workloads._numpy import np
 from workloads.arrivals.base import check_rate, unit_arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
 # Newton's steps with a bracket; halving alone would need some 60.
@@ -61,8 +61,6 @@ class DiurnalArrivals:
             between("peak_s", finite("peak_s", self.peak_s, remedy), 0, 1e9, remedy)
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         turn = 2 * math.pi
         peak_s = self.period_s / 2 if self.peak_s is None else self.peak_s
         # Angles from the peak, in which the integrated rate is x + swing * sin(x).
@@ -87,8 +85,6 @@ def _inverse(wanted: NDArray[np.float64], swing: float) -> NDArray[np.float64]:
     Kepler's equation. Newton's method, held in a bracket that every step narrows: at a
     swing of 1 the slope is 0 in the trough.
     """
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     low, high = wanted - swing, wanted + swing
     x = wanted.copy()
     for _ in range(_MAX_STEPS):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads._checks import between, numbers, positive
+from workloads._numpy import np
 from workloads.arrivals.base import CHUNK, unit_arrivals
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
 _RATES_REMEDY = "give requests per second of each state, such as [4.0, 20.0]"
@@ -82,8 +82,6 @@ class MarkovModulatedArrivals:
         return sum(areas) / sum(self.dwell_s)
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         pieces = self._pieces(rng)
         path = next(pieces)
         before_s = 0.0
@@ -100,8 +98,6 @@ class MarkovModulatedArrivals:
 
     def _pieces(self, rng: np.random.Generator) -> Iterator[_Path]:
         """Yield the path of the rate, a chunk of states at a time."""
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         rates, means_s = np.array(self.rates), np.array(self.dwell_s)
         shares = means_s.cumsum() / means_s.sum()
         state = min(int(shares.searchsorted(rng.random(), "right")), len(rates) - 1)
@@ -148,8 +144,6 @@ class _Path(NamedTuple):
 
 
 def _joined(parts: list[_Path]) -> _Path:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     return _Path(
         np.concatenate([part.starts_s for part in parts]),
         np.concatenate([part.start_areas for part in parts]),

@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from workloads._checks import between, finite, one_of
+from workloads._numpy import np
 from workloads.arrivals.base import unit_arrivals
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
 _REMEDY = "give [time_s, rate] pairs, such as [[0, 2.0], [600, 8.0]]"
@@ -58,8 +58,6 @@ class PiecewiseArrivals:
         self._check_end()
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         curve = _curve(self.points, self.interpolation)
         before_s = 0.0
         for areas in unit_arrivals(rng):
@@ -75,8 +73,6 @@ class PiecewiseArrivals:
         self, curve: _Curve, areas: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return when the integrated rate reaches `areas`, the reached ones only."""
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         whole, end_s = curve.area, curve.end_s
         if self.afterwards == "repeat":
             rounds = np.floor(areas / whole)
@@ -118,8 +114,6 @@ class _Curve(NamedTuple):
 
     def inverse_s(self, areas: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the times at which the area reaches `areas`, from 0 to `area`."""
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         if not len(self.starts_s):
             return areas  # nothing lies within a curve of one point
         piece = self.areas_before.searchsorted(areas, side="right") - 1
@@ -134,8 +128,6 @@ class _Curve(NamedTuple):
 
 
 def _curve(points: Sequence[Sequence[float]], interpolation: str) -> _Curve:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     times_s, rates = np.array(points, dtype=np.float64).T
     lengths_s = np.diff(times_s)
     ends = rates[1:] if interpolation == "linear" else rates[:-1]

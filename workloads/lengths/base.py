@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from workloads._checks import MAX_TOKENS, whole
+from workloads._checks import MAX_TOKENS, check_order, whole
+from workloads._numpy import np
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 LENGTH_REMEDY = "give a length in tokens, such as 512"
@@ -31,7 +31,6 @@ class LengthDistribution(Protocol):
         numpy.ndarray of int64
             Tokens, at least 1, the shape of ``u``; never falling as ``u`` rises.
         """
-        ...
 
 
 def check_range(shortest: int, longest: int | None) -> None:
@@ -41,20 +40,10 @@ def check_range(shortest: int, longest: int | None) -> None:
         check_order("min", shortest, "max", longest)
 
 
-def check_order(low_name: str, low: int, high_name: str, high: int) -> None:
-    if low > high:
-        raise WorkloadError(
-            f"{low_name} must be <= {high_name}; got {low_name}={low}, "
-            f"{high_name}={high}; exchange them"
-        )
-
-
 def clipped(
     tokens: NDArray[np.float64], shortest: int, longest: int | None
 ) -> NDArray[np.int64]:
     """Return lengths as whole tokens, those beyond an end at that end."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     highest = MAX_TOKENS if longest is None else longest
     return np.rint(np.clip(tokens, shortest, highest)).astype(np.int64)
 
@@ -63,8 +52,6 @@ def checked_tokens(
     name: str, tokens: NDArray[np.int64], shape: tuple[int, ...], method: str
 ) -> NDArray[np.int64]:
     """Hold drawn lengths to the contract, as users bring their own distributions."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     if not isinstance(tokens, np.ndarray):
         problem = f"an array of integers; got {type(tokens).__name__}"
     elif tokens.shape == shape and tokens.dtype.kind == "i":

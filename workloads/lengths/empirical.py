@@ -15,13 +15,13 @@ from workloads._checks import (
     one_of,
     whole,
 )
+from workloads._numpy import np
 from workloads.columns import SpecIterator
 from workloads.errors import WorkloadError
 from workloads.lengths.base import LENGTH_REMEDY
 from workloads.traces.base import TraceReader
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _LIST_REMEDY = "give a list of numbers, such as [0, 0.5, 1]"
@@ -54,8 +54,6 @@ class QuantileLength:
         _check_table(self.probabilities, self.values)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         tokens = np.interp(u, self.probabilities, self.values)
         return np.rint(tokens).astype(np.int64)
 
@@ -98,8 +96,6 @@ class EmpiricalLength:
         object.__setattr__(self, "counts", tuple(count for _, count in seen))
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         values = np.array(self.values, dtype=np.int64)
         if self.counts is None:
             return values[positions(u, len(values))]
@@ -137,8 +133,6 @@ class TraceLength:
         one_of("column", self.column, ("prompt_tokens", "output_tokens"))
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         prompts, outputs = trace_lengths(self.trace)
         tokens = np.sort(prompts if self.column == "prompt_tokens" else outputs)
         return tokens[positions(u, len(tokens))]
@@ -146,8 +140,6 @@ class TraceLength:
 
 def positions(u: NDArray[np.float64], num_values: int) -> NDArray[np.int64]:
     """Return which of sorted values stands at each probability, all equally likely."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     return np.minimum((u * num_values).astype(np.int64), num_values - 1)
 
 
@@ -155,8 +147,6 @@ def trace_lengths(
     trace: TraceReader,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the lengths of prompts and outputs of a trace, in its order."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     requests = trace.read()
     if isinstance(requests, SpecIterator):
         columns = requests.columns

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from workloads._checks import between, check_role
+from workloads._numpy import np
 from workloads.lengths.base import LengthDistribution, checked_tokens
 from workloads.lengths.empirical import positions, trace_lengths
 from workloads.normal import coupled
@@ -19,7 +20,6 @@ from workloads.traces.base import TraceReader
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -44,7 +44,6 @@ class LengthPairs(Protocol):
         tuple of numpy.ndarray of int64
             Prompt tokens and output tokens, at least 1, each of shape ``(n,)``.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +109,6 @@ class JointTraceLengths:
     def pairs(
         self, u: NDArray[np.float64], v: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         del v  # a pair is one draw
         prompts, outputs = trace_lengths(self.trace)
         drawn = np.lexsort((outputs, prompts))[positions(u, len(prompts))]

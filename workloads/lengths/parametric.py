@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from workloads._checks import MAX_TOKENS, between, whole
+from workloads._checks import MAX_TOKENS, between, check_order, whole
+from workloads._numpy import np
 from workloads.errors import WorkloadError
 from workloads.lengths.base import (
     LENGTH_REMEDY,
-    check_order,
     check_range,
     clipped,
 )
 from workloads.normal import normal_quantile
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 MAX_ZIPF_TOKENS = 10**7
@@ -46,8 +45,6 @@ class FixedLength:
         whole("tokens", self.tokens, 1, MAX_TOKENS, LENGTH_REMEDY)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         return np.full(u.shape, self.tokens, dtype=np.int64)
 
 
@@ -75,8 +72,6 @@ class UniformLength:
         check_order("low", self.low, "high", self.high)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         tokens = self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)
         # u = 1 would be one step too far.
         return np.minimum(tokens, self.high)
@@ -118,8 +113,6 @@ class LognormalLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         z: NDArray[np.float64] = self.sigma * normal_quantile(u)
         return clipped(self.median * np.exp(z), self.min, self.max)
 
@@ -209,8 +202,6 @@ class ExponentialLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         scale = -1 / math.log1p(-1 / self.mean) if self.mean > 1 else 0.0
         tokens = np.ceil(-np.log1p(-u.clip(0, 1 - 2**-53)) * scale)
         return clipped(tokens, self.min, self.max)
@@ -251,8 +242,6 @@ class GammaLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         # Half a second that only who asks for gamma lengths pays.
         from scipy.special import gammaincinv  # noqa: PLC0415
 
@@ -292,8 +281,6 @@ class ZipfLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
         # Over the shortest, or a large power would underflow.
         lengths = np.arange(self.min, self.max + 1) / self.min
         reached = (lengths**-self.exponent).cumsum()

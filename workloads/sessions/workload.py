@@ -51,7 +51,6 @@ class SessionKind(Protocol):
             `session_id` is the position in `arrivals_s`. The arrival of a follow-up
             does not matter: it is computed anew.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

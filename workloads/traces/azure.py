@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING
 
+from workloads._numpy import np
 from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import WorkloadError
 from workloads.traces.azure_columns import AzureTable, plain_table
@@ -21,7 +22,6 @@ from workloads.traces.writing import losses
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from workloads.spec import RequestSpec
@@ -96,15 +96,11 @@ def _table(path: str | Path, bad: BadLines) -> AzureTable:
 
 
 def _careful_table(rows: Iterator[_Row]) -> AzureTable:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     table = np.fromiter(rows, dtype=[(name, np.int64) for name in AzureTable._fields])
     return AzureTable(*(table[name].copy() for name in AzureTable._fields))
 
 
 def _seconds(ticks: NDArray[np.int64]) -> NDArray[np.float64]:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     if ticks[-1] <= 2**53:  # 28 years; more would be rounded to a float before
         return ticks / _TICKS_PER_S
     return np.array([each / _TICKS_PER_S for each in ticks.tolist()])

@@ -12,13 +12,13 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads._checks import MAX_TOKENS
+from workloads._numpy import np
 from workloads.traces.parsing.files import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
 # Read at once: large against the cost of a call, small against a processor's cache.
@@ -61,8 +61,6 @@ def plain_table(
     `columns` are the positions of timestamp, prompt and output tokens; `minute_ticks`
     makes ticks of ``YYYY-MM-DD HH:MM``, or raises ValueError.
     """
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     minutes = _Minutes(minute_ticks)
     try:
         parts = [
@@ -115,8 +113,6 @@ def _parsed(
     block: bytes, num_fields: int, columns: Sequence[int], minutes: _Minutes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return ticks and lengths of whole lines, or raise `_Odd`."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     if not block.isascii() or b'"' in block or b"\0" in block:
         raise _Odd
     text = np.frombuffer(block, dtype=np.uint8)
@@ -234,8 +230,6 @@ def _minute_keys(field: _Field) -> NDArray[np.int64]:
 
 def _minute_ticks(keys: NDArray[np.int64], minutes: _Minutes) -> NDArray[np.int64]:
     """Return the ticks of minutes, looked up once a run of equal ones."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
     ticks = [minutes[key] for key in keys[starts].tolist()]
     return np.repeat(np.array(ticks, np.int64), np.diff(starts, append=len(keys)))

@@ -65,7 +65,6 @@ class TraceReader(Protocol):
         WorkloadWarning
             If rows were not sorted by time, or some were left out.
         """
-        ...
 
 
 @runtime_checkable
@@ -80,8 +79,6 @@ class TraceWriter(Protocol):
         WorkloadError
             If something that is not known would have to be made up.
         """
-        ...
 
     def lines(self, requests: Sequence[RequestSpec]) -> Iterator[str]:
         """Yield the lines of the file, each with its end."""
-        ...

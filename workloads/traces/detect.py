@@ -34,12 +34,7 @@ _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
 
 
 def guess_kind(path: str | Path) -> str:
-    """Return the kind of a trace file.
-
-    Returns
-    -------
-    str
-        A key of `workloads.TRACE_READERS`.
+    """Return the kind of a trace file, a key of `workloads.TRACE_READERS`.
 
     Raises
     ------

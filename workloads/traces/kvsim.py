@@ -8,7 +8,7 @@ from pathlib import Path  # noqa: TC003 - constructors' types are read at run ti
 from typing import TYPE_CHECKING, Any
 
 from workloads._checks import MAX_TOKENS
-from workloads.chains import in_order
+from workloads.chains import in_order, renumbered
 from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec, Segment
 from workloads.traces.parsing.files import (
@@ -150,7 +150,7 @@ class KvsimTraceReader:
         if warned_early(self.path, times):
             requests = in_order(requests)
         elif requests[-1].request_id != len(requests) - 1:
-            requests = _renumbered(requests)
+            requests = renumbered(requests)
         return iter(requests)
 
 
@@ -220,19 +220,6 @@ def _request(index: int, entry: dict[str, Any]) -> RequestSpec:
         if name in more:
             more[name] = float(more[name])
     return request._replace(**more) if more else request
-
-
-def _renumbered(requests: list[RequestSpec]) -> list[RequestSpec]:
-    numbers = {request.request_id: number for number, request in enumerate(requests)}
-    return [
-        request._replace(
-            request_id=number,
-            previous_id=None
-            if request.previous_id is None
-            else numbers[request.previous_id],
-        )
-        for number, request in enumerate(requests)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,22 +198,13 @@ def write_trace(
 ) -> None:
     """Write requests to a file, which appears when it is complete.
 
-    Parameters
-    ----------
-    path
-        File to write; ``.gz`` and ``.zst`` at its end compress it. Equal requests give
-        equal bytes.
-    requests
-        What to write.
-    writer
-        The format.
-    overwrite
-        Replace a file that exists.
+    ``.gz`` and ``.zst`` at its end compress it. Equal requests give equal bytes.
 
     Raises
     ------
     WorkloadError
-        If the file exists or cannot be written, or the format cannot hold a request.
+        If the file exists already or cannot be written, or the format
+        cannot hold a request.
     """
     path = trace_path(path)
     check_writable(path, overwrite)

@@ -7,6 +7,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from workloads._numpy import np
 from workloads.columns import RequestColumns, SpecIterator
 from workloads.spec import RequestSpec
 from workloads.traces.parsing.files import no_rows, warn
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from workloads.spec import Segment
@@ -51,8 +51,6 @@ def columns_in_arrival_order(
     *columns: NDArray[Any],
 ) -> tuple[NDArray[Any], ...]:
     """Return ``(times, *columns)`` by time; equal ones in file order."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     if not len(times):
         raise no_rows(path)
     early = np.flatnonzero(times < np.maximum.accumulate(times))
@@ -90,8 +88,6 @@ def own_text_requests_ns(path: str | Path, rows: Iterable[Row]) -> SpecIterator:
 
 
 def _table(rows: Iterable[Row], time_type: type) -> tuple[NDArray[Any], ...]:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     names = ("line", "prompt", "output")
     fields = [("time", np.dtype(time_type)), *((name, np.int64) for name in names)]
     table: NDArray[np.void] = np.fromiter(rows, dtype=fields)
