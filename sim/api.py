@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from sim.config.overrides import Overrides
     from sim.config.tables import RunConfig
     from sim.studies.sweeps.job import Executor
-    from sim.views.plots.accessor import RunPlots
-    from sim.views.plots.named import NamedFigures
+    from sim.views.plots.accessor import NamedFigures, RunPlots
     from workloads.spec import RequestSpec
 
 __all__ = [
@@ -123,9 +122,10 @@ class Results(run.Results):
 
     def draw(self, directory: Path) -> list[Path]:
         """Draw all figures as PNG into `directory`; return their paths."""
-        from sim.views.plots import Tables, draw_all  # noqa: PLC0415 - matplotlib
+        from sim.views.plots import FIGURES, Tables  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.output import write_pngs  # noqa: PLC0415
 
-        return draw_all(Tables.of(self), directory)
+        return write_pngs(FIGURES, Tables.of(self), directory)
 
     def _repr_html_(self) -> str:
         """Return the summary as a notebook shows it."""
@@ -308,17 +308,18 @@ class PlanResult(solve.PlanResult):
     @property
     def plot(self) -> NamedFigures:
         """The figures by name: ``plot.capacity_curves()``; `dir` lists them."""
-        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
-        from sim.views.plots.plan_figures import PLAN_FIGURES  # noqa: PLC0415
+        from sim.views.plots.accessor import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.plans import PLAN_FIGURES  # noqa: PLC0415
 
         return NamedFigures(PLAN_FIGURES, self.data)
 
     def write(self, directory: Path, *, wall_s: float, figures: bool = False) -> None:
         super().write(directory, wall_s=wall_s)
         if figures:
-            from sim.views.plots.plan_figures import draw_plan  # noqa: PLC0415
+            from sim.views.plots.output import write_pngs  # noqa: PLC0415
+            from sim.views.plots.plans import PLAN_FIGURES  # noqa: PLC0415
 
-            draw_plan(self.data, directory / "figures")
+            write_pngs(PLAN_FIGURES, self.data, directory / "figures")
 
 
 def plan(
@@ -435,7 +436,7 @@ class Validation(validation.Validation):
     @property
     def plot(self) -> NamedFigures:
         """The figures by name, such as ``plot.states()``; `dir` lists them."""
-        from sim.views.plots.named import NamedFigures  # noqa: PLC0415 - matplotlib
+        from sim.views.plots.accessor import NamedFigures  # noqa: PLC0415 - matplotlib
         from sim.views.plots.validation import figures_of  # noqa: PLC0415
 
         return NamedFigures(figures_of(self), self)

@@ -62,9 +62,10 @@ def plan(
         seconds = perf_counter() - started_s
         found.write(partial, wall_s=seconds)
         if figures:
-            from sim.views.plots.plan_figures import draw_plan
+            from sim.views.plots.output import write_pngs
+            from sim.views.plots.plans import PLAN_FIGURES
 
-            draw_plan(found.data, partial / "figures")
+            write_pngs(PLAN_FIGURES, found.data, partial / "figures")
     if json:
         print_json(found.data)
     elif not quiet:

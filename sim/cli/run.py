@@ -127,10 +127,11 @@ def _extras(
 
 def _draw(results: Results, directory: Path) -> bool:
     """Draw all figures or, on Ctrl-C, none; False then."""
-    from sim.views.plots import Tables, draw_all
+    from sim.views.plots import FIGURES, Tables
+    from sim.views.plots.output import write_pngs
 
     try:
-        draw_all(Tables.of(results), directory)
+        write_pngs(FIGURES, Tables.of(results), directory)
     except KeyboardInterrupt:
         shutil.rmtree(directory, ignore_errors=True)
         return False

@@ -66,9 +66,10 @@ def validate(
         )
         report = write_validation(validation, partial)
         if figures:
-            from sim.views.plots.validation import draw_validation
+            from sim.views.plots.output import write_pngs
+            from sim.views.plots.validation import figures_of
 
-            draw_validation(validation, partial / "figures")
+            write_pngs(figures_of(validation), validation, partial / "figures")
     _show(validation, report, directory, quiet=quiet, as_json=json)
     return 0
 

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from sim.results.step_table import ParquetSteps
-from sim.views.plots import FIGURES, Tables, draw_all, to_png
+from sim.views.plots import FIGURES, Tables, to_png
+from sim.views.plots.output import write_pngs
 from tests.sim.plot_tables import (
     a_run,
     assert_draws,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def written(full_run: Tables, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     t = full_run
     out = tmp_path_factory.mktemp("plots") / "new" / "figures"
-    return draw_all(t, out)
+    return write_pngs(FIGURES, t, out)
 
 
 def test_every_figure_is_written_and_shows_something(written: list[Path]) -> None:
@@ -54,7 +55,7 @@ def test_same_tables_give_the_same_bytes(
     full_run: Tables, written: list[Path], tmp_path: Path
 ) -> None:
     t = full_run
-    again = draw_all(t, tmp_path)
+    again = write_pngs(FIGURES, t, tmp_path)
     for one, other in zip(written, again, strict=True):
         assert one.read_bytes() == other.read_bytes()
 
@@ -69,7 +70,9 @@ def test_tables_may_lie_on_disk_or_be_mere_arrays(
         for table in (t.requests, t.preemptions)
     )
     steps = ParquetSteps(tmp_path / "steps.parquet")
-    again = draw_all(Tables(steps, requests, preemptions, t.summary), tmp_path)
+    again = write_pngs(
+        FIGURES, Tables(steps, requests, preemptions, t.summary), tmp_path
+    )
     for one, other in zip(written, again, strict=True):
         assert one.read_bytes() == other.read_bytes()
 

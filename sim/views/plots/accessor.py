@@ -1,10 +1,10 @@
-"""``results.plot``: the figures of a run by their names, for notebooks and scripts."""
+"""``found.plot``: the figures of a run, a plan or a validation by their names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +13,7 @@ from sim.config.plug import did_you_mean
 from sim.views.plots import FIGURES, Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
@@ -66,7 +66,47 @@ class Drawer:
 
 
 @dataclass(frozen=True)
-class RunPlots:
+class NamedFigures:
+    """Figures, each a method named as its file in ``figures/``.
+
+    Parameters
+    ----------
+    figures
+        Name, and the function that draws what was found.
+    found
+        What it is given.
+
+    Examples
+    --------
+    >>> figures = NamedFigures({"states": "a figure of {}".format}, "a run")
+    >>> figures.states()
+    'a figure of a run'
+    >>> [name for name in dir(figures) if not name.startswith("_")]
+    ['states']
+    """
+
+    _figures: Mapping[str, Callable[[Any], Figure]]
+    _found: Any
+
+    def __getattr__(self, name: str) -> Callable[..., Figure]:
+        if name.startswith("_"):  # asked by copy and pickle before there are fields
+            raise AttributeError(name)
+        if name not in self._figures:
+            hint = did_you_mean(name, self._figures)
+            raise AttributeError(
+                f"there is no figure '{name}'{hint} (there are: "
+                f"{', '.join(self._figures)})"
+            )
+        return self._drawer(name)
+
+    def _drawer(self, name: str) -> Callable[..., Figure]:
+        return partial(self._figures[name], self._found)
+
+    def __dir__(self) -> list[str]:
+        return [*object.__dir__(self), *self._figures]
+
+
+class RunPlots(NamedFigures):
     """The figures of a run, each a method named as its file in ``figures/``.
 
     Parameters
@@ -85,19 +125,8 @@ class RunPlots:
     2
     """
 
-    _results: Results
+    def __init__(self, results: Results) -> None:
+        super().__init__(FIGURES, Tables.of(results))
 
-    @cached_property
-    def _tables(self) -> Tables:
-        return Tables.of(self._results)
-
-    def __getattr__(self, name: str) -> Drawer:
-        if name not in FIGURES:
-            hint = did_you_mean(name, FIGURES)
-            raise AttributeError(
-                f"there is no figure '{name}'{hint} (there are: {', '.join(FIGURES)})"
-            )
-        return Drawer(FIGURES[name], self._tables)
-
-    def __dir__(self) -> list[str]:
-        return [*object.__dir__(self), *FIGURES]
+    def _drawer(self, name: str) -> Drawer:
+        return Drawer(FIGURES[name], self._found)

@@ -6,7 +6,7 @@ what   known by                                 figures
 a run  ``summary.json``                         `sim.views.plots.FIGURES`
 runs   several such directories                 `sim.views.plots.overlays`
 sweep  ``sweep.json``                           `sim.views.plots.sweeps`
-plan   ``plan.json``                            `sim.views.plots.plan_figures`,
+plan   ``plan.json``                            `sim.views.plots.plans`,
                                                 `sim.views.plots.sweeps`
 ====== ======================================== =========================
 """
@@ -24,7 +24,7 @@ from sim.results.run import Results
 from sim.studies.planning.file import read_plan
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.overlays import OVERLAYS
-from sim.views.plots.plan_figures import PLAN_FIGURES
+from sim.views.plots.plans import PLAN_FIGURES
 from sim.views.plots.runs import Run, labels_of, what_differs
 from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
 from sim.views.plots.sweeps.table import SweepRuns, read_sweep, runs_of_plan

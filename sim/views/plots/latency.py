@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.results.metrics import is_served
 from sim.results.schema import OF_REQUESTS
@@ -19,9 +18,9 @@ from sim.views.plots.style import (
     YELLOW,
     blank_figure,
     house_style,
-    plain_number,
+    margins,
     say,
-    set_log_axis,
+    scale_x,
     set_percent_axis,
 )
 from sim.views.plots.tables import column, words
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from sim.views.plots.tables import Tables
 
 NUM_CDF_POINTS = 1000
-LOG_FROM_RATIO = 20.0
-"""Latencies that differ by more than this are drawn on a logarithmic scale."""
-
 _MARKS = {50: ("o", YELLOW), 90: ("s", ORANGE), 99: ("^", VERMILLION)}
 
 
@@ -64,13 +60,7 @@ def _new_panels(tables: Tables, title: str) -> Panels:
     figure = blank_figure(tables, title)
     figure.subplots(
         ncols=3,
-        gridspec_kw={
-            "left": 0.065,
-            "right": 0.98,
-            "top": 0.8,
-            "bottom": 0.1,
-            "wspace": 0.2,
-        },
+        gridspec_kw=margins(0.065, 0.98, 0.1, 0.8, wspace=0.2),
     )
     return Panels(figure, figure.axes)
 
@@ -135,15 +125,3 @@ def _quantity(milliseconds: float) -> str:
         return f"{milliseconds:.3g} ms"
     seconds = milliseconds / 1e3
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
-
-
-def scale_x(axes: Axes, low: float, high: float) -> None:
-    """Choose a linear axis from 0, or a logarithmic one where the range needs it."""
-    if high > LOG_FROM_RATIO * low > 0.0:
-        axes.set_xscale("log")
-        axes.set_xlim(low / 1.15, high * 1.15)
-        set_log_axis(axes.xaxis, low, high)
-        return
-    axes.set_xlim(0.0, high * 1.05 or 1.0)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))

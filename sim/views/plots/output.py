@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import tempfile
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import matplotlib as mpl
 
@@ -15,10 +18,11 @@ from sim.errors import OutputError, UserError
 from sim.views.plots.style import house_style, to_png
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from matplotlib.figure import Figure
 
+Found = TypeVar("Found")
 Format: TypeAlias = Literal["png", "svg", "pdf"]
 
 _METADATA: Final[Mapping[str, dict[str, None]]] = {
@@ -62,6 +66,36 @@ def read_style(path: Path) -> dict[str, Any]:
         line = " ".join(str(error).split())
         raise UserError(f"--style: '{path}': {line}; mend or remove it") from error
     return dict(found)
+
+
+def write_pngs(
+    figures: Mapping[str, Callable[[Found], Figure]], found: Found, directory: Path
+) -> list[Path]:
+    """Draw each figure of `found` into a folder, made if it is not there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with _collecting_by_figure() as collect:
+        for name, draw in figures.items():
+            paths.append(directory / f"{name}.png")
+            paths[-1].write_bytes(to_png(draw(found)))
+            collect()
+    return paths
+
+
+@contextmanager
+def _collecting_by_figure() -> Iterator[Callable[[], object]]:
+    """Let Python look for garbage after each figure only, when all of it is.
+
+    A figure is tens of thousands of objects that live until it is drawn; to search
+    them while they come takes a tenth of the time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield partial(gc.collect, 0)  # the youngest: what came since the last one
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def check_files(paths: list[Path], *, overwrite: bool) -> None:

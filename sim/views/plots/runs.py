@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from sim.errors import ConfigError
 from sim.results.differences import differing, short_names
 from sim.views.plots.panels import Panels
-from sim.views.plots.style import add_steps, time_unit, titled_figure
+from sim.views.plots.style import add_steps, margins, time_unit, titled_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -116,14 +116,14 @@ def compared_figure(
         nrows=len(heights),
         sharex=True,
         squeeze=False,
-        gridspec_kw={
-            "left": 0.075,
-            "right": 0.98,
-            "top": 0.885 - _ROW * len(runs),
-            "bottom": 0.085,
-            "hspace": 0.16,
-            "height_ratios": list(heights),
-        },
+        gridspec_kw=margins(
+            0.075,
+            0.98,
+            0.085,
+            0.885 - _ROW * len(runs),
+            hspace=0.16,
+            height_ratios=list(heights),
+        ),
     )
     figure.align_ylabels()
     add_legend(Panels(figure, figure.axes), runs, facts)

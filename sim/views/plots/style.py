@@ -53,6 +53,9 @@ WIDTH_PX, HEIGHT_PX = 1600, 900
 MAX_TITLE_CHARACTERS = 110
 MAX_SUBTITLE_CHARACTERS = 120
 
+LOG_FROM_RATIO = 20.0
+"""Values that differ by more than this are drawn on a logarithmic scale."""
+
 _NOT_LOOKS = ("backend", "interactive", "toolbar", "timezone", "date", "webagg")
 _STYLE = {
     key: value
@@ -110,6 +113,13 @@ def on_top(settings: Mapping[Any, Any]) -> Iterator[None]:
         _user_style.reset(token)
 
 
+def margins(
+    left: float, right: float, bottom: float, top: float, **spaces: Any
+) -> dict[str, Any]:
+    """Return as ``gridspec_kw`` where panels lie, as shares of the figure's size."""
+    return {"left": left, "right": right, "bottom": bottom, "top": top, **spaces}
+
+
 def new_figure(
     tables: Tables,
     title: str,
@@ -123,14 +133,14 @@ def new_figure(
         nrows=len(heights),
         sharex=True,
         squeeze=False,
-        gridspec_kw={
-            "left": 0.075,
-            "right": right,
-            "top": 0.845,
-            "bottom": 0.085,
-            "hspace": 0.1 + 0.09 * len(heights),
-            "height_ratios": list(heights),
-        },
+        gridspec_kw=margins(
+            0.075,
+            right,
+            0.085,
+            0.845,
+            hspace=0.1 + 0.09 * len(heights),
+            height_ratios=list(heights),
+        ),
     )
     figure.align_ylabels()
     return figure
@@ -241,6 +251,18 @@ def set_percent_axis(axes: Axes, label: str, top: float = 100.0) -> None:
     axes.set_ylim(0.0, top * 1.04)
     axes.set_ylabel(label)
     axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+
+
+def scale_x(axes: Axes, low: float, high: float) -> None:
+    """Choose a linear axis from 0, or a logarithmic one where the range needs it."""
+    if high > LOG_FROM_RATIO * low > 0.0:
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.15, high * 1.15)
+        set_log_axis(axes.xaxis, low, high)
+        return
+    axes.set_xlim(0.0, high * 1.05 or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
 
 
 def set_log_axis(axis: Axis, low: float, high: float) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sim.views.plots.binning import cdf_points
+from sim.views.plots.output import write_pngs
 from sim.views.plots.style import (
     BLACK,
     BLUE,
@@ -31,12 +33,12 @@ from sim.views.plots.style import (
     short_number,
     time_unit,
     titled_figure,
-    to_png,
 )
 from sim.views.plots.tables import singular
 from workloads.analysis.description import window_counts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy.typing as npt
@@ -57,20 +59,15 @@ _MOST_WINDOWS = 180
 
 def draw_traffic(title: str, description: Description, directory: Path) -> list[Path]:
     """Draw all figures that a workload has something for, as PNG files."""
-    figures = {
-        "arrivals": arrivals(title, description),
-        "lengths": lengths(title, description),
+    figures: dict[str, Callable[[str], Figure]] = {
+        "arrivals": partial(arrivals, description=description),
+        "lengths": partial(lengths, description=description),
     }
     if description.sharing:
-        figures["sharing"] = sharing(title, description)
+        figures["sharing"] = partial(sharing, description=description)
     if description.sessions is not None:
-        figures["sessions"] = sessions(title, description.sessions)
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, figure in figures.items():
-        paths.append(directory / f"{name}.png")
-        paths[-1].write_bytes(to_png(figure))
-    return paths
+        figures["sessions"] = partial(sessions, shape=description.sessions)
+    return write_pngs(figures, title, directory)
 
 
 @house_style

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from sim.results.schema import OF_REQUESTS
 from sim.studies.validation.compare import relative_errors
@@ -14,24 +14,24 @@ from sim.views.plots.style import (
     BLACK,
     BLUE,
     GREY,
+    LOG_FROM_RATIO,
     ORANGE,
     VERMILLION,
     house_style,
     legend_above,
     plain_number,
     say,
+    scale_x,
     set_count_axis,
     set_log_axis,
     set_percent_axis,
     set_time_axis,
     time_unit,
     titled_figure,
-    to_png,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -42,22 +42,10 @@ if TYPE_CHECKING:
 
 _NAMES: Final = {each.key: each.label for each in OF_REQUESTS} | {"e2el": "E2E latency"}
 _DURING: Final = {"ttft": "the wait", "tpot": "decoding", "e2el": "the request"}
-_LOG_FROM_RATIO: Final = 20.0
 _NUM_CDF_POINTS: Final = 1000
 _MARGINS: Final = {"left": 0.07, "right": 0.98, "top": 0.83, "bottom": 0.095}
 MEASURED: Final = {"color": BLACK, "linewidth": 1.6, "label": "measured"}
 PREDICTED: Final = {"color": ORANGE, "linewidth": 1.6, "label": "predicted"}
-
-
-def draw_validation(validation: Validation, directory: Path) -> list[Path]:
-    """Draw every figure that the measurement has something for, as PNG files."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, draw in figures_of(validation).items():
-        path = directory / f"{name}.png"
-        path.write_bytes(to_png(draw(validation)))
-        paths.append(path)
-    return paths
 
 
 def figures_of(validation: Validation) -> dict[str, Callable[[Validation], Figure]]:
@@ -145,7 +133,7 @@ def latencies(validation: Validation) -> Figure:
             axes.step(x, 100.0 * share, where="post", linestyle=style, **looks)
         low = float(min(ours.min(), theirs.min())) * scale
         high = float(max(ours.max(), theirs.max())) * scale
-        _scale(axes, low, high)
+        scale_x(axes, low, high)
         axes.set_xlabel(f"{name} ({unit})")
         set_percent_axis(axes, "", 100.0)
     panels[0].set_ylabel("requests (%)")
@@ -194,7 +182,7 @@ def per_request(validation: Validation) -> Figure:
         both = np.concatenate([ours[rows], theirs[rows]]) * scale
         low, high = float(both.min()), float(both.max())
         axes.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=":")
-        _scale(axes, low, high)
+        scale_x(axes, low, high)
         _scale_y(axes, low, high)
         axes.set_xlabel(f"measured {name} ({unit})")
         axes.set_ylabel(f"predicted {name} ({unit})")
@@ -272,7 +260,7 @@ def _draw_cdfs(axes: Axes, sides: list[tuple[Floats, dict[str, Any]]]) -> None:
         x, share = cdf_points(known, _NUM_CDF_POINTS)
         axes.step(x, 100.0 * share, where="post", **look)
         highest, lowest = max(highest, float(x[-1])), min(lowest, float(known.min()))
-    _scale(axes, lowest, highest)
+    scale_x(axes, lowest, highest)
 
 
 def _draw_medians(axes: Axes, x: Floats, y: Floats) -> None:
@@ -324,19 +312,8 @@ def _pair(validation: Validation, key: str) -> tuple[Any, Any]:
     return ours[rows], theirs[rows]
 
 
-def _scale(axes: Axes, low: float, high: float) -> None:
-    if high > _LOG_FROM_RATIO * low > 0.0:
-        axes.set_xscale("log")
-        axes.set_xlim(low / 1.15, high * 1.15)
-        set_log_axis(axes.xaxis, low, high)
-    else:
-        axes.set_xlim(0.0, high * 1.05)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
-
-
 def _scale_y(axes: Axes, low: float, high: float) -> None:
-    if high > _LOG_FROM_RATIO * low > 0.0:
+    if high > LOG_FROM_RATIO * low > 0.0:
         axes.set_yscale("log")
         axes.set_ylim(low / 1.15, high * 1.15)
         set_log_axis(axes.yaxis, low, high)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from sim.views.report.charts import Dash, Symbol
     from sim.views.report.source import Run
 
-LOG_FROM_RATIO = 20.0
-"""Values that differ by more than this are drawn on a logarithmic scale."""
-
 
 def colour(run: Run) -> str:
     """Return the name of a run's colour."""

@@ -13,8 +13,7 @@ import pytest
 
 import sim
 from sim.results import differences
-from sim.views.plots.accessor import RunPlots
-from sim.views.plots.named import NamedFigures
+from sim.views.plots.accessor import NamedFigures, RunPlots
 from tests.shared import ROOT
 
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")

@@ -74,7 +74,7 @@ def test_figures_from_memory_and_from_disk_are_the_same_bytes(
     drawn = getattr(results.plot, name)()
     assert isinstance(drawn, Figure)
     assert drawn._repr_png_() == to_png(getattr(Results.load(directory).plot, name)())
-    assert to_png(drawn) == to_png(FIGURES[name](results.plot._tables))
+    assert to_png(drawn) == to_png(FIGURES[name](results.plot._found))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.cli.output.plan import answers, plan_lines
-from sim.views.plots.plan_figures import PLAN_FIGURES
+from sim.views.plots.plans import PLAN_FIGURES
 from sim.views.plots.style import to_png
 from tests.sim.planning.plans import small, solved
 

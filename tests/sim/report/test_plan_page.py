@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.views.plots.plan_curves import load_points
+from sim.views.plots.plans import load_points
 from tests.sim.commands import refused
 from tests.sim.planning.plans import small, written
 from tests.sim.report.pages import Page, page_of

@@ -1,18 +1,20 @@
-"""Figures of a sweep or a plan, one a file, each a function ``SweepRuns -> Figure``.
+"""Figures of a sweep or a plan, each a function ``SweepRuns -> Figure``.
 
-To add one: write its file, and name it in `SWEEP_FIGURES`. What these runs cannot fill
-raises `NotShownError`: a figure nobody asked for by name is then left out.
+To add one: write its function, and name it in `SWEEP_FIGURES`. What these runs cannot
+fill raises `NotShownError`: it is left out unless it was asked for by name.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from sim.views.plots.sweeps.goodput import goodput
 from sim.views.plots.sweeps.heat_map import HeatMap
-from sim.views.plots.sweeps.kv_usage import kv_usage
-from sim.views.plots.sweeps.preemption_rate import preemption_rate
-from sim.views.plots.sweeps.swap_or_recompute import swap_or_recompute
+from sim.views.plots.sweeps.over_load import (
+    goodput,
+    kv_usage,
+    preemption_rate,
+    swap_or_recompute,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

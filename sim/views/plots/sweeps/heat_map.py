@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from sim.config.plug import did_you_mean
 from sim.results.differences import short_names, short_value
-from sim.views.plots.style import house_style, short_number, titled_figure
+from sim.views.plots.style import house_style, margins, short_number, titled_figure
 from sim.views.plots.sweeps.table import NotShownError
 
 if TYPE_CHECKING:
@@ -92,13 +92,7 @@ class HeatMap:
         figure.subplots(
             ncols=len(groups),
             sharey=True,
-            gridspec_kw={
-                "left": 0.1,
-                "right": 0.9,
-                "top": 0.84,
-                "bottom": 0.11,
-                "wspace": 0.06,
-            },
+            gridspec_kw=margins(0.1, 0.9, 0.11, 0.84, wspace=0.06),
         )
         image = None
         for axes, (label, rows) in zip(list(figure.axes), groups, strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 from sim.errors import ConfigError
 from sim.results.differences import short_names
 from sim.views.plots.runs import looks_of
-from sim.views.plots.style import titled_figure
+from sim.views.plots.style import margins, titled_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -139,13 +139,7 @@ def panels_over_load(
     figure = titled_figure(title, runs.about(seeds))
     figure.subplots(
         ncols=num_panels,
-        gridspec_kw={
-            "left": 0.07,
-            "right": 0.98,
-            "top": 0.865,
-            "bottom": 0.09,
-            "wspace": 0.26,
-        },
+        gridspec_kw=margins(0.07, 0.98, 0.09, 0.865, wspace=0.26),
     )
     _, label = load_of(runs)
     for axes in figure.axes:

@@ -9,10 +9,10 @@ import numpy as np
 
 from sim.results.schema import LATENCIES, OF_REQUESTS, SHOWN_STATISTICS
 from sim.views.plots.binning import cdf_points
+from sim.views.plots.style import LOG_FROM_RATIO
 from sim.views.report.charts import Axis, Chart, Line, Panel, Points, Series
 from sim.views.report.html import Markup, paragraph, table
 from sim.views.report.looks import (
-    LOG_FROM_RATIO,
     Clock,
     colour,
     dash,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.views.plots.plan_curves import load_points
+from sim.views.plots.plans import load_points
 from sim.views.report.charts import (
     DASHES,
     SYMBOLS,
