@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-Flag = Annotated[bool, Parameter(negative="")]
+from sim.cli.options import BlockSize, Flag, Json
 
 calibrate = App(
     name="calibrate", help="Time the real kernels on a GPU and write a profile."
@@ -24,7 +24,7 @@ def measure(
     ops: Annotated[
         list[str] | None, Parameter(consume_multiple=True, negative="")
     ] = None,
-    block_size: int = 16,
+    block_size: BlockSize = 16,
     tensor_parallel_size: int = 1,
     seed: int = 0,
     time_limit: float | None = None,
@@ -49,8 +49,6 @@ def measure(
         not have is timed with the best of the others.
     ops
         Operations to time, such as decode_attention swap; default: all.
-    block_size
-        Tokens a block.
     tensor_parallel_size
         GPUs that share the model: the shapes of one of them are timed.
     seed
@@ -139,7 +137,7 @@ def replay(
     seed: int = 0,
     overwrite: Flag = False,
     quiet: Flag = False,
-    json: Flag = False,
+    json: Json = False,
 ) -> int:
     """Execute a simulated schedule on a GPU: predicted against measured, by step.
 
@@ -178,8 +176,6 @@ def replay(
         Replace --out, and --into.
     quiet
         Show neither progress nor result.
-    json
-        Print the result as JSON.
     """
     from calibrate.replay.command import Request, run_replay
     from calibrate.replay.run import Plan

@@ -10,7 +10,14 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-Flag = Annotated[bool, Parameter(negative="")]
+from sim.cli.options import (
+    BlockSize,
+    Flag,
+    Json,
+    KvCacheDtype,
+    Overwrite,
+    TensorParallelSize,
+)
 
 Tables = Annotated[bool, Parameter(name="--tables", negative="--no-tables")]
 
@@ -31,12 +38,12 @@ def show(
     crossover: Flag = False,
     model: str | None = None,
     gpu: str | None = None,
-    tensor_parallel_size: int = 1,
-    block_size: int = 16,
+    tensor_parallel_size: TensorParallelSize = 1,
+    block_size: BlockSize = 16,
     max_num_batched_tokens: int = 8192,
-    kv_cache_dtype: str = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     out: Path | None = None,
-    json: Flag = False,
+    json: Json = False,
     quiet: Flag = False,
 ) -> int:
     """Print what a profile holds and where it comes from.
@@ -54,18 +61,10 @@ def show(
         Bundled name, or path to a config.json; the profile needs its tables.
     gpu
         Datasheet to compare by: without a profile, or where it names no GPU.
-    tensor_parallel_size
-        Number of GPUs that share the model.
-    block_size
-        Tokens a block.
     max_num_batched_tokens
         Tokens of a chunk when a prompt is computed again.
-    kv_cache_dtype
-        Data type of the KV cache: auto (the model's) or fp8.
     out
         Figure of the comparison to write, a PNG.
-    json
-        Print as JSON.
     quiet
         Print the id only; with --crossover, only where swapping is cheaper.
     """
@@ -107,15 +106,13 @@ def show(
 
 
 @profile.command
-def validate(file: Path, *, json: Flag = False, quiet: Flag = False) -> int:
+def validate(file: Path, *, json: Json = False, quiet: Flag = False) -> int:
     """Check a profile against physics, order and provenance.
 
     Parameters
     ----------
     file
         A kvprofile/1 file.
-    json
-        Print the problems as JSON.
     quiet
         Print nothing for a good profile.
     """
@@ -128,15 +125,13 @@ def validate(file: Path, *, json: Flag = False, quiet: Flag = False) -> int:
 
 
 @profile.command
-def diff(left: Path, right: Path, *, json: Flag = False, quiet: Flag = False) -> int:
+def diff(left: Path, right: Path, *, json: Json = False, quiet: Flag = False) -> int:
     """Compare the points that two profiles share.
 
     Parameters
     ----------
     left, right
         Two kvprofile/1 files.
-    json
-        Print as JSON.
     quiet
         Say by the exit status only: 1 where shared points differ by over 5 %.
     """
@@ -161,8 +156,8 @@ def fit(
     model: str | None = None,
     variant: tuple[str, ...] = (),
     out: Path | None = None,
-    overwrite: Flag = False,
-    json: Flag = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
     quiet: Flag = False,
 ) -> int:
     """Fit a profile's points and print the errors on points held out, in percent.
@@ -183,10 +178,6 @@ def fit(
         timed in several ways; default: the fastest at the shape of a busy engine.
     out
         Profile to write, the points of FILE with tables for --model.
-    overwrite
-        Replace --out where it exists.
-    json
-        Print as JSON.
     quiet
         Print numbers without the headings.
     """
@@ -225,7 +216,7 @@ def aiconfigurator(
     out: Path,
     path: Path | None = None,
     model: str | None = None,
-    overwrite: Flag = False,
+    overwrite: Overwrite = False,
     quiet: Flag = False,
 ) -> int:
     """Import attention, GEMM and all-reduce tables of aiconfigurator-core.
@@ -243,8 +234,6 @@ def aiconfigurator(
         Folder of tables; default: the installed package.
     model
         Keep the shapes of this model only: bundled name, or path to a config.json.
-    overwrite
-        Replace --out where it exists.
     quiet
         Print nothing.
     """
@@ -277,7 +266,7 @@ def llmservingsim(
     model: str | None = None,
     gpu: str | None = None,
     tables: Tables = True,
-    overwrite: Flag = False,
+    overwrite: Overwrite = False,
     quiet: Flag = False,
 ) -> int:
     """Import layer tables that LLMServingSim measured inside vLLM.
@@ -297,8 +286,6 @@ def llmservingsim(
         Datasheet, bundled or a file; default: the device that meta.yaml names.
     tables
         Fit and tabulate; --no-tables keeps the points only.
-    overwrite
-        Replace --out where it exists.
     quiet
         Print nothing.
     """
@@ -333,7 +320,7 @@ def vidur(
     model: str | None = None,
     architecture: str | None = None,
     tables: Tables = True,
-    overwrite: Flag = False,
+    overwrite: Overwrite = False,
     quiet: Flag = False,
 ) -> int:
     """Import layer and all-reduce tables of Vidur.
@@ -356,8 +343,6 @@ def vidur(
         Path to its config.json, where the model is not bundled.
     tables
         Tabulate; --no-tables keeps the points only.
-    overwrite
-        Replace --out where it exists.
     quiet
         Print nothing.
     """

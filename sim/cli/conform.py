@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +66,14 @@ def conform(
         else _drawn(range(seed, seed + num), release)
     )
     shown = not (quiet or json)
-    with progress_bar(len(workloads) or num, "workloads", shown=shown) as show:
+    total = len(workloads) or num
+    with progress_bar(lambda show: show, total, "workloads", shown=shown) as show:
         found = _compare_all(tried, show, is_random=not workloads)
-    _report(found, (installed, release), out, quiet=quiet, as_json=json)
+    result, words = _told(found, installed, release, out)
+    if json:
+        print_json(result)
+    elif not quiet:
+        print(words)
     return EXIT_DIFFERENT if found.differing else 0
 
 
@@ -86,19 +92,13 @@ def _check_out(out: Path | None, workloads: Sequence[Path], *, overwrite: bool) 
             raise ConfigError(f"{out} is a workload itself; name another --out")
 
 
-def _report(
-    found: _Found,
-    versions: tuple[str, str],
-    out: Path | None,
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Print what was found, and write the smallest workload that differs."""
+def _told(
+    found: _Found, installed: str, release: str, out: Path | None
+) -> tuple[dict[str, Any], str]:
+    """Return what was found, as data and in words; write the smallest difference."""
     from sim.studies.conformance import write_log
     from sim.studies.conformance.conform import as_file, smallest
 
-    installed, release = versions
     result = {"installed": installed, "compared_as": release} | found.to_dict()
     words = f"vLLM {installed} hosted, beside our v1 as {release}\n{found.in_words()}"
     if found.differing:
@@ -112,22 +112,18 @@ def _report(
             f"\nthe first of them, made small: {len(small.requests)} requests, {kept}\n"
             + difference.in_words((f"vLLM {installed}", "kvsim"))
         )
-    if as_json:
-        print_json(result)
-    elif not quiet:
-        print(words)
+    return result, words
 
 
+@dataclass(frozen=True)
 class _Found:
     """What a comparison of many workloads found."""
 
-    def __init__(self, coverage: Coverage) -> None:
-        self.coverage = coverage
-        self.differing: list[DecisionWorkload] = []
-        self.refused: list[str] = []
+    coverage: Coverage
+    differing: list[DecisionWorkload] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
     def in_words(self) -> str:
-        """Return the counts, and whether all are equal."""
         lines = [self.coverage.in_words()]
         if self.refused:
             lines.append(
@@ -144,7 +140,6 @@ class _Found:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain data, JSON-ready."""
         return self.coverage.to_dict() | {
             "num_refused": len(self.refused),
             "differing": [workload.name for workload in self.differing],

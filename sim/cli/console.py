@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from rich.console import Console
     from rich.table import Table
+
+T = TypeVar("T")
 
 WIDTH = 100
 """Columns of what is printed where no terminal says how many there are."""
@@ -41,15 +43,18 @@ class ShowProgress(Protocol):
     """Shows how much is done; `said` in words, `phase` and `total` at its beginning."""
 
     def __call__(
-        self, done: float, said: str = "", phase: str = "", total: float | None = None
+        self, done: float, said: str = "", phase: str = "", total: float = ...
     ) -> None: ...
 
 
 @contextmanager
 def progress_bar(
-    total: float, unit: str = "", *, shown: bool
-) -> Iterator[ShowProgress | None]:
-    """Open a bar on stderr; None if it is not wanted or stderr is no terminal."""
+    reporter: Callable[[ShowProgress], T], total: float, unit: str = "", *, shown: bool
+) -> Iterator[T | None]:
+    """Open a bar on stderr and yield what `reporter` makes to be told of progress.
+
+    Yields None if a bar is not wanted, or stderr is no terminal.
+    """
     if not shown or not sys.stderr.isatty():
         yield None
         return
@@ -68,13 +73,13 @@ def progress_bar(
         task = bar.add_task("", total=total, said="")
 
         def show(
-            done: float, said: str = "", phase: str = "", total: float | None = total
+            done: float, said: str = "", phase: str = "", total: float = total
         ) -> None:
             if not done:
-                bar.reset(task, total=max(total or 0.0, 1.0), description=phase)
+                bar.reset(task, total=max(total, 1.0), description=phase)
             bar.update(task, completed=done, said=said)
 
-        yield show
+        yield reporter(show)
 
 
 def print_json(found: object) -> None:
@@ -115,12 +120,15 @@ def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def number_table(
-    *columns: str, texts: Collection[str] = (), no_wrap: bool = False
+    *columns: str,
+    texts: Collection[str] = (),
+    no_wrap: bool = False,
+    header_style: str = "dim",
 ) -> Table:
     """Return an empty table of numbers, but for the columns that are `texts`."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=header_style)
     for name in columns:
         justify: Any = "left" if name in texts else "right"
         table.add_column(name, justify=justify, no_wrap=no_wrap)

@@ -29,51 +29,22 @@ latencies and capacity, before anyone rents the GPU.
 """
 
 COMMANDS = {
-    "run": (
-        "sim.cli.run:run",
-        "Run one simulation: summary, results and figures.",
-    ),
-    "sweep": (
-        "sim.cli.sweep:sweep",
-        "Run a configuration many times, on this machine or on a Ray cluster.",
-    ),
-    "plan": (
-        "sim.cli.plan:plan",
-        "Find the cheapest way to serve traffic, and how much a configuration holds.",
-    ),
-    "capacity": (
-        "sim.cli.capacity:capacity",
-        "Predict the number of KV blocks, explained GiB by GiB.",
-    ),
-    "decisions": (
-        "sim.cli.decisions:decisions",
-        "Write a schedule step by step, or show where two part.",
-    ),
-    "conform": (
-        "sim.cli.conform:conform",
-        "Compare our scheduler with the installed vLLM's own, decision by decision.",
-    ),
-    "validate": (
-        "sim.cli.validate:validate",
-        "Simulate a run that was measured, and report the errors.",
-    ),
-    "plot": (
-        "sim.cli.plot:plot",
-        "Draw figures of runs, of a sweep or of a plan.",
-    ),
-    "report": (
-        "sim.cli.report:report",
-        "Write one page to look at: a run, several compared, a sweep or a plan.",
-    ),
-    "export": (
-        "sim.cli.export:export",
-        "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus text, CSV.",
-    ),
-    "workload": (
-        "sim.cli.workload:app",
-        "Traffic: statistics, generation, conversion, miss-ratio curves.",
-    ),
+    "run": "Run one simulation: summary, results and figures.",
+    "sweep": "Run a configuration many times, on this machine or on a Ray cluster.",
+    "plan": "Find the cheapest way to serve traffic, and how much a configuration "
+    "holds.",
+    "capacity": "Predict the number of KV blocks, explained GiB by GiB.",
+    "decisions": "Write a schedule step by step, or show where two part.",
+    "conform": "Compare our scheduler with the installed vLLM's own, decision by "
+    "decision.",
+    "validate": "Simulate a run that was measured, and report the errors.",
+    "plot": "Draw figures of runs, of a sweep or of a plan.",
+    "report": "Write one page to look at: a run, several compared, a sweep or a plan.",
+    "export": "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus "
+    "text, CSV.",
+    "workload": "Traffic: statistics, generation, conversion, miss-ratio curves.",
 }
+"""Each is in the module of its name, which is not imported before the command runs."""
 
 
 def build_app() -> App:
@@ -90,9 +61,8 @@ def build_app() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,  # `run` below says so, and with which status
     )
-    # Named here by text, so that --help imports none of them.
-    for name, (target, help_line) in COMMANDS.items():
-        app.command(target, name=name, help=help_line)
+    for name, help_line in COMMANDS.items():
+        app.command(f"sim.cli.{name}:{name}", name=name, help=help_line)
     for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda p: p.name):
         # Loaded for its help line: such a module must import nothing heavy.
         app.command(point.load(), name=point.name)
@@ -118,7 +88,8 @@ def run(arguments: Sequence[str]) -> int:
         line = _users_mistake(error)
         if line is None:
             raise
-        return _refuse(" ".join(line.split()))
+        print(f"kvsim: {' '.join(line.split())}", file=sys.stderr)
+        return EXIT_USER
     return status if isinstance(status, int) else EXIT_OK
 
 
@@ -134,8 +105,3 @@ def _users_mistake(error: Exception) -> str | None:
     if isinstance(error, UserError | WorkloadError | CycloptsError | OSError):
         return str(error)
     return fault_in_user_code(error)
-
-
-def _refuse(line: str) -> int:
-    print(f"kvsim: {line}", file=sys.stderr)
-    return EXIT_USER

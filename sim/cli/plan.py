@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from sim.cli.console import note, print_json, stopping_on_interrupt
+from sim.cli.console import note, print_json, progress_bar, stopping_on_interrupt
 from sim.cli.main import EXIT_INTERRUPTED
 from sim.cli.options import (
     Address,
@@ -83,13 +83,13 @@ def plan(
 def _solve(
     config: PlanConfig, workers: int | None, address: str | None, *, shown: bool
 ) -> PlanResult:
-    from sim.cli.output.plan import plan_progress
+    from sim.cli.output.plan import plan_reporter
     from sim.studies.planning.solve import executor_for, solve
 
     executor = executor_for(config, workers, address)
     with (
         executor,
         stopping_on_interrupt(executor.stop),
-        plan_progress(shown=shown) as on_progress,
+        progress_bar(plan_reporter, 1, shown=shown) as on_progress,
     ):
         return solve(config, executor, on_progress)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from sim.cli.console import note, print_json, stopping_on_interrupt, warn
+from sim.cli.console import (
+    note,
+    print_json,
+    progress_bar,
+    stopping_on_interrupt,
+    warn,
+)
 from sim.cli.main import EXIT_INTERRUPTED
 from sim.cli.options import (
     Figures,
@@ -71,7 +77,7 @@ def run(
     check
         Prove every structure's invariants each N steps; slow.
     """
-    from sim.cli.output.run import run_progress
+    from sim.cli.output.run import run_reporter
     from sim.config.tables import load_config
     from sim.errors import ConfigError
     from sim.results.output import output_directory, write_json
@@ -84,7 +90,8 @@ def run(
     run_config = load_config(config, with_seed(set_, seed))
     directory = out or Path("results") / config.stem
     simulation = Simulation(run_config, stepwise=stepwise)
-    num_requests, shown = simulation.num_requests, not (quiet or json)
+    num_requests, unit = simulation.num_requests, "requests"
+    shown = not (quiet or json)
     with output_directory(directory, overwrite=overwrite) as partial:
         extras = _extras(simulation, record or [], partial)
         steps_file = StepsFile(partial / "steps.parquet")
@@ -92,11 +99,13 @@ def run(
         with steps_file, stopping_on_interrupt(simulation.stop), extras:
             simulation.recorder.sink = steps_file
             loop_started_s = perf_counter()
-            with run_progress(num_requests, shown=shown) as on_progress:
-                results = simulation.run(on_progress, check_every=check)
+            with progress_bar(run_reporter, num_requests, unit, shown=shown) as told:
+                results = simulation.run(told, check_every=check)
             loop_s = perf_counter() - loop_started_s
-            with run_progress(2 * num_requests, shown=shown) as on_progress:
-                results = with_intervals(simulation, results, on_progress)
+            with progress_bar(
+                run_reporter, 2 * num_requests, unit, shown=shown
+            ) as told:
+                results = with_intervals(simulation, results, told)
             intervals_s = perf_counter() - loop_started_s - loop_s
             results.write(partial, itl=itl == "exact")
         complete = not simulation.stop_requested

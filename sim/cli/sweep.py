@@ -6,7 +6,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from sim.cli.console import note, print_json, stopping_on_interrupt, warn
+from sim.cli.console import (
+    note,
+    print_json,
+    progress_bar,
+    stopping_on_interrupt,
+    warn,
+)
 from sim.cli.main import EXIT_INTERRUPTED
 from sim.cli.options import (
     Address,
@@ -20,8 +26,9 @@ from sim.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from sim.cli.console import ShowProgress
     from sim.studies.sweeps.expand import Sweep
     from sim.studies.sweeps.job import Executor, Job
     from sim.studies.sweeps.session import Tally
@@ -64,7 +71,6 @@ def sweep(
         from sim.studies.sweeps.forks import warm_up
 
         warm_up()
-    from sim.cli.output.sweep import sweep_progress
     from sim.results.output import check_output
     from sim.studies.sweeps import directory as folder
     from sim.studies.sweeps.expand import Sweep, check_runs, check_size
@@ -86,6 +92,7 @@ def sweep(
         folder.check_same(directory, facts)
     else:
         check_output(directory, overwrite=overwrite, files=folder.SWEEP_FILES)
+    shown = not (quiet or json)
     executor = executor_for(jobs, workers, address)
     with executor:  # joins its cluster, if there is one, before anything is written
         if not resume:
@@ -93,7 +100,7 @@ def sweep(
         with (
             folder.held(directory),
             stopping_on_interrupt(executor.stop),
-            sweep_progress(len(jobs), shown=not (quiet or json)) as on_outcome,
+            progress_bar(_reporter, len(jobs), "runs", shown=shown) as on_outcome,
         ):
             dataset = directory / folder.RUNS
             tally = run_sweep(plan, jobs, dataset, executor, on_outcome=on_outcome)
@@ -144,6 +151,14 @@ def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def _reporter(show: ShowProgress) -> Callable[[Tally], None]:
+    def update(tally: Tally) -> None:
+        failed = f"{tally.num_failed:,} failed" if tally.num_failed else ""
+        show(tally.num_ended, failed)
+
+    return update
+
+
 def _note_run(
     directory: Path,
     tally: Tally,
@@ -172,7 +187,6 @@ def _report(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    from sim.cli.output.sweep import print_tally
     from sim.studies.sweeps.directory import RUNS
 
     warn(tally.problems)
@@ -183,4 +197,8 @@ def _report(
     if as_json:
         print_json({"dataset": dataset, "num_runs": tally.num_runs, **tally.counts})
     elif not quiet:
-        print_tally(tally, dataset, executor.num_workers, wall_s)
+        ends = ", ".join(f"{n:,} {end}" for end, n in sorted(tally.counts.items()))
+        print(f"runs     {tally.num_ended:,} of {tally.num_runs:,}: {ends}")
+        rate = f"; {tally.run_wall_s:.1f} s of runs" if tally.run_wall_s else ""
+        print(f"took     {wall_s:.1f} s on {executor.num_workers:,} workers{rate}")
+        print(f"dataset  {dataset}, a row each")

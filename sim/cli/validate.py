@@ -91,6 +91,6 @@ def _show(
     if as_json:
         print_json(report)
     elif not quiet:
-        from sim.studies.validation.terminal import print_report
+        from sim.cli.output.validation import print_report
 
         print_report(report, directory)

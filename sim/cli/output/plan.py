@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from sim.cli.console import number_table, output_console, progress_bar
+from sim.cli.console import number_table, output_console
+from sim.studies.planning.sensitivity import RESOURCE_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-_RESOURCES = {
-    "kv_capacity": "KV capacity",
-    "compute": "compute",
-    "memory_bandwidth": "memory bandwidth",
-    "swap_bandwidth": "swap bandwidth",
-    "interconnect": "interconnect",
-    "host": "host",
-}
+    from sim.cli.console import ShowProgress
+
 _STATUS = {
     "does_not_fit": "does not fit",
     "misses_idle": "too slow, even idle",
@@ -33,18 +27,11 @@ _BOUNDS = {"high": ">= ", "low": "< "}
 _TOP = 3
 
 
-@contextmanager
-def plan_progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Show the phase, how much of it is done and the time left in it."""
-    with progress_bar(1, shown=shown) as show:
-        if show is None:
-            yield None
-            return
+def plan_reporter(show: ShowProgress) -> Callable[[str, int, int], None]:
+    def update(phase: str, done: int, total: int) -> None:
+        show(done, phase=phase, total=total)
 
-        def update(phase: str, done: int, total: int) -> None:
-            show(done, phase=phase, total=total)
-
-        yield update
+    return update
 
 
 def print_plan(plan: Mapping[str, Any], directory: Path, wall_s: float) -> None:
@@ -95,7 +82,7 @@ def _rates(plan: Mapping[str, Any]) -> Table:
 
 
 def _resource(name: str) -> str:
-    return _RESOURCES.get(name, name)
+    return "KV capacity" if name == "kv_capacity" else RESOURCE_WORDS.get(name, name)
 
 
 def _fleets(plan: Mapping[str, Any]) -> Table:
@@ -162,14 +149,10 @@ def answers(plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _largest(effects: list[dict[str, Any]]) -> str:
     """Return the settings, not the resources, with the largest effects."""
-    known = [e for e in effects if e["rate_gain"] is not None and _is_setting(e)]
+    known = [e for e in effects if e["rate_gain"] is not None and not e["resource"]]
     known.sort(key=lambda e: -abs(e["rate_gain"]))
     return "; ".join(
         f"{e['lever']} {e['change']} {e['rate_gain']:+.1%}"
         for e in known[:_TOP]
         if abs(e["rate_gain"]) >= 0.005
     )
-
-
-def _is_setting(effect: Mapping[str, Any]) -> bool:
-    return not effect["resource"]

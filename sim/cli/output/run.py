@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from sim.cli.console import facts_table, number_table, output_console, progress_bar
+from sim.cli.console import facts_table, number_table, output_console
 from sim.results.schema import SHOWN_STATISTICS
 from sim.results.summary import (
     clock,
@@ -16,33 +15,25 @@ from sim.results.summary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rich.table import Table
 
+    from sim.cli.console import ShowProgress
     from sim.simulation.run import Progress
 
 _BOUNDS = {"lo": "lower", "hi": "upper"}
 
 
-@contextmanager
-def run_progress(
-    num_requests: int, *, shown: bool
-) -> Iterator[Callable[[Progress], None] | None]:
-    """Show requests done, simulated time and the time left."""
-    with progress_bar(num_requests, "requests", shown=shown) as show:
-        if show is None:
-            yield None
-            return
+def run_reporter(show: ShowProgress) -> Callable[[Progress], None]:
+    def update(progress: Progress) -> None:
+        said = f"simulated {clock(progress.now_s)}"
+        if progress.bound:
+            said += f" at the {_BOUNDS[progress.bound]} bound"
+        show(progress.num_done, said)
 
-        def update(progress: Progress) -> None:
-            said = f"simulated {clock(progress.now_s)}"
-            if progress.bound:
-                said += f" at the {_BOUNDS[progress.bound]} bound"
-            show(progress.num_done, said)
-
-        yield update
+    return update
 
 
 def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) -> None:

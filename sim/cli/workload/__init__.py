@@ -5,29 +5,14 @@ from __future__ import annotations
 from cyclopts import App
 
 COMMANDS = {
-    "convert": (
-        "sim.cli.workload.convert:convert",
-        "Write a trace in another format, and say what that loses.",
-    ),
-    "generate": (
-        "sim.cli.workload.generate:generate",
-        "Sample the traffic of a configuration and write it, to be replayed.",
-    ),
-    "describe": (
-        "sim.cli.workload.describe:describe",
-        "Say what traffic is like: rates, lengths, prefix sharing, sessions.",
-    ),
-    "curve": (
-        "sim.cli.workload.curve:curve",
-        "Say how much KV memory buys how many prefix hits, for every size.",
-    ),
-    "fetch": (
-        "sim.cli.workload.fetch:fetch",
-        "Download a public trace and verify its checksum.",
-    ),
+    "convert": "Write a trace in another format, and say what that loses.",
+    "generate": "Sample the traffic of a configuration and write it, to be replayed.",
+    "describe": "Say what traffic is like: rates, lengths, prefix sharing, sessions.",
+    "curve": "Say how much KV memory buys how many prefix hits, for every size.",
+    "fetch": "Download a public trace and verify its checksum.",
 }
-"""By name: where a command is, and what it does; none is imported before it runs."""
+"""Each is in the module of its name, which is not imported before the command runs."""
 
-app = App(name="workload", help="Traffic: traces, their statistics, and new ones.")
-for _name, (_target, _help) in COMMANDS.items():
-    app.command(_target, name=_name, help=_help)
+workload = App(name="workload", help="Traffic: traces, their statistics, and new ones.")
+for _name, _help in COMMANDS.items():
+    workload.command(f"sim.cli.workload.{_name}:{_name}", name=_name, help=_help)

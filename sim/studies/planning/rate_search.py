@@ -48,56 +48,49 @@ class Threshold:
 
 @dataclass(slots=True)
 class _Bracket:
-    """A rate that holds and a higher one that does not, as far as they are known."""
+    """A rate that holds and a higher one that does not, each with its margin."""
 
-    holds: tuple[float, float] | None = None
-    misses: tuple[float, float] | None = None
+    holds: float = 0.0
+    below: float = -inf
+    misses: float = inf
+    above: float = inf
 
     def take(self, rate: float, margin: float) -> None:
         if margin <= 0:
-            self.holds = (rate, margin)
+            self.holds, self.below = rate, margin
         else:
-            self.misses = (rate, margin)
+            self.misses, self.above = rate, margin
 
     @property
     def ratio(self) -> float:
-        if self.holds is None or self.misses is None:
-            return inf
-        return self.misses[0] / self.holds[0]
+        return self.misses / self.holds if self.holds else inf
 
     def is_closed(self, tolerance: float) -> bool:
-        """Whether the crossing is known to within `tolerance`, as a share."""
+        """Return whether the crossing is known to within `tolerance`, as a share."""
         if self.ratio <= 1 + tolerance:
             return True
         if self.ratio > _NEAR or not self.has_slope:
             return False
-        assert self.holds is not None
-        width, below = log(self.ratio), log(self.crossing() / self.holds[0])
+        width, below = log(self.ratio), log(self.crossing() / self.holds)
         return min(below, width - below) <= log(1 + tolerance) / 2
 
     @property
     def has_slope(self) -> bool:
         """Whether both margins are numbers to draw a line through."""
-        assert self.holds is not None
-        assert self.misses is not None
-        return -inf < self.holds[1] and self.misses[1] < inf
+        return -inf < self.below and self.above < inf
 
     def crossing(self) -> float:
         """Return where a line through both margins is 0; the middle without slopes."""
-        assert self.holds is not None
-        assert self.misses is not None
-        (low, below), (high, above) = self.holds, self.misses
-        share = -below / (above - below) if self.has_slope else 0.5
-        return low * exp(share * log(high / low))
+        share = -self.below / (self.above - self.below) if self.has_slope else 0.5
+        return self.holds * exp(share * log(self.misses / self.holds))
 
     def next_inside(self, tolerance: float) -> float:
         """Return a rate just beyond the crossing, so that the bracket closes there."""
-        assert self.holds is not None
-        low, width = self.holds[0], log(self.ratio)
-        share = log(self.crossing() / low) / width
+        width = log(self.ratio)
+        share = log(self.crossing() / self.holds) / width
         nudge = log(1 + tolerance) / 2 / width
         share += nudge if share < 0.5 else -nudge
-        return low * exp(width * min(max(share, _EDGE), 1 - _EDGE))
+        return self.holds * exp(width * min(max(share, _EDGE), 1 - _EDGE))
 
 
 def find_threshold(
@@ -130,13 +123,9 @@ def find_threshold(
         if bracket.ratio < inf and bracket.is_closed(tolerance):
             return Threshold(bracket.crossing(), tuple(tried))
         if bracket.ratio < inf:
-            assert bracket.holds is not None
             shrank = bracket.ratio <= sqrt(before)
-            rate = (
-                bracket.next_inside(tolerance)
-                if shrank
-                else bracket.holds[0] * sqrt(bracket.ratio)
-            )
+            middle = bracket.holds * sqrt(bracket.ratio)
+            rate = bracket.next_inside(tolerance) if shrank else middle
         elif found <= 0:
             if rate >= high:
                 return Threshold(high, tuple(tried), "high")

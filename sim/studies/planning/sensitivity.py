@@ -235,36 +235,26 @@ def _request(study: Study, base: CandidatePlan, lever: Lever, seed: int) -> Answ
 
 
 def _effect(
-    study: Study,
-    base: CandidatePlan,
-    lever: Lever,
-    answers: Sequence[Answer | str],
+    study: Study, base: CandidatePlan, lever: Lever, answers: Sequence[Answer | str]
 ) -> Effect:
-    refusals = [answer for answer in answers if isinstance(answer, str)]
     names = [each.name for each in study.plan.parsed_objectives]
-    if refusals:
-        nothing: dict[str, float | None] = dict.fromkeys(names)
-        return Effect(
-            lever.name,
-            lever.change,
-            lever.overrides,
-            None,
-            nothing,
-            lever.resource,
-            refusals[0],
-        )
     known = [answer for answer in answers if not isinstance(answer, str)]
-    gains = [
-        answer["rate_scale"] * study.base_rate / threshold - 1
-        for answer, threshold in zip(known, base.highest.thresholds, strict=False)
-    ]
+    refusals = [answer for answer in answers if isinstance(answer, str)]
+    gain: float | None = None
+    latency_gain: dict[str, float | None] = dict.fromkeys(names)
+    if not refusals:
+        pairs = zip(known, base.highest.thresholds, strict=False)
+        gains = [a["rate_scale"] * study.base_rate / before - 1 for a, before in pairs]
+        gain = float(np.mean(gains))
+        latency_gain = {name: _latency_gain(base, known, name) for name in names}
     return Effect(
-        lever.name,
-        lever.change,
-        lever.overrides,
-        float(np.mean(gains)),
-        {name: _latency_gain(base, known, name) for name in names},
-        lever.resource,
+        lever=lever.name,
+        change=lever.change,
+        overrides=lever.overrides,
+        rate_gain=gain,
+        latency_gain=latency_gain,
+        resource=lever.resource,
+        reason=refusals[0] if refusals else "",
     )
 
 

@@ -21,7 +21,7 @@ from sim.studies.planning.observation import (
     warmup_share,
 )
 from sim.studies.planning.rate_search import find_threshold, guessed_rate
-from sim.studies.planning.trial import Trial, perform, warmup_of
+from sim.studies.planning.trial import Trial, arrivals_of, perform, warmup_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,25 +129,21 @@ def _warmup(trial: Trial, rate_scale: float, seeds: Sequence[int]) -> float:
 
     By MSER, and at least the mean life of a request: only then can one have left.
     """
-    runs, shares, lives_s = [], [], []
+    runs, arrivals_s, lives_s = [], [], []
     for seed in seeds[:_NUM_PILOTS]:
         run = {**trial.at(rate_scale).run, "seed": seed}
         simulation = Simulation(parse_config(run))
         results = simulation.run()
         runs.append(numbers_in_system(results.recording.request_table))
-        shares.append(simulation.specs)
+        arrivals_s.append(arrivals_of(simulation.specs))
         lives_s.append((results.summary["mean_e2el_ms"] or 0.0) / 1e3)
     share_of_time = warmup_share(runs)
     # From a share of the time to one of the requests, of all runs together.
     counts = [
-        _num_before(specs, max(share_of_time * specs[-1].arrival_s, life_s))
-        for specs, life_s in zip(shares, lives_s, strict=True)
+        (times_s < max(share_of_time * times_s[-1], life_s)).sum()
+        for times_s, life_s in zip(arrivals_s, lives_s, strict=True)
     ]
-    return min(MAX_SHARE, sum(counts) / sum(map(len, shares)))
-
-
-def _num_before(specs: Sequence[RequestSpec], time_s: float) -> int:
-    return sum(spec.arrival_s < time_s for spec in specs)
+    return min(MAX_SHARE, float(sum(counts) / sum(map(len, arrivals_s))))
 
 
 def natural_rate(specs: Sequence[RequestSpec]) -> float:

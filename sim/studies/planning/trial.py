@@ -22,7 +22,9 @@ from workloads.columns import RequestColumns
 from workloads.splitting import replicas_of, share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
@@ -151,8 +153,8 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
     specs = _some(make_workload(config.workload, config.seed).requests(), trial.most)
     warmup_s = warmup_of(specs, trial.warmup_share)
     runs = [
-        _run(config, part, trial, warmup_s, details)
-        for part in _parts(config, specs, trial)
+        _run(*replica, trial, warmup_s, details)
+        for replica in _replicas(config, specs, trial)
     ]
     return _in_time_of(_observed(runs, trial, warmup_s, details=details), factor)
 
@@ -175,35 +177,31 @@ def _shortened(objective: Objective, factor: float) -> Objective:
     return replace(objective, limits_ms=limits)
 
 
+def arrivals_of(specs: Sequence[RequestSpec]) -> NDArray[np.float64]:
+    if isinstance(specs, RequestColumns):
+        return specs.arrival_s
+    return np.array([spec.arrival_s for spec in specs])
+
+
 def warmup_of(specs: Sequence[RequestSpec], share: float) -> float:
     """Return when the requests begin to count, in seconds."""
-    first = min(int(len(specs) * share), len(specs) - 1)
-    if isinstance(specs, RequestColumns):
-        return float(specs.arrival_s[first])
-    return specs[first].arrival_s
+    return float(arrivals_of(specs)[min(int(len(specs) * share), len(specs) - 1)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The traffic of one replica, and the configuration that gives just that."""
-
-    specs: Sequence[RequestSpec]
-    split: dict[str, Any] | None
-
-
-def _parts(
+def _replicas(
     config: RunConfig, specs: Sequence[RequestSpec], trial: Trial
-) -> list[_Part]:
+) -> Iterator[tuple[RunConfig, Sequence[RequestSpec]]]:
+    """Yield the traffic of each replica, and the configuration that gives just that."""
     if trial.num_replicas == 1:
-        return [_Part(specs, None)]
+        yield config, specs
+        return
     chosen = replicas_of(specs, trial.num_replicas, trial.by, config.seed)
-    parts = []
     for replica in range(trial.num_replicas):
         part = share_of(specs, chosen, replica)
         split = split_table(trial.num_replicas, replica, trial.by)
+        workload = config.workload.model_copy(update={"split": split})
         if len(part):  # an engine without requests does nothing
-            parts.append(_Part(part, split))
-    return parts
+            yield config.model_copy(update={"workload": workload}), part
 
 
 def split_table(num_replicas: int, replica: int, by: str) -> dict[str, Any]:
@@ -263,14 +261,15 @@ class _Run:
 
 
 def _run(
-    config: RunConfig, part: _Part, trial: Trial, warmup_s: float, details: bool
+    config: RunConfig,
+    specs: Sequence[RequestSpec],
+    trial: Trial,
+    warmup_s: float,
+    details: bool,
 ) -> _Run:
     """Simulate one replica, until its end or until it has lost."""
-    if part.split is not None:
-        workload = config.workload.model_copy(update={"split": part.split})
-        config = config.model_copy(update={"workload": workload})
     with_steps = details or any(each.of in OF_STEPS for each in trial.objectives)
-    simulation = _TrialSimulation(config, part.specs, trial.bound, with_steps)
+    simulation = _TrialSimulation(config, specs, trial.bound, with_steps)
     watch = OverloadWatch(simulation, trial.objectives, warmup_s)
     recording = simulation.record()
     with_itl = any(each.of == "itl" for each in trial.objectives)
@@ -318,13 +317,6 @@ def _in_time_of(seen: Observation, factor: float) -> Observation:
     return replace(seen, values=values, tokens_per_s=seen.tokens_per_s / factor)
 
 
-def _num_from(specs: Sequence[RequestSpec], time_s: float) -> int:
-    """Return how many requests arrive at a time or later."""
-    if isinstance(specs, RequestColumns):
-        return int((specs.arrival_s >= time_s).sum())
-    return sum(spec.arrival_s >= time_s for spec in specs)
-
-
 def is_overloaded(num_late: int, num_requests: int) -> bool:
     """Return whether the queue was long when the last request arrived.
 
@@ -350,7 +342,7 @@ class OverloadWatch:
         self._stop = simulation.stop
         self._active = simulation.recorder.active
         self._warmup_s = warmup_s
-        num_counted = _num_from(simulation.specs, warmup_s)
+        num_counted = int((arrivals_of(simulation.specs) >= warmup_s).sum())
         self._max_queue = max(_MIN_QUEUE, _QUEUE_SHARE * simulation.num_requests)
         self._bounds = [
             # One more than the share above the percentile moves the percentile itself.

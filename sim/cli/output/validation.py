@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from sim.cli.console import number_table, output_console
 from sim.results.schema import OF_REQUESTS
 from sim.studies.validation.compare import METRICS
 from sim.studies.validation.sharpness import SHOWN
@@ -16,24 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_WIDTH: Final = 100
+    from rich.table import Table
+
 _WHOLE: Final = frozenset({"completed", "num_preemptions", "prefix_cache_hits"})
 _FROM: Final = 100.0
 """From here on a number has one decimal, below two."""
 
 
 def print_report(report: Mapping[str, Any], directory: Path) -> None:
-    """Print the table of errors, what was fitted and how far the curves are apart."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = output_console()
     console.print(Text(report["title"], style="bold"))
     console.print(Text(f"measured: {report['source']}"))
     console.print(_metrics(report))
     for line in [*_fit_lines(report), *_curve_lines(report)]:
         console.print(Text(line), soft_wrap=True)
     console.print(Text(report["sharpness"]["verdict"]), soft_wrap=True)
-    if has_pressure(report):
+    if report["sharpness"]["has_pressure"]:
         console.print(_more_blocks(report))
         for line in _pressure_lines(report):
             console.print(Text(line), soft_wrap=True)
@@ -42,19 +39,12 @@ def print_report(report: Mapping[str, Any], directory: Path) -> None:
     console.print(Text(f"report in {directory}"), soft_wrap=True)
 
 
-def has_pressure(report: Mapping[str, Any]) -> bool:
-    """Whether errors against KV pressure mean anything."""
-    sharpness: Mapping[str, Any] = report["sharpness"]
-    return bool(sharpness["has_pressure"])
-
-
 def _metrics(report: Mapping[str, Any]) -> Table:
     judged = report.get("judged_metrics")
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "predicted", "measured", "error"):
-        table.add_column(name, justify="left" if not name else "right")
+    names = ["", "predicted", "measured", "error"]
     if judged is not None:
-        table.add_column("error, judged part", justify="right")
+        names.append("error, judged part")
+    table = number_table(*names, texts=[""], header_style="table.header")
     for name in METRICS:
         found = report["metrics"][name]
         row = [
@@ -88,11 +78,8 @@ def _more_blocks(report: Mapping[str, Any]) -> Table:
     for each in report["sharpness"]["more_blocks"]:
         title = f"+{each['more_pct']} %: {each['num_gpu_blocks']:,}"
         columns.append((title, each["metrics"]))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("predicted with", justify="left")
-    table.add_column("measured", justify="right")
-    for title, _ in columns:
-        table.add_column(title, justify="right")
+    names = ["predicted with", "measured", *(title for title, _ in columns)]
+    table = number_table(*names, texts=["predicted with"], header_style="table.header")
     for name in SHOWN:
         row = [name.replace("_", " "), _number(name, columns[0][1][name]["measured"])]
         for _, metrics in columns:
