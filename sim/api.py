@@ -14,7 +14,7 @@ from sim.errors import ConfigError
 from sim.results import run
 from sim.results.differences import differing
 from sim.simulation.run import simulate as _simulate
-from sim.simulation.traffic_source import read_requests
+from sim.simulation.workload import read_requests
 from sim.studies.planning import solve
 from sim.studies.planning.spec import load_plan
 from sim.studies.prefixes import need
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from sim.config.overrides import Overrides
+    from sim.config.files import Overrides
     from sim.config.tables import RunConfig
     from sim.studies.sweeps.job import Executor
     from sim.views.plots.accessor import NamedFigures, RunPlots

@@ -16,7 +16,7 @@ import yaml
 from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
 from sim.config.files import parse_yaml
-from sim.config.roles import ROLES
+from sim.config.plug import ROLES
 from sim.config.tables import (
     EngineConfig,
     RunConfig,

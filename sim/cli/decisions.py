@@ -75,7 +75,7 @@ def _driver(
 ) -> DecisionDriver:
     from sim.errors import ConfigError, SchedulerError
     from sim.studies.conformance import DecisionDriver
-    from sim.studies.conformance.engines import hosted_scheduler
+    from sim.studies.conformance.driver import hosted_scheduler
 
     try:
         scheduler = hosted_scheduler(workload) if hosted else None

@@ -2,7 +2,7 @@
 
 ``kind`` names a built-in of the table at hand, or ``path/to/file.py:ClassName`` for
 one of the user's own; the remaining keys are constructor arguments. An argument that is
-itself a role of `sim.config.roles` is such a table again.
+itself a role of `sim.config.plug` is such a table again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,27 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
-from sim.config.roles import ROLES
 from sim.config.trace_shelf import instead_of
 from sim.errors import ConfigError, UserError
+from workloads.arrivals import ARRIVALS, ArrivalProcess
+from workloads.counts import COUNTS, CountDistribution
+from workloads.durations import DURATIONS, DurationDistribution
 from workloads.errors import WorkloadError
+from workloads.lengths import (
+    LENGTH_PAIRS,
+    LENGTHS,
+    LengthDistribution,
+    LengthPairs,
+)
+from workloads.prefixes import PREFIXES, PrefixStructure
+from workloads.traces import TRACE_READERS, TraceReader
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -274,3 +285,17 @@ def _load(kind: str, table: Mapping[str, type], where: str) -> type:
     if not isinstance(cls, type):
         raise ConfigError(f"{where}.kind: '{file_name}' has no class '{class_name}'")
     return cls
+
+
+ROLES: Mapping[Any, Mapping[str, type]] = MappingProxyType(
+    {
+        ArrivalProcess: ARRIVALS,
+        CountDistribution: COUNTS,
+        DurationDistribution: DURATIONS,
+        LengthDistribution: LENGTHS,
+        LengthPairs: LENGTH_PAIRS,
+        PrefixStructure: PREFIXES,
+        TraceReader: TRACE_READERS,
+    }
+)
+"""Built-in classes by kind, for each role."""

@@ -14,8 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from sim.config.files import find_files, read_yaml
-from sim.config.overrides import Overrides, override
+from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.plug import did_you_mean
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's

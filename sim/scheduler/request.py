@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
-
-from sim.scheduler.groups.sequence import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +70,33 @@ for _status, _targets in TRANSITIONS.items():
 
 class IllegalTransitionError(RuntimeError):
     """A request was moved to a status that its own does not lead to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What schedulers read of a request's sampling parameters.
+
+    Parameters
+    ----------
+    n
+        Sequences returned.
+    best_of
+        Sequences sampled, or the beam width; None for `n`.
+    use_beam_search
+        Beam search instead of parallel sampling.
+    max_tokens
+        Most output tokens a sequence, or None for the engine's limit.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    max_tokens: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Sequences that the group grows to."""
+        return self.n if self.best_of is None else self.best_of
 
 
 class Request:

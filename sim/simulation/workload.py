@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sim.config.files import Overrides, override
 from sim.config.plug import build
+from sim.config.tables import load_traffic
+from sim.config.workload import WorkloadConfig
 from sim.errors import ConfigError
 from workloads.arrivals import ARRIVALS
 from workloads.errors import TraceFormatError, WorkloadError
@@ -16,13 +20,12 @@ from workloads.resampling import Resampling
 from workloads.sampling import SampledWorkload
 from workloads.sessions import SESSIONS, SessionWorkload
 from workloads.splitting import SplitWorkload
-from workloads.traces import TRACE_READERS
+from workloads.traces import TRACE_READERS, guess_kind
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sim.config.workload import WorkloadConfig
     from workloads.spec import RequestSpec
 
 T = TypeVar("T")
@@ -164,3 +167,65 @@ def _refusing(where: str, make: Callable[..., T], **arguments: Any) -> T:
         return make(**arguments)
     except WorkloadError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+CONFIG_SUFFIXES = (".yaml", ".yml")
+
+
+def read_requests(
+    path: Path | str, overrides: Overrides = (), *, kind: str | None = None
+) -> Sequence[RequestSpec]:
+    """Return the requests of a trace file, or of a configuration's workload.
+
+    Parameters
+    ----------
+    path
+        A trace, or a configuration (``*.yaml``): a whole one, or its ``workload``
+        table with a ``seed``.
+    overrides
+        Of a trace, arguments of its reader, ``limit``, ``window`` and so on; of a
+        configuration, changes as of `sim.config.tables.load_config`.
+    kind
+        A trace's format; told by its content unless given.
+
+    Returns
+    -------
+    sequence of RequestSpec
+        In order of arrival.
+
+    Raises
+    ------
+    ConfigError, WorkloadError
+        If the file cannot be read, or an override does not fit.
+
+    Examples
+    --------
+    >>> from kvsim import read_requests
+    >>> requests = read_requests("examples/demo.yaml", {"seed": 1})
+    >>> len(requests), requests[0].num_prompt_tokens
+    (21930, 414)
+    """
+    path = Path(path)
+    if path.suffix.lower() in CONFIG_SUFFIXES:
+        if kind is not None:
+            raise ConfigError(
+                f"kind is for traces; '{path}' is a configuration, which names its own"
+            )
+        return configured_requests(path, overrides)
+    table: dict[str, Any] = {}
+    override(table, overrides)
+    return recorded_requests(path, kind or guess_kind(path), table)
+
+
+def configured_requests(path: Path, overrides: Overrides) -> Sequence[RequestSpec]:
+    """Return the requests of a configuration's workload; see `read_requests`."""
+    traffic = load_traffic(path, overrides)
+    return make_workload(traffic.workload, traffic.seed).requests()
+
+
+def recorded_requests(
+    path: Path, kind: str, table: Mapping[str, Any]
+) -> Sequence[RequestSpec]:
+    """Return the requests of a trace, its format known; see `read_requests`."""
+    trace = {"kind": kind, "path": str(path), **table}
+    return make_workload(WorkloadConfig(trace=trace), seed=0).requests()

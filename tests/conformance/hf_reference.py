@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from sim.scheduler.log.lines import TableChanges
-from sim.scheduler.log.tokens import StreamTokens
 from sim.studies.conformance import load_workload, write_log
+from sim.studies.conformance.workload import StreamTokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

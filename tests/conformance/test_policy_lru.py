@@ -16,7 +16,7 @@ from sim.studies.conformance import (
     load_workload,
     read_log,
 )
-from sim.studies.conformance.engines import make_scheduler
+from sim.studies.conformance.driver import make_scheduler
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:

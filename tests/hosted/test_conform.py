@@ -17,7 +17,7 @@ from sim.scheduler.hosted.api import installed_version, nearest_release
 from sim.simulation.run import Simulation
 from sim.studies.conformance import DecisionDriver, load_workload, write_log
 from sim.studies.conformance.conform import compare
-from sim.studies.conformance.engines import hosted_scheduler
+from sim.studies.conformance.driver import hosted_scheduler
 from sim.studies.conformance.random_v1 import random_workload
 from tests.shared import SHARED, shared
 

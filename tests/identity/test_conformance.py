@@ -19,7 +19,7 @@ from sim.scheduler.v1.exact import NotExactError
 from sim.scheduler.v1.fast import FastV1Scheduler
 from sim.scheduler.v1.scheduler import V1Scheduler
 from sim.studies.conformance import load_workload, read_log
-from sim.studies.conformance.engines import make_request
+from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.workload import V1Engine
 from tests.identity.compare import TABLES, table_difference, trail_differences
 from tests.identity.trail import Trail

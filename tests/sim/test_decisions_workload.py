@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.scheduler.log.tokens import token
-from sim.studies.conformance.workload import load_workload
+from sim.studies.conformance.workload import load_workload, token
 from tests.sim.commands import refused
 from tests.sim.decision_files import (
     column,

@@ -12,8 +12,8 @@ from cache.v1.policies import CACHE_POLICIES, LRU
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
 from sim.scheduler.v1.exact import NotExactError, check_order
+from sim.simulation.evictors import WorkloadReads
 from sim.simulation.extras import recording
-from sim.simulation.future_reads import WorkloadReads
 from sim.simulation.run import Simulation
 from tests.sim.build import spec
 from tests.sim.commands import refused

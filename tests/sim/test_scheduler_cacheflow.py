@@ -11,10 +11,10 @@ from cache.sequences import SequenceStatus
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.block_space.cacheflow import Scheduler
-from sim.scheduler.block_space.policy import FCFS, PolicyFactory
-from sim.scheduler.groups.sequence import SamplingParams, Sequence, SequenceGroup
+from sim.scheduler.block_space.scheduler import FCFS, PolicyFactory
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from sim.scheduler.groups.settings import SchedulerConfig
-from sim.scheduler.request import RequestStatus
+from sim.scheduler.request import RequestStatus, SamplingParams
 from sim.scheduler.settings import CacheConfig
 from tests.sim.group_steps import Steps, batch, make, preempted, queued
 

@@ -9,8 +9,8 @@ import pytest
 from cache.sequences import SequenceStatus
 from sim.errors import SwapSpaceError
 from sim.scheduler.base import PreemptionMode
-from sim.scheduler.groups.sequence import SamplingParams, Sequence, SequenceGroup
-from sim.scheduler.request import RequestStatus
+from sim.scheduler.groups.sequence import Sequence, SequenceGroup
+from sim.scheduler.request import RequestStatus, SamplingParams
 from sim.scheduler.v0.scheduler import Scheduler
 from tests.sim.group_steps import Steps, batch, chunks, make, preempted, queued
 

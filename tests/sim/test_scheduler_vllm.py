@@ -16,10 +16,10 @@ from sim.scheduler.hosted import VLLM
 from sim.scheduler.hosted import api as vllm_api
 from sim.scheduler.hosted import scheduler as hosting
 from sim.scheduler.hosted.api import VllmApi, installed_version, nearest_release
-from sim.scheduler.hosted.tokens import HostedTokens
+from sim.scheduler.hosted.engine import HostedTokens
 from sim.scheduler.request import Request
 from sim.studies.conformance.conform import compare
-from sim.studies.conformance.engines import hosted_scheduler
+from sim.studies.conformance.driver import hosted_scheduler
 from sim.studies.conformance.random_v1 import as_workload, random_workload
 from tests.sim.fake_vllm import Inner, SchedulerConfig, fake_api, load_from, modules
 

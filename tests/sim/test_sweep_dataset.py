@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from sim.config.files import parse_yaml
-from sim.config.overrides import put
+from sim.config.files import parse_yaml, put
 from sim.studies.sweeps.dataset import (
     RowMaker,
     RunDataset,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from sim.config.overrides import put
+from sim.config.files import put
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.studies.sweeps.expand import Sweep, check_runs, check_size, value_at

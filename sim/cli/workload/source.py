@@ -29,10 +29,10 @@ def requests_of(
     `settings` are ``key=value``: of the trace, or of the configuration.
     """
     from sim.errors import ConfigError
-    from sim.simulation import traffic_source
+    from sim.simulation import workload
     from workloads.traces import guess_kind
 
-    if file.suffix.lower() in traffic_source.CONFIG_SUFFIXES:
+    if file.suffix.lower() in workload.CONFIG_SUFFIXES:
         if kind is not None:
             raise ConfigError(
                 f"--from is for traces; '{file}' is a configuration, which names its "
@@ -41,7 +41,7 @@ def requests_of(
         if skip_bad_lines:
             settings = [*settings, "workload.trace.skip_bad_lines=true"]
         with warnings_in_a_line():
-            return traffic_source.configured_requests(file, list(settings))
+            return workload.configured_requests(file, list(settings))
     if kind is None:
         kind = guess_kind(file)
         if not quiet:
@@ -51,7 +51,7 @@ def requests_of(
     if skip_bad_lines:
         given = {"skip_bad_lines": True, **given}
     with warnings_in_a_line():
-        return traffic_source.recorded_requests(file, kind, given)
+        return workload.recorded_requests(file, kind, given)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def warnings_in_a_line() -> Iterator[None]:
 
 def table_of(settings: Sequence[str]) -> dict[str, Any]:
     """Return the table that ``key.path=value`` assignments spell, values in YAML."""
-    from sim.config.overrides import assign
+    from sim.config.files import assign
 
     table: dict[str, Any] = {}
     for setting in settings:

@@ -6,11 +6,11 @@ for plain sampling, several for parallel sampling and beam search.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cache.sequences import SequenceStatus
 from cache.tokens import TokenRuns
+from sim.scheduler.request import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,33 +43,6 @@ recomputation runs again (`Sequence.revive`).
 
 class IllegalSequenceTransitionError(RuntimeError):
     """A sequence was moved to a status that its own does not lead to."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """What schedulers read of a request's sampling parameters.
-
-    Parameters
-    ----------
-    n
-        Sequences returned.
-    best_of
-        Sequences sampled, or the beam width; None for `n`.
-    use_beam_search
-        Beam search instead of parallel sampling.
-    max_tokens
-        Most output tokens a sequence, or None for the engine's limit.
-    """
-
-    n: int = 1
-    best_of: int | None = None
-    use_beam_search: bool = False
-    max_tokens: int | None = None
-
-    @property
-    def width(self) -> int:
-        """Sequences that the group grows to."""
-        return self.n if self.best_of is None else self.best_of
 
 
 class Sequence:

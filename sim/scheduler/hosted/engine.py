@@ -16,14 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.scheduler.hosted.tokens import STOP_TOKEN
+from cache.tokens import TokenRuns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sim.scheduler.hosted.api import VllmApi
+    from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.settings import V1Settings
+
+STOP_TOKEN = 1 << 62
+"""The token that ends an output; no workload has it."""
+
+_SEGMENT_BITS = 40
+"""Tokens of a segment that are told apart, as a power of two."""
 
 _WAITING = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """Their queues of requests that do not run, in the order in which they are looked at;
@@ -350,3 +357,38 @@ def _hash(value: Any) -> bytes:
     return hashlib.sha256(
         pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     ).digest()
+
+
+class HostedTokens:
+    """Ids that are equal where the tokens of a workload are.
+
+    A segment is numbered when it is first met, so that ids of any two differ.
+    """
+
+    def __init__(self, *, has_content: bool) -> None:
+        self._has_content = has_content
+        self._segments: dict[int, int] = {}
+
+    def prompt(self, request: Request) -> list[int]:
+        """Return the ids of a prompt."""
+        if not self._has_content:
+            return [0] * request.num_prompt_tokens
+        prompt = request.tokens.prompt()
+        if not isinstance(prompt, TokenRuns):
+            return list(prompt)
+        ids: list[int] = []
+        for segment_id, offset, num_tokens in prompt.pieces:
+            start = self._token_id(segment_id, offset)
+            ids += range(start, start + num_tokens)
+        return ids
+
+    def latest(self, request: Request) -> int:
+        """Return the id of the token that was generated last."""
+        if not self._has_content:
+            return 0
+        token = request.tokens.output(0, request.num_output_tokens - 1)
+        return token if isinstance(token, int) else self._token_id(*token)
+
+    def _token_id(self, segment_id: int, offset: int) -> int:
+        serial = self._segments.setdefault(segment_id, len(self._segments))
+        return (serial << _SEGMENT_BITS) + offset

@@ -24,8 +24,7 @@ from sim.scheduler.base import (
 from sim.scheduler.batch import Batch
 from sim.scheduler.checks import check_queues
 from sim.scheduler.hosted.api import load_api, nearest_release
-from sim.scheduler.hosted.engine import HostedEngine
-from sim.scheduler.hosted.tokens import STOP_TOKEN, HostedTokens
+from sim.scheduler.hosted.engine import STOP_TOKEN, HostedEngine, HostedTokens
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.settings import V1Settings
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.scheduler.hosted.engine import HostedPreemption, HostedStep
+    from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
 
 

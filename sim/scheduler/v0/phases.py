@@ -7,7 +7,7 @@ Source: vLLM 0.7.3, ``vllm/core/scheduler.py`` (`_schedule_running`,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cache.errors import NoFreeBlocksError
 from cache.sequences import AllocStatus, SequenceStatus
@@ -17,12 +17,19 @@ from sim.scheduler.groups.output import GroupSchedulerOutput, ScheduledSequenceG
 from sim.scheduler.v0.budget import num_group_recompute_tokens
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
     from collections.abc import Sequence as Items
 
+    from cache.v0.manager import SelfAttnBlockSpaceManager
     from sim.scheduler.groups.sequence import Sequence, SequenceGroup
-    from sim.scheduler.v0.budget import PartialPrefillMetadata, SchedulingBudget
-    from sim.scheduler.v0.scheduler import Scheduler
+    from sim.scheduler.groups.settings import SchedulerConfig
+    from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v0.budget import (
+        ChunkRule,
+        PartialPrefillMetadata,
+        SchedulingBudget,
+    )
 
     VictimFor = Callable[[SequenceGroup], SequenceGroup]
     Preempt = Callable[
@@ -32,6 +39,21 @@ if TYPE_CHECKING:
 _RUNNING = SequenceStatus.RUNNING
 _SWAPPED = SequenceStatus.SWAPPED
 _WAITING = SequenceStatus.WAITING
+
+
+class Queues(Protocol):
+    """What the phases need of the scheduler whose queues they walk."""
+
+    scheduler_config: SchedulerConfig
+    cache_config: CacheConfig
+    block_manager: SelfAttnBlockSpaceManager
+    chunk_rule: ChunkRule
+    waiting: deque[SequenceGroup]
+    running: deque[SequenceGroup]
+    swapped: deque[SequenceGroup]
+    abandoned_seqs: list[Sequence]
+
+    def count_running_seqs(self, budget: SchedulingBudget) -> None: ...
 
 
 @dataclass(slots=True)
@@ -59,7 +81,7 @@ class RunningPhase:
     """
 
     def __init__(
-        self, scheduler: Scheduler, victim_for: VictimFor, preempt: Preempt
+        self, scheduler: Queues, victim_for: VictimFor, preempt: Preempt
     ) -> None:
         config = scheduler.scheduler_config
         cache_config = scheduler.cache_config
@@ -213,7 +235,7 @@ class SwappedInOutputs:
 class SwappedPhase:
     """Brings swapped groups back while they fit, strictly in order, never in chunks."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Queues) -> None:
         self._scheduler = scheduler
         self._num_lookahead_slots = scheduler.scheduler_config.num_lookahead_slots
 
@@ -280,7 +302,7 @@ class SwappedPhase:
 class WaitingPhase:
     """Scans the waiting queue from its head, and starts prefills."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Queues) -> None:
         config = scheduler.scheduler_config
         self._scheduler = scheduler
         self._chunking = config.enable_chunked_prefill

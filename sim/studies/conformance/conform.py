@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import SchedulerError
 from sim.studies.conformance.diff import Difference, first_difference
-from sim.studies.conformance.driver import DecisionDriver
-from sim.studies.conformance.engines import hosted_scheduler, make_scheduler
+from sim.studies.conformance.driver import (
+    DecisionDriver,
+    hosted_scheduler,
+    make_scheduler,
+)
 from sim.studies.conformance.shrink import shrunk
 
 if TYPE_CHECKING:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
-from cache.errors import NoFreeBlocksError
+from cache.errors import CacheError, NoFreeBlocksError
 from sim.engine.group_sampling import sampler_for
 from sim.errors import SchedulerError, SwapSpaceError
-from sim.scheduler.generations import generation_behind
+from sim.scheduler.generations import GENERATIONS, generation_behind
+from sim.scheduler.hosted import VLLM
 from sim.scheduler.log.lines import Line, StepLog, preemptions
-from sim.studies.conformance.engines import make_request, make_scheduler
-from sim.studies.conformance.workload import MAX_LEN
+from sim.scheduler.request import Request
+from sim.scheduler.v1 import V1
+from sim.studies.conformance.workload import MAX_LEN, StreamTokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sim.scheduler.base import Scheduler
-    from sim.scheduler.request import Request
-    from sim.studies.conformance.workload import DecisionWorkload
-
+    from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
 
 MOST_ROUNDS = 100
 """Queues that come back as often without a token in between come back for ever."""
@@ -186,3 +186,58 @@ class DecisionDriver:
 
 def _num_tokens(requests: Iterable[Request]) -> int:
     return sum(request.num_tokens for request in requests)
+
+
+_ENGINE_KEYS = {
+    "chunked_prefill": "enable_chunked_prefill",
+    "delay_factor": "scheduler_delay_factor",
+    "policy": "scheduling_policy",
+}
+"""Engine keys that decision workloads call otherwise."""
+
+
+def make_scheduler(workload: DecisionWorkload, **more: Any) -> Any:
+    """Construct the scheduler that a workload names; `more` are engine arguments."""
+    release = {"engine_version": workload.engine_version}
+    arguments = _arguments(workload) | release | more
+    try:
+        return GENERATIONS[workload.generation].make(arguments)
+    except CacheError as error:
+        raise SchedulerError(str(error)) from error
+
+
+def hosted_scheduler(workload: DecisionWorkload) -> Any:
+    """Construct the installed vLLM's own scheduler for a workload of V1."""
+    if workload.generation != V1.name:
+        raise SchedulerError(
+            f"a hosted vLLM takes workloads of V1, and the reference "
+            f"{workload.reference!r} is of {workload.generation}; leave --scheduler out"
+        )
+    return VLLM.make(_arguments(workload))
+
+
+def _arguments(workload: DecisionWorkload) -> dict[str, Any]:
+    """Return the workload's engine in engine keys."""
+    written = {"max_model_len": MAX_LEN, **workload.engine.model_dump()}
+    return {_ENGINE_KEYS.get(key, key): value for key, value in written.items()}
+
+
+def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Request:
+    """Construct the engine's request; its arrival time is its place in the list."""
+    length = raw.num_prompt_tokens
+    branches = raw.branch_output_lens or [raw.output_len] * raw.n
+    return Request(
+        request_id=index,
+        arrival_s=float(index),
+        num_prompt_tokens=length,
+        tokens=StreamTokens(raw.prompt, raw.out_seed),
+        max_num_tokens=min(length + raw.output_len, max_model_len),
+        oracle_num_tokens=length + raw.output_len,
+        priority=raw.priority,
+        max_output_tokens=None,
+        num_sequences=raw.n,
+        use_beam_search=raw.beam,
+        oracle_branch_num_tokens=tuple(length + own for own in branches),
+        beam_seed=raw.beam_seed,
+        beam_percent=raw.beam_pct,
+    )

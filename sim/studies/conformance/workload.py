@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -15,10 +16,59 @@ from pydantic import (
     model_validator,
 )
 
+from cache.hashing import NONE_HASH, hash_block
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
 from sim.scheduler.generations import GENERATIONS, OURS
-from sim.scheduler.log.reading import as_tuple, release_of, whole, without_comments
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+COMMENTS = frozenset({"comment", "comments", "description", "note", "notes"})
+"""Keys for people; they decide nothing."""
+
+_REFERENCE = re.compile(
+    r"(?:vllm|transformers)?[\s=_-]*v?([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})(?:\.post[0-9]+)?(?:\+[\w.]+)?",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def whole(value: Any) -> Any:
+    """Return ``1.0`` as ``1``, anything else as it is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def as_tuple(value: Any) -> Any:
+    """Return a list as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def without_comments(data: Any, nulls: Container[str]) -> Any:
+    """Return an object without comments, and without keys of `nulls` that are null.
+
+    A key that is null says as much as one that is not there.
+    """
+    if not isinstance(data, dict):
+        return data
+    return {
+        key: value
+        for key, value in data.items()
+        if key not in COMMENTS and (value is not None or key not in nulls)
+    }
+
+
+def release_of(reference: str) -> str:
+    """Return the release in ``"vllm 0.33.0"``, ``"vLLM v0.33.0"`` or ``"0.33"``.
+
+    So of ``"transformers 5.17.0"``.
+
+    What is no release comes back as it is.
+    """
+    matched = _REFERENCE.fullmatch(reference.strip())
+    return matched[1] if matched else reference
+
 
 MAX_LEN = 1 << 40
 """Stands for no limit, where a release has none."""
@@ -336,3 +386,44 @@ def _in_words(error: ValidationError) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+_BRANCH_SEEDS = 1_000_000
+
+
+def token(seed: int, index: int) -> int:
+    """Return token `index` of the stream of `seed`."""
+    mixed = seed * 1000003 + index * 7919 + (seed ^ index) * 31
+    return 10 + mixed % 49979
+
+
+class StreamTokens:
+    """Prompt and output of a request, as real token ids."""
+
+    __slots__ = ("_out_seed", "_prompt")
+
+    def __init__(self, prompt: Sequence[tuple[int, int]], out_seed: int) -> None:
+        self._prompt = [
+            token(seed, index) for seed, length in prompt for index in range(length)
+        ]
+        self._out_seed = out_seed
+
+    def prompt(self) -> list[int]:
+        return self._prompt
+
+    def output(self, branch: int, index: int) -> int:
+        return token(self._out_seed + _BRANCH_SEEDS * branch, index)
+
+    def extend_block_hashes(
+        self, block_hashes: list[int], num_blocks: int, block_size: int
+    ) -> None:
+        parent = block_hashes[-1] if block_hashes else NONE_HASH
+        num_prompt_tokens = len(self._prompt)
+        for index in range(len(block_hashes), num_blocks):
+            start, end = index * block_size, (index + 1) * block_size
+            ids = self._prompt[start:end] + [
+                self.output(0, position - num_prompt_tokens)
+                for position in range(max(start, num_prompt_tokens), end)
+            ]
+            parent = hash_block(parent, tuple(ids))
+            block_hashes.append(parent)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from sim.config.files import find_files, found_path, read_yaml
-from sim.config.overrides import Overrides, override
+from sim.config.files import Overrides, find_files, found_path, override, read_yaml
 from sim.config.plug import did_you_mean
 from sim.config.tables import EngineConfig, one_line
 from sim.config.types import ConfigTable, Kind, Positive

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sim.config.files import find_files
-from sim.config.overrides import put
+from sim.config.files import find_files, put
 from sim.config.tables import RunConfig, parse_config
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.gpus import load_gpu

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from sim.config.files import read_yaml
-from sim.config.overrides import Overrides, override
+from sim.config.files import Overrides, override, read_yaml
 from sim.config.plug import did_you_mean
 from sim.config.tables import RunConfig
 from sim.config.types import ConfigTable, Positive, shortened
