@@ -1,12 +1,11 @@
 """What a step costs: the shape of a batch in, seconds out.
 
-The engine knows the `CostModel` protocol and nothing else; each model is one file in
-``sim/costs``.
+The engine knows the `CostModel` protocol and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
@@ -105,22 +104,12 @@ class CostModel(Protocol):
 class StepPricer(Protocol):
     """Optional part of a cost model: many steps at once, each priced as `step` would.
 
-    Both methods agree with ``step`` bit for bit, so that a run gives the same results
-    whichever of the three it asks. A model without them is asked step by step.
-
-    Two more save the fast path time, if a model has them: ``batch_total``, a
-    `BatchTotal`, and ``decode_ends(num_decodes)``, which returns a `DecodeEnds`. One
-    more saves it in runs at a bound (`sim.costs.bounded`): ``decode_bound(num_decodes,
-    bound)`` is as ``decode_total``, for ``lo_s`` or ``hi_s``.
+    It agrees with ``step`` bit for bit; a model without it is asked step by step. A
+    `sim.costs.parts.FormulaCost` has it, and all else that saves a run time. Another
+    model may have ``batch_total``, a `BatchTotal`, and ``decode_total(num_decodes)``,
+    which returns the price of so many decodes and nothing else: a function from
+    `num_decode_context_tokens` to ``step(...).total_s``.
     """
-
-    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
-        """Return the price of a step of so many decodes and nothing else.
-
-        The function takes `num_decode_context_tokens` and returns ``step(...).total_s``
-        in seconds.
-        """
-        ...
 
     def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return ``step()`` of each row.
@@ -149,20 +138,20 @@ Each step attends to one token a decode more than the one before, and starts whe
 one ended, the first at `now_s`. The last is number `num_steps` (at least 1), or the
 first that ends at `until_s` or later, or not after it began."""
 
-_PRICER_METHODS: Final = ("decode_total", "columns")
-
 
 def pricer_of(cost_model: CostModel) -> StepPricer | None:
     """Return `cost_model` if it is a `StepPricer` that can be trusted, else None."""
-    if all(own_method(cost_model, name) for name in _PRICER_METHODS):
+    if own_method(cost_model, "columns"):
         return cast("StepPricer", cost_model)
     return None
 
 
-def own_method(cost_model: CostModel, name: str) -> Any:
-    """Return a method that agrees with ``step``, or None.
+def own_method(
+    cost_model: CostModel, name: str, beside: Collection[str] = ("step", "parts")
+) -> Any:
+    """Return a method that agrees with those it stands `beside`, or None.
 
-    It must stand where ``step`` is defined or nearer to the object: a subclass that
+    It must stand where they are defined or nearer to the object: a subclass that
     redefines ``step`` alone inherits methods that price something else. A class may set
     a method to None to be asked step by step.
     """
@@ -170,28 +159,9 @@ def own_method(cost_model: CostModel, name: str) -> Any:
     for names in (getattr(cost_model, "__dict__", {}), *map(vars, kinds)):
         if name in names:
             return getattr(cost_model, name)
-        if "step" in names:
+        if any(other in names for other in beside):
             break
     return None
-
-
-def ends_by(total_s: Callable[[int], float], num_decodes: int) -> DecodeEnds:
-    """Return ends of steps of so many decodes, at least 1, from the price of each."""
-
-    def ends(
-        num_context_tokens: int, num_steps: int, now_s: float, until_s: float
-    ) -> list[float]:
-        ends_s: list[float] = []
-        last = num_context_tokens + num_steps * num_decodes
-        for num_tokens in range(num_context_tokens, last, num_decodes):
-            end_s = now_s + total_s(num_tokens)
-            ends_s.append(end_s)
-            if not now_s < end_s < until_s:
-                break
-            now_s = end_s
-        return ends_s
-
-    return ends
 
 
 SwapVariant = Literal["loop", "batch", "kernel"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import isnan
+from bisect import bisect_right
+from math import isnan, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.costs.base import BatchShape, StepCost, own_method, pricer_of
-from sim.costs.parts import FLAG, HI, LO, Memo
+from sim.costs.base import BatchShape, StepCost, pricer_of
+from sim.costs.parts import FLAG, HI, LO, steady_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,6 @@ class AtBound:
         self.model = model
         self.bound = bound
         self._place = LO if bound == "lo" else HI
-        self._decode_totals: Memo[Callable[[int], float]] = Memo()
 
     def step(self, shape: BatchShape) -> StepCost:
         """Return the cost of a step of this shape, in seconds."""
@@ -60,18 +60,24 @@ class AtBound:
 
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
         """Return ``total_s`` of steps of so many decodes; see `StepPricer`."""
-        total = self._decode_totals.get(num_decodes)
-        if total is None:
-            total = self._decode_totals.keep(num_decodes, self._decodes(num_decodes))
-        return total
+        steady = steady_of(self.model, num_decodes) if num_decodes else None
+        if steady is None or steady.launching_s:
+            total = self.batch_total
+            return lambda context: total(num_decodes, context, 0, 0, 0, 0)
+        gemm_s, head_s, allreduce_s, host_s, lines, _, *squares, _, _ = steady
+        firsts = [line.first for line in lines]
+        is_hi = self.bound == "hi"
+        square, sign = squares[is_hi], 1.0 if is_hi else -1.0
+        slopes = [(*line[1:4], line[5 + is_hi]) for line in lines]
 
-    def _decodes(self, num_decodes: int) -> Callable[[int], float]:
-        own = own_method(self.model, "decode_bound")
-        if own is not None:
-            found: Callable[[int], float] = own(num_decodes, self.bound)
-            return found
-        total = self.batch_total
-        return lambda context: total(num_decodes, context, 0, 0, 0, 0)
+        def at_bound(context: int) -> float:
+            value_s, slope_s, start, share = slopes[bisect_right(firsts, context) - 1]
+            decode_s = value_s + slope_s * (context - start)
+            half_s = decode_s * share
+            total_s = gemm_s + decode_s + head_s + allreduce_s + host_s
+            return total_s + sign * sqrt(square + half_s * half_s)
+
+        return at_bound
 
     def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return ``step()`` of each row; see `StepPricer`."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.parts import above_zero, at_least_zero, cost_columns, step_cost
+from sim.costs.checks import above_zero, at_least_zero
+from sim.costs.parts import Count, FormulaCost, Line, Seconds, SteadyDecodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from sim.costs.base import BatchShape, StepCost
+    from sim.costs.base import BatchShape
+    from sim.costs.parts import Parts, Rest
 
 _UNITS = {
     "base_s": "s/step",
@@ -27,7 +24,7 @@ _UNITS = {
 }
 
 
-class LinearCost:
+class LinearCost(FormulaCost):
     """Seconds of a step as a linear function of its shape.
 
     ::
@@ -96,70 +93,43 @@ class LinearCost:
         self.swapped_block_s = at_least_zero("swapped_block_s", swapped_block_s)
         self.copied_block_s = at_least_zero("copied_block_s", copied_block_s)
 
-    def step(self, shape: BatchShape) -> StepCost:
-        """Return the cost of a step of this shape, in seconds."""
-        return step_cost(
-            self.decode_s * shape.num_decodes
-            + self.prefill_s * shape.num_prefills
-            + self.prefill_token_s * shape.num_prefill_tokens,
-            self.prefill_context_token_s * shape.num_prefill_context_tokens
-            + self.prefill_attention_pair_s * shape.num_prefill_attention_pairs,
-            self.decode_context_token_s * shape.num_decode_context_tokens,
-            0.0,
-            0.0,
-            self.swapped_block_s
-            * (shape.num_swapped_in_blocks + shape.num_swapped_out_blocks),
-            self.copied_block_s * shape.num_copied_blocks,
-            self.base_s,
-        )
-
-    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
-        self,
-        num_decodes: int,
-        decode_context: int,
-        num_prefills: int,
-        num_prefill_tokens: int,
-        prefill_context: int,
-        pairs: int,
-    ) -> float:
-        """Return ``total_s`` of a step that moves no blocks; as `StepPricer` says."""
+    def counted(
+        self, num_decodes: Count, num_prefills: Count, num_prefill_tokens: Count
+    ) -> tuple[Seconds, Seconds, Seconds, Seconds, None]:
         gemm_s = (
             self.decode_s * num_decodes
             + self.prefill_s * num_prefills
             + self.prefill_token_s * num_prefill_tokens
         )
-        prefill_s = (
-            self.prefill_context_token_s * prefill_context
-            + self.prefill_attention_pair_s * pairs
+        return gemm_s, 0.0, 0.0, self.base_s, None
+
+    def prefill_attention_s(
+        self,
+        num_prefills: Count,
+        num_tokens: Count,
+        num_context_tokens: Count,
+        num_pairs: Count,
+    ) -> Seconds:
+        del num_prefills, num_tokens
+        return (
+            self.prefill_context_token_s * num_context_tokens
+            + self.prefill_attention_pair_s * num_pairs
         )
-        decode_s = self.decode_context_token_s * decode_context
-        return gemm_s + prefill_s + decode_s + self.base_s
 
-    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
-        """Return ``total_s`` of steps of so many decodes, a function of their context.
+    def decode_attention_s(
+        self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
+    ) -> Seconds:
+        del num_decodes, num_prefills
+        return self.decode_context_token_s * num_context_tokens
 
-        As `StepPricer.decode_total`: the sum of `step` without the parts that are 0.
-        """
-        gemm_s = self.decode_s * num_decodes
-        context_token_s, base_s = self.decode_context_token_s, self.base_s
-        return lambda context: gemm_s + context_token_s * context + base_s
+    def steady_decodes(self, num_decodes: int) -> SteadyDecodes:
+        return self.along(num_decodes, Line(0, 0.0, self.decode_context_token_s))
 
-    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
-        decodes, context, prefills, tokens, past, pairs, *moved = shapes.T
-        return cost_columns(
-            len(shapes),
-            self.decode_s * decodes
-            + self.prefill_s * prefills
-            + self.prefill_token_s * tokens,
-            self.prefill_context_token_s * past + self.prefill_attention_pair_s * pairs,
-            self.decode_context_token_s * context,
-            0.0,
-            0.0,
-            self.swapped_block_s * (moved[0] + moved[1]),
-            self.copied_block_s * moved[2],
-            self.base_s,
-        )
+    def rest(self, shape: BatchShape, parts: Parts) -> Rest:
+        del parts
+        num_swapped = shape.num_swapped_in_blocks + shape.num_swapped_out_blocks
+        copy_s = self.copied_block_s * shape.num_copied_blocks
+        return self.swapped_block_s * num_swapped, copy_s, False, 0.0, 0.0
 
     def describe(self) -> dict[str, Any]:
         """Return the coefficients with units and source, JSON-ready."""

@@ -1,21 +1,30 @@
-"""What every cost model shares: the sum of parts, and the check of a coefficient."""
+"""From one formula of a step's parts to all prices that a run asks for."""
 
 from __future__ import annotations
 
-import math
-from math import sqrt
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from bisect import bisect_right
+from functools import partial
+from math import inf, sqrt
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
-from sim.costs.base import StepCost
-from sim.errors import ConfigError
+from sim.costs.base import BatchShape, StepCost, own_method
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
+
+    from sim.costs.base import BatchTotal, CostModel, DecodeEnds
+
+    Columns = NDArray[np.float64]
 
 _MAX_KEPT: Final = 65_536
 """Prices that a model keeps; a longer-lived one computes the rest again."""
+_SPAN_PER_ROW: Final = 8
+"""A table of counts may be so many times as long as the rows that are looked up."""
 
 V = TypeVar("V")
 
@@ -25,6 +34,14 @@ HI: Final = StepCost._fields.index("hi_s")
 """Places in a `StepCost`, and columns of many."""
 
 _new = tuple.__new__
+
+
+# -- numbers or columns --------------------------------------------------------------
+
+Count = Any
+"""An integer, or a column of them, one a step."""
+Seconds = Any
+"""Seconds, or a column of them; the same operations give both the same bits."""
 
 
 class Memo(dict[int, V]):
@@ -40,6 +57,50 @@ class Memo(dict[int, V]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memo, ()
+
+
+def looked_up(price: Callable[[int], tuple[float, ...]], counts: Count) -> Columns:
+    """Return the prices of each count, (prices, n): each distinct one is asked once.
+
+    Python does the arithmetic: numpy's powers may differ in the last bit.
+    """
+    distinct, places = distinct_counts(counts)
+    return np.array([price(count) for count in distinct]).T[:, places]
+
+
+def distinct_counts(counts: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the distinct ones, ascending, and the place of each among them."""
+    if not len(counts) or (span := int(counts.max()) + 1) > _SPAN_PER_ROW * len(counts):
+        distinct, places = np.unique(counts, return_inverse=True)
+        return distinct.tolist(), places
+    # marked in a table: several times quicker than sorted
+    is_there = np.zeros(span, dtype=np.bool_)
+    is_there[counts] = True
+    return np.flatnonzero(is_there).tolist(), (np.cumsum(is_there) - 1)[counts]
+
+
+def larger(one: Any, other: Any) -> Any:
+    """Return the larger of two numbers, or of each row."""
+    if one.__class__ is ndarray:
+        return np.maximum(one, other)
+    return one if one > other else other
+
+
+def smaller(one: Any, other: Any) -> Any:
+    """Return the smaller of two numbers, or of each row."""
+    if one.__class__ is ndarray:
+        return np.minimum(one, other)
+    return one if one < other else other
+
+
+def where(count: Count, seconds: Seconds, otherwise: Seconds = 0.0) -> Seconds:
+    """Return `seconds` where `count` is not zero."""
+    if count.__class__ is ndarray:
+        return np.where(count != 0, seconds, otherwise)
+    return seconds if count else otherwise
+
+
+# -- the sum of parts ----------------------------------------------------------------
 
 
 def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 us
@@ -96,9 +157,9 @@ def step_cost(  # noqa: PLR0917 - as `StepCost` itself; keywords would cost 0.2 
 
 def cost_columns(
     num_rows: int,
-    *parts: NDArray[np.float64] | float,
-    squares: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
+    *parts: Columns | float,
+    squares: Columns | None = None,
+) -> Columns:
     """Return `step_cost` of every row, (n, 12) with contiguous columns.
 
     `parts` are in the order of `step_cost`, each a column or a number for all rows;
@@ -114,58 +175,468 @@ def cost_columns(
     lo_s, hi_s = columns[LO], columns[HI]
     lo_s[:] = hi_s[:] = total_s
     if squares is not None:
-        half_s = np.sqrt(squares)
-        lo_s -= half_s[0]
-        hi_s += half_s[1]
+        lo_s -= np.sqrt(squares[0])
+        hi_s += np.sqrt(squares[1])
     return columns.T
 
 
-def at_least_zero(key: str, value: float) -> float:
-    """Return `value`, a finite number >= 0, as a float.
+# -- one formula ---------------------------------------------------------------------
 
-    Raises
-    ------
-    ConfigError
-        If it is anything else.
+Parts = tuple[float, float, float, float, float, float, Any]
+"""Seconds of products, prefill attention, decode attention, head, collectives and host
+of a step that moves no blocks, and what its model tells `FormulaCost.rest`."""
+Rest = tuple[float, float, bool, float, float]
+"""Seconds of swaps and of copies, whether the shape was extrapolated, and the squares
+of the distances to `lo_s` and to `hi_s`."""
+_NO_REST: Final[Rest] = (0.0, 0.0, False, 0.0, 0.0)
+
+
+class Line(NamedTuple):
+    """Decode attention over a stretch of contexts, for one number of decodes."""
+
+    first: int
+    """The context where the stretch begins, in tokens of all decodes; the first is 0.
+    It ends where the next one begins."""
+    value_s: float
+    slope_s: float
+    start: int = 0
+    """It takes ``value_s + slope_s * (context - start)`` seconds."""
+    extrapolated: bool = False
+    down: float = 0.0
+    up: float = 0.0
+    """Shares of it by which it may be shorter and longer."""
+
+
+class SteadyDecodes(NamedTuple):
+    """Steps of the same decodes: attention alone changes from one to the next."""
+
+    gemm_s: float
+    head_s: float
+    allreduce_s: float
+    host_s: float
+    lines: Sequence[Line]
+    extrapolated: bool = False
+    """Whether something besides attention was."""
+    down: float = 0.0
+    up: float = 0.0
+    """Squares of the distances to both bounds that all but attention adds, in s²."""
+    kernels_s: float = 0.0
+    """Seconds of `host_s` that the GPU works."""
+    launching_s: float = 0.0
+    """If above 0, a step waits for its launches; see `late_s`."""
+
+
+class FormulaCost:
+    """A cost model that states what makes a step long, each term once.
+
+    `counted`, `prefill_attention_s` and `decode_attention_s` are the formula. They get
+    integers or columns of them, and use operations that give both the same bits: ``+``,
+    ``-``, ``*``, ``/`` and the functions above. All prices follow from them: of one
+    step, of many as columns, of the steps that a loop asks for (`batch_total_of`,
+    `decode_ends_of`).
+
+    A model whose terms depend on each other redefines `parts` instead, for numbers
+    alone, and sets `columns` to `lines_and_steps`.
     """
-    return _finite(key, value, "a finite number >= 0", minimum=0.0)
 
+    __slots__ = ()
 
-def above_zero(key: str, value: float) -> float:
-    """Return `value`, a finite number > 0, as a float.
+    has_bounds: ClassVar[bool] = False
+    """Whether `rest` is asked about each step, not of those alone that move blocks."""
 
-    Raises
-    ------
-    ConfigError
-        If it is anything else.
-    """
-    number = _finite(key, value, "a finite number > 0", minimum=0.0)
-    if number == 0.0:
-        raise ConfigError(f"{key} must be a finite number > 0; got {value!r}")
-    return number
+    def describe(self) -> dict[str, Any]:
+        """Return parameters and sources; as `CostModel.describe`."""
+        raise NotImplementedError
 
+    def counted(
+        self, num_decodes: Count, num_prefills: Count, num_prefill_tokens: Count
+    ) -> tuple[Seconds, Seconds, Seconds, Seconds, Any]:
+        """Return seconds of products, head, collectives and host, whatever is attended.
 
-def share(key: str, value: float) -> float:
-    """Return `value`, an efficiency in (0, 1], as a float.
+        Last comes what `rest` wants to know.
+        """
+        raise NotImplementedError
 
-    Raises
-    ------
-    ConfigError
-        If it is anything else.
-    """
-    number = above_zero(key, value)
-    if number > 1.0:
-        raise ConfigError(
-            f"{key} is a share of the datasheet's rate and must be in (0, 1]; "
-            f"got {value!r}: give 0.8 for 80 %"
+    def prefill_attention_s(
+        self,
+        num_prefills: Count,
+        num_tokens: Count,
+        num_context_tokens: Count,
+        num_pairs: Count,
+    ) -> Seconds:
+        """Return seconds of at least one chunk."""
+        del num_prefills, num_tokens, num_context_tokens, num_pairs
+        return 0.0
+
+    def decode_attention_s(
+        self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
+    ) -> Seconds:
+        """Return seconds of at least one decode."""
+        del num_decodes, num_context_tokens, num_prefills
+        return 0.0
+
+    def rest(self, shape: BatchShape, parts: Parts) -> Rest:
+        """Return what moving blocks adds, and how far off the step may be."""
+        del shape, parts
+        return _NO_REST
+
+    def steady_decodes(self, num_decodes: int) -> SteadyDecodes | None:
+        """Return steps of so many decodes, None where attention is no lines.
+
+        Steps of the same decodes in a row are priced by it several times quicker.
+        """
+        del num_decodes
+        return None
+
+    def along(self, num_decodes: int, line: Line) -> SteadyDecodes:
+        """Return them for attention that is one line."""
+        return SteadyDecodes(*self.counted(num_decodes, 0, 0)[:4], [line])
+
+    def parts(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_tokens: int,
+        prefill_context: int,
+        num_pairs: int,
+    ) -> Parts:
+        """Return the parts of a step that moves no blocks."""
+        gemm_s, head_s, allreduce_s, host_s, told = self.counted(
+            num_decodes, num_prefills, num_tokens
         )
-    return number
+        if not (num_decodes or num_tokens):  # nothing is computed
+            return gemm_s, 0.0, 0.0, 0.0, allreduce_s, host_s, told
+        prefill_s = decode_s = 0.0
+        if num_prefills:
+            prefill_s = self.prefill_attention_s(
+                num_prefills, num_tokens, prefill_context, num_pairs
+            )
+        if num_decodes:
+            decode_s = self.decode_attention_s(
+                num_decodes, decode_context, num_prefills
+            )
+        return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, told
+
+    def step(self, shape: BatchShape) -> StepCost:
+        """Return the cost of a step of this shape, in seconds."""
+        decodes, context, chunks, tokens, past, pairs, loaded, stored, copied = shape
+        parts = self.parts(decodes, context, chunks, tokens, past, pairs)
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, _ = parts
+        rest = _NO_REST
+        if self.has_bounds or loaded or stored or copied:
+            rest = self.rest(shape, parts)
+        swap_s, copy_s, extrapolated, down, up = rest
+        return step_cost(
+            gemm_s,
+            prefill_s,
+            decode_s,
+            head_s,
+            allreduce_s,
+            swap_s,
+            copy_s,
+            host_s,
+            extrapolated,
+            (down, up),
+        )
+
+    def columns(self, shapes: NDArray[np.int64]) -> Columns:
+        """Return `step` of each row; as `StepPricer.columns`."""
+        if not len(shapes):
+            return np.empty((0, len(StepCost._fields)))
+        decodes, context, chunks, tokens, past, pairs = shapes[:, :6].T
+        gemm_s, head_s, allreduce_s, host_s, _ = self.counted(decodes, chunks, tokens)
+        num_tokens = decodes + tokens
+        prefill_s: Seconds = 0.0
+        if chunks.any():
+            prefill_s = self.prefill_attention_s(chunks, tokens, past, pairs)
+            prefill_s = where(chunks * num_tokens, prefill_s)
+        decode_s = where(decodes, self.decode_attention_s(decodes, context, chunks))
+        head_s = where(num_tokens, head_s)
+        costs = cost_columns(
+            len(shapes),
+            *(gemm_s, prefill_s, decode_s, head_s, allreduce_s, 0.0, 0.0, host_s),
+        )
+        moved = [column != 0 for column in shapes.T[6:] if column.any()]
+        if moved:
+            _fill_by_steps(self, costs, shapes, np.logical_or.reduce(moved))
+        return costs
 
 
-def _finite(key: str, value: object, rule: str, minimum: float) -> float:
-    # bool is an int to Python, but `base_s: true` is a slip of the pen
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{key} must be {rule}; got {value!r}: give a number")
-    if not math.isfinite(value) or value < minimum:
-        raise ConfigError(f"{key} must be {rule}; got {value!r}")
-    return float(value)
+def _fill_by_steps(
+    model: CostModel, costs: Columns, shapes: NDArray[np.int64], rows: NDArray[np.bool_]
+) -> None:
+    steps = [model.step(BatchShape(*shape)) for shape in shapes[rows].tolist()]
+    if steps:
+        costs[rows] = steps
+
+
+def late_s(launching_s: Seconds, gpu_s: Seconds) -> Seconds:
+    """Return by how much launching kernels one by one outlasts running them."""
+    return larger(launching_s - gpu_s, 0.0)
+
+
+def launched(down: float, up: float, rest_s: float) -> tuple[float, float]:
+    """Return the squares of the width where launching kernels bounds a step.
+
+    Parameters
+    ----------
+    down, up
+        Squares of the width of the GPU's operations.
+    rest_s
+        By how much these outlast the launches, below zero if they do not.
+    """
+    if rest_s <= 0.0:
+        late_s = sqrt(up) + rest_s
+        return 0.0, late_s * late_s if late_s > 0.0 else 0.0
+    return min(down, rest_s * rest_s), up
+
+
+def steady_of(cost_model: CostModel, num_decodes: int) -> SteadyDecodes | None:
+    """Return steps of so many decodes, at least 1; None where they follow no lines."""
+    formula = ("step", "parts", "counted", "decode_attention_s")
+    steady = own_method(cost_model, "steady_decodes", formula)
+    return steady(num_decodes) if steady else None
+
+
+class LineTable(NamedTuple):
+    """`SteadyDecodes` as arrays."""
+
+    fixed: Columns
+    """Its parts but for attention, and what `DecodeLines` says of these."""
+    firsts: NDArray[np.int64]
+    lines: Columns
+    """Each `Line` from `value_s` on."""
+
+
+def lines_and_steps(
+    model: FormulaCost, shapes: NDArray[np.int64], kept: Memo[LineTable | None]
+) -> Columns:
+    """Return `step` of each row: of decodes alone by their lines, others one by one.
+
+    `kept` are the tables by the number of decodes, None where there are no lines.
+    """
+    costs = np.empty((len(StepCost._fields), len(shapes))).T
+    if not len(shapes):
+        return costs
+    decodes, context = shapes[:, 0], shapes[:, 1]
+    is_alone = (decodes != 0) & ~shapes[:, 2:].any(axis=1)
+    distinct, places = distinct_counts(np.where(is_alone, decodes, 0))
+    for count in distinct:
+        if count not in kept:
+            kept.keep(count, _line_table(model, count))
+    tables = [kept[count] for count in distinct]
+    is_alone &= np.array([table is not None for table in tables])[places]
+    rows = np.flatnonzero(is_alone)
+    if len(rows):
+        costs[rows] = _line_columns(tables, places[rows], context[rows])
+    _fill_by_steps(model, costs, shapes, ~is_alone)
+    return costs
+
+
+def _line_table(model: FormulaCost, num_decodes: int) -> LineTable | None:
+    steady = steady_of(model, num_decodes) if num_decodes else None
+    if steady is None:
+        return None
+    return LineTable(
+        np.array((*steady[:4], *steady[5:]), np.float64),
+        np.array([line.first for line in steady.lines]),
+        np.array([line[1:] for line in steady.lines], np.float64),
+    )
+
+
+def _line_columns(
+    tables: Sequence[LineTable | None],
+    places: NDArray[np.int64],
+    context: NDArray[np.int64],
+) -> Columns:
+    """Return steps of decodes, each by the table whose place is given."""
+    span = int(context.max()) + 1
+    found = [(place, table) for place, table in enumerate(tables) if table is not None]
+    firsts = np.concatenate(
+        [place * span + np.minimum(table.firsts, span) for place, table in found]
+    )
+    own = np.searchsorted(firsts, places * span + context, side="right") - 1
+    lines = np.concatenate([table.lines for _, table in found])[own].T
+    value_s, slope_s, start, beyond, share_down, share_up = lines
+    fixed = np.zeros((len(tables), len(found[0][1].fixed)))
+    fixed[[place for place, _ in found]] = [table.fixed for _, table in found]
+    gemm_s, head_s, allreduce_s, host_s, outside, down, up, kernels_s, launching_s = (
+        fixed[places].T
+    )
+    decode_s = value_s + slope_s * (context - start)
+    half_down, half_up = decode_s * share_down, decode_s * share_up
+    squares = np.array([down + half_down * half_down, up + half_up * half_up])
+    if launching_s.any():
+        gpu_s = gemm_s + decode_s + head_s + allreduce_s + kernels_s
+        host_s = host_s + late_s(launching_s, gpu_s)
+        rest_s = (gpu_s - launching_s).tolist()
+        for row in np.flatnonzero(launching_s).tolist():
+            down_s, up_s = squares[:, row].tolist()
+            squares[:, row] = launched(down_s, up_s, rest_s[row])
+    costs = cost_columns(
+        len(context),
+        *(gemm_s, 0.0, decode_s, head_s, allreduce_s, 0.0, 0.0, host_s),
+        squares=squares,
+    )
+    costs[:, FLAG] = (outside != 0) | (beyond != 0)
+    return costs
+
+
+# -- what a loop asks for ------------------------------------------------------------
+
+
+def batch_total_of(cost_model: CostModel) -> BatchTotal:
+    """Return the price of a step that moves no blocks."""
+    own: BatchTotal | None = own_method(cost_model, "batch_total")
+    if own is not None:
+        return own
+    parts = own_method(cost_model, "parts")
+    if parts is None:
+        return lambda *shape: cost_model.step(BatchShape(*shape)).total_s
+
+    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_tokens: int,
+        prefill_context: int,
+        num_pairs: int,
+    ) -> float:
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, _ = parts(
+            num_decodes,
+            decode_context,
+            num_prefills,
+            num_tokens,
+            prefill_context,
+            num_pairs,
+        )
+        total_s: float = gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
+        return total_s
+
+    return batch_total
+
+
+def decode_ends_of(cost_model: CostModel) -> Callable[[int], DecodeEnds]:
+    """Return what makes the `DecodeEnds` of so many decodes, at least 1."""
+    kept: Memo[DecodeEnds] = Memo()
+
+    def decode_ends(num_decodes: int) -> DecodeEnds:
+        return kept.get(num_decodes) or kept.keep(
+            num_decodes, _decode_ends(cost_model, num_decodes)
+        )
+
+    return decode_ends
+
+
+def _decode_ends(cost_model: CostModel, num_decodes: int) -> DecodeEnds:
+    steady = steady_of(cost_model, num_decodes)
+    if steady is None:
+        return _ends_by(_decode_total(cost_model, num_decodes), num_decodes)
+    if steady.launching_s:
+        return _ends_by(partial(_late_total, steady), num_decodes)
+    ends = [_line_ends(steady, line, num_decodes) for line in steady.lines]
+    if len(ends) == 1:
+        return ends[0]
+    return _ends_along(ends, [line.first for line in steady.lines], num_decodes)
+
+
+def _decode_total(cost_model: CostModel, num_decodes: int) -> Callable[[int], float]:
+    """Return the price of so many decodes by their context."""
+    own = own_method(cost_model, "decode_total")
+    if own is not None:
+        decode_total: Callable[[int], float] = own(num_decodes)
+        return decode_total
+    attention_s = own_method(cost_model, "decode_attention_s")
+    if attention_s is None or not isinstance(cost_model, FormulaCost):
+        any_total = batch_total_of(cost_model)
+        return lambda context: any_total(num_decodes, context, 0, 0, 0, 0)
+    gemm_s, head_s, allreduce_s, host_s, _ = cost_model.counted(num_decodes, 0, 0)
+
+    def total(context: int) -> float:
+        decode_s = attention_s(num_decodes, context, 0)
+        return float(gemm_s + decode_s + head_s + allreduce_s + host_s)
+
+    return total
+
+
+def _late_total(steady: SteadyDecodes, context: int) -> float:
+    """Return the price of decodes that may wait for their launches."""
+    gemm_s, head_s, allreduce_s, host_s, lines, _, _, _, kernels_s, launching_s = steady
+    line = lines[bisect_right(lines, (context, inf)) - 1]
+    decode_s = line.value_s + line.slope_s * (context - line.start)
+    gpu_s = gemm_s + decode_s + head_s + allreduce_s + kernels_s
+    return (
+        gemm_s
+        + decode_s
+        + head_s
+        + allreduce_s
+        + (host_s + float(late_s(launching_s, gpu_s)))
+    )
+
+
+def _ends_by(total_s: Callable[[int], float], num_decodes: int) -> DecodeEnds:
+    """Return ends of steps from the price of each."""
+
+    def ends(
+        num_context_tokens: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        ends_s: list[float] = []
+        last = num_context_tokens + num_steps * num_decodes
+        for num_tokens in range(num_context_tokens, last, num_decodes):
+            end_s = now_s + total_s(num_tokens)
+            ends_s.append(end_s)
+            if not now_s < end_s < until_s:
+                break
+            now_s = end_s
+        return ends_s
+
+    return ends
+
+
+def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnds:
+    """Return the same for contexts of one line, without a call for each step."""
+    gemm_s, head_s, allreduce_s, host_s, *_ = steady
+    _, value_s, slope_s, start, *_ = line
+
+    def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
+        ends_s: list[float] = []
+        append = ends_s.append
+        context -= start
+        for ahead in range(context, context + num_steps * num_decodes, num_decodes):
+            decode_s = value_s + slope_s * ahead
+            end_s = now_s + (gemm_s + decode_s + head_s + allreduce_s + host_s)
+            append(end_s)
+            if not now_s < end_s < until_s:
+                break
+            now_s = end_s
+        return ends_s
+
+    return ends
+
+
+def _ends_along(
+    ends: Sequence[DecodeEnds], firsts: Sequence[int], num_decodes: int
+) -> DecodeEnds:
+    """Return the ends of steps that go from a line to the next one."""
+
+    def ends_along(
+        context: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        place = bisect_right(firsts, context)
+        ends_s: list[float] = []
+        while True:
+            here = num_steps
+            if place < len(firsts):
+                here = min(here, -((context - firsts[place]) // num_decodes))
+            found = ends[place - 1](context, here, now_s, until_s)
+            ends_s += found
+            num_steps -= here
+            before_s = found[-2] if len(found) > 1 else now_s
+            if not num_steps or not before_s < found[-1] < until_s:
+                return ends_s
+            now_s = found[-1]
+            context += here * num_decodes
+            place = bisect_right(firsts, context)
+
+    return ends_along

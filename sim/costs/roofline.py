@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003 - `sim.config.plug` resolves annotations
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from numpy import ndarray
 
-from sim.costs.base import DecodeEnds, StepCost, ends_by
-from sim.costs.parts import Memo, cost_columns, step_cost
+from sim.costs.parts import (
+    Count,
+    FormulaCost,
+    Line,
+    Memo,
+    Seconds,
+    SteadyDecodes,
+    larger,
+    looked_up,
+    smaller,
+    where,
+)
 from sim.costs.roofline_constants import RooflineConstants
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sim.costs.base import BatchShape
-
-    Parts = TypeVar("Parts", bound=tuple[float, ...])
-    Counts = NDArray[np.int64]
-    Seconds = NDArray[np.float64]
+    from sim.costs.parts import Parts, Rest
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class RooflineCost(RooflineConstants):
+class RooflineCost(RooflineConstants, FormulaCost):
     """Seconds of a step from bytes over bandwidth and FLOPs over peak.
 
     ::
@@ -88,96 +92,31 @@ class RooflineCost(RooflineConstants):
     _row_parts: Memo[tuple[float, float]] = field(
         init=False, repr=False, default_factory=Memo
     )
-    _decode_ends: Memo[DecodeEnds] = field(init=False, repr=False, default_factory=Memo)
-    _decode_totals: Memo[Callable[[int], float]] = field(
-        init=False, repr=False, default_factory=Memo
-    )
 
-    # -- parts of a step, for models that measure the others -------------------------
+    # -- what counts decide ------------------------------------------------------
+
+    def counted(
+        self, num_decodes: Count, num_prefills: Count, num_prefill_tokens: Count
+    ) -> tuple[Seconds, Seconds, Seconds, Seconds, Seconds]:
+        num_tokens = num_decodes + num_prefill_tokens
+        num_rows = num_decodes + num_prefills
+        if num_tokens.__class__ is ndarray:
+            of_tokens: Any = looked_up(self.token_parts, num_tokens)
+            of_rows: Any = looked_up(self.row_parts, num_rows)
+        else:
+            of_tokens = self._token_parts.get(num_tokens) or self.token_parts(
+                num_tokens
+            )
+            of_rows = self._row_parts.get(num_rows) or self.row_parts(num_rows)
+        gemm_s, allreduce_s, kernels_s = of_tokens
+        head_s, host_s = of_rows
+        return gemm_s, head_s, allreduce_s, host_s + kernels_s, kernels_s
 
     def token_parts(self, num_tokens: int) -> tuple[float, float, float]:
         """Return seconds of GEMMs, of collectives and of kernels outside both."""
-        return self._token_parts.get(num_tokens) or self._price_tokens(num_tokens)
-
-    def row_parts(self, num_rows: int) -> tuple[float, float]:
-        """Return seconds of the head and of the host for so many requests."""
-        return self._row_parts.get(num_rows) or self._price_rows(num_rows)
-
-    # -- one step ---------------------------------------------------------------
-
-    def step(self, shape: BatchShape) -> StepCost:
-        """Return the cost of a step of this shape, in seconds."""
-        decodes, context, prefills, tokens, past, pairs, *_ = shape
-        num_swapped_in, num_swapped_out, num_copied = shape[6:]
-        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s = self._parts(
-            decodes, context, prefills, tokens, past, pairs
-        )
-        swap_s = 0.0
-        if num_swapped_in or num_swapped_out:
-            _, _, kernels_s = self.token_parts(decodes + tokens)
-            gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
-            swap_s = self._swaps.exposed_s(num_swapped_in, num_swapped_out, gpu_s)
-        return step_cost(
-            gemm_s,
-            prefill_s,
-            decode_s,
-            head_s,
-            allreduce_s,
-            swap_s,
-            self.copy_part_s(num_copied) if num_copied else 0.0,
-            host_s,
-        )
-
-    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
-        self,
-        num_decodes: int,
-        decode_context: int,
-        num_prefills: int,
-        num_prefill_tokens: int,
-        prefill_context: int,
-        pairs: int,
-    ) -> float:
-        """Return ``total_s`` of a step that moves no blocks; see `StepPricer`."""
-        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s = self._parts(
-            num_decodes,
-            decode_context,
-            num_prefills,
-            num_prefill_tokens,
-            prefill_context,
-            pairs,
-        )
-        return gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
-
-    def _parts(  # noqa: PLR0917 - the fields of `BatchShape`
-        self,
-        num_decodes: int,
-        decode_context: int,
-        num_prefills: int,
-        num_prefill_tokens: int,
-        prefill_context: int,
-        pairs: int,
-    ) -> tuple[float, float, float, float, float, float]:
-        """Return the parts of a step that moves no blocks, without those."""
-        num_tokens = num_decodes + num_prefill_tokens
-        num_rows = num_decodes + num_prefills
-        gemm_s, allreduce_s, kernels_s = self._token_parts.get(
-            num_tokens
-        ) or self._price_tokens(num_tokens)
-        head_s, host_s = self._row_parts.get(num_rows) or self._price_rows(num_rows)
-        prefill_s = decode_s = 0.0
-        if not num_tokens:
-            head_s = 0.0
-        else:
-            if num_prefills:
-                prefill_s = self._prefill_s(
-                    num_prefills, num_prefill_tokens, prefill_context, pairs
-                )
-            if num_decodes:
-                decode_s = self._decode_s(num_decodes, decode_context, num_prefills)
-        return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s + kernels_s
-
-    def _price_tokens(self, num_tokens: int) -> tuple[float, float, float]:
-        """Return seconds of GEMMs, of collectives and of kernels outside both."""
+        kept = self._token_parts.get(num_tokens)
+        if kept is not None:
+            return kept
         parts = 0.0, 0.0, 0.0
         if num_tokens:
             parts = (
@@ -186,20 +125,6 @@ class RooflineCost(RooflineConstants):
                 self._kernels_s + self._elementwise_token_s * num_tokens,
             )
         return self._token_parts.keep(num_tokens, parts)
-
-    def head_parts(self, num_rows: int) -> tuple[float, float]:
-        """Return seconds of the output projection and of the sampler."""
-        memory_s = self._head_s + self._head_row_memory_s * num_rows
-        compute_s = self._head_row_compute_s * num_rows
-        projection_s = sqrt(memory_s * memory_s + compute_s * compute_s)
-        return projection_s, self._sampler_row_s * num_rows
-
-    def _price_rows(self, num_rows: int) -> tuple[float, float]:
-        """Return seconds of the head and of the host for so many requests."""
-        projection_s, sampler_s = self.head_parts(num_rows)
-        head_s = projection_s + sampler_s
-        host_s = self.step_overhead_s + self.request_overhead_s * num_rows
-        return self._row_parts.keep(num_rows, (head_s, host_s))
 
     def _gemm_s(self, num_tokens: int) -> float:
         memory_s = self._weights_s + self._gemm_token_memory_s * num_tokens
@@ -216,209 +141,77 @@ class RooflineCost(RooflineConstants):
             gemm_s += sqrt(memory_s * memory_s + compute_s * compute_s)
         return gemm_s
 
-    def _decode_s(
-        self, num_decodes: int, context_tokens: float, num_prefills: int
-    ) -> float:
-        if self._sliding_share:
-            seen = min(context_tokens, num_decodes * self._window_tokens)
-            context_tokens = (
-                self._full_share * context_tokens + self._sliding_share * seen
-            )
-        decode_s = (
-            self._kv_token_s * context_tokens + self._decode_sequence_s * num_decodes
-        )
-        key_s = self._mixed_decode_key_s if num_prefills else self._decode_key_compute_s
-        compute_s = key_s * context_tokens
-        return compute_s if compute_s > decode_s else decode_s
+    def row_parts(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the head and of the host for so many requests."""
+        kept = self._row_parts.get(num_rows)
+        if kept is not None:
+            return kept
+        projection_s, sampler_s = self.head_parts(num_rows)
+        head_s = projection_s + sampler_s
+        host_s = self.step_overhead_s + self.request_overhead_s * num_rows
+        return self._row_parts.keep(num_rows, (head_s, host_s))
 
-    def _prefill_s(
-        self, num_prefills: int, num_tokens: int, context_tokens: float, pairs: float
-    ) -> float:
+    def head_parts(self, num_rows: int) -> tuple[float, float]:
+        """Return seconds of the output projection and of the sampler."""
+        memory_s = self._head_s + self._head_row_memory_s * num_rows
+        compute_s = self._head_row_compute_s * num_rows
+        projection_s = sqrt(memory_s * memory_s + compute_s * compute_s)
+        return projection_s, self._sampler_row_s * num_rows
+
+    # -- attention -----------------------------------------------------------------
+
+    def decode_attention_s(
+        self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
+    ) -> Seconds:
+        tokens = num_context_tokens
         if self._sliding_share:
-            window = self._window_tokens
-            seen_pairs = min(pairs, num_tokens * window)
+            seen = smaller(tokens, num_decodes * self._window_tokens)
+            tokens = self._full_share * tokens + self._sliding_share * seen
+        decode_s = self._kv_token_s * tokens + self._decode_sequence_s * num_decodes
+        if self._mixed_decode_key_s <= self._kv_token_s:
+            # rounding keeps order: where a key takes longer to read, any number does
+            return decode_s
+        key_s = where(
+            num_prefills, self._mixed_decode_key_s, self._decode_key_compute_s
+        )
+        return larger(decode_s, key_s * tokens)
+
+    def steady_decodes(self, num_decodes: int) -> SteadyDecodes | None:
+        if self._sliding_share or self._decode_key_compute_s > self._kv_token_s:
+            return None
+        sequences_s = self._decode_sequence_s * num_decodes
+        return self.along(num_decodes, Line(0, sequences_s, self._kv_token_s))
+
+    def prefill_attention_s(
+        self,
+        num_prefills: Count,
+        num_tokens: Count,
+        num_context_tokens: Count,
+        num_pairs: Count,
+    ) -> Seconds:
+        if self._sliding_share:
+            window, full, sliding = (
+                self._window_tokens,
+                self._full_share,
+                self._sliding_share,
+            )
+            seen_pairs = smaller(num_pairs, num_tokens * window)
             # a chunk reaches back one window from its first token
-            seen = min(context_tokens, num_prefills * window + num_tokens)
-            pairs = self._full_share * pairs + self._sliding_share * seen_pairs
-            context_tokens = (
-                self._full_share * context_tokens + self._sliding_share * seen
-            )
-        compute_s = self._pair_s * (pairs + self.prefill_tile_tokens * context_tokens)
-        memory_s = self._kv_token_s * context_tokens
-        return compute_s if compute_s > memory_s else memory_s
-
-    # -- many steps -------------------------------------------------------------
-
-    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
-        """Return ``total_s`` of steps of so many decodes, a function of their context.
-
-        As `StepPricer.decode_total`: what the context does not change is computed
-        once, and the sums are those of `step` without the parts that are 0.
-        """
-        total = self._decode_totals.get(num_decodes)
-        if total is None:
-            total = self._decode_totals.keep(
-                num_decodes, self._price_decodes(num_decodes)
-            )
-        return total
-
-    def _price_decodes(self, num_decodes: int) -> Callable[[int], float]:
-        gemm_s, allreduce_s, kernels_s = self._price_tokens(num_decodes)
-        head_s, host_s = self._price_rows(num_decodes)
-        if not num_decodes:
-            return lambda _: host_s
-        host_s += kernels_s
-        sequence_s = self._decode_sequence_s * num_decodes
-        key_s, key_compute_s = self._kv_token_s, self._decode_key_compute_s
-        full, sliding = self._full_share, self._sliding_share
-        limit = num_decodes * self._window_tokens
-
-        def read(context: int) -> float:
-            decode_s = key_s * context + sequence_s
-            return gemm_s + decode_s + head_s + allreduce_s + host_s
-
-        def read_or_compute(context: int) -> float:
-            # without windows this is 1.0 * context + 0.0: the context itself
-            tokens = full * context + sliding * (context if context < limit else limit)
-            decode_s = key_s * tokens + sequence_s
-            compute_s = key_compute_s * tokens
-            decode_s = compute_s if compute_s > decode_s else decode_s
-            return gemm_s + decode_s + head_s + allreduce_s + host_s
-
-        return read if self._decodes_only_read else read_or_compute
-
-    @property
-    def _decodes_only_read(self) -> bool:
-        # rounding keeps order: where a key takes longer to read, any number does
-        is_slower = self._decode_key_compute_s > self._kv_token_s
-        return not (self._sliding_share or is_slower)
-
-    def decode_ends(self, num_decodes: int) -> DecodeEnds:
-        """Return when steps of so many decodes end; see `sim.costs.base.DecodeEnds`."""
-        ends = self._decode_ends.get(num_decodes)
-        if ends is None:
-            make = self._read_ends if self._decodes_only_read else self._other_ends
-            ends = self._decode_ends.keep(num_decodes, make(num_decodes))
-        return ends
-
-    def _other_ends(self, num_decodes: int) -> DecodeEnds:
-        return ends_by(self.decode_total(num_decodes), num_decodes)
-
-    def _read_ends(self, num_decodes: int) -> DecodeEnds:
-        """As `ends_by` of ``read`` above, whose call would cost as much as its sum."""
-        gemm_s, allreduce_s, kernels_s = self._price_tokens(num_decodes)
-        head_s, host_s = self._price_rows(num_decodes)
-        host_s += kernels_s
-        sequence_s = self._decode_sequence_s * num_decodes
-        key_s = self._kv_token_s
-
-        def ends(
-            context: int, num_steps: int, now_s: float, until_s: float
-        ) -> list[float]:
-            ends_s: list[float] = []
-            append = ends_s.append
-            for tokens in range(
-                context, context + num_steps * num_decodes, num_decodes
-            ):
-                decode_s = key_s * tokens + sequence_s
-                end_s = now_s + (gemm_s + decode_s + head_s + allreduce_s + host_s)
-                append(end_s)
-                if not now_s < end_s < until_s:
-                    break
-                now_s = end_s
-            return ends_s
-
-        return ends
-
-    def columns(self, shapes: Counts) -> Seconds:
-        """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
-        if not len(shapes):
-            return np.empty((0, len(StepCost._fields)))
-        decodes, context, prefills, prefill_tokens, past, pairs, *moved = shapes.T
-        num_tokens, num_rows = decodes + prefill_tokens, decodes + prefills
-        gemm_s, allreduce_s, kernels_s = _looked_up(
-            self._token_parts, self._price_tokens, num_tokens
+            seen = smaller(num_context_tokens, num_prefills * window + num_tokens)
+            num_pairs = full * num_pairs + sliding * seen_pairs
+            num_context_tokens = full * num_context_tokens + sliding * seen
+        compute_s = self._pair_s * (
+            num_pairs + self.prefill_tile_tokens * num_context_tokens
         )
-        head_s, host_s = _looked_up(self._row_parts, self._price_rows, num_rows)
-        computes = num_tokens != 0
-        prefill_s: Seconds | float = 0.0
-        if prefills.any():
-            prefill_s = self._prefill_column(prefills, prefill_tokens, past, pairs)
-            prefill_s = np.where(computes & (prefills != 0), prefill_s, 0.0)
-        decode_s = self._decode_column(decodes, context, prefills)
-        head_s = np.where(computes, head_s, 0.0)
-        swap_s: Seconds | float = 0.0
-        if moved[0].any() or moved[1].any():
+        return larger(compute_s, self._kv_token_s * num_context_tokens)
+
+    # -- blocks --------------------------------------------------------------------
+
+    def rest(self, shape: BatchShape, parts: Parts) -> Rest:
+        num_loaded, num_stored, num_copied = shape[6:]
+        swap_s = 0.0
+        if num_loaded or num_stored:
+            gemm_s, prefill_s, decode_s, head_s, allreduce_s, _, kernels_s = parts
             gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
-            swap_s = self._swaps.column(moved[0], moved[1], gpu_s)
-        return cost_columns(
-            len(shapes),
-            gemm_s,
-            prefill_s,
-            decode_s,
-            head_s,
-            allreduce_s,
-            swap_s,
-            self._copy_column(moved[2]),
-            host_s + kernels_s,
-        )
-
-    def _copy_column(self, copied: Counts) -> Seconds | float:
-        if not copied.any():
-            return 0.0
-        seconds = self.copy_fixed_s + self._copy_block_s * copied
-        return np.where(copied != 0, seconds, 0.0)
-
-    def _decode_column(
-        self, decodes: Counts, context: Counts, prefills: Counts
-    ) -> Seconds:
-        tokens: Counts | Seconds = context
-        if self._sliding_share:
-            seen = np.minimum(context, decodes * self._window_tokens)
-            tokens = self._full_share * context + self._sliding_share * seen
-        decode_s = self._kv_token_s * tokens + self._decode_sequence_s * decodes
-        key_s = np.where(
-            prefills != 0, self._mixed_decode_key_s, self._decode_key_compute_s
-        )
-        decode_s = np.maximum(decode_s, key_s * tokens)
-        return np.where(decodes != 0, decode_s, 0.0)
-
-    def _prefill_column(
-        self, prefills: Counts, num_tokens: Counts, context: Counts, pairs: Counts
-    ) -> Seconds:
-        tokens: Counts | Seconds = context
-        seen_pairs: Counts | Seconds = pairs
-        if self._sliding_share:
-            window = self._window_tokens
-            full, sliding = self._full_share, self._sliding_share
-            seen = np.minimum(context, prefills * window + num_tokens)
-            tokens = full * context + sliding * seen
-            seen_pairs = full * pairs + sliding * np.minimum(pairs, num_tokens * window)
-        compute_s = self._pair_s * (seen_pairs + self.prefill_tile_tokens * tokens)
-        return np.maximum(compute_s, self._kv_token_s * tokens)
-
-
-_SPAN_PER_ROW = 8
-"""A table of counts may be so many times as long as the rows that are looked up."""
-
-
-def _looked_up(
-    memo: Memo[Parts],
-    price: Callable[[int], Parts],
-    counts: Counts,
-) -> Seconds:
-    """Return the parts of each count, (parts, n): each distinct one is priced once.
-
-    Python does the arithmetic: numpy's powers may differ in the last bit.
-    """
-    span = int(counts.max()) + 1
-    if span <= _SPAN_PER_ROW * len(counts):
-        # Marked in a table: several times quicker than sorted.
-        is_there = np.zeros(span, dtype=np.bool_)
-        is_there[counts] = True
-        distinct = np.flatnonzero(is_there)
-        places = (np.cumsum(is_there) - 1)[counts]
-    else:
-        distinct, places = np.unique(counts, return_inverse=True)
-    parts = [memo.get(count) or price(count) for count in distinct.tolist()]
-    return np.array(parts, np.float64).T[:, places]
+            swap_s = self._swaps.exposed_s(num_loaded, num_stored, gpu_s)
+        return swap_s, self.copy_part_s(num_copied), False, 0.0, 0.0

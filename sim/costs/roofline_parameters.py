@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from sim.costs.base import KvLayout, SwapRule, SwapVariant
-from sim.costs.parts import at_least_zero, share
-from sim.costs.transfers import LAYOUTS, VARIANTS, check_choice, check_factor
+from sim.costs.checks import at_least_zero, check_choice, check_factor, share
+from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves the annotations
 from sim.hardware.models.architecture import (

@@ -21,22 +21,14 @@ outlasts the step, where both slow each other down.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
 from sim.costs.base import KvLayout, SwapVariant
 from sim.costs.parts import Memo
 from sim.costs.widths import ESTIMATE, Width, wider
-from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from sim.hardware.models.architecture import ModelArchitecture
-
-    Counts = NDArray[np.int64]
-    Seconds = NDArray[np.float64]
 
 VARIANTS: Final[tuple[SwapVariant, ...]] = get_args(SwapVariant)
 LAYOUTS: Final[tuple[KvLayout, ...]] = get_args(KvLayout)
@@ -223,15 +215,6 @@ class Swapping:
             gpu_s, rest_s, self.step_factor, self.transfer_factor
         )
 
-    def column(self, loaded: Counts, stored: Counts, gpu_s: Seconds) -> Seconds:
-        """Return `exposed_s` of each row, to the last bit; few rows swap."""
-        found = np.zeros(len(gpu_s))
-        for row in np.flatnonzero(loaded + stored).tolist():
-            found[row] = self.exposed_s(
-                int(loaded[row]), int(stored[row]), float(gpu_s[row])
-            )
-        return found
-
 
 def outlasting_s(
     gpu_s: float, transfer_s: float, step_factor: float, transfer_factor: float
@@ -247,33 +230,3 @@ def outlasting_s(
     if beside_s <= slowed_s:
         return beside_s - beside_s / step_factor
     return slowed_s - gpu_s + (beside_s - slowed_s) / transfer_factor
-
-
-def check_factor(key: str, value: float) -> None:
-    """Refuse what is no factor of slowing down.
-
-    Raises
-    ------
-    ConfigError
-        If it is below 1.
-    """
-    if not value >= 1.0:
-        raise ConfigError(
-            f"{key} says how many times longer something takes beside another and "
-            f"must be >= 1; got {value!r}: give 1.0 for no effect"
-        )
-
-
-def check_choice(key: str, value: Any, choices: tuple[str | None, ...]) -> None:
-    """Refuse what is not among `choices`, of which None is the last.
-
-    Raises
-    ------
-    ConfigError
-        If it is not.
-    """
-    if value not in choices:
-        raise ConfigError(
-            f"{key} must be one of {', '.join(map(str, choices[:-1]))}, or null for "
-            f"what the engine does; got {value!r}"
-        )

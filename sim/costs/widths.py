@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Counts = NDArray[np.int64]
-    Seconds = NDArray[np.float64]
+    from collections.abc import Mapping
 
 
 class Width(NamedTuple):
@@ -40,22 +34,6 @@ class Widths(NamedTuple):
 
     inside: Width
     beyond: Width
-
-
-def squares_of(widths: Sequence[Width], seconds: Seconds, regions: Counts) -> Seconds:
-    """Return `Width.squares` of each, (2, n), in the region that it lies in.
-
-    Parameters
-    ----------
-    widths
-        By region.
-    seconds, regions
-        (n,), and the numbers of the regions.
-    """
-    import numpy as np  # noqa: PLC0415  (at run time needed here only)
-
-    halves: Seconds = seconds * np.array(widths)[regions].T
-    return halves * halves
 
 
 def by_factor(shorter: float, longer: float) -> Width:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from cache.v1.manager import KVCacheManager
 from cache.v1.runs.tables import RunTables
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.base import BatchShape
+from sim.costs.parts import batch_total_of, decode_ends_of
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder
@@ -210,16 +212,16 @@ def test_measured_batch_total(
     benchmark: BenchmarkFixture, measured: MeasuredCost, name: str
 ) -> None:
     shape = BatchShape(*MEASURED_SHAPES[name][:6])
-    assert benchmark(measured.batch_total, *shape[:6]) == measured.step(shape).total_s
+    total = batch_total_of(measured)
+    assert benchmark(total, *shape[:6]) == measured.step(shape).total_s
 
 
-@pytest.mark.benchmark(group="micro: price of a step")
-def test_decodes_by_decode_total(
-    benchmark: BenchmarkFixture, roofline: RooflineCost
-) -> None:
-    total = roofline.decode_total(DECODES.num_decodes)
+@pytest.mark.benchmark(group="micro: ends of 100 steps")
+def test_ends_of_decodes(benchmark: BenchmarkFixture, roofline: RooflineCost) -> None:
+    ends = decode_ends_of(roofline)(DECODES.num_decodes)
     context = DECODES.num_decode_context_tokens
-    assert benchmark(total, context) == roofline.step(DECODES).total_s
+    ends_s = benchmark(ends, context, 100, 0.0, inf)
+    assert ends_s[0] == roofline.step(DECODES).total_s
 
 
 @pytest.mark.benchmark(group="micro: price of 8,192 steps")

@@ -62,7 +62,7 @@ def test_nine_of_ten_new_measurements_lie_within(cost):
         for (batch, context), time_s in zip(counts, seconds, strict=True):
             step = cost.step(BatchShape(batch, batch * context, 0, 0, 0, 0))
             # the flag of the step speaks of products and the head, too
-            if not cost.attention.decode.at(batch, batch * context)[1]:
+            if not cost.decode_table.at(batch, batch * context)[1]:
                 predicted_s = step.decode_attention_s / 32
                 lo_s = predicted_s * (1.0 - width.down)
                 hits.append(lo_s <= time_s <= predicted_s * (1.0 + width.up))

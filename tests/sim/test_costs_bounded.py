@@ -18,7 +18,7 @@ from tests.sim.test_costs_pricer import (
     any_shapes,
     as_rows,
     assert_columns_are_steps,
-    assert_decode_total_is_step,
+    assert_decodes_are_steps,
     bits,
 )
 
@@ -66,7 +66,7 @@ def test_measured_steps_at_a_bound_have_the_same_bits_all_ways(
     cost = AtBound(model, bound)
     assert pricer_of(cost) is cost
     assert_columns_are_steps(cost, batch)
-    assert_decode_total_is_step(cost, *decodes)
+    assert_decodes_are_steps(cost, *decodes)
     for shape in batch:
         step, free = cost.step(shape), model.step(shape)
         assert step.total_s == step.lo_s == step.hi_s == getattr(free, f"{bound}_s")
@@ -87,7 +87,7 @@ def test_measured_steps_at_a_bound_have_the_same_bits_all_ways(
 def test_without_bounds_a_step_is_what_it_was(model, bound):
     cost = AtBound(model, bound)
     assert_columns_are_steps(cost, GRID)
-    assert_decode_total_is_step(cost, 7, [7, 900])
+    assert_decodes_are_steps(cost, 7, [7, 900])
     for shape in GRID:
         assert bits(cost.step(shape)[:10]) == bits(model.step(shape)[:10])
 

@@ -1,4 +1,4 @@
-"""Chunks with a past, and chunks beside decodes: factors looked up two ways."""
+"""Chunks with a past, and chunks beside decodes: factors."""
 
 import numpy as np
 import pytest
@@ -11,15 +11,15 @@ from sim.costs.measured.factors import (
     BesideFactor,
     PastFactor,
     mean_chunk,
-    mean_chunks,
 )
 from sim.costs.measured.reading_factors import pairs_of
+from sim.costs.parts import batch_total_of
 from sim.errors import ConfigError
 from tests.sim.test_costs import H200, LLAMA_8B, chunk, decodes, shapes
 from tests.sim.test_costs_measured import decode_s, entry, prefill_s, write
 from tests.sim.test_costs_pricer import (
     assert_columns_are_steps,
-    assert_decode_total_is_step,
+    assert_decodes_are_steps,
     awkward_shapes,
 )
 
@@ -94,19 +94,6 @@ def test_several_chunks_are_taken_for_equal_ones():
     assert pairs_of(round(query), 0) == pytest.approx(pairs / 2, rel=0.01)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 50), st.integers(2, 10**6), st.integers(1, 10**11)),
-        min_size=1,
-    )
-)
-def test_many_chunks_have_the_same_bits(rows):
-    count, context, pairs = np.array(rows, dtype=np.int64).T
-    query, past = mean_chunks(count, context, pairs, count)
-    for i, row in enumerate(rows):
-        assert mean_chunk(*row, row[0]) == (query[i], past[i])
-
-
 def test_a_measured_past_costs_what_was_measured(cost):
     for query, past in ((256, 1024), (900, 16384), (16, 1024)):
         step = cost.step(chunk(query, past=past))
@@ -168,23 +155,15 @@ def test_factors_below_the_first_nodes_are_beyond():
         min_size=1,
     )
 )
-def test_factors_have_the_same_bits_one_by_one_and_together(rows):
+def test_factors_stay_within_their_nodes(rows):
     rng = np.random.default_rng(0)
     beyond = rng.random((3, 3, 3, 2)) < 0.2
     values = rng.uniform(0.1, 9.0, beyond.shape)
     beside = BesideFactor((QUERIES, PASTS, COUNTS, CONTEXTS), values, beyond)
     past = PastFactor(QUERIES, PASTS, values[:, :, 0, 0], beyond[:, :, 0, 0])
-    rows = [(q, p, n, n * (k % 9000)) for q, p, n, k in rows]
-    query, before = np.array(rows)[:, :2].T
-    count, context = (np.array([row[place] for row in rows]) for place in (2, 3))
-    for one, many in (
-        (past, past.column(query, before)),
-        (beside, beside.column(query, before, count, context)),
-    ):
-        for i, row in enumerate(rows):
-            seconds, flag = one.at(*row[: 2 if one is past else 4])
-            assert (seconds, flag) == (many[0][i], many[1][i])
-            assert 0.1 - 1e-9 <= seconds <= 9.0 + 0.5
+    for q, p, n, k in rows:
+        for factor, _ in (past.at(q, p), beside.at(q, p, n, n * (k % 9000))):
+            assert 0.1 - 1e-9 <= factor <= 9.0 + 0.5
 
 
 def _no(*shape):
@@ -199,11 +178,11 @@ def _no(*shape):
 )
 def test_many_steps_have_the_same_bits(cost, batch, num_decodes, contexts):
     assert_columns_are_steps(cost, batch)
-    assert_decode_total_is_step(cost, num_decodes, contexts)
+    assert_decodes_are_steps(cost, num_decodes, contexts)
     for shape in batch:
         assert 0.0 < cost.step(shape).lo_s <= cost.step(shape).total_s
         if not any(shape[6:]):
-            assert cost.batch_total(*shape[:6]) == cost.step(shape).total_s
+            assert batch_total_of(cost)(*shape[:6]) == cost.step(shape).total_s
 
 
 def test_both_together_are_not_faster_than_the_memory(tmp_path):

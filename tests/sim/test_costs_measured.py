@@ -14,6 +14,7 @@ from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
 from sim.costs.base import BatchShape, StepCost, pricer_of
 from sim.costs.measured.geometry import geometry_of, linear_elements
 from sim.costs.measured.tables import Curve, Surface
+from sim.costs.parts import decode_ends_of
 from sim.costs.profile import canonical_json, profile_id
 from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
@@ -22,8 +23,9 @@ from tests.sim.test_costs_pricer import (
     GRID,
     as_rows,
     assert_columns_are_steps,
-    assert_decode_total_is_step,
+    assert_decodes_are_steps,
     awkward_shapes,
+    bits,
 )
 
 SLIDING = replace(TINY, name="sliding", sliding_window=128, num_sliding_layers=1)
@@ -263,15 +265,22 @@ def test_many_steps_have_the_same_bits(path, name, batch, num_decodes, contexts)
     cost = MeasuredCost(path, gpu=H200, **MODELS[name])
     assert pricer_of(cost) is cost
     assert_columns_are_steps(cost, batch)
-    assert_decode_total_is_step(cost, num_decodes, contexts)
+    assert_decodes_are_steps(cost, num_decodes, contexts)
 
 
 @every_model
 def test_parts_add_up_and_all_three_ways_agree_on_the_grid(path, name):
     cost = MeasuredCost(path, gpu=H200, **MODELS[name])
     assert_columns_are_steps(cost, GRID)
-    assert_decode_total_is_step(cost, 77, range(77 * 16 - 3, 77 * 16 + 3))
+    assert_decodes_are_steps(cost, 77, range(77 * 16 - 3, 77 * 16 + 3))
     assert cost.columns(as_rows([])).shape == (0, len(StepCost._fields))
+    # over all lines of the table, and not beyond a time
+    ends, expected = decode_ends_of(cost)(77), [0.5]
+    for context in range(77, 77 * 500, 77):
+        shape = BatchShape(77, context, 0, 0, 0, 0)
+        expected.append(expected[-1] + cost.step(shape).total_s)
+    assert bits(ends(77, 499, 0.5, math.inf)) == bits(expected[1:])
+    assert bits(ends(77, 499, 0.5, expected[300])) == bits(expected[1:301])
     for shape in GRID:
         step = cost.step(shape)
         assert step.total_s == sum(step.parts) > 0.0
@@ -399,9 +408,6 @@ def test_fewer_sequences_than_measured_are_level_and_say_so():
     assert surface.at(1, 1) == (1.0, True)
     assert surface.at(64, 64) == (1.0, False)
     assert surface.at(64, 63) == (1.0, True)  # below the first amount
-    seconds, flags = surface.column(np.array([1, 64, 0]), np.array([1, 64, 5]))
-    assert seconds.tolist() == [1.0, 1.0, 0.0]
-    assert flags.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_a_curve_is_extrapolated_beside_either_node():

@@ -4,6 +4,7 @@ import pytest
 
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.base import GraphRule, SwapRule
+from sim.costs.parts import batch_total_of
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
 from sim.scheduler.generations import OURS
@@ -12,7 +13,7 @@ from tests.sim.test_costs_measured import entry, write
 from tests.sim.test_costs_pricer import (
     GRID,
     assert_columns_are_steps,
-    assert_decode_total_is_step,
+    assert_decodes_are_steps,
 )
 
 NODES = [1, 64, 4096, 65536]
@@ -215,14 +216,14 @@ def test_all_ways_to_price_agree(tmp_path, eager_s, overlap):
     for rule in (GraphRule(64), OURS["v1"].graphs):
         cost = measured(file, swap_overlap=overlap, graph_rule=rule)
         assert_columns_are_steps(cost, GRID)
-        assert_decode_total_is_step(cost, 77, range(77 * 16 - 3, 77 * 16 + 3))
-        assert_decode_total_is_step(cost, 7, range(7, 7 * 100, 7))
+        assert_decodes_are_steps(cost, 77, range(77 * 16 - 3, 77 * 16 + 3))
+        assert_decodes_are_steps(cost, 7, range(7, 7 * 100, 7))
         for shape in GRID:
             step = cost.step(shape)
             assert step.total_s == sum(step.parts) > 0.0
             assert 0.0 < step.lo_s <= step.total_s <= step.hi_s
             if not any(shape[6:]):
-                assert cost.batch_total(*shape[:6]) == step.total_s
+                assert batch_total_of(cost)(*shape[:6]) == step.total_s
 
 
 def test_kernels_behind_the_launches_widen_nothing(tmp_path):

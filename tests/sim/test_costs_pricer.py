@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from sim.costs import ConstantCost, LinearCost, RooflineCost
 from sim.costs import parts as cost_parts
 from sim.costs.base import BatchShape, CostModel, StepCost, StepPricer, pricer_of
-from sim.costs.parts import Memo, cost_columns, step_cost
+from sim.costs.parts import (
+    Memo,
+    batch_total_of,
+    cost_columns,
+    decode_ends_of,
+    step_cost,
+)
 from sim.costs.transfers import LAYOUTS, VARIANTS
-from sim.engine.prices import batch_total_of, decode_ends_of
 from tests.sim.test_costs import (
     BARE,
     COEFFICIENTS,
@@ -126,13 +131,14 @@ def assert_columns_are_steps(model, batch):
             assert bits([batch_total_of(model)(*shape[:6])]) == bits([cost.total_s])
 
 
-def assert_decode_total_is_step(model, num_decodes, contexts):
-    total = model.decode_total(num_decodes)
+def assert_decodes_are_steps(model, num_decodes, contexts):
+    if not num_decodes:
+        return
+    ends = decode_ends_of(model)(num_decodes)
     for context in contexts:
         expected = model.step(BatchShape(num_decodes, context, 0, 0, 0, 0)).total_s
-        assert bits([total(context)]) == bits([expected]), (num_decodes, context)
-        if num_decodes:
-            assert_ends_are_sums(model, num_decodes, context)
+        assert bits(ends(context, 1, 0.0, inf)) == bits([expected]), context
+        assert_ends_are_sums(model, num_decodes, context)
 
 
 def assert_ends_are_sums(model, num_decodes, context):
@@ -156,7 +162,7 @@ def test_every_model_prices_many_as_one(kind):
     assert_columns_are_steps(model, GRID)
     for num_decodes in (0, 1, 2, 100, 1024):
         contexts = [0, 1, num_decodes, 128 * num_decodes, 10**6 + 1]
-        assert_decode_total_is_step(model, num_decodes, contexts)
+        assert_decodes_are_steps(model, num_decodes, contexts)
 
 
 @settings(max_examples=300)
@@ -167,7 +173,7 @@ def test_every_model_prices_many_as_one(kind):
     contexts=st.lists(st.integers(0, 10**8), max_size=4),
 )
 def test_any_roofline_prices_many_as_one(model, batch, num_decodes, contexts):
-    assert_decode_total_is_step(model, num_decodes, contexts)
+    assert_decodes_are_steps(model, num_decodes, contexts)
     assert_columns_are_steps(model, batch)
 
 
@@ -181,7 +187,7 @@ def test_any_linear_prices_many_as_one(coefficients, base_s, batch, num_decodes)
     keywords = dict(zip(COEFFICIENTS, coefficients, strict=True))
     model = LinearCost(base_s, **keywords)
     assert_columns_are_steps(model, batch)
-    assert_decode_total_is_step(model, num_decodes, [0, num_decodes, 123_457])
+    assert_decodes_are_steps(model, num_decodes, [0, num_decodes, 123_457])
 
 
 @pytest.mark.parametrize("name", ["sliding", "all sliding"])
@@ -190,10 +196,11 @@ def test_decodes_around_the_window(name, num_decodes):
     model = RooflineCost(model=ARCHITECTURES[name], gpu=ROUND)
     edge = num_decodes * ARCHITECTURES[name].sliding_window
     contexts = range(edge - 3, edge + 4)
-    assert_decode_total_is_step(model, num_decodes, contexts)
+    assert_decodes_are_steps(model, num_decodes, contexts)
     batch = [BatchShape(num_decodes, context, 0, 0, 0, 0) for context in contexts]
     assert_columns_are_steps(model, batch)
-    inside_s, outside_s = map(model.decode_total(num_decodes), (edge, 2 * edge))
+    ends = decode_ends_of(model)(num_decodes)
+    inside_s, outside_s = (ends(seen, 1, 0.0, inf)[0] for seen in (edge, 2 * edge))
     assert (outside_s > inside_s) is (name == "sliding")
 
 
@@ -203,20 +210,22 @@ def test_no_steps_have_no_cost(kind):
 
 
 @every_pricer
-def test_an_empty_step_is_priced_by_all_three(kind):
+def test_an_empty_step_is_priced_all_ways(kind):
     model = PRICERS[kind]
     expected = model.step(EMPTY)
-    assert model.decode_total(0)(0) == expected.total_s
+    assert batch_total_of(model)(*EMPTY[:6]) == expected.total_s
     assert model.columns(as_rows([EMPTY])).tolist() == [[float(x) for x in expected]]
 
 
 def test_a_key_that_is_slow_to_compute_binds_decodes():
-    # the closure that only reads would be wrong here: 512 heads share one latent
+    # a line of reading alone would be wrong here: 512 heads share one latent
     model = RooflineCost(model=MLA_OF_MANY_HEADS, gpu=ROUND)
     slow = replace(model, prefill_attention_efficiency=1e-3)
     fast = replace(model, prefill_attention_efficiency=1.0)
-    assert slow.decode_total(8)(80_000) > fast.decode_total(8)(80_000)
-    assert_decode_total_is_step(slow, 8, [8, 80_000])
+    shape = BatchShape(8, 80_000, 0, 0, 0, 0)
+    assert slow.step(shape).total_s > fast.step(shape).total_s
+    assert slow.steady_decodes(8) is None
+    assert_decodes_are_steps(slow, 8, [8, 80_000])
 
 
 def test_mixed_batches_are_priced_apart_from_decodes():
@@ -243,10 +252,10 @@ def test_the_order_of_questions_changes_no_price():
     assert_columns_are_steps(fresh, batch)
 
 
-def test_a_decode_total_is_made_once():
-    model = RooflineCost(model=TINY, gpu=ROUND)
-    assert model.decode_total(8) is model.decode_total(8)
-    assert model.decode_total(8) is not model.decode_total(9)
+def test_what_makes_ends_is_made_once():
+    ends = decode_ends_of(RooflineCost(model=TINY, gpu=ROUND))
+    assert ends(8) is ends(8)
+    assert ends(8) is not ends(9)
 
 
 def test_a_full_memo_still_prices(monkeypatch):
@@ -255,22 +264,19 @@ def test_a_full_memo_still_prices(monkeypatch):
     batch = [BatchShape(n, 10 * n, 0, 0, 0, 0) for n in range(1, 9)]
     assert_columns_are_steps(model, batch)
     for shape in batch:
-        assert_decode_total_is_step(model, shape.num_decodes, [1000])
-    assert len(model._token_parts) == len(model._decode_totals) == 2
+        assert_decodes_are_steps(model, shape.num_decodes, [1000])
+    assert len(model._token_parts) == len(model._row_parts) == 2
 
 
 def test_copies_price_alike_and_start_empty():
     model = RooflineCost(model=MOE, gpu=ROUND)
     shape = BatchShape(8, 800, 1, 64, 64, 2080)
-    cost, total_s = model.step(shape), model.decode_total(8)(800)
+    cost = model.step(shape)
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert not other._token_parts
-        assert not other._decode_totals
         assert other.step(shape) == cost
-        assert other.decode_total(8)(800) == total_s
     cheaper = replace(model, step_overhead_s=1e-6)
     assert cheaper.step(shape).total_s < cost.total_s
-    assert cheaper.decode_total(8)(800) < total_s
 
 
 def test_a_memo_keeps_what_there_is_room_for(monkeypatch):
@@ -312,26 +318,43 @@ class OnlyStepOfOurs(ConstantCost):
         return step_cost(host_s=super().step(shape).total_s + 1.0)
 
 
-class AllThree(OnlyStepOfOurs):
-    def decode_total(self, num_decodes):
-        del num_decodes
-        return lambda _: self.step_s + 1.0
-
+class Both(OnlyStepOfOurs):
     def columns(self, shapes):
         return cost_columns(len(shapes), *self.step(EMPTY).parts)
 
 
-class OneOfTwo(OnlyStepOfOurs):
+class Told(Both):
+    """Has a price of decodes of its own, too."""
+
     def decode_total(self, num_decodes):
-        return AllThree.decode_total(self, num_decodes)
+        del num_decodes
+        return lambda _: self.step_s + 1.0
 
 
-class Described(AllThree):
+class DecodesOnly(OnlyStepOfOurs):
+    decode_total = Told.decode_total
+
+
+class Described(Both):
     def describe(self):
         return {"kind": "own"}
 
 
-class SteppedAgain(AllThree):
+class OwnFormula(ConstantCost):
+    """Redefines what a step is made of; columns would be of what it was before."""
+
+    def parts(self, *shape):
+        return *super().parts(*shape)[:5], 2.0 * self.step_s, None
+
+
+class OwnTerm(LinearCost):
+    """Redefines a term; its line would be that of the term before."""
+
+    def decode_attention_s(self, num_decodes, num_context_tokens, num_prefills):
+        return 2.0 * self.decode_context_token_s * num_context_tokens
+
+
+class SteppedAgain(Both):
     def step(self, shape):
         return step_cost(host_s=super().step(shape).total_s + 1.0)
 
@@ -345,7 +368,7 @@ class OptedOut(ConstantCost):
 
 
 class Promised(StepOnly, CostModel, StepPricer):
-    """Names the protocols and writes neither method."""
+    """Names the protocols and writes no method."""
 
 
 class Delegating:
@@ -364,17 +387,22 @@ def test_our_models_are_pricers(kind):
     assert pricer_of(PRICERS[kind]) is PRICERS[kind]
 
 
-@pytest.mark.parametrize("cls", [AllThree, Described, Plain])
-def test_a_class_that_keeps_the_three_together_is_a_pricer(cls):
+@pytest.mark.parametrize("cls", [Both, Told, Described, Plain, OwnTerm])
+def test_a_class_that_keeps_both_together_is_a_pricer(cls):
     model = cls(0.5)
     assert pricer_of(model) is model
-    assert_decode_total_is_step(model, 3, [100])
+    assert_decodes_are_steps(model, 3, [100])
     assert_columns_are_steps(model, [EMPTY, BatchShape(3, 9, 0, 0, 0, 0)])
 
 
-@pytest.mark.parametrize("cls", [OnlyStepOfOurs, OneOfTwo, SteppedAgain, OptedOut])
+@pytest.mark.parametrize(
+    "cls", [OnlyStepOfOurs, DecodesOnly, SteppedAgain, OptedOut, OwnFormula]
+)
 def test_a_step_of_its_own_needs_methods_of_its_own(cls):
-    assert pricer_of(cls(0.5)) is None
+    model = cls(0.5)
+    assert pricer_of(model) is None
+    if cls is not DecodesOnly:
+        assert_decodes_are_steps(model, 3, [100])
 
 
 def test_other_models_are_asked_step_by_step():
@@ -407,7 +435,6 @@ def test_prices_of_a_redefined_step_are_asked_of_it():
     batch = (3, 400, 1, 50, 50, 1275)
     model = Doubled(1e-3, decode_s=1e-4, prefill_token_s=1e-5)
     assert batch_total_of(model)(*batch) == model.step(BatchShape(*batch)).total_s
-    assert batch_total_of(model)(*batch) != model.batch_total(*batch)
     assert_ends_are_sums(model, 3, 400)
     assert batch_total_of(ConstantCost(0.5))(*batch) == 0.5
 

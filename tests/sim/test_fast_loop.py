@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs.constant import ConstantCost
+from sim.costs.parts import batch_total_of
 from sim.engine.requests import (
     ColumnRequest,
     PulledArrivals,
@@ -195,4 +196,4 @@ def test_a_long_answer_is_not_planned_at_once() -> None:
 
 
 def test_a_constant_cost_has_a_price_for_any_batch() -> None:
-    assert ConstantCost(0.5).batch_total(1, 2, 3, 4, 5, 6) == 0.5
+    assert batch_total_of(ConstantCost(0.5))(1, 2, 3, 4, 5, 6) == 0.5

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from sim.costs.transfers import (
     CopyKernel,
     Loop,
     Pages,
-    Swapping,
     outlasting_s,
     pages_of,
 )
@@ -142,21 +140,6 @@ def test_more_blocks_never_cost_less(variant, layout, count, more):
         few, many = transfer.at(count), transfer.at(count + more)
         assert 0.0 < few.total_s <= many.total_s
         assert 0.0 <= few.host_s <= few.total_s
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), SECONDS), min_size=1),
-    st.booleans(),
-    FACTORS,
-    FACTORS,
-)
-def test_columns_are_exposed_seconds_to_the_last_bit(rows, overlap, f, g):
-    loop = Loop(PAGES, 2e-5, 4e-6, 5e10)
-    swaps = Swapping(loop, Batch(PAGES, 2e-5, 5e-7, 1e-7, 5e10), overlap, f, g)
-    loaded, stored, gpu_s = (np.array(column) for column in zip(*rows, strict=True))
-    column = swaps.column(loaded, stored, gpu_s)
-    expected = [swaps.exposed_s(*row) if row[0] or row[1] else 0.0 for row in rows]
-    assert column.tolist() == expected
 
 
 # -- in a cost model ----------------------------------------------------------------

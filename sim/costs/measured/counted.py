@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from sim.costs.measured.reading import token_curves
 from sim.costs.parts import Memo
 from sim.costs.widths import ESTIMATE, Widths, read_widths
@@ -13,13 +11,8 @@ from sim.costs.widths import ESTIMATE, Widths, read_widths
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from sim.costs.measured.rest import MeasuredRest
     from sim.costs.roofline import RooflineCost
-
-    Counts = NDArray[np.int64]
-    Seconds = NDArray[np.float64]
 
 _ESTIMATES: Final = Widths(ESTIMATE, ESTIMATE)
 
@@ -139,21 +132,3 @@ class Counted:
             down += more_down
             up += more_up
         return self.rows.keep(num_rows, RowParts(head_s, host_s, down, up))
-
-    def token_columns(self, counts: Counts) -> Seconds:
-        """Return `TokenParts` of each, (8, n)."""
-        distinct, places = np.unique(counts, return_inverse=True)
-        parts = [
-            self.tokens.get(count) or self.price_tokens(count)
-            for count in distinct.tolist()
-        ]
-        return np.array(parts, np.float64).T[:, places]
-
-    def row_columns(self, counts: Counts) -> Seconds:
-        """Return `RowParts` of each, (4, n)."""
-        distinct, places = np.unique(counts, return_inverse=True)
-        parts = [
-            self.rows.get(count) or self.price_rows(count)
-            for count in distinct.tolist()
-        ]
-        return np.array(parts, np.float64).T[:, places]

@@ -57,20 +57,6 @@ def mean_chunk(count: int, context: int, pairs: int, share: int) -> tuple[float,
     return sqrt(twice + 0.25) - 0.5, 0.0
 
 
-def mean_chunks(
-    count: Counts, context: Counts, pairs: Counts, share: Counts | int
-) -> tuple[Seconds, Seconds]:
-    """Return `mean_chunk` of each row; counts are above zero."""
-    length = context / count
-    edge = length + 0.5
-    twice = 2.0 * (pairs / share)
-    rest = edge * edge - twice
-    has_past = rest > 0.25
-    query = edge - np.sqrt(np.where(has_past, rest, 1.0))
-    fresh = np.sqrt(twice + 0.25) - 0.5
-    return np.where(has_past, query, fresh), np.where(has_past, length - query, 0.0)
-
-
 class _Axis:
     """Ascending nodes, and the segments between them."""
 
@@ -94,13 +80,6 @@ class _Axis:
         if self.from_ <= value <= self.to:
             return value
         return min(max(value, self.first), self.last)
-
-    def columns(self, values: Seconds) -> tuple[Counts, Seconds, Flags]:
-        """Return segment and distance from its start of each, and what lies outside."""
-        outside = (values < self.from_) | (values > self.to)
-        within = np.where(outside, np.clip(values, self.first, self.last), values)
-        places = np.searchsorted(self.inner, within, side="right")
-        return places, within - np.array(self.nodes)[places], outside
 
 
 def _coefficients(values: Seconds, axes: Sequence[_Axis]) -> Seconds:
@@ -174,14 +153,6 @@ class PastFactor:
         ]
         past -= before
         return a + b * past + (c + d * past) * (query - start), outside or beyond
-
-    def column(self, query: Seconds, past: Seconds) -> tuple[Seconds, Flags]:
-        """Return `at` of each row."""
-        i, along, outside = self._queries.columns(query)
-        j, behind, more = self._pasts.columns(past)
-        a, b, c, d, beyond = self._table[i * self._stride + j].T
-        factor = a + b * behind + (c + d * behind) * along
-        return factor, outside | more | (beyond != 0.0)
 
 
 _Cell = tuple[
@@ -288,22 +259,3 @@ class BesideFactor:
         low = a + b * mean + (c + d * mean) * past
         slope = e + f * mean + (g + h * mean) * past
         return low + slope * (query - start), outside or beyond
-
-    def column(
-        self, query: Seconds, past: Seconds, num_decodes: Counts, context: Counts
-    ) -> tuple[Seconds, Flags]:
-        """Return `at` of each row; there are decodes in all of them."""
-        i, along, outside = self._queries.columns(query)
-        j, behind, more = self._pasts.columns(past)
-        k, mean, longer = self._contexts.columns(context / num_decodes)
-        counts = self._counts
-        clipped = np.clip(num_decodes, counts.first, counts.last)
-        place = np.searchsorted(counts.inner, clipped, side="right")
-        apart = (clipped - np.array(counts.nodes)[place])[:, None]
-        far, near = self._strides
-        cells = self._table[place * self._num_cells + i * far + j * near + k]
-        a, b, c, d, e, f, g, h = (cells[:, :8] + cells[:, 8:16] * apart).T
-        low = a + b * mean + (c + d * mean) * behind
-        slope = e + f * mean + (g + h * mean) * behind
-        outside = outside | more | longer | (clipped != num_decodes)
-        return low + slope * along, outside | (cells[:, 16] != 0.0)

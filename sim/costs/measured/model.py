@@ -3,49 +3,60 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable  # noqa: TC003 - `sim.config.plug` resolves annotations
-from functools import partial
-from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from sim.costs.base import (
-    BOUNDS,
-    EMPTY_SHAPE,
-    BatchShape,
-    Bound,
-    GraphRule,
-    KvLayout,
-    StepCost,
-    SwapRule,
-    SwapVariant,
-)
-from sim.costs.measured.attention import Attention
+from sim.costs.base import EMPTY_SHAPE, GraphRule, KvLayout, SwapRule, SwapVariant
 from sim.costs.measured.counted import Counted
-from sim.costs.measured.reading import corrected, entry_of, read_correction
+from sim.costs.measured.factors import mean_chunk
+from sim.costs.measured.reading import (
+    beside_factor,
+    corrected,
+    decode_surface,
+    entry_of,
+    kv_key_s,
+    past_factor,
+    prefill_surface,
+    read_correction,
+)
 from sim.costs.measured.rest import MeasuredRest
-from sim.costs.parts import FLAG, Memo, cost_columns, step_cost
+from sim.costs.parts import (
+    FormulaCost,
+    Line,
+    LineTable,
+    Memo,
+    SteadyDecodes,
+    launched,
+    lines_and_steps,
+)
 from sim.costs.profile import read_profile
 from sim.costs.roofline import RooflineCost
-from sim.hardware.gpus import GpuSpec  # noqa: TC001 - as above
-from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001 - as above
+from sim.costs.widths import ESTIMATE, read_widths, wider
+from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves them
+from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
     from numpy.typing import NDArray
 
+    from sim.costs.base import BatchShape
+    from sim.costs.parts import Parts, Rest
     from sim.costs.transfers import Transfer
-
-    Counts = NDArray[np.int64]
-    Seconds = NDArray[np.float64]
+    from sim.costs.widths import Width, Widths
 
 _OTHER_KERNELS_S: Final = 12e-6
 """Seconds that a layer's norms, rotary embedding, activation and cache write spend on
 starting: five of 2.4 us. Those of products and attention are in their measurements."""
 
 
-class MeasuredCost:
+GUESSED: Final = 2
+"""Region of chunks with a past where no such chunk was measured; 0 is inside what was
+measured and 1 beyond."""
+
+
+class MeasuredCost(FormulaCost):
     """Seconds of a step from measured kernels.
 
     ::
@@ -97,6 +108,8 @@ class MeasuredCost:
         model on so many ranks in this precision.
     """
 
+    has_bounds = True
+
     def __init__(
         self,
         profile: str,
@@ -139,8 +152,7 @@ class MeasuredCost:
         )
         correction = read_correction(self.profile.fit)
         entry = corrected(entry_of(self.profile, self._rest), correction)
-        self.attention = Attention(self.profile.fit, entry, self._rest)
-        self._attend = self.attention.at
+        self._read_attention(entry)
         self._other = MeasuredRest(
             self.profile.fit, entry, self._rest, graph_rule, correction
         )
@@ -148,85 +160,66 @@ class MeasuredCost:
             self.profile.fit, entry, self._rest, self._other, correction
         )
         self._token_parts, self._row_parts = self._counted.tokens, self._counted.rows
-        self._decode_totals: Memo[Callable[[int], float]] = Memo()
+        self._line_tables: Memo[LineTable | None] = Memo()
 
-    # -- one step ---------------------------------------------------------------
-
-    def step(self, shape: BatchShape) -> StepCost:
-        """Return the cost of a step of this shape, in seconds."""
-        num_decodes, context, num_prefills, num_prefill_tokens, past, pairs = shape[:6]
-        num_tokens = num_decodes + num_prefill_tokens
-        num_rows = num_decodes + num_prefills
-        gemm_s, allreduce_s, kernels_s, alone_s, launching_s, outside, down, up = (
-            self._token_parts.get(num_tokens) or self._counted.price_tokens(num_tokens)
+    def _read_attention(self, entry: Mapping[str, Any]) -> None:
+        fit, rest = self.profile.fit, self._rest
+        decode = self.decode_table = decode_surface(entry["decode"], rest)
+        prefill = self._prefill = prefill_surface(entry["prefill"], rest)
+        self._key_s = kv_key_s(rest)
+        self._past = past_factor(entry, rest, prefill)
+        self._beside = beside_factor(entry, rest, self._past, prefill, decode)
+        self._decode_rows, self._contexts = decode.rows, decode.amounts
+        self._prefill_rows, self._pairs = prefill.rows, prefill.amounts
+        # by region, in the order of their numbers
+        self._decode_widths: tuple[Width, ...] = read_widths(fit, "decode_attention")
+        fresh: Widths = read_widths(fit, "prefill_attention")
+        self._prefill_widths: tuple[Width, ...] = (
+            *fresh,
+            wider(fresh.beyond, ESTIMATE),
         )
-        head_s, host_s, head_down, head_up = self._row_parts.get(
-            num_rows
-        ) or self._counted.price_rows(num_rows)
-        if num_tokens:
-            down += head_down
-            up += head_up
-        else:
-            head_s = 0.0
-        prefill_s, decode_s, chunks, decodes = self._attend(
-            num_decodes, context, num_prefills, num_prefill_tokens, past, pairs
-        )
-        more_down, more_up = self.attention.squares(
-            prefill_s, decode_s, chunks, decodes
-        )
-        down += more_down
-        up += more_up
-        flag = bool(outside or chunks or decodes)
-        host_s += kernels_s
-        gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
-        if not num_prefills:
-            launching_s = alone_s
-        if launching_s:
-            down, up = _launched(down, up, gpu_s - launching_s)
-            if launching_s > gpu_s:
-                host_s += launching_s - gpu_s
-        swap_s = copy_s = 0.0
-        blocks = shape[6:]
-        if any(blocks):
-            swap_s, copy_s, beyond, more_down, more_up = self._other.moves(
-                blocks, gpu_s
-            )
-            down += more_down
-            up += more_up
-            flag = flag or beyond
-        gpu_parts = gemm_s, prefill_s, decode_s, head_s, allreduce_s
-        return step_cost(*gpu_parts, swap_s, copy_s, host_s, flag, (down, up))
 
-    # -- many steps -------------------------------------------------------------
-
-    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
+    def parts(  # noqa: PLR0917 - the fields of `BatchShape`
         self,
         num_decodes: int,
         decode_context: int,
         num_prefills: int,
-        num_prefill_tokens: int,
+        num_tokens: int,
         prefill_context: int,
-        pairs: int,
-    ) -> float:
-        """Return ``total_s`` of a step that moves no blocks; see `StepPricer`."""
-        num_tokens = num_decodes + num_prefill_tokens
+        num_pairs: int,
+    ) -> Parts:
+        all_tokens = num_decodes + num_tokens
         num_rows = num_decodes + num_prefills
-        gemm_s, allreduce_s, kernels_s, alone_s, launching_s, _, _, _ = (
-            self._token_parts.get(num_tokens) or self._counted.price_tokens(num_tokens)
+        tokens = self._token_parts.get(all_tokens) or self._counted.price_tokens(
+            all_tokens
         )
-        head_s, host_s, _, _ = self._row_parts.get(
-            num_rows
-        ) or self._counted.price_rows(num_rows)
-        if not num_tokens:
+        rows = self._row_parts.get(num_rows) or self._counted.price_rows(num_rows)
+        gemm_s, allreduce_s, kernels_s, alone_s, launching_s, _, _, _ = tokens
+        head_s, host_s, _, _ = rows
+        if not all_tokens:
             head_s = 0.0
-        prefill_s, decode_s, _, _ = self._attend(
-            num_decodes,
-            decode_context,
-            num_prefills,
-            num_prefill_tokens,
-            prefill_context,
-            pairs,
-        )
+        prefill_s = decode_s = 0.0
+        chunks = decodes = 0  # regions
+        if num_decodes:
+            row = self._decode_rows.get(num_decodes) or self.decode_table.row(
+                num_decodes
+            )
+            value, slope, start, beyond = row[
+                bisect_right(self._contexts, decode_context // num_decodes)
+            ]
+            decode_s = value + slope * (decode_context - start)
+            decodes = 1 if beyond else 0
+        if num_prefills and all_tokens:
+            prefill_s, factor, chunks, is_beyond = self._chunks(
+                num_decodes,
+                decode_context,
+                num_prefills,
+                num_tokens,
+                prefill_context,
+                num_pairs,
+            )
+            decode_s *= factor
+            decodes = decodes or is_beyond
         host_s += kernels_s
         if not num_prefills:
             launching_s = alone_s
@@ -234,110 +227,104 @@ class MeasuredCost:
             gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
             if launching_s > gpu_s:
                 host_s += launching_s - gpu_s
-        return gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
+        told = tokens, rows, chunks, decodes, launching_s
+        return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, told
 
-    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
-        """Return ``total_s`` of steps of so many decodes, a function of their context.
+    def _chunks(  # noqa: PLR0917 - the fields of `BatchShape`
+        self,
+        num_decodes: int,
+        decode_context: int,
+        num_chunks: int,
+        num_tokens: int,
+        context: int,
+        pairs: int,
+    ) -> tuple[float, float, int, int]:
+        """Return seconds of chunks, the factor on decodes beside, and their regions."""
+        row = self._prefill_rows.get(num_chunks) or self._prefill.row(num_chunks)
+        value, slope, start, beyond = row[
+            bisect_right(self._pairs, pairs // num_chunks)
+        ]
+        prefill_s = value + slope * (pairs - start)
+        region = 1 if beyond else 0
+        query = None
+        if context != num_tokens:
+            region = GUESSED
+            if self._past is not None:
+                query, past = mean_chunk(num_chunks, context, pairs, num_chunks)
+                factor, beyond = self._past.at(query, past)
+                prefill_s *= factor
+                region = 1 if beyond else 0
+        read_s = self._key_s * context
+        if read_s > prefill_s:  # noqa: PLR1730 - a call of `max` takes longer
+            prefill_s = read_s
+        if not num_decodes or self._beside is None:
+            return prefill_s, 1.0, region, 0
+        if query is None or num_chunks != 1:
+            query, past = mean_chunk(num_chunks, context, pairs, 1)
+        factor, beyond = self._beside.at(query, past, num_decodes, decode_context)
+        if beyond:
+            return prefill_s * factor, factor, region or 1, 1
+        return prefill_s * factor, factor, region, 0
 
-        As `StepPricer.decode_total`.
-        """
-        total = self._decode_totals.get(num_decodes)
-        if total is None:
-            total = self._decode_totals.keep(
-                num_decodes, self._price_decodes(num_decodes)
-            )
-        return total
-
-    def _price_decodes(self, num_decodes: int) -> Callable[[int], float]:
-        tokens = self._counted.price_tokens(num_decodes)
-        gemm_s, allreduce_s, kernels_s, launching_s, *_ = tokens
-        head_s, host_s, *_ = self._counted.price_rows(num_decodes)
-        host_s += kernels_s
-        if not num_decodes:
-            return lambda _: host_s
-        row = self.attention.decode.row(num_decodes)
-        amounts = self.attention.decode.amounts
-
-        def total(context: int) -> float:
-            value, slope, start, _ = row[bisect_right(amounts, context // num_decodes)]
-            decode_s = value + slope * (context - start)
-            return gemm_s + decode_s + head_s + allreduce_s + host_s
-
-        def launched(context: int) -> float:
-            value, slope, start, _ = row[bisect_right(amounts, context // num_decodes)]
-            decode_s = value + slope * (context - start)
-            gpu_s = gemm_s + decode_s + head_s + allreduce_s + kernels_s
-            late_s = launching_s - gpu_s if launching_s > gpu_s else 0.0
-            return gemm_s + decode_s + head_s + allreduce_s + (host_s + late_s)
-
-        return launched if launching_s else total
-
-    def decode_bound(self, num_decodes: int, bound: Bound) -> Callable[[int], float]:
-        """Return ``lo_s`` or ``hi_s`` of steps of so many decodes; see `StepPricer`."""
-        total = self.decode_total(num_decodes)
-        if not num_decodes:
-            return total
-        tokens = self._counted.price_tokens(num_decodes)
-        if tokens.launch_decodes_s:
-            return partial(self._decode_bound, num_decodes, bound)
-        rows = self._counted.price_rows(num_decodes)
-        place = BOUNDS.index(bound)
-        sign = -1.0 if bound == "lo" else 1.0
-        fixed = (tokens.down, tokens.up)[place] + (rows.down, rows.up)[place]
-        shares = [width[place] for width in self.attention.decode_widths]
-        seconds = self.attention.decode.at
-
-        def at_bound(context: int) -> float:
-            decode_s, beyond = seconds(num_decodes, context)
-            half_s = decode_s * shares[beyond]
-            return total(context) + sign * sqrt(fixed + half_s * half_s)
-
-        return at_bound
-
-    def _decode_bound(self, num_decodes: int, bound: Bound, context: int) -> float:
-        cost = self.step(BatchShape(num_decodes, context, 0, 0, 0, 0))
-        return cost.lo_s if bound == "lo" else cost.hi_s
-
-    def columns(self, shapes: Counts) -> Seconds:
-        """Return `step` of each row of `shapes`; as `StepPricer.columns`."""
-        if not len(shapes):
-            return np.empty((0, len(StepCost._fields)))
-        decodes, _, prefills, prefill_tokens = shapes[:, :4].T
-        num_tokens = decodes + prefill_tokens
-        gemm_s, allreduce_s, kernels_s, alone_s, launching_s, outside, *squared = (
-            self._counted.token_columns(num_tokens)
-        )
-        head_s, host_s, *head_squares = self._counted.row_columns(decodes + prefills)
-        computes = num_tokens != 0
-        head_s = np.where(computes, head_s, 0.0)
-        squares = np.array(squared) + np.where(computes, head_squares, 0.0)
-        found = self.attention.columns(shapes)
-        prefill_s, decode_s, prefill_region, decode_region = found
-        squares += self.attention.square_columns(found)
+    def rest(self, shape: BatchShape, parts: Parts) -> Rest:
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s, _, told = parts
+        tokens, rows, chunks, decodes, launching_s = told
+        _, _, kernels_s, _, _, outside, down, up = tokens
+        if head_s:
+            down += rows.down
+            up += rows.up
+        more_down = more_up = 0.0
+        if prefill_s:
+            share_down, share_up = self._prefill_widths[chunks]
+            more_down = (prefill_s * share_down) * (prefill_s * share_down)
+            more_up = (prefill_s * share_up) * (prefill_s * share_up)
+        if decode_s:
+            share_down, share_up = self._decode_widths[decodes]
+            more_down += (decode_s * share_down) * (decode_s * share_down)
+            more_up += (decode_s * share_up) * (decode_s * share_up)
+        down += more_down
+        up += more_up
+        swap_s = copy_s = 0.0
+        flag = bool(outside or chunks or decodes)
+        num_loaded, num_stored, num_copied = blocks = shape[6:]
         gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
-        launching_s = np.where(prefills != 0, launching_s, alone_s)
-        for row in np.flatnonzero(launching_s).tolist():
-            rest_s = gpu_s[row] - launching_s[row]
-            squares[:, row] = _launched(
-                float(squares[0, row]), float(squares[1, row]), float(rest_s)
+        if launching_s:
+            down, up = launched(down, up, gpu_s - launching_s)
+        if num_loaded or num_stored or num_copied:
+            swap_s, copy_s, beyond, more_down, more_up = self._other.moves(
+                blocks, gpu_s
             )
-        late_s = np.where(launching_s > gpu_s, launching_s - gpu_s, 0.0)
-        swap_s, copy_s, moves_beyond, more = self._other.move_columns(shapes, gpu_s)
-        costs = cost_columns(
-            len(shapes),
-            gemm_s,
-            prefill_s,
-            decode_s,
-            head_s,
-            allreduce_s,
-            swap_s,
-            copy_s,
-            host_s + kernels_s + late_s,
-            squares=squares + more,
+            down += more_down
+            up += more_up
+            flag = flag or beyond
+        return swap_s, copy_s, flag, down, up
+
+    def steady_decodes(self, num_decodes: int) -> SteadyDecodes:
+        tokens = self._counted.price_tokens(num_decodes)
+        rows = self._counted.price_rows(num_decodes)
+        segments = self.decode_table.row(num_decodes)
+        firsts = 0, *(start for _, _, start, _ in segments[1:])
+        lines = [
+            Line(first, value_s, slope_s, start, beyond, *self._decode_widths[beyond])
+            for first, (value_s, slope_s, start, beyond) in zip(
+                firsts, segments, strict=True
+            )
+        ]
+        return SteadyDecodes(
+            tokens.gemm_s,
+            rows.head_s,
+            tokens.allreduce_s,
+            rows.host_s + tokens.kernels_s,
+            lines,
+            tokens.extrapolated,
+            tokens.down + rows.down,
+            tokens.up + rows.up,
+            tokens.kernels_s,
+            tokens.launch_decodes_s,
         )
-        regions = prefill_region + decode_region
-        costs[:, FLAG] = (outside != 0) | (regions != 0) | moves_beyond
-        return costs
+
+    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        return lines_and_steps(self, shapes, self._line_tables)
 
     def transfer(
         self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
@@ -361,19 +348,3 @@ class MeasuredCost:
             "step_correction": self.profile.fit.get("step_correction"),
             "rest": self._other.describe(),
         }
-
-
-def _launched(down: float, up: float, rest_s: float) -> tuple[float, float]:
-    """Return the squares of the width where launching kernels bounds a step.
-
-    Parameters
-    ----------
-    down, up
-        Squares of the width of the GPU's operations.
-    rest_s
-        By how much these outlast the launches, below zero if they do not.
-    """
-    if rest_s <= 0.0:
-        late_s = sqrt(up) + rest_s
-        return 0.0, late_s * late_s if late_s > 0.0 else 0.0
-    return min(down, rest_s * rest_s), up

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from sim.costs.measured.rest_tables import (
     MeasuredTransfer,
     Part,
@@ -27,18 +25,11 @@ from sim.costs.widths import ESTIMATE, HEAD, KERNELS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from sim.costs.base import GraphRule, KvLayout, SwapVariant
+    from sim.costs.parts import Rest
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer
 
-    Counts = NDArray[np.int64]
-    Seconds = NDArray[np.float64]
-
-MoveParts = tuple[float, float, bool, float, float]
-"""Seconds of swaps and of copies, whether one was extrapolated, and the squares of
-their width, down and up."""
 _LAYER_LAUNCHES: Final = 10
 """Kernels of a layer: qkv, rope, cache write, attention, o, two norms, gate and up,
 activation, down."""
@@ -176,7 +167,7 @@ class MeasuredRest:
             **factors,
         )
 
-    def moves(self, num_blocks: Sequence[int], gpu_s: float) -> MoveParts:
+    def moves(self, num_blocks: Sequence[int], gpu_s: float) -> Rest:
         """Return what moving blocks adds to a step.
 
         Parameters
@@ -201,16 +192,6 @@ class MeasuredRest:
             down += copy_down
             up += copy_up
         return swap_s, copy_s, outside, down, up
-
-    def move_columns(
-        self, shapes: Counts, gpu_s: Seconds
-    ) -> tuple[Seconds, Seconds, NDArray[np.bool_], Seconds]:
-        """Return `moves` of each row, the squares as (2, n); few rows move blocks."""
-        found = np.zeros((5, len(shapes)))
-        for row in np.flatnonzero(shapes[:, 6:].any(axis=1)).tolist():
-            found[:, row] = self.moves(shapes[row, 6:].tolist(), float(gpu_s[row]))
-        swap_s, copy_s, outside, *_ = found
-        return swap_s, copy_s, outside != 0.0, found[3:]
 
     def describe(self) -> dict[str, Any]:
         """Return what was measured and what is the datasheet's, JSON-ready."""

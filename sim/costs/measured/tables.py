@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Counts = NDArray[np.int64]
     Seconds = NDArray[np.float64]
 
 Segment = tuple[float, float, int, bool]
@@ -105,20 +104,6 @@ class Surface:
         row = self.row(count)
         value, slope, start, beyond = row[bisect_right(self.amounts, total // count)]
         return value + slope * (total - start), beyond
-
-    def column(self, counts: Counts, totals: Counts) -> tuple[Seconds, Seconds]:
-        """Return `at` of each pair, flags as 0.0 and 1.0; counts of 0 cost nothing."""
-        seconds, flags = np.zeros(len(counts)), np.zeros(len(counts))
-        own = np.flatnonzero(counts)
-        if not len(own):
-            return seconds, flags
-        distinct, rows = np.unique(counts[own], return_inverse=True)
-        table = np.array([self.row(count) for count in distinct.tolist()], np.float64)
-        total = totals[own]
-        places = np.searchsorted(self.amounts, total // counts[own], side="right")
-        value, slope, start, flags[own] = table[rows, places].T
-        seconds[own] = value + slope * (total - start)
-        return seconds, flags
 
 
 class Curve:

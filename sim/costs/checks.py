@@ -1,0 +1,89 @@
+"""Checks of what a user sets of a cost model; a message gives rule, value, remedy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sim.errors import ConfigError
+
+
+def at_least_zero(key: str, value: float) -> float:
+    """Return `value`, a finite number >= 0, as a float.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+    """
+    return _finite(key, value, "a finite number >= 0", minimum=0.0)
+
+
+def above_zero(key: str, value: float) -> float:
+    """Return `value`, a finite number > 0, as a float.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+    """
+    number = _finite(key, value, "a finite number > 0", minimum=0.0)
+    if number == 0.0:
+        raise ConfigError(f"{key} must be a finite number > 0; got {value!r}")
+    return number
+
+
+def share(key: str, value: float) -> float:
+    """Return `value`, an efficiency in (0, 1], as a float.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+    """
+    number = above_zero(key, value)
+    if number > 1.0:
+        raise ConfigError(
+            f"{key} is a share of the datasheet's rate and must be in (0, 1]; "
+            f"got {value!r}: give 0.8 for 80 %"
+        )
+    return number
+
+
+def _finite(key: str, value: object, rule: str, minimum: float) -> float:
+    # bool is an int to Python, but `base_s: true` is a slip of the pen
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{key} must be {rule}; got {value!r}: give a number")
+    if not math.isfinite(value) or value < minimum:
+        raise ConfigError(f"{key} must be {rule}; got {value!r}")
+    return float(value)
+
+
+def check_factor(key: str, value: float) -> None:
+    """Refuse what is no factor of slowing down.
+
+    Raises
+    ------
+    ConfigError
+        If it is below 1.
+    """
+    if not value >= 1.0:
+        raise ConfigError(
+            f"{key} says how many times longer something takes beside another and "
+            f"must be >= 1; got {value!r}: give 1.0 for no effect"
+        )
+
+
+def check_choice(key: str, value: Any, choices: tuple[str | None, ...]) -> None:
+    """Refuse what is not among `choices`, of which None is the last.
+
+    Raises
+    ------
+    ConfigError
+        If it is not.
+    """
+    if value not in choices:
+        raise ConfigError(
+            f"{key} must be one of {', '.join(map(str, choices[:-1]))}, or null for "
+            f"what the engine does; got {value!r}"
+        )
