@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from calibrate.estimators.attention import DecodeAttention, PrefillAttention
+from calibrate.estimators.attention import (
+    DecodeAttention,
+    MixedAttention,
+    PrefillAttention,
+)
 from calibrate.estimators.curves import AllReduce, Copy, Layer, Swap
 from calibrate.estimators.gemm import Gemm
 from calibrate.estimators.kernel import KernelEstimator
-from calibrate.estimators.mixed import MixedAttention
 
 ESTIMATORS: dict[str, type[KernelEstimator]] = {
     kind.operation: kind

@@ -1,4 +1,4 @@
-"""Stopwatches: CUDA events and graphs, or the host's clock where there is no GPU."""
+"""Stopwatches: CUDA events and graphs."""
 
 from __future__ import annotations
 
@@ -175,46 +175,3 @@ class CudaTimers:
 def _keep_busy(seconds: float) -> None:
     """Enqueue a kernel that does nothing for about so long."""
     torch.cuda._sleep(int(seconds * CYCLES_PER_S))
-
-
-class CpuTimers:
-    """The host's clock: for tests of everything else."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-
-    def graph(self, calls: Sequence[Call]) -> Replay | None:
-        def run() -> None:
-            for call in calls:
-                call()
-
-        return Replay(run, lambda: self.host(run))
-
-    def eager(self, call: Call) -> float:
-        return self.host(call)
-
-    def host(self, call: Call) -> float:
-        start_s = time.perf_counter()
-        call()
-        return max(time.perf_counter() - start_s, 1e-9)
-
-    def transfer(self, call: Callable[[], None], ahead_s: float = 0.0) -> float:
-        del ahead_s
-        return self.host(call)
-
-    def transfer_host(self, call: Callable[[], None]) -> float:
-        return self.host(call)
-
-    @contextmanager
-    def beside_transfers(self, call: Callable[[], None], count: int) -> Iterator[None]:
-        """Run the transfers first: nothing runs beside anything here."""
-        for _ in range(count):
-            call()
-        yield
-
-    def transfer_beside(
-        self, call: Callable[[], None], load: Call, count: int
-    ) -> float:
-        for _ in range(count):
-            load()
-        return self.host(call)

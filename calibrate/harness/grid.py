@@ -121,173 +121,156 @@ def build_grid(
     preset: Preset, geometry: Geometry, limits: Limits, choices: Sequence[Choice]
 ) -> list[Point]:
     """Return the points, each once, in a fixed order; of `choices` the best first."""
+    grid = _Grid(preset, geometry, limits)
     makers = {
-        "decode_attention": _decodes,
-        "prefill_attention": _prefills,
-        "mixed_attention": _mixed,
-        "swap": _swaps,
-        "copy_blocks": _copies,
-        "gemm": _gemms,
-        "sampler": _samplers,
-        "launch": _launches,
+        "decode_attention": grid.decodes,
+        "prefill_attention": grid.prefills,
+        "mixed_attention": grid.mixed,
+        "swap": grid.swaps,
+        "copy_blocks": grid.copies,
+        "gemm": grid.gemms,
+        "sampler": grid.samplers,
+        "launch": grid.launches,
     }
     points: dict[Point, None] = {}
     for operation in OPERATIONS:
         chosen = [choice for choice in choices if choice.operation == operation]
         if operation.endswith("_attention"):
             chosen = chosen[: preset.num_attention_variants]
-        maker = makers.get(operation, _per_token)
         for choice in chosen:
-            points.update(
-                dict.fromkeys(maker(preset, geometry, limits, choice)),
-            )
+            points.update(dict.fromkeys(makers.get(operation, grid.per_token)(choice)))
     return list(points)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The points of each operation."""
+
+    preset: Preset
+    geometry: Geometry
+    limits: Limits
+
+    def _attention_curves(self, choice: Choice) -> Iterator[tuple[Curve, int]]:
+        """Yield each geometry's curve, and the bytes of a token."""
+        own = (self.geometry.num_heads, self.geometry.num_kv_heads)
+        for heads, kv_heads in dict.fromkeys((own, *self.preset.geometries)):
+            constants = {
+                "num_heads": heads,
+                "num_kv_heads": kv_heads,
+                "head_dim": self.geometry.head_dim,
+                "block_size": self.geometry.block_size,
+            }
+            at = curve(choice.operation, choice.variant, self.geometry.dtype, constants)
+            yield at, 2 * kv_heads * self.geometry.head_dim * self.geometry.itemsize
+
+    def decodes(self, choice: Choice) -> Iterator[Point]:
+        """Yield even batches, then skewed: one long sequence holds half of the sum."""
+        for at, token_bytes in self._attention_curves(choice):
+            most = self.limits.kv_tokens_bytes // token_bytes
+            values = []
+            for batch, context in itertools.product(
+                self.preset.batches, self.preset.contexts
+            ):
+                fitting = min(context, most // batch)
+                if fitting >= 1:
+                    values.append((batch, batch * fitting, fitting))
+            for batch in self.preset.batches[3::2]:
+                short = min(1024, most // (2 * batch))
+                if short >= 1:
+                    longest = short * (batch - 1)
+                    values.append((batch, 2 * longest, longest))
+            yield from _points(at, values)
+
+    def prefills(self, choice: Choice) -> Iterator[Point]:
+        for at, token_bytes in self._attention_curves(choice):
+            most = self.limits.kv_tokens_bytes // token_bytes
+            values = (
+                (query, min(past, most - query))
+                for query, past in itertools.product(
+                    self.preset.queries, self.preset.pasts
+                )
+                if query <= most
+            )
+            yield from _points(at, values)
+
+    def mixed(self, choice: Choice) -> Iterator[Point]:
+        for at, token_bytes in self._attention_curves(choice):
+            most = self.limits.kv_tokens_bytes // token_bytes
+            shapes = itertools.product(
+                self.preset.queries[2::2] or self.preset.queries[-1:],
+                self.preset.pasts[:2],
+                self.preset.batches[2::3],
+            )
+            values = (
+                (query, past, batch, batch * context)
+                for (query, past, batch), context in itertools.product(
+                    shapes, (512, 4096)
+                )
+                if query + past + batch * context <= most
+            )
+            yield from _points(at, values)
+
+    def swaps(self, choice: Choice) -> Iterator[Point]:
+        sizes = sorted({*self.preset.page_sizes, self.geometry.page_bytes})
+        ways = itertools.product(self.preset.directions, self.preset.memories)
+        for direction, memory in ways:
+            if choice.variant == "kernel" and memory == "pageable":
+                continue  # a kernel reads pinned memory only
+            constants = {"direction": direction, "memory": memory}
+            at = curve("swap", choice.variant, "bytes", constants)
+            values = [
+                (min(pages, self.limits.transfer_bytes // size), size)
+                for size, pages in itertools.product(sizes, self.preset.pages)
+            ]
+            yield from _points(at, (value for value in values if value[0]))
+
+    def copies(self, choice: Choice) -> Iterator[Point]:
+        constants = {
+            "num_layers": self.geometry.num_layers,
+            "page_bytes": self.geometry.page_bytes,
+        }
+        block_bytes = 2 * self.geometry.num_layers * self.geometry.page_bytes
+        most = self.limits.pool_bytes // block_bytes // 2  # sources and targets
+        at = curve("copy_blocks", choice.variant, self.geometry.dtype, constants)
+        yield from _points(
+            at, ((min(n, most),) for n in self.preset.blocks if min(n, most))
+        )
+
+    def gemms(self, choice: Choice) -> Iterator[Point]:
+        for layer, (n, k) in self.geometry.gemms.items():
+            constants: dict[str, int | str] = {"layer": layer, "n": n, "k": k}
+            at = curve("gemm", choice.variant, self.geometry.dtype, constants)
+            # the head sees one token a sequence
+            most = (
+                self.preset.batches[-1] if layer == "head" else self.preset.tokens[-1]
+            )
+            yield from _points(at, ((m,) for m in self.preset.tokens if m <= most))
+
+    def per_token(self, choice: Choice) -> Iterator[Point]:
+        heads = {
+            "num_heads": self.geometry.num_heads,
+            "num_kv_heads": self.geometry.num_kv_heads,
+            "head_dim": self.geometry.head_dim,
+        }
+        constants: dict[str, dict[str, int]] = {
+            "norm": {"hidden_size": self.geometry.hidden_size},
+            "activation": {"intermediate_size": self.geometry.intermediate_size},
+            "rope": heads,
+            "cache_write": {**heads, "block_size": self.geometry.block_size},
+        }
+        of = constants[choice.operation]
+        at = curve(choice.operation, choice.variant, self.geometry.dtype, of)
+        yield from _points(at, ((tokens,) for tokens in self.preset.tokens[::2]))
+
+    def samplers(self, choice: Choice) -> Iterator[Point]:
+        constants = {"vocab_size": self.geometry.vocab_size}
+        at = curve("sampler", choice.variant, self.geometry.dtype, constants)
+        yield from _points(at, ((batch,) for batch in self.preset.batches))
+
+    def launches(self, choice: Choice) -> Iterator[Point]:
+        at = curve("launch", choice.variant, "none", {})
+        yield from _points(at, ((1,), (8,), (64,), (256,)))
 
 
 def _points(at: Curve, values: Iterable[tuple[int, ...]]) -> Iterator[Point]:
     return (Point(at, value) for value in dict.fromkeys(values))
-
-
-def _attention_curves(
-    preset: Preset, geometry: Geometry, choice: Choice
-) -> Iterator[tuple[Curve, int]]:
-    """Yield each geometry's curve, and the bytes of a token."""
-    own = (geometry.num_heads, geometry.num_kv_heads)
-    for heads, kv_heads in dict.fromkeys((own, *preset.geometries)):
-        constants = {
-            "num_heads": heads,
-            "num_kv_heads": kv_heads,
-            "head_dim": geometry.head_dim,
-            "block_size": geometry.block_size,
-        }
-        at = curve(choice.operation, choice.variant, geometry.dtype, constants)
-        yield at, 2 * kv_heads * geometry.head_dim * geometry.itemsize
-
-
-def _decodes(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    """Yield even batches, then skewed ones: one long sequence holds half of the sum."""
-    for at, token_bytes in _attention_curves(preset, geometry, choice):
-        most = limits.kv_tokens_bytes // token_bytes
-        values = []
-        for batch, context in itertools.product(preset.batches, preset.contexts):
-            fitting = min(context, most // batch)
-            if fitting >= 1:
-                values.append((batch, batch * fitting, fitting))
-        for batch in preset.batches[3::2]:
-            short = min(1024, most // (2 * batch))
-            if short >= 1:
-                longest = short * (batch - 1)
-                values.append((batch, 2 * longest, longest))
-        yield from _points(at, values)
-
-
-def _prefills(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    for at, token_bytes in _attention_curves(preset, geometry, choice):
-        most = limits.kv_tokens_bytes // token_bytes
-        values = (
-            (query, min(past, most - query))
-            for query, past in itertools.product(preset.queries, preset.pasts)
-            if query <= most
-        )
-        yield from _points(at, values)
-
-
-def _mixed(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    for at, token_bytes in _attention_curves(preset, geometry, choice):
-        most = limits.kv_tokens_bytes // token_bytes
-        shapes = itertools.product(
-            preset.queries[2::2] or preset.queries[-1:],
-            preset.pasts[:2],
-            preset.batches[2::3],
-        )
-        values = (
-            (query, past, batch, batch * context)
-            for (query, past, batch), context in itertools.product(shapes, (512, 4096))
-            if query + past + batch * context <= most
-        )
-        yield from _points(at, values)
-
-
-def _swaps(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    sizes = sorted({*preset.page_sizes, geometry.page_bytes})
-    ways = itertools.product(preset.directions, preset.memories)
-    for direction, memory in ways:
-        if choice.variant == "kernel" and memory == "pageable":
-            continue  # a kernel reads pinned memory only
-        constants = {"direction": direction, "memory": memory}
-        at = curve("swap", choice.variant, "bytes", constants)
-        values = [
-            (min(pages, limits.transfer_bytes // size), size)
-            for size, pages in itertools.product(sizes, preset.pages)
-        ]
-        yield from _points(at, (value for value in values if value[0]))
-
-
-def _copies(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    constants = {
-        "num_layers": geometry.num_layers,
-        "page_bytes": geometry.page_bytes,
-    }
-    block_bytes = 2 * geometry.num_layers * geometry.page_bytes
-    most = limits.pool_bytes // block_bytes // 2  # sources and targets
-    at = curve("copy_blocks", choice.variant, geometry.dtype, constants)
-    yield from _points(at, ((min(n, most),) for n in preset.blocks if min(n, most)))
-
-
-def _gemms(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    del limits
-    for layer, (n, k) in geometry.gemms.items():
-        constants: dict[str, int | str] = {"layer": layer, "n": n, "k": k}
-        at = curve("gemm", choice.variant, geometry.dtype, constants)
-        # the head sees one token a sequence
-        most = preset.batches[-1] if layer == "head" else preset.tokens[-1]
-        yield from _points(at, ((m,) for m in preset.tokens if m <= most))
-
-
-def _per_token(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    del limits
-    heads = {
-        "num_heads": geometry.num_heads,
-        "num_kv_heads": geometry.num_kv_heads,
-        "head_dim": geometry.head_dim,
-    }
-    constants: dict[str, dict[str, int]] = {
-        "norm": {"hidden_size": geometry.hidden_size},
-        "activation": {"intermediate_size": geometry.intermediate_size},
-        "rope": heads,
-        "cache_write": {**heads, "block_size": geometry.block_size},
-    }
-    of = constants[choice.operation]
-    at = curve(choice.operation, choice.variant, geometry.dtype, of)
-    yield from _points(at, ((tokens,) for tokens in preset.tokens[::2]))
-
-
-def _samplers(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    del limits
-    constants = {"vocab_size": geometry.vocab_size}
-    at = curve("sampler", choice.variant, geometry.dtype, constants)
-    yield from _points(at, ((batch,) for batch in preset.batches))
-
-
-def _launches(
-    preset: Preset, geometry: Geometry, limits: Limits, choice: Choice
-) -> Iterator[Point]:
-    del preset, geometry, limits
-    at = curve("launch", choice.variant, "none", {})
-    yield from _points(at, ((1,), (8,), (64,), (256,)))

@@ -201,12 +201,8 @@ class TokenTables:
             return None
         tokens = np.array(nodes(curve.tokens, TOKENS))
         layers = self.model.num_hidden_layers * curve.sums(tokens, each)
-        return {
-            "tokens": tokens.tolist(),
-            "time_s": rounded(layers + curve.sums(tokens, once)),
-            "beyond": curve.beyond(tokens).astype(int).tolist(),
-            "interval": list(self.fits.intervals["layer"]),
-        }
+        seconds = layers + curve.sums(tokens, once)
+        return self._table("layer", "tokens", tokens, seconds, curve.beyond(tokens))
 
     def _head(self) -> Table | None:
         """Return seconds of the product that makes logits of so many sequences."""
@@ -223,23 +219,29 @@ class TokenTables:
         seconds, beyond = self._product(ROWS, head.rows, head.columns, bits=16)
         if beyond.all():  # wider than any product that was measured
             return None
-        return {
-            "rows": ROWS.tolist(),
-            "time_s": rounded(seconds),
-            "beyond": beyond.astype(int).tolist(),
-            "interval": list(self.fits.intervals["gemm"]),
-        }
+        return self._table("gemm", "rows", ROWS, seconds, beyond)
 
     def _rows(self, name: str) -> Table | None:
         curve = self._curve([name]) if name else None
         if curve is None:
             return None
         rows = np.array(nodes(curve.tokens, ROWS))
+        seconds = curve.sums(rows, {name: 1})
+        return self._table("layer", "rows", rows, seconds, curve.beyond(rows))
+
+    def _table(
+        self,
+        operation: str,
+        axis: str,
+        at: Integers,
+        seconds: Floats,
+        beyond: NDArray[np.bool_],
+    ) -> Table:
         return {
-            "rows": rows.tolist(),
-            "time_s": rounded(curve.sums(rows, {name: 1})),
-            "beyond": curve.beyond(rows).astype(int).tolist(),
-            "interval": list(self.fits.intervals["layer"]),
+            axis: at.tolist(),
+            "time_s": rounded(seconds),
+            "beyond": beyond.astype(int).tolist(),
+            "interval": list(self.fits.intervals[operation]),
         }
 
     def _curve(self, names: Iterable[str]) -> _LayerCurves | None:

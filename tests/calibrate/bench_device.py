@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from calibrate.gpu.device import GpuDevice, Hardware
-from calibrate.gpu.timers import CpuTimers
 from calibrate.harness.device import Physics
 from calibrate.harness.geometry import Geometry
 from calibrate.harness.grid import MIB
 from calibrate.measurement import Point, curve
+from tests.calibrate.cpu_timers import CpuTimers
 
 TINY = Geometry(
     model="tiny",

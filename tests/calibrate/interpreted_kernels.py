@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from calibrate.gpu import tuning
-from calibrate.gpu.timers import CpuTimers
 from calibrate.kernels import reference, triton_copy
 from calibrate.kernels.triton_decode import (
     DecodeShape,
@@ -31,6 +30,7 @@ from calibrate.replay.log import Query, Step
 from calibrate.replay.packing import pack
 from calibrate.replay.setup import tiny_executor
 from tests.calibrate.bench_device import TINY, cpu_device, small_points
+from tests.calibrate.cpu_timers import CpuTimers
 from tests.calibrate.paged import Shape, poisoned_out, random_batch, tolerance
 from tests.calibrate.replays import facts
 

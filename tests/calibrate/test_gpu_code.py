@@ -21,7 +21,6 @@ from calibrate.gpu.arena import batches, lengths
 from calibrate.gpu.attention import Engines, attention_call
 from calibrate.gpu.backends import choices_here
 from calibrate.gpu.tasks import KernelTask, TransferTask, num_pools
-from calibrate.gpu.timers import CpuTimers
 from calibrate.harness.device import (
     DeviceFaultError,
     MissingError,
@@ -33,6 +32,7 @@ from calibrate.measurement import OPERATIONS, Point, curve
 from sim.cli.main import run
 from sim.hardware.gpus import datasheet_of
 from tests.calibrate.bench_device import HEADS, TINY, cpu_device, small_points
+from tests.calibrate.cpu_timers import CpuTimers
 from tests.calibrate.paged import Shape, random_batch
 
 if TYPE_CHECKING:

@@ -20,8 +20,6 @@ import numpy as np
 from workloads.analysis.paths import NEVER, Marks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
     from workloads.analysis.paths import BlockPaths
@@ -99,11 +97,6 @@ def belady_hits(reads: NextReads, num_blocks: int) -> int:
             if not kept[reader]:
                 heappop(farthest)
     return num_hits
-
-
-def belady_points(reads: NextReads, sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ``(num_blocks, num_hits)`` of clairvoyant caches of some sizes."""
-    return [(size, belady_hits(reads, size)) for size in sizes]
 
 
 def belady_blocks_for(reads: NextReads, num_hits: int, most_blocks: int) -> int:
