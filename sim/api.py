@@ -17,8 +17,7 @@ from sim.simulation.run import simulate as _simulate
 from sim.simulation.workload import read_requests
 from sim.studies.planning import solve
 from sim.studies.planning.spec import load_plan
-from sim.studies.prefixes import need
-from sim.studies.prefixes.report import CurveQuestion, prefix_report
+from sim.studies.prefixes import report as prefixes
 from sim.studies.sweeps.dataset import RowMaker, text_keys
 from sim.studies.sweeps.expand import Sweep
 from sim.studies.sweeps.job import Job
@@ -241,7 +240,7 @@ def _executor(jobs: Sequence[Job], num_workers: int | None) -> Executor:
     )
 
 
-class PrefixReport(need.PrefixReport):
+class PrefixReport(prefixes.PrefixReport):
     """A prefix curve with its figure."""
 
     def plot(self) -> Figure:
@@ -287,10 +286,10 @@ def hit_curve(
     True
     """
     try:
-        asked = CurveQuestion(**question)
+        asked = prefixes.CurveQuestion(**question)
     except TypeError as error:
-        names = ", ".join(CurveQuestion.__dataclass_fields__)
-        unknown = sorted(set(question) - set(CurveQuestion.__dataclass_fields__))
+        known = prefixes.CurveQuestion.__dataclass_fields__
+        names, unknown = ", ".join(known), sorted(set(question) - set(known))
         raise ConfigError(
             f"'{unknown[0]}' is nothing that a curve is asked (there are: {names})"
         ) from error
@@ -298,7 +297,7 @@ def hit_curve(
     name = "requests"
     if isinstance(requests, str | Path):
         name, requests = Path(requests).name, read_requests(requests)
-    found = prefix_report(name, requests, asked, memory)
+    found = prefixes.prefix_report(name, requests, asked, memory)
     return _with_figures(PrefixReport, found)
 
 

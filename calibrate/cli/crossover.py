@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.cli.output import print_json
 from sim.costs.crossover import shown
 from sim.errors import UserError
+from sim.results.output import write_whole
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sim.costs.crossover import Crossover
     from sim.costs.crossover_question import CrossoverReport, Question
 
@@ -60,18 +60,8 @@ def _draw(report: CrossoverReport, out: Path) -> None:
     pixels = to_png(swap_or_recompute(report.found, report.title))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+        write_whole(out, pixels)
     except OSError as error:
-        raise UserError(
-            f"--out: '{out}' cannot be written: {error.strerror}; give another path"
-        ) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(pixels)
-        Path(name).chmod(0o644)
-        Path(name).replace(out)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
         raise UserError(
             f"--out: '{out}' cannot be written: {error.strerror}; give another path"
         ) from error

@@ -26,7 +26,7 @@ def report(
         Draw the figures as SVG, also where plotly is installed: smaller, without zoom.
     """
     from sim.views.report import build_page
-    from sim.views.report.writing import check_page, write_page
+    from sim.views.report.build import check_page, write_page
 
     check_page(out, overwrite=overwrite)
     text = build_page(directories, is_static=static)

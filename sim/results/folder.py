@@ -90,7 +90,6 @@ class RunFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.yaml`` as plain tables."""
         path = self.directory / "config.yaml"
         try:
             return read_yaml(path)
@@ -105,17 +104,14 @@ class RunFolder:
 
     @property
     def step_table(self) -> ParquetSteps:
-        """One row a step, in batches."""
         return ParquetSteps(self.directory / "steps.parquet")
 
     @cached_property
     def request_table(self) -> ResultTable:
-        """One row a request, by id."""
         return read_table(self.directory / "requests.parquet")
 
     @cached_property
     def preemption_table(self) -> ResultTable:
-        """One row a preemption, in order of time."""
         return read_table(self.directory / "preemptions.parquet")
 
     @cached_property
@@ -149,7 +145,6 @@ class RunFolder:
         return path if path.is_file() else None
 
     def columns(self, table: str, names: Sequence[str]) -> Columns:
-        """Return some columns of the requests or preemptions."""
         path = self.directory / f"{table}.parquet"
         try:
             with pq.ParquetFile(path) as file:
@@ -195,7 +190,6 @@ def damaged(path: Path, error: Exception) -> ResultsError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a table."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -47,11 +47,9 @@ class DurationHistogram:
 
     @property
     def count(self) -> int:
-        """Durations so far."""
         return self._count + len(self._single) + self._num_in_arrays
 
     def add(self, duration_ns: int) -> None:
-        """Count one duration of at least 0."""
         self._single.append(duration_ns)
         if len(self._single) >= _MOST_WAITING:
             self._flush()
@@ -66,7 +64,6 @@ class DurationHistogram:
             self._flush()
 
     def _flush(self) -> None:
-        """Count what waits in the buffer."""
         if not self._single and not self._arrays:
             return
         single = np.array(self._single, np.int64)

@@ -84,7 +84,6 @@ class TableFile:
             self._abandon()
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Write a row group: arrays of the columns, in any order."""
         arrays = [
             to_arrow(columns[field.name]).cast(field.type) for field in self.schema
         ]
@@ -92,7 +91,6 @@ class TableFile:
         self._writer.write_table(table, row_group_size=max(1, len(table)))
 
     def close(self) -> None:
-        """Finish the file and wait until it is on disk."""
         if self._file.closed:
             return
         self._writer.close()

@@ -28,8 +28,7 @@ class StepTable(Protocol):
     """One row a step, see `sim.results.schema.STEPS`."""
 
     @property
-    def num_steps(self) -> int:
-        """Rows of the table."""
+    def num_steps(self) -> int: ...
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
         """Yield `columns` in order of steps, `BATCH_ROWS` rows at a time.

@@ -71,7 +71,6 @@ def groups(recording: Recording, traffic: Traffic) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that results depend on."""
     return {"python": platform.python_version()} | {
         name: _version(name) for name in _PACKAGES
     }
@@ -178,7 +177,6 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
 
 
 def _heeds_priority(engine: EngineConfig) -> bool:
-    """Whether anything in the engine may look at priorities."""
     victim = engine.preemption_victim
     kind = victim.get("kind") if isinstance(victim, dict) else victim
     blind = {None, *VICTIMS} - {"lowest_priority"}
@@ -259,7 +257,6 @@ def scheduler_name(config: RunConfig) -> str:
 
 
 def title(config: RunConfig) -> str:
-    """Return what was simulated, in a line."""
     engine = config.engine
     num_gpus = engine.tensor_parallel_size
     gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
@@ -279,7 +276,6 @@ def _users(workload: WorkloadConfig) -> list[str]:
 
 
 def workload_title(workload: WorkloadConfig) -> str:
-    """Return what arrives, in a few words."""
     if workload.trace:
         path = Path(str(workload.trace.get("path", "trace")))
         how = " by superposition" * (workload.trace.get("scale_by") == "superposition")
@@ -372,7 +368,6 @@ def _uncertainty(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the rows of sessions and of service levels, where there are any."""
     if s := summary.get("sessions"):
         mean_s = s["mean_duration_s"]
         lasted = "" if mean_s is None else f", {mean_s:,.1f} s each on average"
@@ -394,7 +389,6 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the row of blocks swapped and copied, where there are any."""
     s = summary
     moves = []
     if s["swapped_out_blocks"]:
@@ -408,13 +402,11 @@ def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _offered(summary: Mapping[str, Any]) -> str:
-    """Return the rate of arrivals, where it has one."""
     rate = summary["request_rate"]
     return "" if rate is None else f" of {rate:.2f} offered"
 
 
 def _interval(summary: Mapping[str, Any]) -> str:
-    """Return the range that the number of blocks lies in, where it is a prediction."""
     low, high = summary["num_gpu_blocks_low"], summary["num_gpu_blocks_high"]
     return "" if low == high else f" ({low:,} to {high:,})"
 

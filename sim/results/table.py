@@ -33,7 +33,6 @@ def to_arrow(numbers: npt.NDArray[Any] | pa.Array) -> pa.Array:
 
 
 def to_arrow_texts(texts: Sequence[str]) -> pa.Array:
-    """Return texts as an Arrow array."""
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
@@ -63,7 +62,6 @@ class ResultTable(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the table."""
         return int(self.arrow.num_rows)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -84,13 +82,11 @@ class ResultTable(Mapping[str, npt.NDArray[Any]]):
         return to_numpy(column.indices), column.dictionary.to_pylist()
 
     def counts(self, name: str) -> dict[str, int]:
-        """Return how many rows have each text of a column."""
         codes, texts = self._coded(name)
         numbers = np.bincount(codes, minlength=len(texts)).tolist()
         return dict(zip(texts, numbers, strict=True))
 
     def is_one_of(self, name: str, texts: Collection[str]) -> npt.NDArray[np.bool_]:
-        """Return which rows of a column have one of `texts`."""
         codes, known = self._coded(name)
         is_wanted = np.array([each in texts for each in known], dtype=np.bool_)
         return np.take(is_wanted, codes)

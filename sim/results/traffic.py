@@ -35,7 +35,6 @@ class Traffic:
 
     @classmethod
     def of(cls, specs: Sequence[RequestSpec]) -> Traffic:
-        """Return the facts of a workload; of columns without making a request."""
         texts = Texts()
         if isinstance(specs, RequestColumns):
             names = specs.slo_class
@@ -76,13 +75,11 @@ class Traffic:
 
 
 def _taken(values: Integers, rows: npt.NDArray[np.integer[Any]]) -> Integers:
-    """Return the value of each row."""
     if len(values) == 1:
         return np.full(len(rows), values[0])
     return np.take(values, rows)
 
 
 def _short(values: Integers) -> npt.NDArray[np.integer[Any]]:
-    """Return integers in four bytes, if all fit."""
     short = values.astype(np.int32)
     return short if (short == values).all() else values

@@ -14,7 +14,7 @@ from sim.hardware.capacity import estimate_capacity
 from sim.hardware.gpus import GIB
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.kv_memory import kv_memory
-from sim.studies.prefixes.need import PrefixReport, what_is_left_out
+from sim.studies.prefixes.report import PrefixReport, what_is_left_out
 from sim.views.plots.style import to_png
 from sim.views.plots.traffic_curve import prefix_hits
 from tests.shared import shared

@@ -12,7 +12,7 @@ from workloads.analysis.description import quantiles
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sim.studies.prefixes.need import PrefixReport
+    from sim.studies.prefixes.report import PrefixReport
     from workloads.analysis import Description
     from workloads.analysis.description import SessionShape
 

@@ -21,7 +21,7 @@ from sim.cli.options import (
 
 if TYPE_CHECKING:
     from sim.results.output import ResultFiles
-    from sim.studies.prefixes.need import PrefixReport
+    from sim.studies.prefixes.report import PrefixReport
 
 
 def curve(

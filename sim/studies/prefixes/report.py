@@ -1,20 +1,170 @@
-"""Requests to a report of what a prefix cache would find, for every size of it."""
+"""What a prefix cache of each size would find in requests, in words and rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sim.errors import ConfigError
 from sim.hardware.models.kv_memory import KvMemory, kv_memory
-from sim.studies.prefixes.need import PrefixReport, what_is_left_out
 from workloads.analysis import prefix_curve
+from workloads.chains import has_chains
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from workloads.analysis import PrefixCurve
+    import pandas as pd
+
+    from workloads.analysis import CacheNeed, HitCurve, PrefixCurve
     from workloads.spec import RequestSpec
+
+
+NUM_ROWS = 200
+"""Points of the curve that are written, but for those of the bound and the answer."""
+_RANGE = 1e4
+
+
+def what_is_left_out(requests: Sequence[RequestSpec]) -> tuple[str, ...]:
+    """Return what a curve of these requests does not know, a line each."""
+    notes = []
+    if has_chains(requests):
+        notes.append(
+            "follow-ups stand at the earliest time that they can come, as if answers "
+            "took no time and every user began at once"
+        )
+    if any(request.num_sequences > 1 for request in requests):
+        notes.append("of several samples or beams of a prompt only one is counted")
+    return tuple(notes)
+
+
+@dataclass(frozen=True)
+class PrefixReport:
+    """A curve with all that is said of it."""
+
+    title: str  # where the requests come from, in a line
+    curve: PrefixCurve  # hits by size
+    bounds: HitCurve  # of the clairvoyant cache, at some sizes
+    need: CacheNeed  # the answer
+    memory: KvMemory | None  # what a token takes, or None where no model was named
+    # what the curve leaves out of these requests, a line each
+    notes: tuple[str, ...] = ()
+
+    @property
+    def block_size(self) -> int:
+        return self.curve.paths.block_size
+
+    def gib(self, num_blocks: float) -> float | None:
+        """Return GiB of so many blocks, if a model was named."""
+        if self.memory is None:
+            return None
+        return self.memory.gib(num_blocks * self.block_size)
+
+    def pools(self, num_blocks: float) -> float | None:
+        """Return how many engines' KV pools so many blocks fill, if a GPU was named."""
+        if self.memory is None or self.memory.pool_tokens is None:
+            return None
+        return num_blocks * self.block_size / self.memory.pool_tokens
+
+    def rows(self, num_rows: int = NUM_ROWS) -> list[dict[str, float | None]]:
+        """Return points of the curve: sizes rising by a factor, and the bound's.
+
+        Rates are shares of prompt tokens, None where nothing is known; ``lru_margin``
+        is half the 95 % interval of ``lru_hit_rate``.
+        """
+        found = dict(
+            zip(
+                self.bounds.num_blocks.tolist(),
+                self.bounds.num_hits.tolist(),
+                strict=True,
+            )
+        )
+        high = max(self.curve.lru.enough_blocks, 2.0)
+        between = np.geomspace(max(high / _RANGE, 1.0), high, num_rows).round()
+        sizes = sorted({*between.tolist(), *found, float(self.need.num_blocks)})
+        return [self._row(size, found.get(size)) for size in sizes]
+
+    def _row(self, num_blocks: float, bound: float | None) -> dict[str, float | None]:
+        curve = self.curve
+        return {
+            "num_blocks": num_blocks,
+            "num_tokens": num_blocks * self.block_size,
+            "gib": self.gib(num_blocks),
+            "lru_hit_rate": curve.hit_rate_at(num_blocks),
+            "lru_margin": curve.margin_at(num_blocks),
+            "belady_hit_rate": None if bound is None else curve.token_hit_rate(bound),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts and the answer, JSON-ready, without the rows."""
+        curve, need, paths = self.curve, self.need, self.curve.paths
+        return {
+            "title": self.title,
+            "num_requests": paths.num_requests,
+            "num_prompt_tokens": paths.num_prompt_tokens,
+            "block_size": self.block_size,
+            "sample_rate": paths.sample_rate,
+            "num_prompt_blocks": paths.num_readable,
+            "num_distinct_blocks": curve.num_distinct_blocks,
+            "possible_hit_rate": curve.token_hit_rate(curve.possible_hits),
+            "memory": self.memory and asdict(self.memory),
+            "notes": list(self.notes),
+            "need": asdict(need)
+            | {
+                "num_tokens": need.num_blocks * self.block_size,
+                "gib": self.gib(need.num_blocks),
+                "gpu_pools": self.pools(need.num_blocks),
+                "clairvoyant_gib": self.gib(need.clairvoyant_blocks),
+                "sentence": self.sentence(),
+            },
+        }
+
+    @property
+    def table(self) -> pd.DataFrame:
+        import pandas as pd  # noqa: PLC0415 - slow to import
+
+        return pd.DataFrame(self.rows())
+
+    def sentence(self) -> str:
+        curve, need = self.curve, self.need
+        if not curve.possible_hits:
+            if curve.sampled is not None:
+                return "No block of the sample is found again; a larger one might have."
+            return "No prompt begins as an earlier one does: no cache finds anything."
+        possible = curve.token_hit_rate(curve.possible_hits)
+        return (
+            f"{100 * need.share:.4g}% of the possible hits ({need.hit_rate:.2%} of "
+            f"prompt tokens; an infinite cache finds {possible:.2%}) takes "
+            f"{need.num_blocks:,} blocks{self._margin()} of {self.block_size} tokens, "
+            f"{need.num_blocks * self.block_size:,} tokens{self._memory()}; with the "
+            f"future known {need.clairvoyant_blocks:,} blocks would do."
+        ).replace("%", " %")
+
+    def _margin(self) -> str:
+        margin = self.need.margin_blocks
+        return f" (give or take {margin:,})" if self.curve.sampled is not None else ""
+
+    def _memory(self) -> str:
+        memory = self.memory
+        if memory is None:
+            return ""
+        gib, pools = self.gib(self.need.num_blocks), self.pools(self.need.num_blocks)
+        tp = memory.tensor_parallel_size
+        ranks = f" over {tp} ranks" if tp > 1 else ""
+        text = f", {_amount(gib)} GiB of GPU or host memory for {memory.model} "
+        text += f"({memory.kv_cache_dtype}{ranks})"
+        if pools is None:
+            return text
+        engine = f"{tp} x {memory.gpu}" if tp > 1 else memory.gpu
+        return f"{text}, {_amount(pools)} KV pools of an engine on {engine}"
+
+
+def _amount(number: float | None) -> str:
+    """Return a number to hundredths, or a small one to two digits."""
+    number = number or 0.0
+    return f"{number:,.2f}" if number >= 0.1 else f"{number:.2g}"
+
 
 _OF_A_MODEL = ("gpu", "tensor_parallel_size", "dtype", "kv_cache_dtype")
 

@@ -47,7 +47,6 @@ the value, or where nothing was measured to be a percentage of."""
 
 
 def compared(predicted: float | None, measured: float | None) -> Comparison:
-    """Return both values and the error in percent."""
     error: float | None = None
     if predicted is not None and measured is not None:
         if measured:

@@ -54,7 +54,6 @@ class Fit:
     """Keys whose value lies at an end of its range: probably it should not."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fit as plain data."""
         return {
             "values": self.values,
             "split_s": self.split_s,
@@ -168,7 +167,6 @@ def _least(loss: Callable[[Any], float], terms: Sequence[Term]) -> list[float]:
 
 
 def ended_by(requests: ObservedRequests, split_s: float) -> Any:
-    """Return which requests had their last token by `split_s`."""
     if requests.arrival_s is None:
         raise MeasuredError(
             "--fit needs to know when requests ended, and this measurement has no "

@@ -49,7 +49,6 @@ class ObservedRequests:
 
     @property
     def num_requests(self) -> int:
-        """Requests, served or not."""
         return len(self.ttft_s)
 
     @property
@@ -125,7 +124,6 @@ def _remedy(name: str) -> str:
 
 
 def counts(rows: Mapping[str, Any], name: str, where: Path) -> Ints:
-    """Return a column of whole numbers >= 0."""
     values = column(rows, name, where)
     wrong = np.flatnonzero(np.isnan(values) | (values != np.floor(values)))
     if len(wrong):

@@ -13,9 +13,8 @@ from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.validation import compare
 from sim.studies.validation.clocks import on_one_clock
-from sim.studies.validation.doubts import notes_of
 from sim.studies.validation.fit import ended_by, fit_terms, parse_term
-from sim.studies.validation.inputs import Inputs, inputs_of
+from sim.studies.validation.inputs import Inputs, inputs_of, notes_of
 from sim.studies.validation.predicted import observed_of, series_of, usage_over
 from sim.studies.validation.readers import read
 from sim.studies.validation.readers.requests_csv import read_timeseries
@@ -81,7 +80,6 @@ class Validation:
         return "the measurement" if known else "the simulation"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything that was found, JSON-ready."""
         found: dict[str, Any] = {
             "source": self.measured.source,
             "title": self.results.summary["title"],
@@ -118,7 +116,6 @@ def validate(
     terms: Sequence[Term] = (),
     fit_on: float = 1.0 / 3.0,
 ) -> Validation:
-    """Simulate the run that was measured and compare."""
     measured = on_one_clock(measured)
     inputs = _inputs(config, measured)
     if measured.requests is not None and measured.requests.arrival_s is not None:
@@ -194,7 +191,6 @@ def _open_loop(config: RunConfig) -> RunConfig:
 def _simulated(
     config: RunConfig, inputs: Inputs, changes: Mapping[str, float]
 ) -> Results:
-    """Simulate with some keys changed."""
     if changes:
         data = config.model_dump()
         for name, value in changes.items():
@@ -205,7 +201,6 @@ def _simulated(
 
 
 def _split_s(measured: Observed, share: float) -> float:
-    """Return when the part that is fitted on ends."""
     requests = measured.requests
     if requests is None or requests.arrival_s is None:
         return 0.0  # `fit_terms` says what is missing
@@ -236,7 +231,6 @@ def _usage(
 
 
 def _spans_s(requests: ObservedRequests) -> dict[str, tuple[Floats, Floats]]:
-    """Return when each latency began and ended."""
     assert requests.arrival_s is not None
     begin_s = requests.arrival_s
     first_s, last_s = begin_s + requests.ttft_s, begin_s + requests.e2el_s

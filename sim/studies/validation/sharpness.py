@@ -67,12 +67,10 @@ class Sharpness:
 
     @property
     def has_pressure(self) -> bool:
-        """Whether there is anything to be said about pressure."""
         return self.is_sharp or self.was_full
 
     @property
     def verdict(self) -> str:
-        """The same in a line."""
         if self.is_sharp:
             parts = ", ".join(
                 f"{each.more_pct} % more blocks change {each.num_changed:,} requests "
@@ -91,7 +89,6 @@ class Sharpness:
         return text
 
     def to_dict(self, measured: Observed) -> dict[str, Any]:
-        """Return everything, JSON-ready; errors are against `measured`."""
         return {
             "is_sharp": self.is_sharp,
             "has_pressure": self.has_pressure,
@@ -116,7 +113,6 @@ def sharpness_of(
     measured: Observed,
     predict: Callable[[int], Observed],
 ) -> Sharpness:
-    """Simulate with more blocks and compare."""
     num_gpu_blocks = int(results.summary["num_gpu_blocks"])
     usage = None if measured.series is None else measured.series.kv_cache_usage
     peak = float(results.summary["kv_cache_usage_max"])

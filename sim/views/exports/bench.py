@@ -55,7 +55,6 @@ def write_bench(folder: RunFolder, path: Path) -> list[str]:
 
 
 def _facts(folder: RunFolder, num_failed: int) -> dict[str, Any]:
-    """Return everything that is no list."""
     summary, model = folder.summary, folder.engine.get("model")
     rate = summary["request_rate"]
     facts = {

@@ -20,9 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.views.exports.events import Event, microseconds, named
 from sim.views.exports.phases import phases
-from sim.views.exports.request_lanes import RequestLanes
+from sim.views.exports.request_lanes import Event, RequestLanes, microseconds, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -121,7 +120,6 @@ def _names() -> Iterator[Event]:
 
 
 def _end_s(folder: RunFolder) -> float:
-    """Return when the last step ended and the last request came or went."""
     times_s = folder.columns("requests", ("arrival_s", "finish_s")).values()
     end_s = max(float(np.nanmax(each, initial=0.0)) for each in times_s)
     for batch in folder.step_table.batches(("start_s", "latency_s")):
@@ -164,7 +162,6 @@ def _step_events(folder: RunFolder, window: Window) -> Iterator[Event]:
 def _counters(
     row: dict[str, Any], begin: float, shown: dict[str, float]
 ) -> Iterator[Event]:
-    """Yield the counters that have changed."""
     for name, column in _COUNTERS.items():
         # What is never anything but 0 gets no track.
         if row[column] != shown.get(name, 0 if "cpu" in name or "swap" in name else -1):

@@ -101,8 +101,6 @@ def _of_column(requests: Columns, name: str, phase: str) -> Iterator[Change]:
 
 
 class _Steps:
-    """Follows requests through the steps of a schedule."""
-
     def __init__(self, requests: Columns, preemptions: Columns) -> None:
         self._row = {int(each): i for i, each in enumerate(requests["request_id"])}
         self._requests = requests
@@ -155,7 +153,6 @@ class _Steps:
         yield Change(now, request_id, phase)
 
     def _computed(self, entry: list[Any], now: float) -> Iterator[Change]:
-        """Yield the beginning of decoding, at the end of a step."""
         request_id = int(entry[0])
         phase = self._phase[request_id]
         if phase not in (PREFILL, RECOMPUTE):

@@ -98,8 +98,6 @@ def write_prometheus(folder: RunFolder, path: Path) -> list[str]:
 
 
 class _Collector(Collector):
-    """The metrics of a run, for `prometheus_client` to write."""
-
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._labels = {
@@ -112,7 +110,6 @@ class _Collector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
         requests = self._folder.columns("requests", _COLUMNS)
         summary = self._folder.summary
         for name, (key, text) in _COUNTERS.items():

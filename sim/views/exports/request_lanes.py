@@ -1,4 +1,4 @@
-"""Requests as slices: one lane for each that lives at a time, its phases inside."""
+"""The lanes of a trace: what requests do, as slices that nest and never overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import chain
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from sim.views.exports.events import Event, microseconds, named
 from sim.views.exports.phases import ENDED
 
 if TYPE_CHECKING:
@@ -15,6 +14,22 @@ if TYPE_CHECKING:
 
     from sim.results.folder import RunFolder
     from sim.views.exports.phases import Change
+
+
+Event = dict[str, Any]
+
+
+def microseconds(time_s: float) -> float:
+    """Return a time in us, in whole ns: neighbours meet exactly."""
+    return round(time_s * 1e9) / 1e3
+
+
+def named(process: int, thread: int | None, name: str) -> Event:
+    """Return an event that gives a process or one of its threads a name."""
+    what = "process_name" if thread is None else "thread_name"
+    event: Event = {"ph": "M", "ts": 0, "pid": process, "tid": thread or 0}
+    return event | {"name": what, "args": {"name": name}}
+
 
 _COLUMNS = (
     *("request_id", "status", "num_prompt_tokens", "num_output_tokens"),

@@ -43,8 +43,7 @@ __all__ = [
 class RunFigure(Protocol):
     """Draws one run: a function of its tables, its docstring's first line a legend."""
 
-    def __call__(self, tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
-        """Draw on new panels, or on axes of the user's."""
+    def __call__(self, tables: Tables, on: Sequence[Axes] | None = None) -> Figure: ...
 
 
 FIGURES: dict[str, RunFigure] = {

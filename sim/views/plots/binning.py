@@ -91,12 +91,10 @@ class StepColumns:
 
     @property
     def num_columns(self) -> int:
-        """Number of columns."""
         return self.busy_s.size
 
     @property
     def width_s(self) -> float:
-        """Width of a column in seconds."""
         return float(self.edges_s[1] - self.edges_s[0])
 
     @property
@@ -155,21 +153,18 @@ class Envelope:
 
     @property
     def low(self) -> Floats:
-        """Smallest value of each column."""
         if not self._idle_is_zero:
             return self._low
         return np.where(self.columns.is_partly_idle, 0.0, self._low)
 
     @property
     def high(self) -> Floats:
-        """Largest value of each column."""
         if not self._idle_is_zero:
             return self._high
         return np.nan_to_num(self._high, nan=0.0)
 
     @property
     def mean(self) -> Floats:
-        """Mean of each column, weighted by time."""
         columns, mean = self.columns, self.low.copy()
         over_s = columns.width_s if self._idle_is_zero else columns.busy_s
         np.divide(self._integral, over_s, out=mean, where=columns.busy_s > 0.0)
@@ -234,7 +229,6 @@ class Medians:
 
     @property
     def median(self) -> Floats:
-        """Median of each column, or a gap."""
         self._close()
         return self._median
 

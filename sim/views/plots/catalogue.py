@@ -59,13 +59,11 @@ class HeatMapKeys:
         return any((self.x, self.y, self.metric))
 
     def figure(self) -> HeatMap:
-        """Return the heat map."""
         given = {"x": self.x, "y": self.y, "metric": self.metric}
         return HeatMap(**{key: value for key, value in given.items() if value})
 
 
 def what_is_in(directories: Sequence[Path]) -> What:
-    """Return what directories hold."""
     found = [kind_of(directory) for directory in directories]
     if set(found) == {"run"}:
         return "run" if len(found) == 1 else "runs"

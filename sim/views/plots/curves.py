@@ -44,7 +44,6 @@ class StepValue:
 
 
 def step_values(block_size: float) -> dict[str, StepValue]:
-    """Return the values that figures draw, by name."""
     physical, blocks = "num_physical_tokens", "num_physical_blocks"
     logical, prefill = "num_logical_tokens", "num_prefill_tokens"
 
@@ -128,7 +127,6 @@ class Total:
     """Sum of latencies."""
 
     def add(self, values: Floats, latency_s: Floats) -> None:
-        """Add a batch."""
         self.num_steps += values.size
         self.low = min(self.low, float(values.min()))
         self.high = max(self.high, float(values.max()))
@@ -139,12 +137,10 @@ class Total:
 
     @property
     def mean(self) -> float:
-        """Mean over steps."""
         return self.sum / self.num_steps if self.num_steps else 0.0
 
     @property
     def mean_over_time(self) -> float:
-        """Mean over busy time."""
         return self.over_time / self.time_s if self.time_s else 0.0
 
 
@@ -182,8 +178,6 @@ def curves_of(steps: StepTable, stop_s: float, block_size: float) -> Curves:
 
 
 class _Pass:
-    """One pass over the steps, for all values at once."""
-
     def __init__(self, curves: Curves, values: Mapping[str, StepValue]) -> None:
         self.curves = curves
         self._values = values
@@ -209,12 +203,10 @@ class _Pass:
 
     @property
     def columns(self) -> list[str]:
-        """What is read of the steps table."""
         used = {name for value in self._values.values() for name in value.columns}
         return sorted(used | {"start_s", "latency_s"})
 
     def add(self, batch: Mapping[str, Floats], end_s: Floats) -> None:
-        """Add a batch of steps that end at `end_s`."""
         columns = (self.curves.fine, self.curves.coarse)
         placed = {each: each.place(batch["start_s"], end_s) for each in columns}
         for name, value in self._values.items():

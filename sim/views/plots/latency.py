@@ -120,7 +120,6 @@ def _mark_percentiles(
 
 
 def _quantity(milliseconds: float) -> str:
-    """Return a latency with three digits and its unit."""
     if milliseconds < 999.5:
         return f"{milliseconds:.3g} ms"
     seconds = milliseconds / 1e3

@@ -101,7 +101,6 @@ def _mark_preemptions(axes: Axes, tables: Tables) -> None:
 
 
 def _add_block_scale(axes: Axes, tables: Tables) -> None:
-    """Add the same scale in blocks on the right."""
     num_blocks = tables.number("num_gpu_blocks")
     if not num_blocks:
         return

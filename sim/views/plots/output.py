@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import gc
 import io
-import os
-import tempfile
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import matplotlib as mpl
 
 from sim.config.plug import did_you_mean
 from sim.errors import OutputError, UserError
+from sim.results.output import write_whole
 from sim.views.plots.style import house_style, to_png
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from matplotlib.figure import Figure
 
@@ -44,7 +43,6 @@ def figure_bytes(figure: Figure, format_: Format) -> bytes:
 
 
 def read_style(path: Path) -> dict[str, Any]:
-    """Return the settings of a matplotlib style file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -99,7 +97,6 @@ def _collecting_by_figure() -> Iterator[Callable[[], object]]:
 
 
 def check_files(paths: list[Path], *, overwrite: bool) -> None:
-    """Refuse files that are there already."""
     there = [path for path in paths if path.exists()]
     if there and not overwrite:
         raise OutputError(
@@ -112,21 +109,8 @@ def write_files(files: Mapping[Path, bytes]) -> None:
     for path, content in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, content)
+            write_whole(path, content)
         except OSError as error:
             raise OutputError(
                 f"'{path}' cannot be written: {error.strerror}; choose another --out"
             ) from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        partial.chmod(0o644)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

@@ -53,7 +53,6 @@ def new_panels(
 
 
 def given_panels(on: Sequence[Axes], num_panels: int) -> Panels:
-    """Return axes of the user's, if there are as many as needed."""
     if len(on) != num_panels:
         raise ConfigError(
             f"ax: this figure has {num_panels} panels, got {len(on)} axes; give those "

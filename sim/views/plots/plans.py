@@ -141,7 +141,6 @@ def _draw_candidates(
 
 
 def _name_limit(axes: Axes, objective: Plan) -> None:
-    """Write the rule on the left of its line."""
     axes.annotate(
         objective["rule"],
         (0.02, objective["limit"]),

@@ -108,7 +108,6 @@ def _nothing_to_draw(tables: Tables) -> str:
 
 
 def _times_by_mode(tables: Tables) -> dict[str, Floats]:
-    """Return the sorted times in seconds of the preemptions of each mode."""
     time_s = column(tables.preemptions, "time_s")
     if not time_s.size:
         return {}
@@ -117,7 +116,6 @@ def _times_by_mode(tables: Tables) -> dict[str, Floats]:
 
 
 def _draw_rate(axes: Axes, tables: Tables, by_mode: dict[str, Floats]) -> None:
-    """Stack bars of preemptions per minute."""
     edges_s = bar_edges_s(tables.stop_s)
     floor = np.zeros(edges_s.size - 1)
     for name, time_s in by_mode.items():
@@ -139,7 +137,6 @@ def _draw_rate(axes: Axes, tables: Tables, by_mode: dict[str, Floats]) -> None:
 
 
 def _draw_total(axes: Axes, tables: Tables, by_mode: dict[str, Floats]) -> None:
-    """Draw the number of preemptions so far, of all modes and of each."""
     every = np.sort(np.concatenate(list(by_mode.values())))
     _draw_count(axes, tables, every, (f"all so far ({every.size:,})", "-"))
     if len(by_mode) > 1:

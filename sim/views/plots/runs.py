@@ -150,7 +150,6 @@ def add_legend(
 
 
 def latest_s(runs: Sequence[Run]) -> float:
-    """Return the right end of a time axis that all runs fit on."""
     return max(run.tables.stop_s for run in runs)
 
 

@@ -214,7 +214,6 @@ def time_unit(stop_s: float) -> tuple[float, str]:
 
 
 def set_time_axis(axes: Axes, stop_s: float) -> None:
-    """Make x simulated time from 0 to `stop_s`, with a unit that suits."""
     seconds, name = time_unit(stop_s)
     axes.set_xlim(0.0, stop_s / seconds)
     axes.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 3, 5, 10]))
@@ -247,7 +246,6 @@ def set_wide_count_axis(axes: Axes, label: str, values: Floats) -> None:
 
 
 def set_percent_axis(axes: Axes, label: str, top: float = 100.0) -> None:
-    """Make y a percentage from zero to a little more than `top`."""
     axes.set_ylim(0.0, top * 1.04)
     axes.set_ylabel(label)
     axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
@@ -325,7 +323,6 @@ def add_steps(axes: Axes, heights: Floats, edges: Floats, **looks: Any) -> None:
 
 
 def draw_band(axes: Axes, envelope: Envelope, colour: str, label: str) -> None:
-    """Fill between the lowest and the highest value of each column."""
     edges_s = envelope.columns.edges_s
     add_steps(
         axes,
@@ -367,7 +364,6 @@ def draw_line(
 def draw_mean(
     axes: Axes, envelope: Envelope, colour: str, label: str, *, linestyle: str = "-"
 ) -> None:
-    """Draw the mean of each column as a step line."""
     columns, mean = envelope.columns, envelope.mean
     draw_line(axes, columns, mean, colour, label, linestyle=linestyle)
 

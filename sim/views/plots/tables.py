@@ -60,14 +60,12 @@ class Tables:
 
     @classmethod
     def of(cls, results: Results) -> Tables:
-        """Return the tables of a run, in memory or on disk."""
         found = results.recording
         tables = found.step_table, found.request_table, found.preemption_table
         return cls(*tables, results.summary)
 
     @cached_property
     def step_table(self) -> StepTable:
-        """The steps, to be read in batches."""
         steps: Any = self.steps
         is_table = hasattr(steps, "batches")  # asked so that pandas need not be there
         table: StepTable = steps if is_table else FrameSteps(steps)
@@ -75,7 +73,6 @@ class Tables:
 
     @cached_property
     def has_steps(self) -> bool:
-        """Whether the engine made a step at all."""
         return self.step_table.num_steps > 0
 
     def number(self, key: str) -> float | None:
@@ -105,6 +102,5 @@ class Tables:
 
     @cached_property
     def curves(self) -> Curves:
-        """What the figures draw of the steps."""
         block_size = self.number("block_size") or 0.0
         return curves_of(self.step_table, self.stop_s, block_size)

@@ -110,7 +110,6 @@ def _draw_rate(axes: Axes, arrival_s: Floats, mean: float | None) -> None:
 
 
 def _draw_gaps(axes: Axes, gaps_s: Floats) -> None:
-    """Draw how many gaps are longer than so much."""
     if not gaps_s.size or not gaps_s.max():
         say(axes, "No gaps between arrivals")
         axes.set_axis_off()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.studies.prefixes.need import PrefixReport
+    from sim.studies.prefixes.report import PrefixReport
     from sim.views.plots.binning import Floats
 
 _PANEL = {"left": 0.075, "right": 0.975, "bottom": 0.09}

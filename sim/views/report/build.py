@@ -1,15 +1,16 @@
-"""From directories to a page."""
+"""From the folders of results to a page on disk."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.errors import ResultsError
+from sim.errors import OutputError, ResultsError
 from sim.results.folder import kind_of
+from sim.results.output import write_whole
 from sim.studies.planning.file import read_plan
 from sim.views.report.html import Markup, element, paragraph
 from sim.views.report.looks import tag
-from sim.views.report.page import Figures, Part, page
+from sim.views.report.page import Figures, page
 from sim.views.report.plotly_charts import PlotlyFigures, plotly_script
 from sim.views.report.sections import RUN_SECTIONS
 from sim.views.report.sections.plan import PLAN_SECTIONS
@@ -42,11 +43,11 @@ def build_page(directories: Sequence[Path], *, is_static: bool = False) -> str:
     if kinds[0] == "plan":
         plan = read_plan(path)
         under = paragraph(f"Plan in {path}", class_="under")
-        parts = [Part(s.key, s.title, tuple(s.blocks(plan))) for s in PLAN_SECTIONS]
+        parts = [each.of(plan) for each in PLAN_SECTIONS]
         return page(f"Plan: {plan['traffic']['title']}", under, parts, figures)
     sweep = load_sweep(path)
     under = paragraph(f"Sweep in {path}", class_="under")
-    parts = [Part(s.key, s.title, tuple(s.blocks(sweep))) for s in SWEEP_SECTIONS]
+    parts = [each.of(sweep) for each in SWEEP_SECTIONS]
     return page(f"Sweep: {sweep.title}", under, parts, figures)
 
 
@@ -61,7 +62,7 @@ def _figures(*, is_static: bool) -> Figures:
 
 def _of_runs(directories: Sequence[Path], figures: Figures) -> str:
     runs = load_runs(directories)
-    parts = [Part(s.key, s.title, tuple(s.blocks(runs))) for s in RUN_SECTIONS]
+    parts = [each.of(runs) for each in RUN_SECTIONS]
     title = str(runs[0].summary.get("title", runs[0].label))
     if len(runs) == 1:
         under = paragraph(f"Run in {runs[0].path}", class_="under")
@@ -72,3 +73,29 @@ def _of_runs(directories: Sequence[Path], figures: Figures) -> str:
     )
     under = Markup(element("ul", *named, class_="runs under"))
     return page(f"{len(runs)} runs compared", under, parts, figures)
+
+
+def check_page(path: Path, *, overwrite: bool) -> None:
+    """Refuse a path that must not or cannot be written, before anything is read."""
+    if path.is_dir():
+        raise OutputError(f"'{path}' is a directory; give --out a file, such as x.html")
+    if path.exists() and not overwrite:
+        raise OutputError(
+            f"'{path}' exists already; choose another --out or add --overwrite"
+        )
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"there is no directory '{path.parent}'; make it, or choose another --out"
+        )
+
+
+def write_page(text: str, path: Path, *, overwrite: bool) -> None:
+    """Write a page; an older one stays until the new one is complete."""
+    check_page(path, overwrite=overwrite)
+    try:
+        write_whole(path.resolve(), text.encode())
+    except OSError as error:
+        raise OutputError(
+            f"'{path}' cannot be written: {error.strerror or error}; choose another "
+            f"--out"
+        ) from error

@@ -134,5 +134,4 @@ class Chart:
 
     @property
     def is_row(self) -> bool:
-        """Whether panels stand side by side."""
         return self.x is None

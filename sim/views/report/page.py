@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.views.report.charts import Chart
 from sim.views.report.html import Markup, element, join
-from sim.views.report.palette import DARK, LIGHT, variables
+from sim.views.report.looks import DARK, LIGHT, variables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Figures(Protocol):
@@ -22,8 +22,7 @@ class Figures(Protocol):
 
     is_interactive: bool
 
-    def figure(self, chart: Chart) -> Markup:
-        """Return a figure, or the place where a script draws it."""
+    def figure(self, chart: Chart) -> Markup: ...
 
     def data(self) -> Markup:
         """Return what the scripts draw; asked for after all figures."""
@@ -41,8 +40,19 @@ class Part:
     blocks: tuple[Markup | Chart, ...]  # its contents in order: HTML and figures
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page: its anchor, its heading, and what gives its contents."""
+
+    key: str
+    title: str
+    blocks: Callable[[Any], Iterable[Markup | Chart]]
+
+    def of(self, found: object) -> Part:
+        return Part(self.key, self.title, tuple(self.blocks(found)))
+
+
 def page(title: str, under: Markup, parts: Sequence[Part], figures: Figures) -> str:
-    """Return the whole page."""
     main = element("main", *(_section(part, figures) for part in parts))
     scripts = [_asset("theme.js")]
     drawing = figures.script()

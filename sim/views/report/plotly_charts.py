@@ -55,7 +55,6 @@ class PlotlyFigures:
         self._specs: dict[str, Spec] = {}
 
     def figure(self, chart: Chart) -> Markup:
-        """Return the place of a figure, and keep what is drawn there."""
         self._specs[chart.key] = specification(chart)
         return element(
             "div",
@@ -74,12 +73,10 @@ class PlotlyFigures:
         return element("script", inside, type="application/json", id="figures")
 
     def script(self) -> str:
-        """Return plotly.js, which needs no network."""
         return self._script
 
 
 def has_plotly() -> bool:
-    """Return whether the extra is installed."""
     return find_spec("plotly") is not None
 
 

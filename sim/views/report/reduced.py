@@ -85,7 +85,6 @@ class Waits:
 
     @property
     def total_s(self) -> float:
-        """Request-seconds of waiting."""
         return self.for_seqs_s + self.for_tokens_s + self.for_blocks_s
 
 
@@ -107,17 +106,14 @@ class Reduced:
 
     @property
     def fine_s(self) -> float:
-        """Width of a fine column in seconds."""
         return self.stop_s / NUM_FINE
 
     @property
     def coarse_s(self) -> float:
-        """Width of a coarse column in seconds."""
         return self.stop_s / NUM_COARSE
 
 
 def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Reduced:
-    """Read all steps once, batch by batch."""
     stop_s = max(_end_s(steps), after_s) or 1.0
     fine, coarse = StepColumns(stop_s, NUM_FINE), StepColumns(stop_s, NUM_COARSE)
     reduced = Reduced(stop_s, steps.num_steps)

@@ -85,22 +85,18 @@ class Run:
 
     @cached_property
     def requests(self) -> Columns:
-        """The requests by column, see `REQUESTS`."""
         return self.folder.columns("requests", REQUESTS)
 
     @cached_property
     def served(self) -> npt.NDArray[np.bool_]:
-        """Which requests were served to their end."""
         return is_served(self.requests["status"])
 
     @cached_property
     def preemptions(self) -> Columns:
-        """The preemptions by column, see `sim.results.schema.PREEMPTIONS`."""
         return self.folder.columns("preemptions", [*schema.PREEMPTIONS])
 
     @cached_property
     def steps(self) -> Reduced:
-        """The steps, reduced."""
         s = self.summary
         limits = Limits(s["max_num_seqs"], s["max_num_batched_tokens"])
         last_s = float(self.preemptions["time_s"].max(initial=0.0))

@@ -37,7 +37,7 @@ from sim.views.report.charts import (
     Steps,
 )
 from sim.views.report.html import Markup, element
-from sim.views.report.palette import LIGHT
+from sim.views.report.looks import LIGHT
 
 if TYPE_CHECKING:
     from sim.views.plots.binning import Floats
@@ -80,7 +80,6 @@ class SvgFigures:
     is_interactive = False
 
     def figure(self, chart: Chart) -> Markup:
-        """Return a figure."""
         return element(
             "div",
             Markup(svg(chart)),
@@ -91,17 +90,14 @@ class SvgFigures:
         )
 
     def data(self) -> Markup:
-        """Return nothing: figures are where they belong."""
         return Markup()
 
     def script(self) -> None:
-        """Return nothing."""
         return
 
 
 @house_style
 def svg(chart: Chart) -> str:
-    """Return a figure as an ``svg`` element."""
     with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.key}):
         figure = Figure((WIDTH_PX / _DPI, chart.height_px / _DPI), dpi=_DPI)
         FigureCanvasSVG(figure)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sim.views.report import build_page
-from sim.views.report.palette import DARK, LIGHT
+from sim.views.report.looks import DARK, LIGHT
 from tests.sim.report.browser import Browser, chromium
 
 if TYPE_CHECKING:

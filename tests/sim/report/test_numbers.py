@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.views.report.html import decimal, listed, milliseconds, percent, plural
 from sim.views.report.source import load_runs
-from sim.views.report.words import decimal, listed, milliseconds, percent, plural
 from tests.sim.report.pages import page_of
 
 if TYPE_CHECKING:

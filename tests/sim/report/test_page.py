@@ -17,8 +17,8 @@ import pytest
 from sim.views.report import build_page, plotly_charts
 from sim.views.report.charts import SYMBOLS
 from sim.views.report.html import Markup
+from sim.views.report.looks import DARK, LIGHT
 from sim.views.report.page import Part, page
-from sim.views.report.palette import DARK, LIGHT
 from sim.views.report.sections import RUN_SECTIONS
 from sim.views.report.sections.cache import num_shown
 from sim.views.report.svg_charts import SvgFigures

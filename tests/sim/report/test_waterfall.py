@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from sim.scheduler.log.files import read_log
-from sim.views.report.sections.waterfall import NUM_SLOWEST
-from sim.views.report.waits import SCHEDULE_FILE, resumed_s
+from sim.views.report.sections.waterfall import NUM_SLOWEST, SCHEDULE_FILE, resumed_s
 from tests.sim.report.pages import page_of
 
 if TYPE_CHECKING:

@@ -46,7 +46,6 @@ Buckets = list[tuple[float, float]]
 
 
 def looks_like_prometheus(text: str) -> bool:
-    """Whether `text` has samples of vLLM's."""
     return any(line.startswith("vllm:") for line in text.splitlines())
 
 

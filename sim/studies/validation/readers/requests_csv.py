@@ -34,7 +34,6 @@ _ENGINE_COLUMNS: Final = ("engine", "engine_id", "dp_rank", "replica")
 
 
 def read_requests_csv(text: str, path: Path) -> Observed:
-    """Read per-request times."""
     rows = _rows(text, path)
     _check_one_engine(rows, path)
     arrival_s = column(rows, "queued_s" if "queued_s" in rows else "arrival_s", path)

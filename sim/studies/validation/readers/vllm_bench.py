@@ -40,7 +40,6 @@ _STATISTICS: Final = ("mean", "median", "p50", "p90", "p95", "p99")
 
 
 def read_vllm_bench(text: str, path: Path) -> Observed:
-    """Read a result, detailed or not."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -27,8 +27,7 @@ __all__ = ["SWEEP_FIGURES", "HeatMap", "SweepFigure"]
 class SweepFigure(Protocol):
     """Draws many runs; its docstring's first line says what."""
 
-    def __call__(self, runs: SweepRuns) -> Figure:
-        """Draw."""
+    def __call__(self, runs: SweepRuns) -> Figure: ...
 
 
 SWEEP_FIGURES: dict[str, SweepFigure] = {

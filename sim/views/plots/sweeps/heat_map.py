@@ -43,7 +43,6 @@ class HeatMap:
 
     @house_style
     def __call__(self, runs: SweepRuns) -> Figure:
-        """Draw."""
         x, y = self._axes(runs)
         metric = runs.column(self.metric)
         others = [key for key in runs.keys if key not in (x, y)]
@@ -63,7 +62,6 @@ class HeatMap:
         return figure
 
     def _axes(self, runs: SweepRuns) -> tuple[str, str]:
-        """Return the keys of both axes."""
         if len(runs.keys) < 2:
             raise NotShownError(
                 f"a heat map needs two keys that were varied, got "
@@ -84,7 +82,6 @@ class HeatMap:
         keys: tuple[str, str],
         limits: tuple[float, float],
     ) -> None:
-        """Draw a panel for each group, and one scale of colours."""
         low, high = limits
         norm = LogNorm(low, high) if 0.0 < low * _LOG_FROM < high else None
         looks: dict[str, Any] = {"cmap": _COLOURS}
@@ -120,7 +117,6 @@ def _named(runs: SweepRuns, option: str, key: str | None) -> str | None:
 
 
 def _preferred(runs: SweepRuns) -> list[str]:
-    """Return the keys, load and size of the cache first."""
     try:
         first = [runs.load]
     except NotShownError:
@@ -129,7 +125,6 @@ def _preferred(runs: SweepRuns) -> list[str]:
 
 
 def _groups(frame: pd.DataFrame, others: list[str]) -> list[tuple[str, pd.DataFrame]]:
-    """Return the rows of each panel, and what it is called."""
     if not others:
         return [("", frame)]
     names = short_names(others)

@@ -108,7 +108,6 @@ class SweepRuns:
 
 
 def read_sweep(directory: Path) -> SweepRuns:
-    """Read the dataset of a sweep."""
     try:
         data = yaml.safe_load((directory / SPEC).read_text(encoding="utf-8"))
         spec = SweepSpec.model_validate(data)

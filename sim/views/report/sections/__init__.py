@@ -6,9 +6,9 @@ To add one, write a function from what is shown to its blocks, and name it in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
+from sim.views.report.page import Section
 from sim.views.report.sections.batch import show_batch
 from sim.views.report.sections.blocks import show_blocks
 from sim.views.report.sections.cache import show_cache
@@ -19,25 +19,6 @@ from sim.views.report.sections.provenance import show_provenance
 from sim.views.report.sections.step_time import show_step_time
 from sim.views.report.sections.summary import show_summary
 from sim.views.report.sections.waterfall import show_waterfall
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from sim.views.report.charts import Chart
-    from sim.views.report.html import Markup
-    from sim.views.report.source import Run
-
-    Blocks: TypeAlias = Iterable[Markup | Chart]
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page."""
-
-    key: str  # its anchor: letters and hyphens
-    title: str  # its heading
-    blocks: Callable[[Sequence[Run]], Blocks]  # from the runs to its contents in order
-
 
 RUN_SECTIONS: Final = (
     Section("summary", "What matters first", show_summary),

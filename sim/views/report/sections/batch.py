@@ -59,7 +59,6 @@ _ALONE = {"running": "run-1", "waiting": "run-2", "swapped": "run-4"}
 
 
 def _composition(runs: Sequence[Run], clock: Clock) -> Iterator[Series]:
-    """Yield decodes and prompts of one run, stacked; sums of several."""
     for run in runs:
         average = run.steps.averages
         width = run.steps.coarse_s / clock.seconds

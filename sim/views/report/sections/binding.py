@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sim.costs.base import STEP_PARTS
+from sim.views.report.html import count, decimal, percent
 from sim.views.report.sections.step_time import PART_NAMES
-from sim.views.report.words import count, decimal, percent
 
 if TYPE_CHECKING:
     from sim.views.report.source import Run

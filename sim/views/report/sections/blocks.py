@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.views.report.charts import Axis, Chart, Line, Panel, Series
-from sim.views.report.html import Markup, element, join, paragraph, table
+from sim.views.report.html import (
+    Markup,
+    count,
+    decimal,
+    element,
+    join,
+    paragraph,
+    table,
+)
 from sim.views.report.looks import colour, dash, name, tag
-from sim.views.report.words import count, decimal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

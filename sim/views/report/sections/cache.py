@@ -17,9 +17,8 @@ from sim.views.report.charts import (
     Series,
     Steps,
 )
-from sim.views.report.html import Markup, paragraph
+from sim.views.report.html import Markup, count, paragraph, plural
 from sim.views.report.looks import Clock, colour, dash, name
-from sim.views.report.words import count, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,7 +97,6 @@ def _state(
 
 
 def num_shown(num_runs: int) -> int:
-    """Return how many preemptions of each run are named."""
     return max(MAX_SHOWN // num_runs, _LEAST_SHOWN)
 
 
@@ -161,7 +159,6 @@ def preemption_text(found: dict[str, npt.NDArray[np.generic]], row: int) -> str:
 
 
 def _rates(runs: Sequence[Run], clock: Clock) -> Iterator[Series]:
-    """Yield preemptions per minute: bars by mode of one run, lines of several."""
     for run in runs:
         edges_s = bar_edges_s(run.steps.stop_s)
         if len(runs) > 1:

@@ -14,6 +14,9 @@ from sim.views.report.charts import Axis, Bars, Chart, Panel
 from sim.views.report.html import (
     Markup,
     bullets,
+    count,
+    datum,
+    decimal,
     details,
     element,
     join,
@@ -21,7 +24,6 @@ from sim.views.report.html import (
     table,
 )
 from sim.views.report.looks import tag
-from sim.views.report.words import count, datum, decimal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +51,6 @@ def show_capacity(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
 
 
 def estimate_of(run: Run) -> CapacityEstimate:
-    """Return the estimate that the summary holds."""
     told = run.summary.get("capacity")
     known: dict[str, Any] = told if isinstance(told, dict) else {}
     names = [each.name for each in fields(CapacityEstimate)]

@@ -11,7 +11,7 @@ from sim.results.schema import LATENCIES, OF_REQUESTS, SHOWN_STATISTICS
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.style import LOG_FROM_RATIO
 from sim.views.report.charts import Axis, Chart, Line, Panel, Points, Series
-from sim.views.report.html import Markup, paragraph, table
+from sim.views.report.html import Markup, datum, milliseconds, paragraph, table
 from sim.views.report.looks import (
     Clock,
     colour,
@@ -20,7 +20,6 @@ from sim.views.report.looks import (
     symbol,
     tag,
 )
-from sim.views.report.words import datum, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

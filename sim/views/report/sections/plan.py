@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,32 +22,27 @@ from sim.views.report.charts import (
 from sim.views.report.html import (
     Markup,
     bullets,
+    count,
+    decimal,
     details,
     element,
     join,
     paragraph,
+    percent,
+    plural,
     table,
 )
-from sim.views.report.palette import run_colour
+from sim.views.report.looks import run_colour
+from sim.views.report.page import Section
 from sim.views.report.sections.latency import value_axis
-from sim.views.report.words import count, decimal, percent, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _OUT_OF_SIGHT: Final = 6.0
 """Values beyond so many times the limit tell nothing more."""
 
 Plan = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSection:
-    """A part of a plan's page, as `sim.views.report.sections.Section`."""
-
-    key: str
-    title: str
-    blocks: Callable[[Plan], Iterator[Markup | Chart]]
 
 
 def _found(plan: Plan) -> list[Plan]:
@@ -305,10 +299,10 @@ def _provenance(plan: Plan) -> Iterator[Markup | Chart]:
 
 
 PLAN_SECTIONS: Final = (
-    PlanSection("summary", "What matters first", _summary),
-    PlanSection("candidates", "How much one engine holds", _candidates),
-    PlanSection("fleets", "What it costs", _fleets),
-    PlanSection("sensitivity", "What would help", _sensitivity),
-    PlanSection("provenance", "What this rests on", _provenance),
+    Section("summary", "What matters first", _summary),
+    Section("candidates", "How much one engine holds", _candidates),
+    Section("fleets", "What it costs", _fleets),
+    Section("sensitivity", "What would help", _sensitivity),
+    Section("provenance", "What this rests on", _provenance),
 )
 """In the order of the page."""

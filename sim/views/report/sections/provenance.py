@@ -6,9 +6,19 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sim.results.differences import flat
-from sim.views.report.html import Markup, bullets, details, element, join, table
+from sim.views.report.html import (
+    Markup,
+    bullets,
+    datum,
+    decimal,
+    details,
+    element,
+    join,
+    milliseconds,
+    percent,
+    table,
+)
 from sim.views.report.looks import tag
-from sim.views.report.words import datum, decimal, milliseconds, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +37,6 @@ _INTERVALS = (
 
 
 def show_provenance(runs: Sequence[Run]) -> Iterator[Markup]:
-    """Return a box a run, the intervals, and the versions."""
     for run in runs:
         heading = (element("h3", tag(run)),) if len(runs) > 1 else ()
         yield element("div", *heading, bullets(_honest(run)), class_="box")
@@ -40,7 +49,6 @@ def show_provenance(runs: Sequence[Run]) -> Iterator[Markup]:
 
 
 def _honest(run: Run) -> Iterator[Markup]:
-    """Yield what a reader should know before believing a number."""
     s = run.summary
     kind = _kind(run)
     if s.get("profile"):

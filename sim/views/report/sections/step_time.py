@@ -8,9 +8,8 @@ import numpy as np
 
 from sim.costs.base import STEP_PARTS
 from sim.views.report.charts import Axis, Bars, Chart, Panel, Series, Stack, Steps
-from sim.views.report.html import Markup, paragraph, table
+from sim.views.report.html import Markup, decimal, paragraph, percent, table
 from sim.views.report.looks import Clock, colour, dash, tag
-from sim.views.report.words import decimal, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +30,6 @@ PART_NAMES: Final = {
 
 
 def show_step_time(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
-    """Return the parts of step time, over time and in all."""
     clock = Clock.of(runs)
     shown = _parts_there(runs)
     if not shown:

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.views.report.html import Markup, bullets, element, join, table
-from sim.views.report.looks import tag
-from sim.views.report.reduced import FULL
-from sim.views.report.sections.binding import bound_by, full_share
-from sim.views.report.words import (
+from sim.views.report.html import (
+    Markup,
+    bullets,
     count,
     datum,
     decimal,
+    element,
+    join,
     listed,
     milliseconds,
     percent,
     plural,
+    table,
 )
+from sim.views.report.looks import tag
+from sim.views.report.reduced import FULL
+from sim.views.report.sections.binding import bound_by, full_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +95,6 @@ _OFTEN_ZERO: Final = frozenset(
 
 
 def show_summary(runs: Sequence[Run]) -> Iterator[Markup]:
-    """Return the sentences and the table."""
     for run in runs:
         if len(runs) > 1:
             yield element("h3", tag(run))
@@ -181,7 +184,6 @@ def _full(run: Run) -> Markup:
 
 
 def _load(run: Run) -> Markup:
-    """Return latency against offered load, in a sentence."""
     s = run.summary
     parts: list[object] = []
     if s.get("request_rate") is not None:

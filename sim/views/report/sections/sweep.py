@@ -21,13 +21,25 @@ from sim.views.report.charts import (
     Points,
     Series,
 )
-from sim.views.report.html import Markup, bullets, element, join, paragraph, table
-from sim.views.report.palette import run_colour
+from sim.views.report.html import (
+    Markup,
+    bullets,
+    count,
+    decimal,
+    element,
+    join,
+    listed,
+    paragraph,
+    plural,
+    shortened,
+    table,
+)
+from sim.views.report.looks import run_colour
+from sim.views.report.page import Section
 from sim.views.report.sections.latency import value_axis
-from sim.views.report.words import count, decimal, listed, plural, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 MAX_ROWS: Final = 500
@@ -60,27 +72,15 @@ class Sweep:
 
     @property
     def done(self) -> list[Row]:
-        """Runs that came to their end."""
         return [row for row in self.rows if row["status"] == "done"]
 
     def varied(self) -> tuple[str, ...]:
-        """Return the keys that have several values."""
         return tuple(
             key for key in self.keys if len({str(row[key]) for row in self.rows}) > 1
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SweepSection:
-    """A part of a sweep's page, as `sim.views.report.sections.Section`."""
-
-    key: str
-    title: str
-    blocks: Callable[[Sweep], Iterator[Markup | Chart]]
-
-
 def load_sweep(path: Path) -> Sweep:
-    """Read the dataset of a sweep."""
     facts = read_json(path / "sweep.json")
     files = sorted((path / "runs").glob("*.parquet"))
     if not files:
@@ -302,9 +302,9 @@ def _provenance(sweep: Sweep) -> Iterator[Markup | Chart]:
 
 
 SWEEP_SECTIONS: Final = (
-    SweepSection("summary", "What matters first", _outcome),
-    SweepSection("curves", "Against what was varied", _curves),
-    SweepSection("runs", "Runs", _table),
-    SweepSection("provenance", "What this rests on", _provenance),
+    Section("summary", "What matters first", _outcome),
+    Section("curves", "Against what was varied", _curves),
+    Section("runs", "Runs", _table),
+    Section("provenance", "What this rests on", _provenance),
 )
 """In the order of the page."""

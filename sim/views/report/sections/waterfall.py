@@ -2,25 +2,76 @@
 
 from __future__ import annotations
 
+import io
+import json
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 
+from sim.errors import ResultsError
 from sim.views.plots.style import time_unit
 from sim.views.report.charts import Axis, Bars, Chart, Panel, Points, Series
-from sim.views.report.html import Markup, element, paragraph
+from sim.views.report.html import Markup, element, paragraph, plural
 from sim.views.report.looks import tag
-from sim.views.report.waits import SCHEDULE_FILE, Resumed, resumed_s
-from sim.views.report.words import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
     from sim.results.folder import Columns
     from sim.views.plots.binning import Floats
     from sim.views.report.source import Run
+
+
+SCHEDULE_FILE: Final = "schedule.jsonl.zst"
+
+Resumed = dict[tuple[int, int], float]
+
+
+def resumed_s(path: Path, preempted: Mapping[int, Sequence[int]]) -> Resumed:
+    """Return when preempted requests were scheduled again.
+
+    Only lines that may hold such a request are taken apart: a schedule has a line a
+    step, each with the queues.
+    """
+    due = sorted((t, request) for request, steps in preempted.items() for t in steps)
+    waiting: dict[int, int] = {}
+    found: Resumed = {}
+    try:
+        for step, line in enumerate(_step_lines(path)):
+            while due and due[0][0] < step:
+                t, request = due.pop(0)
+                waiting[request] = t
+            if waiting:
+                _resume(line, waiting, found)
+            elif not due:
+                break
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise ResultsError(
+            f"'{path}' cannot be read: {error}; record it again, or take it away"
+        ) from error
+    return found
+
+
+def _step_lines(path: Path) -> Iterator[bytes]:
+    with pa.input_stream(str(path), compression="zstd") as stream:
+        lines = io.BufferedReader(stream, 1 << 20)
+        next(lines, b"")
+        yield from lines
+
+
+def _resume(line: bytes, waiting: dict[int, int], found: Resumed) -> None:
+    """Note which of the waiting requests a step computes, and when it starts."""
+    if not any(b'["%d",' % request in line for request in waiting):
+        return
+    step = json.loads(line)
+    scheduled = {int(entry[0]) for entry in step["sched"]}
+    for request in [each for each in waiting if each in scheduled]:
+        found[request, waiting.pop(request)] = float(step["start_s"])
+
 
 NUM_SLOWEST: Final = 100
 _PHASES: Final = {
@@ -43,7 +94,6 @@ def show_waterfall(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
 
 
 def slowest(run: Run) -> npt.NDArray[np.intp]:
-    """Return the rows of the slowest served requests, the slowest first."""
     e2el_s = np.where(run.served, run.requests["e2el_s"], np.nan)
     order = np.argsort(-e2el_s, kind="stable")[:NUM_SLOWEST]
     return order[np.isfinite(e2el_s[order])]
@@ -180,7 +230,6 @@ class _Victims:
         return tuple(told)
 
     def note(self) -> Markup:
-        """Say what is drawn of preemptions."""
         number = plural(self.place.size, "preemption")
         if self.is_recorded:
             return paragraph(
