@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cache.tokens import TokenSlice
-    from cache.v0.interfaces import Block, BlockId, DeviceAwareBlockAllocator
+    from cache.v0.interfaces import Block, BlockId
+    from cache.v0.tiered import CpuGpuBlockAllocator
 
 
 class BlockTable:
@@ -32,7 +33,7 @@ class BlockTable:
     def __init__(
         self,
         block_size: int,
-        block_allocator: DeviceAwareBlockAllocator,
+        block_allocator: CpuGpuBlockAllocator,
         _blocks: Sequence[Block] | None = None,
         max_block_sliding_window: int | None = None,
     ) -> None:

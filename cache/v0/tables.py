@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cache.sequences import PagedSequence, PagedSequenceGroup
-    from cache.v0.interfaces import Block, DeviceAwareBlockAllocator
+    from cache.v0.interfaces import Block
+    from cache.v0.tiered import CpuGpuBlockAllocator
 
 
 class SequenceTables:
@@ -177,7 +178,7 @@ class Placement:
     def __init__(
         self,
         block_size: int,
-        allocator: DeviceAwareBlockAllocator,
+        allocator: CpuGpuBlockAllocator,
         max_block_sliding_window: int | None,
     ) -> None:
         self._block_size = block_size
@@ -272,7 +273,7 @@ class Swapper:
 
     def __init__(
         self,
-        allocator: DeviceAwareBlockAllocator,
+        allocator: CpuGpuBlockAllocator,
         tables: SequenceTables,
         watermark_blocks: int,
     ) -> None:

@@ -8,15 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from cache.errors import CacheError, ImmutableBlockError, require
+from cache.errors import CacheError, ImmutableBlockError, NoFreeBlocksError, require
 from cache.sequences import Device
 from cache.v0.allocator import NaiveBlock, NaiveBlockAllocator
-from cache.v0.interfaces import (
-    Block,
-    BlockAllocator,
-    BlockId,
-    DeviceAwareBlockAllocator,
-)
 from cache.v0.prefix_caching import PrefixCachingBlockAllocator
 
 if TYPE_CHECKING:
@@ -24,6 +18,11 @@ if TYPE_CHECKING:
 
     from cache.tokens import TokenSlice
     from cache.v0.evictor import EvictionPolicy
+    from cache.v0.interfaces import (
+        Block,
+        BlockAllocator,
+        BlockId,
+    )
 
 
 class NullBlock(NaiveBlock):
@@ -40,8 +39,10 @@ class NullBlock(NaiveBlock):
         )
 
 
-class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
-    """An allocator for each tier, and swaps between the two."""
+class CpuGpuBlockAllocator:
+    """An allocator for each tier, and swaps between; methods as of `BlockAllocator`."""
+
+    NoFreeBlocksError = NoFreeBlocksError
 
     @staticmethod
     def create(
@@ -139,6 +140,7 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         return self._allocators[device].allocate_chain(token_ids, extra_hash)
 
     def allocate_or_get_null_block(self) -> Block:
+        """Return the block that stands for those a sliding window has dropped."""
         if self._null_block is None:
             gpu = self._allocators[Device.GPU]
             taken = gpu.allocate_mutable_block(None).block_id
@@ -153,9 +155,11 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
 
     @property
     def has_null_block(self) -> bool:
+        """Whether `allocate_or_get_null_block` has taken its block."""
         return self._null_block is not None
 
     def free(self, block: Block) -> None:
+        """Give up a block of either tier; the null block stays."""
         if block is self._null_block:
             return
         # A block without an id is refused by any allocator, with its name.
@@ -236,6 +240,7 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
     def swap(
         self, blocks: Sequence[Block], src_device: Device, dst_device: Device
     ) -> dict[BlockId, BlockId]:
+        """Move blocks between tiers; return new ids by old ones."""
         # Null blocks stay where they are: they hold nothing. (The reference gives the
         # null block away with the others.)
         moved = self._movable(blocks)
@@ -265,6 +270,7 @@ class CpuGpuBlockAllocator(DeviceAwareBlockAllocator):
         return pairs
 
     def get_and_reset_swaps(self) -> list[tuple[BlockId, BlockId]]:
+        """Return the (source, destination) pairs swapped since the last call."""
         pairs = list(self._swaps.items())
         self._swaps.clear()
         return pairs
