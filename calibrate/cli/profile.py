@@ -10,14 +10,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from sim.cli.options import (
-    BlockSize,
-    Flag,
-    Json,
-    KvCacheDtype,
-    Overwrite,
-    TensorParallelSize,
-)
+from sim.cli import options
 
 Tables = Annotated[bool, Parameter(name="--tables", negative="--no-tables")]
 
@@ -35,16 +28,16 @@ profile.command(importing)
 def show(
     file: Path | None = None,
     *,
-    crossover: Flag = False,
+    crossover: options.Flag = False,
     model: str | None = None,
     gpu: str | None = None,
-    tensor_parallel_size: TensorParallelSize = 1,
-    block_size: BlockSize = 16,
+    tensor_parallel_size: options.TensorParallelSize = 1,
+    block_size: options.BlockSize = 16,
     max_num_batched_tokens: int = 8192,
-    kv_cache_dtype: KvCacheDtype = "auto",
+    kv_cache_dtype: options.KvCacheDtype = "auto",
     out: Path | None = None,
-    json: Json = False,
-    quiet: Flag = False,
+    json: options.Json = False,
+    quiet: options.Flag = False,
 ) -> int:
     """Print what a profile holds and where it comes from.
 
@@ -106,7 +99,9 @@ def show(
 
 
 @profile.command
-def validate(file: Path, *, json: Json = False, quiet: Flag = False) -> int:
+def validate(
+    file: Path, *, json: options.Json = False, quiet: options.Flag = False
+) -> int:
     """Check a profile against physics, order and provenance.
 
     Parameters
@@ -125,7 +120,9 @@ def validate(file: Path, *, json: Json = False, quiet: Flag = False) -> int:
 
 
 @profile.command
-def diff(left: Path, right: Path, *, json: Json = False, quiet: Flag = False) -> int:
+def diff(
+    left: Path, right: Path, *, json: options.Json = False, quiet: options.Flag = False
+) -> int:
     """Compare the points that two profiles share.
 
     Parameters
@@ -156,9 +153,9 @@ def fit(
     model: str | None = None,
     variant: tuple[str, ...] = (),
     out: Path | None = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Flag = False,
+    overwrite: options.Overwrite = False,
+    json: options.Json = False,
+    quiet: options.Flag = False,
 ) -> int:
     """Fit a profile's points and print the errors on points held out, in percent.
 
@@ -216,8 +213,8 @@ def aiconfigurator(
     out: Path,
     path: Path | None = None,
     model: str | None = None,
-    overwrite: Overwrite = False,
-    quiet: Flag = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Flag = False,
 ) -> int:
     """Import attention, GEMM and all-reduce tables of aiconfigurator-core.
 
@@ -266,8 +263,8 @@ def llmservingsim(
     model: str | None = None,
     gpu: str | None = None,
     tables: Tables = True,
-    overwrite: Overwrite = False,
-    quiet: Flag = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Flag = False,
 ) -> int:
     """Import layer tables that LLMServingSim measured inside vLLM.
 
@@ -320,8 +317,8 @@ def vidur(
     model: str | None = None,
     architecture: str | None = None,
     tables: Tables = True,
-    overwrite: Overwrite = False,
-    quiet: Flag = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Flag = False,
 ) -> int:
     """Import layer and all-reduce tables of Vidur.
 
@@ -367,8 +364,8 @@ def plot(
     *,
     out: Path,
     op: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    overwrite: Flag = False,
-    quiet: Flag = False,
+    overwrite: options.Flag = False,
+    quiet: options.Flag = False,
 ) -> int:
     """Draw measured against fitted times, the roofline, and what is extrapolated.
 

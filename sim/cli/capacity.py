@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+from sim.cli import options
 from sim.cli.console import print_json
-from sim.cli.options import (
-    BlockSize,
-    Flag,
-    Json,
-    KvCacheDtype,
-    TensorParallelSize,
-    WeightDtype,
-)
 
 
 def capacity(
     *,
     model: str,
     gpu: str,
-    tensor_parallel_size: TensorParallelSize = 1,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     gpu_memory_utilization: float = 0.9,
-    block_size: BlockSize = 16,
-    dtype: WeightDtype = "auto",
+    block_size: options.BlockSize = 16,
+    dtype: options.WeightDtype = "auto",
     quantization: str | None = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
+    kv_cache_dtype: options.KvCacheDtype = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     engine_version: str = "0.33",
-    enforce_eager: Flag = False,
+    enforce_eager: options.Flag = False,
     num_gpu_blocks_override: int | None = None,
     kv_cache_memory_bytes: int | None = None,
     weights_gib: float | None = None,
-    quiet: Flag = False,
-    json: Json = False,
+    quiet: options.Flag = False,
+    json: options.Json = False,
 ) -> int:
     """Predict the number of KV blocks of an engine, explained GiB by GiB.
 

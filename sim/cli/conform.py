@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.cli import options
 from sim.cli.console import print_json, progress_bar
 from sim.cli.main import EXIT_DIFFERENT
-from sim.cli.options import Json, Overwrite, Quiet, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 def conform(
     *workloads: Path,
-    num: Whole = 100,
-    seed: Whole = 0,
+    num: options.Whole = 100,
+    seed: options.Whole = 0,
     engine_version: str | None = None,
     out: Path | None = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Compare our V1 scheduler with the installed vLLM's own, decision by decision.
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from sim.cli import options
 from sim.cli.console import print_json
 from sim.cli.main import EXIT_DIFFERENT
-from sim.cli.options import Flag, Json, Overwrite, Quiet
 
 if TYPE_CHECKING:
     from sim.studies.conformance import DecisionDriver, DecisionWorkload
@@ -23,10 +23,10 @@ def decisions(
     out: Path | None = None,
     diff: Annotated[tuple[Path, Path] | None, Parameter(negative="")] = None,
     scheduler: Literal["vllm"] | None = None,
-    check: Flag = False,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    check: options.Flag = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Write the schedule of a workload step by step, or show where two logs part.
 

@@ -6,20 +6,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from sim.cli.console import note, print_json, progress_bar, stopping_on_interrupt
+from sim.cli import console, options
 from sim.cli.main import EXIT_INTERRUPTED
-from sim.cli.options import (
-    Address,
-    Figures,
-    Json,
-    Overwrite,
-    Quiet,
-    Seed,
-    Settings,
-    Workers,
-    check_workers,
-    with_seed,
-)
 
 if TYPE_CHECKING:
     from sim.studies.planning.solve import PlanResult
@@ -30,15 +18,15 @@ def plan(
     plan_file: Path,
     /,
     *,
-    set_: Settings = None,
+    set_: options.Settings = None,
     out: Path | None = None,
-    overwrite: Overwrite = False,
-    figures: Figures = True,
-    workers: Workers = None,
-    address: Address = None,
-    seed: Seed = None,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: options.Overwrite = False,
+    figures: options.Figures = True,
+    workers: options.Workers = None,
+    address: options.Address = None,
+    seed: options.Seed = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Find the cheapest way to serve traffic, and how much each candidate holds.
 
@@ -54,8 +42,8 @@ def plan(
     from sim.studies.planning.spec import load_plan
 
     started_s = perf_counter()
-    check_workers(workers)
-    config = load_plan(plan_file, with_seed(set_, seed))
+    options.check_workers(workers)
+    config = load_plan(plan_file, options.with_seed(set_, seed))
     directory = out or Path("results") / plan_file.stem
     with output_directory(directory, overwrite=overwrite, files=PLAN_FILES) as partial:
         found = _solve(config, workers, address, shown=not (quiet or json))
@@ -67,13 +55,13 @@ def plan(
 
             write_pngs(PLAN_FIGURES, found.data, partial / "figures")
     if json:
-        print_json(found.data)
+        console.print_json(found.data)
     elif not quiet:
         from sim.cli.output.plan import print_plan
 
         print_plan(found.data, directory, seconds)
     if found.stopped_in:
-        note(
+        console.note(
             f"interrupted during '{found.stopped_in}'; what was found until then is in "
             f"'{directory}'"
         )
@@ -89,7 +77,7 @@ def _solve(
     executor = executor_for(config, workers, address)
     with (
         executor,
-        stopping_on_interrupt(executor.stop),
-        progress_bar(plan_reporter, 1, shown=shown) as on_progress,
+        console.stopping_on_interrupt(executor.stop),
+        console.progress_bar(plan_reporter, 1, shown=shown) as on_progress,
     ):
         return solve(config, executor, on_progress)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from sim.cli import options
 from sim.cli.console import note, print_json
-from sim.cli.options import Json, Overwrite, Quiet, Several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _MAP = "heat_map"
 
 def plot(
     *directories: Path,
-    figure: Several = None,
+    figure: options.Several = None,
     format_: Annotated[
         list[Literal["png", "svg", "pdf"]] | None,
         Parameter(name="--format", negative=""),
@@ -31,10 +31,10 @@ def plot(
     x: str | None = None,
     y: str | None = None,
     metric: str | None = None,
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
     list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Draw figures of runs, of a sweep or of a plan, from what they wrote.
 

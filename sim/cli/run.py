@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import shutil
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from sim.cli.console import (
-    note,
-    print_json,
-    progress_bar,
-    stopping_on_interrupt,
-    warn,
-)
+from sim.cli import console, options
 from sim.cli.main import EXIT_INTERRUPTED
-from sim.cli.options import (
-    Figures,
-    Flag,
-    Json,
-    Overwrite,
-    Quiet,
-    Seed,
-    Settings,
-    Whole,
-    with_seed,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,19 +27,19 @@ def run(
     config: Path,
     /,
     *,
-    set_: Settings = None,
+    set_: options.Settings = None,
     out: Path | None = None,
-    overwrite: Overwrite = False,
-    figures: Figures = True,
-    stepwise: Flag = False,
+    overwrite: options.Overwrite = False,
+    figures: options.Figures = True,
+    stepwise: options.Flag = False,
     itl: Literal["steps", "exact"] = "steps",
     record: Annotated[
         list[Literal["schedule", "blocks"]] | None, Parameter(negative="")
     ] = None,
-    check: Whole = 0,
-    seed: Seed = None,
-    quiet: Quiet = False,
-    json: Json = False,
+    check: options.Whole = 0,
+    seed: options.Seed = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Run one simulation: summary on the terminal, results and figures in a folder.
 
@@ -87,36 +71,34 @@ def run(
     started_s = perf_counter()
     if check < 0:
         raise ConfigError(f"--check takes a number of steps of at least 0, got {check}")
-    run_config = load_config(config, with_seed(set_, seed))
+    run_config = load_config(config, options.with_seed(set_, seed))
     directory = out or Path("results") / config.stem
     simulation = Simulation(run_config, stepwise=stepwise)
-    num_requests, unit = simulation.num_requests, "requests"
-    shown = not (quiet or json)
-    with output_directory(directory, overwrite=overwrite) as partial:
-        extras = _extras(simulation, record or [], partial)
-        steps_file = StepsFile(partial / "steps.parquet")
+    shown, num_requests = not (quiet or json), simulation.num_requests
+    bar = partial(console.progress_bar, run_reporter, unit="requests", shown=shown)
+    with output_directory(directory, overwrite=overwrite) as folder:
+        extras = _extras(simulation, record or [], folder)
+        steps_file = StepsFile(folder / "steps.parquet")
         # While the tables are written, a Ctrl-C lets that finish: it takes a moment.
-        with steps_file, stopping_on_interrupt(simulation.stop), extras:
+        with steps_file, console.stopping_on_interrupt(simulation.stop), extras:
             simulation.recorder.sink = steps_file
             loop_started_s = perf_counter()
-            with progress_bar(run_reporter, num_requests, unit, shown=shown) as told:
+            with bar(num_requests) as told:
                 results = simulation.run(told, check_every=check)
             loop_s = perf_counter() - loop_started_s
-            with progress_bar(
-                run_reporter, 2 * num_requests, unit, shown=shown
-            ) as told:
+            with bar(2 * num_requests) as told:
                 results = with_intervals(simulation, results, told)
             intervals_s = perf_counter() - loop_started_s - loop_s
-            results.write(partial, itl=itl == "exact")
+            results.write(folder, itl=itl == "exact")
         complete = not simulation.stop_requested
         if figures:
-            complete = _draw(results, partial / "figures") and complete
+            complete = _draw(results, folder / "figures") and complete
         command_s = perf_counter() - started_s
         seconds = {"loop": loop_s, "intervals": intervals_s, "command": command_s}
-        write_json(partial / "run.json", _run_info(run_config, seconds))
+        write_json(folder / "run.json", _run_info(run_config, seconds))
     _report(results, directory, loop_s, quiet=quiet, as_json=json)
     if not complete:
-        note(f"interrupted; what was finished is in '{directory}'")
+        console.note(f"interrupted; what was finished is in '{directory}'")
     return 0 if complete else EXIT_INTERRUPTED
 
 
@@ -167,9 +149,9 @@ def _run_info(config: RunConfig, seconds: Mapping[str, float]) -> dict[str, Any]
 def _report(
     results: Results, directory: Path, loop_s: float, *, quiet: bool, as_json: bool
 ) -> None:
-    warn(results.summary["warnings"])
+    console.warn(results.summary["warnings"])
     if as_json:
-        print_json(results.summary)
+        console.print_json(results.summary)
     elif not quiet:
         from sim.cli.output.run import print_summary
 

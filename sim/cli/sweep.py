@@ -6,24 +6,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from sim.cli.console import (
-    note,
-    print_json,
-    progress_bar,
-    stopping_on_interrupt,
-    warn,
-)
+from sim.cli import console, options
 from sim.cli.main import EXIT_INTERRUPTED
-from sim.cli.options import (
-    Address,
-    Assignments,
-    Flag,
-    Json,
-    Overwrite,
-    Quiet,
-    Workers,
-    check_workers,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,16 +22,16 @@ def sweep(
     config: Path,
     /,
     *,
-    set_: Assignments = None,
+    set_: options.Assignments = None,
     out: Path | None = None,
-    resume: Flag = False,
-    overwrite: Overwrite = False,
-    workers: Workers = None,
-    address: Address = None,
-    dry_run: Flag = False,
-    yes: Flag = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    resume: options.Flag = False,
+    overwrite: options.Overwrite = False,
+    workers: options.Workers = None,
+    address: options.Address = None,
+    dry_run: options.Flag = False,
+    yes: options.Flag = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Run a configuration many times: grids, lists, random and Latin-hypercube ranges.
 
@@ -99,8 +83,10 @@ def sweep(
             folder.begin(directory, plan.file.given, facts, overwrite=overwrite)
         with (
             folder.held(directory),
-            stopping_on_interrupt(executor.stop),
-            progress_bar(_reporter, len(jobs), "runs", shown=shown) as on_outcome,
+            console.stopping_on_interrupt(executor.stop),
+            console.progress_bar(
+                _reporter, len(jobs), "runs", shown=shown
+            ) as on_outcome,
         ):
             dataset = directory / folder.RUNS
             tally = run_sweep(plan, jobs, dataset, executor, on_outcome=on_outcome)
@@ -109,7 +95,7 @@ def sweep(
     _report(directory, tally, executor, wall_s, quiet=quiet, as_json=json)
     if tally.is_complete:
         return 0
-    note(
+    console.note(
         f"interrupted; {tally.num_ended:,} of {tally.num_runs:,} runs are in "
         f"'{directory}'; go on with --resume"
     )
@@ -121,7 +107,7 @@ def _check_options(
 ) -> None:
     from sim.errors import ConfigError
 
-    check_workers(workers)
+    options.check_workers(workers)
     if workers is not None and address is not None:
         raise ConfigError(
             f"--workers is for this machine and --address for a cluster, got {workers} "
@@ -189,13 +175,15 @@ def _report(
 ) -> None:
     from sim.studies.sweeps.directory import RUNS
 
-    warn(tally.problems)
+    console.warn(tally.problems)
     more = tally.num_failed - len(tally.problems)
     if more > 0:
-        warn([f"and {more:,} more; see column error"])
+        console.warn([f"and {more:,} more; see column error"])
     dataset = str(directory / RUNS)
     if as_json:
-        print_json({"dataset": dataset, "num_runs": tally.num_runs, **tally.counts})
+        console.print_json(
+            {"dataset": dataset, "num_runs": tally.num_runs, **tally.counts}
+        )
     elif not quiet:
         ends = ", ".join(f"{n:,} {end}" for end, n in sorted(tally.counts.items()))
         print(f"runs     {tally.num_ended:,} of {tally.num_runs:,}: {ends}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.cli import options
 from sim.cli.console import print_json, warn
-from sim.cli.options import Figures, Json, Overwrite, Quiet, Settings, Several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,14 +20,14 @@ def validate(
     *,
     measured: Path,
     timeseries: Path | None = None,
-    fit: Several = None,
+    fit: options.Several = None,
     fit_on: float = 1.0 / 3.0,
-    set_: Settings = None,
+    set_: options.Settings = None,
     out: Path | None = None,
-    overwrite: Overwrite = False,
-    figures: Figures = True,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: options.Overwrite = False,
+    figures: options.Figures = True,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Simulate a run that was measured, and report how far off the simulation is.
 

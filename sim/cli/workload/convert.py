@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.cli import options
 from sim.cli.console import note
-from sim.cli.options import Assignments, Overwrite, Quiet, SkipBadLines, TraceFormat
 
 if TYPE_CHECKING:
     from workloads.traces import TraceWriter
@@ -27,11 +27,11 @@ def convert(
     *,
     to: str,
     out: Path,
-    from_: TraceFormat = None,
-    set_: Assignments = None,
-    skip_bad_lines: SkipBadLines = False,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
+    from_: options.TraceFormat = None,
+    set_: options.Assignments = None,
+    skip_bad_lines: options.SkipBadLines = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Write a trace, or the traffic of a configuration, in another format.
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.cli import options
 from sim.cli.console import print_json
-from sim.cli.options import (
-    BlockSize,
-    Flag,
-    Json,
-    KvCacheDtype,
-    Overwrite,
-    SkipBadLines,
-    TensorParallelSize,
-    TraceFormat,
-    TraceSettings,
-    WeightDtype,
-)
 
 if TYPE_CHECKING:
     from sim.results.output import ResultFiles
@@ -28,24 +17,24 @@ def curve(
     file: Path,
     /,
     *,
-    from_: TraceFormat = None,
-    set_: TraceSettings = None,
-    skip_bad_lines: SkipBadLines = False,
+    from_: options.TraceFormat = None,
+    set_: options.TraceSettings = None,
+    skip_bad_lines: options.SkipBadLines = False,
     model: str | None = None,
     gpu: str | None = None,
-    tensor_parallel_size: TensorParallelSize = 1,
-    dtype: WeightDtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    block_size: BlockSize = 16,
+    tensor_parallel_size: options.TensorParallelSize = 1,
+    dtype: options.WeightDtype = "auto",
+    kv_cache_dtype: options.KvCacheDtype = "auto",
+    block_size: options.BlockSize = 16,
     share: float = 0.8,
-    prompts_only: Flag = False,
+    prompts_only: options.Flag = False,
     sample: float = 1.0,
     sample_seed: int = 0,
     bounds: int = 16,
     out: Path | None = None,
-    overwrite: Overwrite = False,
-    quiet: Flag = False,
-    json: Json = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Flag = False,
+    json: options.Json = False,
 ) -> int:
     """Say how much KV memory buys how many prefix hits, for every size at once.
 

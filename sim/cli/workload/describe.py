@@ -5,15 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.cli import options
 from sim.cli.console import print_json
-from sim.cli.options import (
-    Json,
-    Overwrite,
-    Quiet,
-    SkipBadLines,
-    TraceFormat,
-    TraceSettings,
-)
 
 if TYPE_CHECKING:
     from sim.results.output import ResultFiles
@@ -24,14 +17,14 @@ def describe(
     file: Path,
     /,
     *,
-    from_: TraceFormat = None,
-    set_: TraceSettings = None,
-    skip_bad_lines: SkipBadLines = False,
+    from_: options.TraceFormat = None,
+    set_: options.TraceSettings = None,
+    skip_bad_lines: options.SkipBadLines = False,
     block_size: int = 16,
     out: Path | None = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
 ) -> int:
     """Describe traffic: rates, burstiness, lengths, prefix sharing, sessions.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.cli import options
 from sim.cli.console import note
-from sim.cli.options import Overwrite, Quiet, Seed, Settings, with_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +20,10 @@ def generate(
     *,
     out: Path,
     to: str = "kvsim",
-    set_: Settings = None,
-    seed: Seed = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
+    set_: options.Settings = None,
+    seed: options.Seed = None,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Sample the traffic of a configuration and write it, to be replayed anywhere.
 
@@ -47,7 +47,7 @@ def generate(
 
     writer = writer_of(to, [])
     check_writable(out, overwrite)
-    traffic = load_traffic(spec, with_seed(set_, seed))
+    traffic = load_traffic(spec, options.with_seed(set_, seed))
     with warnings_in_a_line():
         requests = make_workload(traffic.workload, traffic.seed).requests()
     losses = writer.losses(requests)
