@@ -12,17 +12,15 @@ from calibrate.estimators.kernel import aggregated, longest_share
 from calibrate.points import Points, estimator_of, points_of, with_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from calibrate.estimators import KernelEstimator
+    from calibrate.estimators.kernel import Columns
     from sim.costs.profile import OpTable, Profile
 
     Floats = NDArray[np.float64]
-    from collections.abc import Mapping
-
-    from calibrate.estimators import KernelEstimator
-    from calibrate.estimators.kernel import Columns
 
 SKEWED: Final = "decode_attention_skewed"
 """Decodes whose contexts differ: ``batch`` of them, ``total`` keys, ``longest``."""
@@ -31,6 +29,21 @@ EVEN: Final = f"{SKEWED}.even"
 _SPREAD: Final = 0.3113
 """Mean distance from the median, over p90 - p10, of a normal distribution."""
 _HEADS: Final = ("num_heads", "num_kv_heads", "head_dim")
+NUM_SEEDS: Final = 5
+_HELD_OUT: Final = 0.2
+_FEWEST: Final = 10
+"""Different shapes below which none are held out."""
+_COVERED: Final = 0.9
+"""Share of new points that the intervals are to hold."""
+_LONGEST: Final = {
+    "mixed_attention": "decode_context",
+    "gemm": "m",
+    "allreduce": "bytes",
+    "layer": "tokens",
+    "swap": "num_blocks",
+    "copy": "num_blocks",
+}
+"""Axis of which the longest points are held out, where the estimator has no trend."""
 
 
 def floor_percent(points: Points) -> float | None:
@@ -115,23 +128,6 @@ def _even_columns(table: OpTable) -> dict[str, NDArray[np.int64]]:
     columns = {key: np.full(len(batch), value) for key, value in constants.items()}
     # the fit knows even batches: of the same sum of contexts
     return columns | {"batch": batch, "context": np.maximum(1, total // batch)}
-
-
-NUM_SEEDS: Final = 5
-_HELD_OUT: Final = 0.2
-_FEWEST: Final = 10
-"""Different shapes below which none are held out."""
-_COVERED: Final = 0.9
-"""Share of new points that the intervals are to hold."""
-_LONGEST: Final = {
-    "mixed_attention": "decode_context",
-    "gemm": "m",
-    "allreduce": "bytes",
-    "layer": "tokens",
-    "swap": "num_blocks",
-    "copy": "num_blocks",
-}
-"""Axis of which the longest points are held out, where the estimator has no trend."""
 
 
 @dataclass(frozen=True, slots=True)

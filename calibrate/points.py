@@ -35,6 +35,11 @@ TYPICAL: Final[dict[str, dict[str, int]]] = {
 
 _APART: Final = frozenset({"launch_s", "block_size"})
 """Constants that do not make another shape."""
+_LAUNCH = "launch_s"
+APART = ("swap", "copy")
+"""Operations of which every variant, direction and kind of host memory is fitted by
+itself: other mechanisms."""
+_WAYS = ("direction", "memory")
 
 
 def parse_variants(texts: Iterable[str]) -> dict[str, str]:
@@ -118,13 +123,6 @@ def _times_by_point(
         for row, seconds in zip(rows, table.quantiles["p50_s"], strict=True):
             found[tuple(zip(axes, row, strict=True))] = seconds
     return found
-
-
-_LAUNCH = "launch_s"
-APART = ("swap", "copy")
-"""Operations of which every variant, direction and kind of host memory is fitted by
-itself: other mechanisms."""
-_WAYS = ("direction", "memory")
 
 
 @dataclass(frozen=True, slots=True)

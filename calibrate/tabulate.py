@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _NO_TIME_S: Final = 1e-9
 _KV: Final = {"bfloat16": 2, "fp8": 1}
+_NEEDED = ("decode_attention", "prefill_attention", "gemm")
+"""Without points of these no step can be priced."""
 
 
 def tabulated(
@@ -229,10 +231,6 @@ def _are_layers_of(profile: Profile, model: ModelArchitecture) -> bool:
 
 def _plain(name: Any) -> str | None:
     return str(name).rpartition("/")[2].lower() if name else None
-
-
-_NEEDED = ("decode_attention", "prefill_attention", "gemm")
-"""Without points of these no step can be priced."""
 
 
 def fit_calibration(out: Path, model: ModelArchitecture, quiet: bool) -> bool:

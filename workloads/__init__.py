@@ -1,4 +1,4 @@
-"""Traffic: who asks for what, and when.
+"""Traffic: requests, their arrivals, lengths and shared text.
 
 Everything ends in `RequestSpec` values in arrival order. Importing this package is
 cheap: numpy is imported where numbers are drawn, not before. Public traces are

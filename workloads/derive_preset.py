@@ -16,6 +16,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from workloads.analysis.description import rank_correlation
 from workloads.arrivals import GammaArrivals, arrival_times_s
 from workloads.errors import WorkloadError
 from workloads.fetch import PUBLIC_TRACES
@@ -45,8 +48,6 @@ def derive_preset(
     no library's last bit shows. ``notes`` compares counts of arrivals per minute in the
     trace and in draws of the preset, seeds 0 to 19.
     """
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     gaps_s = np.diff([request.arrival_s for request in requests])
     prompts = [request.num_prompt_tokens for request in requests]
     outputs = [request.num_output_tokens for request in requests]
@@ -55,7 +56,8 @@ def derive_preset(
             "a preset needs varied gaps and lengths; "
             f"{len(requests)} requests have none; take a longer trace"
         )
-    ranks = np.corrcoef(_ranks(prompts), _ranks(outputs))
+    correlation = rank_correlation(np.array(prompts), np.array(outputs))
+    assert correlation is not None  # lengths vary
     arrivals = {
         "kind": "gamma",
         "rate": _rounded(1 / gaps_s.mean()),
@@ -72,7 +74,7 @@ def derive_preset(
         "arrivals": arrivals,
         "prompt_tokens": _quantiles(prompts),
         "output_tokens": _quantiles(outputs),
-        "rank_correlation": _rounded(ranks[0, 1]),
+        "rank_correlation": _rounded(correlation),
     }
 
 
@@ -122,8 +124,6 @@ def _notes(times_s: Sequence[float], arrivals: dict[str, Any]) -> str:
     """Say how much smoother draws are than the trace; empty for a short one."""
     if times_s[-1] - times_s[0] < 2 * _COUNT_S:
         return ""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     process = GammaArrivals(arrivals["rate"], arrivals["burstiness"])
     draws = []
     for seed in range(_NUM_DRAWS):
@@ -141,8 +141,6 @@ def _notes(times_s: Sequence[float], arrivals: dict[str, Any]) -> str:
 
 def _swing(times_s: Sequence[float]) -> tuple[float, float]:
     """Return variance over mean of the counts per minute, and the highest rate."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     num_counts = max(int((times_s[-1] - times_s[0]) // _COUNT_S), 1)
     edges_s = times_s[0] + _COUNT_S * np.arange(num_counts + 1)
     counts = np.histogram(times_s, edges_s)[0]
@@ -150,8 +148,6 @@ def _swing(times_s: Sequence[float]) -> tuple[float, float]:
 
 
 def _quantiles(lengths: Sequence[int]) -> dict[str, Any]:
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
     probabilities = [per_mille / 1000 for per_mille in _PER_MILLE]
     values = np.quantile(lengths, probabilities)
     return {
@@ -159,16 +155,6 @@ def _quantiles(lengths: Sequence[int]) -> dict[str, Any]:
         "probabilities": probabilities,
         "values": [_rounded(value) for value in values],
     }
-
-
-def _ranks(values: Sequence[int]) -> list[float]:
-    """Return ranks; equal values share the mean of theirs."""
-    import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    ranks: list[float] = (last - (counts - 1) / 2)[inverse].tolist()
-    return ranks
 
 
 def _rounded(value: float) -> float:

@@ -1,8 +1,8 @@
 """What prompts share: the beginnings that come before each request's own text.
 
 A structure gives every prompt its leading segments; the request's own text follows and
-is nobody else's. Lengths add up: the prompt is as long as what is shared and what is
-its own together, and a distribution of prompt lengths means the request's own text.
+is in no other prompt. Lengths add up: the prompt is as long as what is shared and what
+is its own together, and a distribution of prompt lengths means the request's own text.
 """
 
 from __future__ import annotations

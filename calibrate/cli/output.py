@@ -24,6 +24,25 @@ if TYPE_CHECKING:
 
 _SAME = 0.05
 """Medians may differ by so much and still count as the same measurement."""
+_SHOWN: Final = 12
+"""Lines of problems that do not make a profile unusable."""
+_PARTS: Final = {
+    "elementwise": "element-wise kernels",
+    "head": "head",
+    "sampler": "sampler",
+    "prefill_past": "chunks with a past",
+}
+"""Parts of an entry of `fit` to what stands on the datasheet without them."""
+_WHOLE: Final = {"transfers": "swaps", "copy": "copies"}
+_HEADINGS: Final = (
+    "n",
+    "mape_inside",
+    "p90_inside",
+    "mape_beyond",
+    "p90_beyond",
+    "bias",
+    "floor",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +109,6 @@ def _diff(
         np.quantile(ratios, [0.1, 0.5, 0.9]).tolist() if ratios else (None,) * 3
     )
     return TableDiff(len(before), len(after), len(shared), middle, low, high)
-
-
-_SHOWN: Final = 12
-"""Lines of problems that do not make a profile unusable."""
-_PARTS: Final = {
-    "elementwise": "element-wise kernels",
-    "head": "head",
-    "sampler": "sampler",
-    "prefill_past": "chunks with a past",
-}
-"""Parts of an entry of `fit` to what stands on the datasheet without them."""
-_WHOLE: Final = {"transfers": "swaps", "copy": "copies"}
-_HEADINGS: Final = (
-    "n",
-    "mape_inside",
-    "p90_inside",
-    "mape_beyond",
-    "p90_beyond",
-    "bias",
-    "floor",
-)
 
 
 def print_json(content: Any) -> None:

@@ -19,11 +19,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    Sides = list[tuple[NDArray[Any], Floats]]
     from calibrate.device import DeviceFacts
 
+    Floats = NDArray[np.float64]
+    Sides = list[tuple[NDArray[Any], Floats]]
     Columns = Mapping[str, NDArray[Any]]
+
+_RATES = (1e-9, 1e5)
+"""Seconds that a kernel may take; anything else is a wrong unit."""
+_MIN_POINTS: Final = 200
+"""With fewer points none are spared to judge by; the model alone is followed."""
+_BACK: Final = 4
+"""A curve's slope is taken between its longest point and a quarter of that."""
+_DOUBT: Final = 8
+"""Power that takes a share down where a curve's slope is the model's guess: only what
+its geometry shows beyond doubt is left."""
 
 
 def interpolated(
@@ -63,10 +73,6 @@ def _sides(values: NDArray[Any], nodes: NDArray[Any]) -> Sides:
     above = np.log2((1.0 + values) / (1.0 + low))
     share = np.divide(above, octaves, out=np.zeros(len(values)), where=octaves > 0)
     return [(low, 1.0 - share), (high, share)]
-
-
-_RATES = (1e-9, 1e5)
-"""Seconds that a kernel may take; anything else is a wrong unit."""
 
 
 class KernelEstimator(ABC):
@@ -269,17 +275,6 @@ def aggregated(columns: Columns, time_s: Floats) -> tuple[Columns, Floats]:
     return dict(zip(columns, shapes.T, strict=True)), middle
 
 
-_MIN_POINTS: Final = 200
-"""With fewer points none are spared to judge by; the model alone is followed."""
-_BACK: Final = 4
-"""A curve's slope is taken between its longest point and a quarter of that."""
-
-
-_DOUBT: Final = 8
-"""Power that takes a share down where a curve's slope is the model's guess: only what
-its geometry shows beyond doubt is left."""
-
-
 class _Curves(NamedTuple):
     """The curve that each of some shapes lies on."""
 
@@ -383,7 +378,7 @@ class Trend:
         ]
         geometry = self._curves(held).geometry[curves.spans]
         count = np.bincount(geometry, minlength=len(self.shares_))
-        # each geometry's own evidence beside four points' worth of everybody's
+        # each geometry's own evidence beside four points' worth of all
         prior = 4.0
         sums = [
             np.bincount(geometry, x, len(self.shares_)) + prior * x.mean()

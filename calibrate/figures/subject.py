@@ -14,19 +14,26 @@ from calibrate.points import estimator_of, points_of
 from sim.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
-
-    Floats = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
-    from collections.abc import Iterator, Mapping, Sequence
-
     from calibrate.points import Points
     from sim.costs.profile import Profile
 
+    Floats = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
+
 NUM_FOLDS: Final = 5
+NUM_CURVES: Final = 6
+_FEW: Final = 3
+"""Points that make a curve, where there are curves of so many."""
+_ENOUGH: Final = 0.8
+"""Share of the most points that a geometry needs to be preferred for another reason."""
+_FEWEST: Final = 10
+"""Points that an operation needs to be fitted and judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +100,6 @@ def _judge(
     if not trend:
         percent[fresh.extrapolated(asked)] = np.nan
     errors[held] = percent
-
-
-NUM_CURVES: Final = 6
-_FEW: Final = 3
-"""Points that make a curve, where there are curves of so many."""
-_ENOUGH: Final = 0.8
-"""Share of the most points that a geometry needs to be preferred for another reason."""
-_FEWEST: Final = 10
-"""Points that an operation needs to be fitted and judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,13 @@ ARENA_BYTES = 39 * GIB
 """Bytes that they take at most."""
 TRANSFER_BYTES = GIB
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-4}
+"""Relative errors of a row that the precision explains."""
+DECODES: Lens = ([1] * 5, [1, 17, 80, 600, 1100])
+PREFILLS: tuple[Lens, ...] = (([130], [130]), ([37], [87]), ([1], [65]))
+MIXED: Lens = ([40, 1, 1, 70], [73, 17, 300, 70])
+SWAPS = ((7, 4096), (3, 32768))
+"""(pages, bytes of a page)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,15 +248,6 @@ class GpuDevice:
             pairs = list(zip(mine[::2], mine[1::2], strict=True))
             calls.append(copy_call(pool, pairs, backend, self.library))
         return calls
-
-
-TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-4}
-"""Relative errors of a row that the precision explains."""
-DECODES: Lens = ([1] * 5, [1, 17, 80, 600, 1100])
-PREFILLS: tuple[Lens, ...] = (([130], [130]), ([37], [87]), ([1], [65]))
-MIXED: Lens = ([40, 1, 1, 70], [73, 17, 300, 70])
-SWAPS = ((7, 4096), (3, 32768))
-"""(pages, bytes of a page)"""
 
 
 def check_variant(device: GpuDevice, at: Curve, backend: str) -> Check:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 REFUSALS = ("OutOfResources", "CompilationError", "PTXASError")
 """Triton's errors, which cannot be named without importing it."""
+GRAPH_S = 1e-3
+"""Seconds that a replayed graph should take at least: the start of it then vanishes."""
+MAX_CALLS = 256
+"""Calls of a graph at most."""
+MAX_AHEAD_S = 0.1
+"""Seconds for which the device waits for the host to enqueue a transfer, at most."""
+SAMPLES = 10
 
 
 @contextmanager
@@ -55,14 +62,6 @@ def is_broken(device: torch.device) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-GRAPH_S = 1e-3
-"""Seconds that a replayed graph should take at least: the start of it then vanishes."""
-MAX_CALLS = 256
-"""Calls of a graph at most."""
-MAX_AHEAD_S = 0.1
-"""Seconds for which the device waits for the host to enqueue a transfer, at most."""
 
 
 def num_pools(pool_bytes: float, l2_bytes: int, most: int) -> int:
@@ -164,9 +163,6 @@ class TransferTask:
 
     def close(self) -> None:
         self._calls = []
-
-
-SAMPLES = 10
 
 
 def overlap_times(

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 LAYERS = ("norm", "rope", "activation", "cache_write", "sampler")
 """Operations that cost by tokens and are one table kind."""
 QUANTILES = ("p10_s", "p50_s", "p90_s", "p99_s", "mean_s")
+FORMAT = "kvprofile/1"
+FEWEST_SENTINELS = 3
+"""Blocks below which nothing can be said about stability."""
 
 
 def tables(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
@@ -125,11 +128,6 @@ def _attention(point: Point) -> tuple[str, dict[str, int]]:
     if total == batch * longest:
         return "decode_attention", {"batch": batch, "context": longest}
     return "decode_attention_skewed", axes
-
-
-FORMAT = "kvprofile/1"
-FEWEST_SENTINELS = 3
-"""Blocks below which nothing can be said about stability."""
 
 
 def profile_of(outcome: Outcome, settings: Settings, device: Device) -> dict[str, Any]:

@@ -44,6 +44,9 @@ MAX_MEDIANS = 12
 MIN_SAMPLES = 5
 BUDGET_S = 0.5
 """Seconds that the samples of one metric may take in a visit."""
+ADAPTIVE_PHASES = 2
+"""Times that the grid is refined."""
+SENTINEL_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,6 @@ def warm_up(task: Task) -> bool:
         if len(last) == 3 and max(last) <= WARM_UP_TOLERANCE * min(last):
             return True
     return False
-
-
-ADAPTIVE_PHASES = 2
-"""Times that the grid is refined."""
-SENTINEL_SAMPLES = 5
 
 
 class OutOfTimeError(Exception):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("kvsim_cuda.cu")
 OPTIONS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
+_NAME = re.compile(r"libnvrtc\.so(\.\d+)*$")
 
 
 class CudaBuildError(UserError):
@@ -91,9 +92,6 @@ def _compile(nvcc: Path, capability: int, library: Path) -> None:
                 " --backend triton"
             )
         built.replace(library)
-
-
-_NAME = re.compile(r"libnvrtc\.so(\.\d+)*$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,12 @@ _MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
 _IN_STREAM_ORDER = 1
 """CU_MEMCPY_SRC_ACCESS_ORDER_STREAM"""
+THREADS = 128
+PARTITION = 512
+HEAD_DIMS = (64, 128, 256)
+_TYPES = ("__half", "__nv_bfloat16")
+_WORDS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 16: "uint4"}
+_INVALID = 1
 
 
 class CopyAttributes(ctypes.Structure):
@@ -139,14 +145,6 @@ class CudaDriver:
         self._library.cuGetErrorString(code, ctypes.byref(text))
         said = (text.value or b"unknown error").decode()
         raise CudaError(f"{what} failed: {said} ({code}); {remedy_for(code)}", code)
-
-
-THREADS = 128
-PARTITION = 512
-HEAD_DIMS = (64, 128, 256)
-_TYPES = ("__half", "__nv_bfloat16")
-_WORDS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 16: "uint4"}
-_INVALID = 1
 
 
 def _paged(dtype: int, head_dim: int, partitioned: bool) -> str:

@@ -123,7 +123,7 @@ def copy_batch(
 
 
 class CudaKernels(Protocol):
-    """The CUDA kernels, whoever compiled them."""
+    """The CUDA kernels, by whichever compiler."""
 
     compiler: str
     """That compiled them, for provenance."""

@@ -1,8 +1,8 @@
 """Steps of decodes as CUDA graphs: one a batch size, its inputs written in place.
 
 A graph is a fixed list of launches. Batches are padded to the sizes that engines
-capture; a padded row has no keys and writes its own into a block that nobody reads. The
-splits of attention are padded too: their number is rounded up, those too many begin
+capture; a padded row has no keys and writes its own into a block that is never read.
+The splits of attention are padded too: their number is rounded up, those too many begin
 behind every context, so that they find nothing to do.
 """
 
@@ -105,7 +105,7 @@ def padded_plan(
 class DecodeGraph:
     """The forward pass of a batch of decodes, its inputs in fixed places.
 
-    The pool's last block is nobody's. `plan` is the first one; the next are written
+    No sequence has the pool's last block. `plan` is the first one; the next are written
     over it. `width` is in blocks, that of the longest table. Without `memory`, as on a
     CPU, nothing is captured and the same kernels are called.
     """

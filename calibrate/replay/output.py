@@ -49,6 +49,20 @@ _WINDOW: Final = 31
 """Steps of a kind over which the running median is taken."""
 _MOST_ERROR: Final = 60.0
 """Percent beyond which errors are drawn at the edge."""
+JSON_FILE: Final = "replay.json"
+CSV_FILE: Final = "replay.csv"
+PNG_FILE: Final = "replay.png"
+FILES: Final = ResultFiles(
+    "a replay", JSON_FILE, frozenset({JSON_FILE, CSV_FILE, PNG_FILE})
+)
+_COLUMNS: Final = (
+    *("steps", "run", "of", "error", "p90", "bias", "gate", ""),
+    *("whole", "device", "host ms"),
+)
+"""Of the table: errors are medians, of what is judged, of whole steps, of the device's
+part; the last is the host's time before the device begins."""
+WIDTH: Final = 100
+"""Columns of the table where no terminal says how many there are."""
 
 
 @house_style
@@ -147,22 +161,6 @@ def _running_median(values: NDArray[np.float64]) -> NDArray[np.float64]:
         np.pad(values, half, mode="edge"), _WINDOW
     )
     return np.median(windows, axis=1)
-
-
-JSON_FILE: Final = "replay.json"
-CSV_FILE: Final = "replay.csv"
-PNG_FILE: Final = "replay.png"
-FILES: Final = ResultFiles(
-    "a replay", JSON_FILE, frozenset({JSON_FILE, CSV_FILE, PNG_FILE})
-)
-_COLUMNS: Final = (
-    *("steps", "run", "of", "error", "p90", "bias", "gate", ""),
-    *("whole", "device", "host ms"),
-)
-"""Of the table: errors are medians, of what is judged, of whole steps, of the device's
-part; the last is the host's time before the device begins."""
-WIDTH: Final = 100
-"""Columns of the table where no terminal says how many there are."""
 
 
 def write_files(

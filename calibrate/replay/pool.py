@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from calibrate.kernels.cuda_library import CudaKernels
+    from calibrate.replay.log import Pairs, Step
     from calibrate.replay.packing import Packed
     from calibrate.replay.stack import Attend
 
     Kernel = Callable[[Tensor, PagedBatch], None]
-    from calibrate.kernels.cuda_library import CudaKernels
-    from calibrate.replay.log import Pairs, Step
-
     Call = Callable[[], None]
 
 

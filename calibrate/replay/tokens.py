@@ -19,6 +19,7 @@ from sim.simulation.workload import make_workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
     Ids = NDArray[np.int64]
-    from pathlib import Path
 
 _EMPTY = -1
 

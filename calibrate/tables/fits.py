@@ -30,6 +30,13 @@ ESTIMATED: Final = (65.0, 65.0)
 """Half-widths in percent of what comes from the datasheet, as the cost model has them
 (`sim.costs.widths.ESTIMATE`)."""
 _FEWEST_HELD: Final = 10
+BATCHES: Final = 2 ** np.arange(13)
+CONTEXTS: Final = 2 ** np.arange(21)
+QUERIES: Final = np.unique([1, *(2 ** np.arange(4, 18)), *(3 * 2 ** np.arange(9, 16))])
+TOKENS: Final = 2 ** np.arange(18)
+_GAP: Final = 4
+_MAX_NODES: Final = 128
+"""Measured values of an axis beyond which only some of them are nodes."""
 
 
 @dataclass(slots=True)
@@ -68,15 +75,6 @@ def fit_operations(profile: Profile, variants: Mapping[str, str] | None = None) 
     for points in with_parts(found).values():
         fits.add(points, estimator_of(points, fits.device))
     return fits
-
-
-BATCHES: Final = 2 ** np.arange(13)
-CONTEXTS: Final = 2 ** np.arange(21)
-QUERIES: Final = np.unique([1, *(2 ** np.arange(4, 18)), *(3 * 2 ** np.arange(9, 16))])
-TOKENS: Final = 2 ** np.arange(18)
-_GAP: Final = 4
-_MAX_NODES: Final = 128
-"""Measured values of an axis beyond which only some of them are nodes."""
 
 
 def nodes(

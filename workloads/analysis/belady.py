@@ -75,7 +75,7 @@ def belady_hits(reads: NextReads, num_blocks: int) -> int:
 
     O(m log n) for m entries of `reads`.
     """
-    kept = [0] * len(reads.ends)  # blocks in the cache, by who reads them next
+    kept = [0] * len(reads.ends)  # blocks in the cache, by their next reader
     farthest: list[int] = []  # the negated readers of some, a heap
     entries = list(zip(reads.readers.tolist(), reads.num_blocks.tolist(), strict=True))
     num_hits = num_kept = begin = 0

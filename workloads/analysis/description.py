@@ -30,6 +30,8 @@ PEAK_WINDOW_S = 60.0
 DISPERSION_WINDOWS_S = (1.0, 10.0, 60.0)
 _LEAST_WINDOWS = 10
 """Fewer say nothing of a variance."""
+_COUNTED = ("best_of", "beam_width", "priority", "slo_class", "max_tokens")
+_SHOWN_VALUES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +196,6 @@ def session_shape(requests: Sequence[RequestSpec]) -> SessionShape | None:
         growth_tokens=np.array(growth, dtype=np.int64),
         quoted=num_quoted,
     )
-
-
-_COUNTED = ("best_of", "beam_width", "priority", "slo_class", "max_tokens")
-_SHOWN_VALUES = 20
 
 
 @dataclass(frozen=True, slots=True)

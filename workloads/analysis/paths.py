@@ -40,6 +40,10 @@ _MASK = 2**64 - 1
 _MIX = 0x9E3779B97F4A7C15  # odd, its bits without a pattern (the golden ratio)
 _BLOCK_REMEDY = "give a block in tokens, such as 16"
 _RATE_REMEDY = "give the share of blocks to keep, such as 0.01"
+NEVER = -1
+"""Mark of a block that was never touched."""
+Piece = tuple[int, int]
+"""``(num_blocks, mark)``: neighbours in a run that carry the same mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +307,6 @@ def runs(segments: Iterable[Segment], block_size: int) -> Iterator[tuple[int, in
         if num_left:
             spanning = [(segment_id, offset + num_full * block_size, num_left)]
             num_missing = block_size - num_left
-
-
-NEVER = -1
-"""Mark of a block that nobody touched."""
-
-Piece = tuple[int, int]
-"""``(num_blocks, mark)``: neighbours in a run that carry the same mark."""
 
 
 class Marks:

@@ -85,7 +85,7 @@ def stretched(curve: HitCurve, paths: BlockPaths) -> HitCurve:
     """Return what a sample's curve says of all blocks, put right by SHARDS-adj.
 
     A curve without a hit stays so: what the sample looks for too rarely are then
-    blocks that nobody had before.
+    blocks that no request had before.
     """
     rate = paths.sample_rate
     if not curve.most_hits:

@@ -109,8 +109,8 @@ class EmpiricalLength:
 class TraceLength:
     """The lengths of a trace's requests, drawn independently of each other.
 
-    Any length drawn is one of the trace's, as often as there. Whoever wants prompts
-    and outputs that belong together takes `JointTraceLengths`.
+    Any length drawn is one of the trace's, as often as there. For prompts
+    and outputs that belong together take `JointTraceLengths`.
 
     Parameters
     ----------

@@ -242,7 +242,7 @@ class GammaLength:
         check_range(self.min, self.max)
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.int64]:
-        # Half a second that only who asks for gamma lengths pays.
+        # Half a second that other lengths need not pay.
         from scipy.special import gammaincinv  # noqa: PLC0415
 
         shape = 1 / self.cv**2

@@ -256,7 +256,7 @@ def _text_of(file: BinaryIO, suffix: str) -> Iterator[TextIO]:
     try:
         yield text
     finally:
-        text.detach()  # written out, and the file is closed by who opened it
+        text.detach()  # written out; the caller closes the file
         if packed is not file:
             packed.close()
 

@@ -21,6 +21,8 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 CHUNK_BYTES = 1 << 20
 """Read at once where a file is not read by lines."""
+FailureRule = Literal["drop", "keep"]
+"""Leave failed requests out, or keep them with an output of one token."""
 
 
 def trace_path(path: str | Path) -> Path:
@@ -178,10 +180,6 @@ def warn(message: str) -> None:
 
 def _is_ours(module: str) -> bool:
     return module.startswith("workloads.traces.")
-
-
-FailureRule = Literal["drop", "keep"]
-"""Leave failed requests out, or keep them with an output of one token."""
 
 
 def check_rule(rule: str) -> None:

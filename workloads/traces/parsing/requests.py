@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from workloads.spec import Segment
 
 RowT = TypeVar("RowT", bound="tuple[Any, ...]")
+Row = tuple[float, int, int, int]
+"""``(time, line_number, num_prompt_tokens, num_output_tokens)``."""
+# What RequestSpec._make does, without its Python code.
+_made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
+_DEFAULTS = RequestSpec(0, 0.0, (), 1, 1)
 
 
 def in_arrival_order(path: str | Path, rows: list[RowT]) -> list[RowT]:
@@ -70,10 +75,6 @@ def _warn_early(
     )
 
 
-Row = tuple[float, int, int, int]
-"""``(time, line_number, num_prompt_tokens, num_output_tokens)``."""
-
-
 def own_text_requests(path: str | Path, rows: Iterable[Row]) -> SpecIterator:
     """Return requests that share nothing; times are floats in seconds."""
     times_s, prompts, outputs = columns_in_arrival_order(path, *_table(rows, float))
@@ -92,12 +93,6 @@ def _table(rows: Iterable[Row], time_type: type) -> tuple[NDArray[Any], ...]:
     fields = [("time", np.dtype(time_type)), *((name, np.int64) for name in names)]
     table: NDArray[np.void] = np.fromiter(rows, dtype=fields)
     return tuple(table[name].copy() for name, _ in fields)
-
-
-# What RequestSpec._make does, without its Python code.
-_made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
-
-_DEFAULTS = RequestSpec(0, 0.0, (), 1, 1)
 
 
 def sharing_specs(
