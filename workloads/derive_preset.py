@@ -140,7 +140,6 @@ def _notes(times_s: Sequence[float], arrivals: dict[str, Any]) -> str:
 
 
 def _swing(times_s: Sequence[float]) -> tuple[float, float]:
-    """Return variance over mean of the counts per minute, and the highest rate."""
     num_counts = max(int((times_s[-1] - times_s[0]) // _COUNT_S), 1)
     edges_s = times_s[0] + _COUNT_S * np.arange(num_counts + 1)
     counts = np.histogram(times_s, edges_s)[0]

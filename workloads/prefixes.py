@@ -235,7 +235,6 @@ def _another(
 def _ranks(
     num_items: int, exponent: float, u: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return items by popularity, from 0, for uniforms in [0, 1)."""
     ends = np.cumsum(zipf_shares(num_items, exponent))
     found = np.searchsorted(ends, u, side="right")
     ranks: NDArray[np.int64] = np.minimum(found, num_items - 1).astype(np.int64)

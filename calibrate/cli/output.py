@@ -273,7 +273,6 @@ def print_diff(found: Mapping[str, TableDiff]) -> None:
 
 
 def print_fit(report: FitReport, *, headings: bool) -> None:
-    """Print the errors as a table, in percent."""
     rows = report.to_json()
     width = max([len("operation"), *map(len, rows)])
     if headings:
@@ -314,7 +313,6 @@ def tell(text: str, quiet: bool) -> None:
 
 
 def write_and_tell(profile: Profile, out: Path, quiet: bool) -> int:
-    """Write a profile and say what is in it."""
     write_profile(profile, out)
     if not quiet:
         points = sum(table.num_points for table in profile.ops)

@@ -181,7 +181,6 @@ class KernelEstimator(ABC):
         return np.zeros(len(next(iter(columns.values()))), dtype=np.bool_)
 
     def _fit_points(self, columns: Columns, time_s: Floats) -> None:
-        """Fit roofline and residual; no trend."""
         work = self.work(columns)
         self.roofline_ = SoftRoofline(self.device, self.launch_s)
         self.roofline_.fit(work, time_s)
@@ -322,7 +321,6 @@ class Trend:
         return self
 
     def beyond(self, columns: Columns) -> NDArray[np.bool_]:
-        """Return which points lie beyond the edge of their curve."""
         outside: NDArray[np.bool_] = (
             columns[self.estimator.long] > self._curves(columns).edge
         )

@@ -228,7 +228,6 @@ def _draw_all(axes: Axes, along: Floats, errors: Floats, top: float) -> None:
 
 
 def _quantiles(along: Floats, errors: Floats) -> _Quantiles:
-    """Return percentiles by half octaves of the leading axis."""
     bins = np.rint(_BINS_AN_OCTAVE * np.log2(along))
     own = [errors[bins == value] for value in np.unique(bins)]
     levels = [np.percentile(values, (5, 25, 50, 75, 95)) for values in own]

@@ -146,7 +146,6 @@ def best_bandwidth(clouds: Sequence[Cloud], device: DeviceFacts) -> float | None
 
 
 def best_flops(clouds: Sequence[Cloud], bits: int) -> float | None:
-    """Return the most FLOP/s that a call in this precision reached."""
     rates = [float(cloud.rate.max()) for cloud in clouds if cloud.bits == bits]
     return max(rates, default=None)
 

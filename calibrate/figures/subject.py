@@ -272,7 +272,6 @@ def _asked(profile: Profile, only: Sequence[str]) -> list[Points]:
 
 
 def source_line(profile: Profile) -> str:
-    """Return device, origin and model of a profile, in a line."""
     device = str(profile.device.get("name", "unknown device"))
     parts = [device, _origin(profile)]
     model = profile.provenance.get("model")

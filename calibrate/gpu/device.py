@@ -271,7 +271,6 @@ def check_variant(device: GpuDevice, at: Curve, backend: str) -> Check:
 
 
 def _exact(holds: bool) -> Check:
-    """Return the verdict on copies, which are right or wrong."""
     return Check(error=0.0 if holds else float("inf"), tolerance=0.0)
 
 

@@ -129,7 +129,6 @@ def _smi(query: str, uuid: str | None) -> str | None:
 
 
 def _loaded_driver() -> str | None:
-    """Return the version that the kernel's module names."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:

@@ -95,7 +95,6 @@ _INPUTS: dict[str, Callable[[Point, Inputs], tuple[Tensor, ...]]] = {
 
 
 def layer_call(point: Point, inputs: tuple[Tensor, ...]) -> Call:
-    """Return what runs the operation once and returns what it computed."""
     operation = point.curve.operation
     if operation == "launch":
         return _launches(inputs[0], point.values[0])

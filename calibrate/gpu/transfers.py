@@ -84,7 +84,6 @@ class Transfers:
         return lambda: self._both(there, back)
 
     def _both(self, there: Call, back: Call) -> None:
-        """Run one direction on the current stream, the other beside it."""
         if self.memory.device_bytes.device.type != "cuda":
             there()
             back()

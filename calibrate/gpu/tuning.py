@@ -144,7 +144,6 @@ def _mixed(*arguments: object) -> Callable[[], None]:
 
 
 def report(point: Point, trials: Sequence[Trial], most: int) -> list[str]:
-    """Return lines about the fastest trials of a point, and how many failed."""
     best = sorted(trials, key=lambda trial: trial.seconds)
     lines = [f"{point.curve.operation} {point.values}"]
     for trial in best[:most]:
@@ -169,7 +168,6 @@ def points() -> list[Point]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Time all shapes on the GPU at hand and print the best of each point."""
     parser = argparse.ArgumentParser(prog="python -m calibrate.gpu.tuning")
     parser.add_argument("--most", type=int, default=5, help="lines for each shape")
     most = parser.parse_args(arguments).most

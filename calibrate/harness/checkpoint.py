@@ -42,7 +42,6 @@ class Checkpoint:
         self.path = path
 
     def begin(self, fingerprint: dict[str, Any], started: str) -> None:
-        """Start a new file, in place of any old one."""
         first = {"format": FORMAT, "fingerprint": fingerprint, "started": started}
         self.path.write_text("", encoding="utf-8")
         self.append(first)

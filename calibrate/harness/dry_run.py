@@ -97,7 +97,6 @@ def ideal_s(point: Point) -> float:
 
 
 def _work(point: Point) -> tuple[float, float]:
-    """Return bytes and operations of a call, roughly."""
     axes, at = point.axes, point.curve
     if at.operation == "launch":
         return axes["num_launches"] * 5e6, 0.0

@@ -87,7 +87,6 @@ class Collected:
         self.duration_s += record["duration_s"]
 
     def measurements(self) -> list[Measurement]:
-        """Return one measurement a point, sorted by key."""
         return [
             Measurement(
                 point,
@@ -100,7 +99,6 @@ class Collected:
         ]
 
     def medians(self) -> dict[Point, float]:
-        """Return the leading metric's median of each point."""
         return {
             point: median(by_metric[leading_metric(by_metric)])
             for point, by_metric in self.samples.items()

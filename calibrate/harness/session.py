@@ -274,7 +274,6 @@ class Session:
         )
 
     def _gate(self, curves: Sequence[Curve]) -> dict[str, Any]:
-        """Hold every curve's variant against high precision, once."""
         verdicts: dict[str, dict[str, Any]] = {}
         for number, at in enumerate(curves):
             self._progress(Progress("gate", number, len(curves)))

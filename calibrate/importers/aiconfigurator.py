@@ -208,7 +208,6 @@ def _columns(frame: pd.DataFrame, names: Sequence[str], table: str) -> None:
 def _attention(
     frame: pd.DataFrame, table: str, shapes: ModelShapes | None
 ) -> pd.DataFrame:
-    """Return rows with plain names, those of the model's shapes only."""
     names = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads"]
     _columns(frame, [*names, "head_dim", "kv_cache_dtype"], table)
     kv_heads = frame["num_key_value_heads"]

@@ -74,7 +74,6 @@ class Row:
 
     @property
     def device_error(self) -> float:
-        """Of the device's part."""
         return self.predicted_device_s / self.device_s - 1.0
 
 

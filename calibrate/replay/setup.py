@@ -65,7 +65,6 @@ def replay_geometry(
 
 
 def tiny_geometry(facts: Facts) -> Geometry:
-    """Return the shapes of a stack that a CPU runs in no time."""
     return Geometry("tiny", dtype="float32", block_size=facts.block_size, **_TINY)
 
 
@@ -124,7 +123,6 @@ def gpu_executor(
 def moves_on_gpu(
     gpu: GpuDevice, geometry: Geometry, facts: Facts, generator: torch.Generator
 ) -> Moves:
-    """Return pools on a GPU and in pinned memory, full of random numbers."""
     dtype = DTYPES[geometry.dtype]
     pool, host_pool = _pools(geometry, facts, dtype, gpu.timers.device)
     for layer in pool:

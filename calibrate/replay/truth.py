@@ -58,7 +58,6 @@ def dense_logits(stack: Stack, tokens: NDArray[np.int64]) -> NDArray[np.float64]
 def _attended(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, at: torch.Tensor
 ) -> torch.Tensor:
-    """Return attention of the queries at some positions over all keys before them."""
     last = int(at[-1]) + 1
     scores = torch.einsum("qhd,khd->hqk", query, key[:last]) * query.shape[-1] ** -0.5
     hidden = torch.arange(last) > at[:, None]

@@ -71,10 +71,7 @@ def next_reads(paths: BlockPaths) -> NextReads:
 
 
 def belady_hits(reads: NextReads, num_blocks: int) -> int:
-    """Return the blocks that a clairvoyant cache of `num_blocks` blocks finds.
-
-    O(m log n) for m entries of `reads`.
-    """
+    """Return the blocks that a clairvoyant cache of `num_blocks` blocks finds."""
     kept = [0] * len(reads.ends)  # blocks in the cache, by their next reader
     farthest: list[int] = []  # the negated readers of some, a heap
     entries = list(zip(reads.readers.tolist(), reads.num_blocks.tolist(), strict=True))

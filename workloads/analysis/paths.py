@@ -132,13 +132,11 @@ class BlockPaths:
         return self.num_runs == len(self.run)
 
     def visits(self) -> Iterator[list[Visit]]:
-        """Yield the visits of each request, from the root down."""
         return chain.from_iterable(
             self._chunk(start) for start in range(0, self.num_requests, _CHUNK)
         )
 
     def backwards(self) -> Iterator[list[Visit]]:
-        """Yield the visits of each request, the last request first."""
         starts = range(0, self.num_requests, _CHUNK)
         return chain.from_iterable(
             reversed(self._chunk(start)) for start in reversed(starts)

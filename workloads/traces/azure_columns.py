@@ -169,7 +169,7 @@ def _digits(
 
 
 def _lengths(field: _Field) -> NDArray[np.int64]:
-    """Return whole numbers of digits only, from 1 to `MAX_TOKENS`; no digits are 0."""
+    """Return whole numbers from 1 to `MAX_TOKENS`; no digits are 0."""
     longest = int(field.widths.max())
     if longest > _LENGTH_DIGITS:
         raise _Odd
