@@ -77,7 +77,7 @@ class RunningOutputs:
 class RunningPhase:
     """Gives running groups their slots in queue order, preempting from the tail.
 
-    Or whom a policy names; see `GroupScheduler`.
+    Or the group that a policy names; see `GroupScheduler`.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class RunningPhase:
         """Return how many sequences `can_append_slots` would allow one after another.
 
         It asks for `_most_touched_blocks` a sequence at most, and an append takes no
-        more; while that many are free, nobody has to be asked.
+        more; while that many are free, no group has to be asked.
         """
         num_free = self._scheduler.block_manager.get_num_free_gpu_blocks()
         if self._has_window:
