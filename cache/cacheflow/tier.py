@@ -156,7 +156,7 @@ class Tier:
         return len(table)
 
     def share(self, table: BlockTable, num_sharers: int, *, num_lost: int = 0) -> None:
-        """Add references to all blocks of `table`; no table holds `num_lost` of them."""
+        """Add references to all blocks of `table`; `num_lost` of them are lost."""
         for block in dict.fromkeys(table):
             self.allocator.share(block, num_sharers)
             if num_lost:

@@ -20,9 +20,10 @@ class VictimChoice:
 
     Two requests that take each other's blocks before either gets a token would go on
     for ever: prompts in mid-way where the one with most blocks goes, say. So a request
-    that was preempted and has got no token since is not offered again, as long as others
-    are. Where there are no others, the latest arrival goes: the earliest then keeps
-    its blocks until it has a token. Policies that always spare one need none of this.
+    that was preempted and has got no token since is not offered again, as long as
+    others are. Where there are no others, the latest arrival goes: the earliest then
+    keeps its blocks until it has a token. Policies that always spare one need none of
+    this.
 
     Parameters
     ----------
