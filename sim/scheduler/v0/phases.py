@@ -58,15 +58,7 @@ class Queues(Protocol):
 
 @dataclass(slots=True)
 class RunningOutputs:
-    """What became of the running queue in a call.
-
-    Attributes
-    ----------
-    decodes, prefills
-        Batch entries of groups that go on.
-    preempted, swapped_out
-        Victims, in the order of their preemption.
-    """
+    """Entries of groups that go on, and victims in the order of their preemption."""
 
     decodes: list[ScheduledSequenceGroup] = field(default_factory=list)
     prefills: list[ScheduledSequenceGroup] = field(default_factory=list)
@@ -75,10 +67,7 @@ class RunningOutputs:
 
 
 class RunningPhase:
-    """Gives running groups their slots in queue order, preempting from the tail.
-
-    Or the group that a policy names; see `GroupScheduler`.
-    """
+    """Gives running groups their slots in queue order, preempting where they lack."""
 
     def __init__(
         self, scheduler: Queues, victim_for: VictimFor, preempt: Preempt
