@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError, require
-from cache.v1.fast_tables import NOTHING_FOUND, Found
+from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from cache.stats import BlockObserver
-    from cache.v1.fast_tables import FastRequest
+    from cache.v1.tables import TableRequest
 
 _MOST_TAKEN_IDS_KEPT = 1 << 16
 
@@ -26,8 +26,6 @@ class IdTables:
 
         stack   [ ..., 9, 8, 7 ]   next: 7, 8, 9     freed table [3, 4]: next 4, 3
         queue   [ 7, 8, 9, ... ]   next: 7, 8, 9     freed table [3, 4]: last ..., 4, 3
-
-    Equal to `cache.v1.manager.KVCacheManager` with ``enable_caching=False``, id by id.
 
     Parameters
     ----------
@@ -58,7 +56,9 @@ class IdTables:
         self.num_usable_blocks = num_gpu_blocks - 1
         self.num_free_blocks = self.num_usable_blocks
         self.num_logical_blocks = 0
+        self.num_skipped_blocks = 0
         self.num_evictions = 0
+        self.num_contents = 0
         self.watch_hit = False
         self.observer: BlockObserver | None = None
         self._is_stack = unhashed_first
@@ -70,24 +70,26 @@ class IdTables:
 
     # -- a request's table ----------------------------------------------------
 
-    def find(self, request: FastRequest, num_tokens: int) -> Found:
-        """See `FastTables.find`: nothing is ever found."""
+    def find(self, request: TableRequest, num_tokens: int) -> Found:
         del request, num_tokens
         return NOTHING_FOUND
 
-    def begin(self, request: FastRequest, num_tokens: int, found: Found) -> None:
-        """See `FastTables.begin`."""
+    def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
         del found
         request.table = self.take(-(-num_tokens // self.block_size))
 
-    def extend(self, request: FastRequest, num_tokens: int) -> None:
-        """See `FastTables.extend`."""
+    def extend(
+        self, request: TableRequest, num_tokens: int, num_computed_tokens: int
+    ) -> bool:
+        del num_computed_tokens
         num_blocks = -(-num_tokens // self.block_size) - len(request.table)
+        if num_blocks > self.num_free_blocks:
+            return False
         if num_blocks > 0:
             request.table += self.take(num_blocks)
+        return True
 
-    def append_blocks(self, requests: Collection[FastRequest]) -> None:
-        """See `FastTables.append_blocks`."""
+    def append_blocks(self, requests: Collection[TableRequest]) -> None:
         num_blocks = len(requests)
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
@@ -145,11 +147,10 @@ class IdTables:
         self.num_logical_blocks += num_blocks
         return num_opened
 
-    def register_blocks(self, requests: Iterable[FastRequest]) -> None:
-        """See `FastTables.register_blocks`: nothing is to be found again."""
+    def register_blocks(self, requests: Iterable[TableRequest]) -> None:
+        pass  # without prefix caching there is nothing to register
 
-    def free(self, request: FastRequest) -> int:
-        """See `FastTables.free`."""
+    def free(self, request: TableRequest) -> int:
         table = request.table
         if table is None:
             return 0
@@ -165,15 +166,11 @@ class IdTables:
         return num_blocks
 
     def watch(
-        self,
-        request: FastRequest | None,
-        num_tokens: int,
-        found: Found,
+        self, request: TableRequest | None, num_tokens: int, found: Found
     ) -> None:
-        """See `FastTables.watch`: there is nothing to wait for."""
+        pass  # nothing is ever found, so there is nothing to wait for
 
-    def will_fill_watched(self, requests: Iterable[FastRequest]) -> bool:
-        """See `FastTables.will_fill_watched`: there is nothing to wait for."""
+    def will_fill_watched(self, requests: Iterable[TableRequest]) -> bool:
         del requests
         return False
 
@@ -214,20 +211,23 @@ class IdTables:
     # -- looking in -----------------------------------------------------------
 
     def cached_block_ids(self) -> Iterable[int]:
-        """See `FastTables.cached_block_ids`: there is none."""
         return ()
 
-    def block_ids(self, request: FastRequest) -> list[int]:
-        """Return the ids of a table in logical order."""
+    def block_ids(self, request: TableRequest) -> list[int]:
         return list(request.table or ())
 
-    def num_registered_blocks(self, request: FastRequest) -> int:
-        """Return 0: nothing is registered."""
+    def num_blocks(self, request: TableRequest) -> int:
+        return len(request.table)
+
+    def num_shared_blocks(self, request: TableRequest) -> int:
+        del request
+        return 0
+
+    def num_registered_blocks(self, request: TableRequest) -> int:
         del request
         return 0
 
     def free_block_ids(self) -> list[int]:
-        """Return the ids of free blocks, the next to be taken first."""
         return self._free[::-1] if self._is_stack else self._free[self._num_taken :]
 
     def check(self, requests: Iterable[Any]) -> None:

@@ -201,7 +201,13 @@ class RooflineParameters:
     )
 
     def check(self) -> None:
-        """Refuse what cannot be computed with."""
+        """Refuse what cannot be computed with.
+
+        Raises
+        ------
+        ConfigError
+            As `RooflineCost` documents.
+        """
         for parameter in fields(self):
             if parameter.metadata.get("unit", "choice") == "choice":
                 continue

@@ -7,10 +7,16 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sim.costs.base import BatchShape
-from sim.costs.pricing import batch_total_of, decode_ends_of
+from sim.costs.parts import batch_total_of, decode_ends_of
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance, next_event_s
 from sim.engine.requests import PulledArrivals
-from sim.engine.sampling import NEVER, OutputCalendar, Sampler, sample
+from sim.engine.sampling import (
+    NEVER,
+    OutputCalendar,
+    Sampler,
+    running_order,
+    sample,
+)
 from sim.errors import CostError
 from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_head
 from sim.scheduler.request import Request, RequestStatus
@@ -88,6 +94,8 @@ class Engine:
         Returns a time in seconds before which nobody submits or aborts: a stretch ends
         with the first step that ends there or later. By default, the next event of the
         clock.
+    stepwise
+        Whether every step is taken in full, whatever the scheduler keeps.
 
     Attributes
     ----------
@@ -113,6 +121,7 @@ class Engine:
         sample: Sampler = sample,
         admission_check: bool = True,
         horizon: Callable[[], float] | None = None,
+        stepwise: bool = False,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
@@ -128,7 +137,7 @@ class Engine:
         self.stalled = False
         self._clocked = (
             cast("ClockedScheduler", scheduler)
-            if hasattr(scheduler, "quiet_steps")
+            if _forms_itself(scheduler) and not stepwise
             else None
         )
         self._calendar = OutputCalendar()
@@ -200,13 +209,12 @@ class Engine:
         known_ends: dict[int, DecodeEnds] = {}
         horizon, sample, update = self.horizon, self.sample, scheduler.update
         if not is_clocked:
-            forms_itself = is_quick = False
+            is_quick = False
             running: Any = ()
             waiting: Any = ()
             usage_facts: Callable[[], tuple[float, ...]] = scheduler.cache_usage
         else:
-            forms_itself = _forms_itself(clocked)
-            is_quick = forms_itself and self._prices_columns
+            is_quick = self._prices_columns
             running, waiting = clocked.running, clocked.waiting
             form, quiet_steps = clocked.form, clocked.quiet_steps
             advance_decodes, usage_facts = clocked.advance, clocked.usage_facts
@@ -227,7 +235,7 @@ class Engine:
             # -- what begins now: a stretch of quiet steps, or a step in full
             output: SchedulerOutput | None = None
             num_steps = 0
-            if forms_itself and not listeners and tables.observer is None:
+            if is_clocked and not listeners and tables.observer is None:
                 last, look = calendar.next_step + 1, self._next_look
                 most = (last if last < look else look) - step
                 num_steps = quiet_steps(
@@ -301,6 +309,8 @@ class Engine:
                 if preemptions:
                     recorder.preempted(step, now_s, preemptions)
                     calendar.forget_preempted(preemptions, step)
+                if is_clocked and clocked.passed_over:
+                    calendar.wait(clocked.passed_over, step)
                 if output is not None:
                     self._show(step, now_s, cost, output)
                 if shape[0] or shape[3]:
@@ -332,6 +342,8 @@ class Engine:
                     clocked.begin_decoding(going_on)
                     finished += done
                 if finished:
+                    if len(finished) > 1:
+                        finished.sort(key=running_order)
                     update(finished)
 
             # -- finished requests leave
@@ -453,7 +465,7 @@ class Engine:
 
 
 def _forms_itself(scheduler: Scheduler) -> bool:
-    """Whether `form` speaks for `schedule`: no subclass redefines that alone."""
+    """Whether it keeps a decode clock, and no subclass redefines `schedule` alone."""
     for kind in type(scheduler).__mro__:
         if "form" in vars(kind):
             return True

@@ -201,6 +201,7 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest
         request.on_end = None
         request.streaks = []
         request.table = None
+        request.order = 0
         request.due_step = -1
         yield request
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.request import Request, RequestStatus
@@ -97,16 +98,17 @@ def finish(request: Request, end_s: float) -> None:
 
 NEVER = 1 << 62
 
+running_order = attrgetter("order")
+"""Sort key of requests of a scheduler with a decode clock."""
+
 
 class OutputCalendar:
     """The decodes that end, by the step that gives their last token.
 
-    Requests of one step stand in running order, since they enter in that order.
-
     Attributes
     ----------
     due
-        Decodes by step, in running order; none stands where all have left.
+        Decodes by step; none stands where all have left.
     steps
         A heap of its keys.
     next_step
@@ -129,13 +131,29 @@ class OutputCalendar:
             request = preemption.request
             if request.due_step >= 0:
                 self.leave(request)
+                if request.joined_step < step:
+                    request.streaks.append((request.joined_step, step - 1))
+
+    def wait(self, requests: Iterable[Request], step: int) -> None:
+        """Note that decodes get no token in `step`, and their last one a step later."""
+        for request in requests:
+            last_step = request.due_step + 1
+            self.leave(request)
+            self._join(request, last_step)
+            if request.joined_step < step:
                 request.streaks.append((request.joined_step, step - 1))
+            request.joined_step = step + 1
+
+    def _join(self, request: Request, last_step: int) -> None:
+        request.due_step = last_step
+        if last_step not in self.due:
+            self.due[last_step] = {}
+            heappush(self.steps, last_step)
+            self.next_step = self.steps[0]
+        self.due[last_step][request] = None
 
     def pop(self, end_s: float) -> list[Request]:
-        """Give their last token to the decodes that `next_step` ends; in running order.
-
-        That step must end now.
-        """
+        """Give their last token to decodes; `next_step` must end now."""
         steps = self.steps
         step = heappop(steps)
         self.next_step = steps[0] if steps else NEVER

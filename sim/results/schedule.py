@@ -7,7 +7,6 @@ with ``start_s`` and ``end_s``. What a replay on a GPU or a trace viewer needs.
 from __future__ import annotations
 
 import json
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,9 +15,7 @@ from sim.errors import ConfigError
 from sim.scheduler.generations import GENERATIONS, generation_behind
 from sim.scheduler.log.files import SCHEDULE_FORMAT
 from sim.scheduler.log.lines import Line, Names, StepLog, names_of
-from sim.scheduler.log.v1 import V1Lines
 from sim.scheduler.request import Request, RequestStatus
-from sim.scheduler.v1.fast import FastV1Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,59 +38,6 @@ class IdNames(dict[int, str]):
         return name
 
 
-class FastV1Log(V1Lines):
-    """Lines of the `v1` generation on the fast path, equal to those of `V1Log`.
-
-    Requests that the scheduler does not list as scheduled decode one token each; they
-    run ahead of all prompts.
-
-    Parameters
-    ----------
-    scheduler
-        Whose calls are logged.
-    names
-        Of the requests.
-    """
-
-    def __init__(self, scheduler: FastV1Scheduler, names: Names) -> None:
-        super().__init__(names, enable_caching=scheduler.enable_caching)
-        self.scheduler = scheduler
-
-    def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
-        scheduler, names = self.scheduler, self.names
-        step = scheduler.step - 1  # the call has counted it already
-        block_ids = scheduler.tables.block_ids
-        for request in scheduler.clock.opening(step):
-            name = names[request.request_id]
-            new_ids = block_ids(request)[self._tables.length(name) :]
-            if change := self._tables.grow(name, new_ids):
-                tables[name] = change
-        last = step - 1
-        return [
-            [names[request.request_id], 1, "r", request.base_tokens + last]
-            for request in islice(scheduler.running, scheduler.clock.num_decodes)
-        ]
-
-    def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
-        del is_new
-        return self._tables.change(name, self.scheduler.tables.block_ids(request))
-
-    def requests(self) -> list[Request]:
-        return [*self.scheduler.waiting, *self.scheduler.running]
-
-    def queues(self) -> Line:
-        """See `StepLog.queues`."""
-        return {
-            "waiting": names_of(self.scheduler.waiting, self.names),
-            "running": names_of(self.scheduler.running, self.names),
-            "free": self.free(),
-        }
-
-    def free(self) -> list[int]:
-        """See `StepLog.free`."""
-        return [self.scheduler.tables.num_free_blocks]
-
-
 def log_of(scheduler: Any, names: Names) -> StepLog:
     """Return what writes the lines of a scheduler.
 
@@ -109,8 +53,6 @@ def log_of(scheduler: Any, names: Names) -> StepLog:
     ConfigError
         If its decisions have no format.
     """
-    if isinstance(scheduler, FastV1Scheduler):
-        return FastV1Log(scheduler, names)
     generation = generation_behind(scheduler)
     if generation is not None:
         log: StepLog = generation.parts().log(scheduler, names)
@@ -185,7 +127,7 @@ class ScheduleFile:
             self._forget(aborted)
         line |= self._log.batch(output) | self._log.queues()
         line |= self._log.queries(output)
-        line.pop("hashes", None)  # the fast path does not count them
+        line.pop("hashes", None)  # no decision
         self._line = line
         self._queued = self._log.requests()
         self._forget(output.ignored)

@@ -28,7 +28,7 @@ class Preemption(NamedTuple):
 
     request: Request
     for_request: Request
-    """The request that found no block; the victim itself if it was the last left."""
+    """Whose allocation failed; the victim itself if it was the last one left."""
     reason: str
     mode: PreemptionMode
     num_tokens_lost: int
@@ -95,7 +95,7 @@ class SchedulerOutput:
 
 
 class Scheduler(Protocol):
-    """Decides, at the start of every step, how many tokens each request computes.
+    """Decides, at the start of every step, who computes how many tokens.
 
     A policy sees requests, blocks and the clock; how long an output will be is not
     known to it.
@@ -169,6 +169,8 @@ class ClockedScheduler(Scheduler, Protocol):
         Counts of the blocks, and their observer.
     completing
         Requests whose last prompt chunk was in the latest batch.
+    passed_over
+        Decodes that run and get no token in the latest batch.
     preemptions, num_recomputed_tokens
         See `SchedulerOutput`; of the latest batch.
     """
@@ -180,6 +182,7 @@ class ClockedScheduler(Scheduler, Protocol):
     block_size: int
     step: int
     completing: list[Request]
+    passed_over: list[Request]
     preemptions: list[Preemption]
     num_recomputed_tokens: int
 

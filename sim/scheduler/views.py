@@ -183,5 +183,5 @@ class EngineView:
 
     @property
     def running(self) -> Sequence[RunningRequest]:
-        """Running requests in order of admission, those of this step included."""
+        """Who runs, in the order of admission, those admitted in this step included."""
         return self._running()

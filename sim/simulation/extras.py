@@ -5,18 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cache.stats import BlockTier
 from sim.errors import ConfigError
 from sim.results.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
 from sim.results.output import write_json
 from sim.results.schedule import SCHEDULE_FILE, ScheduleFile
-from sim.scheduler.v1.fast import FastV1Scheduler
-from sim.scheduler.v1.scheduler import V1Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
+    from cache.stats import BlockTier
     from sim.simulation.run import Simulation
 
 RECORDS = ("schedule", "blocks")
@@ -104,12 +102,6 @@ def _tiers(scheduler: Any) -> list[BlockTier]:
     ConfigError
         If nobody can observe its blocks.
     """
-    if isinstance(scheduler, FastV1Scheduler):
-        num_blocks = scheduler.tables.num_usable_blocks
-        return [BlockTier("gpu", scheduler.tables, num_blocks, num_blocks + 1)]
-    if isinstance(scheduler, V1Scheduler):
-        pool = scheduler.kv_cache_manager.block_pool
-        return [BlockTier("gpu", pool, pool.num_usable_blocks, pool.num_gpu_blocks)]
     if hasattr(type(scheduler), "tiers"):
         tiers: list[BlockTier] = scheduler.tiers()
         return tiers

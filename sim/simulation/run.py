@@ -8,14 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from cache.errors import PolicyError
 from sim.costs.base import BOUNDS
-from sim.costs.pricing import AtBound
+from sim.costs.bounded import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.group_sampling import sampler_for
 from sim.engine.loop import Engine
@@ -30,8 +29,7 @@ from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
 from sim.scheduler.base import schedules_groups
-from sim.scheduler.v1.exact import NotExactError
-from sim.scheduler.v1.fast import FastV1Scheduler
+from sim.scheduler.v1 import V1
 from sim.simulation import intervals
 from sim.simulation.assemble import make_capacity, make_cost_model
 from sim.simulation.schedulers import make_scheduler
@@ -41,7 +39,7 @@ from workloads.columns import largest
 from workloads.errors import WorkloadWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
@@ -53,9 +51,6 @@ if TYPE_CHECKING:
     from sim.scheduler.base import Scheduler
     from workloads.spec import RequestSpec
 
-
-FAST_SCHEDULERS: Mapping[str, type] = MappingProxyType({"v1": FastV1Scheduler})
-"""Schedulers of `sim.scheduler.SCHEDULERS` that have a twin on the decode clock."""
 
 ASKED_FOR = "asked for"
 """Reason of a stepwise run that the user wanted so."""
@@ -81,7 +76,7 @@ class Simulation:
     config
         What to simulate.
     stepwise
-        Whether every step is taken in full, also where the fast path is exact.
+        Whether every step is taken in full, also where quiet decodes need no look.
     specs
         Requests to serve instead of those that the configuration's workload gives, by
         arrival and numbered from 0.
@@ -148,26 +143,15 @@ class Simulation:
         return "stepwise" if self.path_reason else "fast"
 
     def _why_stepwise(self) -> str:
-        engine = self.config.engine
-        if engine.scheduler_kind not in FAST_SCHEDULERS:
-            return "the scheduler has no fast path"
-        if not engine.admission_check:
-            return "admission_check is off: a request may block the queue for ever"
-        return ""
+        is_clocked = self.config.engine.scheduler_kind == V1.name
+        return "" if is_clocked else "the scheduler has no fast path"
 
     def _make_scheduler(
         self, model: ModelArchitecture
     ) -> tuple[Scheduler, CapacityEstimate]:
-        """Make the fast scheduler, or the stepwise one where it would not be exact."""
-        engine = self.config.engine
-        if not self.path_reason:
-            try:
-                return make_scheduler(
-                    engine, self.capacity, model, FAST_SCHEDULERS, self.specs
-                )
-            except NotExactError as error:
-                self.path_reason = str(error)
-        return make_scheduler(engine, self.capacity, model, specs=self.specs)
+        return make_scheduler(
+            self.config.engine, self.capacity, model, specs=self.specs
+        )
 
     def _make_engine(self, client: Client) -> Engine:
         """Make the engine, and what hands requests to it."""
@@ -182,6 +166,7 @@ class Simulation:
             arrivals=pulled,
             sample=sampler_for(self.scheduler),
             admission_check=self.config.engine.admission_check,
+            stepwise=bool(self.path_reason),
         )
         if pulled is None:
             self.env.process(self._arrivals(engine, client))
@@ -190,8 +175,7 @@ class Simulation:
     def _is_pulled(self) -> bool:
         """Whether the engine takes in the workload itself, without a process."""
         return (
-            isinstance(self.scheduler, FastV1Scheduler)
-            and not self._is_closed_loop
+            not (self.path_reason or self._is_closed_loop)
             and largest(self.specs, "beam_width") == 1
         )
 

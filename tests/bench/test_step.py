@@ -12,7 +12,6 @@ from sim.engine.loop import Engine
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder
-from sim.scheduler.v1.fast import FastV1Scheduler
 from sim.scheduler.v1.scheduler import V1Scheduler
 from tests.sim.build import request_from_spec, spec
 
@@ -37,8 +36,8 @@ def make_engine(path: str, num_running: int, *, caching: bool) -> Engine:
         "enable_prefix_caching": caching,
     }
     env, recorder = simpy.Environment(), Recorder()
-    kind = FastV1Scheduler if path == "fast" else V1Scheduler
-    engine = Engine(env, kind(**settings), COST, recorder)
+    scheduler = V1Scheduler(**settings)
+    engine = Engine(env, scheduler, COST, recorder, stepwise=path == "stepwise")
     for i in range(num_running):
         engine.submit(request_from_spec(spec(i, 0.0, 1000 + i, 2000), 8192))
     return engine

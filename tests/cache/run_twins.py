@@ -1,4 +1,4 @@
-"""`FastTables` and `KVCacheManager` side by side, compared after every call."""
+"""`Tables` and `KVCacheManager` side by side, compared after every call."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cache.tokens import SegmentTokens
-from cache.v1.fast_tables import NOTHING_FOUND
 from cache.v1.id_tables import IdTables
-from cache.v1.manager import KVCacheManager
 from cache.v1.runs.tables import RunTables
+from cache.v1.tables import NOTHING_FOUND
+from tests.oracles.v1_manager import KVCacheManager
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cache.block import KVCacheBlock
     from cache.tokens import Segment, TokenIds
-    from cache.v1.fast_tables import FastTables
+    from cache.v1.tables import Tables
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class Twins:
             unhashed_first=unhashed_first,
         )
         make = RunTables if enable_caching else IdTables
-        self.fast: FastTables = make(
+        self.fast: Tables = make(
             num_gpu_blocks, block_size, unhashed_first=unhashed_first
         )
         self.slow_calls, self.fast_calls = Calls(), Calls()
@@ -152,10 +152,11 @@ class Twins:
         num_tokens = request.num_computed_tokens + num_new_tokens
         num_new_blocks = -(-num_tokens // self.block_size) - len(request.block_table)
         fits = num_new_blocks <= self.fast.num_free_blocks
+        before = request.num_computed_tokens
         assert self.slow.allocate_slots(request, num_new_tokens) == fits
+        assert self.fast.extend(request, num_tokens, before) == fits
         if fits:
             request.num_computed_tokens = num_tokens
-            self.fast.extend(request, num_tokens)
         return fits
 
     def decode(self, requests: Sequence[Twin]) -> list[Twin]:

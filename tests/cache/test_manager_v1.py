@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cache.errors import CacheError, InvariantError
 from cache.tokens import Segment, SegmentTokens, TokenIds
-from cache.v1.manager import KVCacheManager
+from tests.oracles.v1_manager import KVCacheManager
 
 if TYPE_CHECKING:
     from cache.block import KVCacheBlock

@@ -1,4 +1,4 @@
-"""`FastTables` against `KVCacheManager`, call by call: Hypothesis draws the calls."""
+"""`Tables` against `KVCacheManager`, call by call: Hypothesis draws the calls."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cache.block import KVCacheBlock
 from cache.errors import CacheError, InvariantError
-from cache.v1.manager import KVCacheManager
 from cache.v1.sliding_window import SlidingWindow
 from tests.cache.test_manager_v1 import Stub, admit, stub
+from tests.oracles.v1_manager import KVCacheManager
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

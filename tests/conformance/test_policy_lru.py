@@ -38,7 +38,7 @@ def difference(name: str, policy: type[CachePolicy]) -> tuple[Difference | None,
     driver = DecisionDriver(asked, check="small" in name, scheduler=scheduler)
     golden = read_log(shared(f"conformance/{name}.golden.jsonl.gz"))
     found = first_difference(golden, driver.lines())
-    return found, driver.scheduler.kv_cache_manager.block_pool.num_evictions
+    return found, driver.scheduler.tables.num_evictions
 
 
 @pytest.mark.parametrize("name", NAMES or ["v1/light"])

@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import math
 import re
+from ast import literal_eval
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
 
+from sim.engine.clock import ARRIVAL_PRIORITY, At
 from sim.simulation.run import Simulation
 from tests.identity.trail import Trail
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pandas as pd
+    import simpy
 
     from sim.config.tables import RunConfig
 
+ORACLE = f"{ROOT / 'tests' / 'oracles' / 'v1.py'}:V1Scheduler"
 TABLES = ("steps", "preemptions", "requests")
-NOT_COMPARED = frozenset({"path", "path_reason"})
-"""Keys of the summary that say which path it was."""
+NOT_COMPARED = frozenset({"path", "path_reason", "title"})
+"""Keys of the summary that name the scheduler and its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class Look(NamedTuple):
     end only, which leaves the fast path as free as it can be."""
     told: bool = False
     """Compare the blocks that move, too."""
+    aborts: tuple[tuple[float, int], ...] = ()
+    """When clients withdraw which requests."""
 
 
 ONLY_THE_END = Look()
@@ -112,11 +118,15 @@ def assert_equal_paths(config: RunConfig, look: Look = ONLY_THE_END) -> Comparis
 
 def run(config: RunConfig, look: Look, *, stepwise: bool) -> Run:
     """Run a configuration on one path; whatever it raises is part of the outcome."""
+    if stepwise:
+        config = by_the_oracle(config)
     try:
-        simulation = Simulation(config, stepwise=stepwise)
+        simulation = Simulation(config)
     except Exception as error:
         return Run("none", "", {}, {}, _in_words(error), None)
     trail = Trail(simulation, look.every_steps, told=look.told)
+    if look.aborts:
+        simulation.env.process(_withdraw(simulation, look.aborts))
     tables, summary, words = {}, {}, ""
     try:
         results = simulation.run()
@@ -127,6 +137,23 @@ def run(config: RunConfig, look: Look, *, stepwise: bool) -> Run:
         words = _in_words(error)
     path, reason = simulation.path, simulation.path_reason
     return Run(path, reason, tables, summary, words, trail)
+
+
+def _withdraw(
+    simulation: Simulation, aborts: Iterable[tuple[float, int]]
+) -> Iterator[simpy.Event]:
+    for at_s, request_id in aborts:
+        if at_s > simulation.env.now:
+            yield At(simulation.env, at_s, ARRIVAL_PRIORITY)
+        request = simulation.recorder.active.get(request_id)
+        if request is not None:
+            simulation.engine.abort(request, "its client withdrew it")
+
+
+def by_the_oracle(config: RunConfig) -> RunConfig:
+    """Return the configuration with the oracle as its scheduler."""
+    engine = config.engine.model_copy(update={"scheduler": ORACLE})
+    return config.model_copy(update={"engine": engine})
 
 
 def _in_words(error: Exception) -> str:
@@ -338,10 +365,16 @@ def reproduction(config: RunConfig, look: Look) -> str:
         data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=10_000
     ).replace(f"{ROOT}/", "")
     told = ", told of blocks" if look.told else ""
-    return f"# observed every {look.every_steps} steps{told}\n{text}"
+    aborts = f"; aborts: {list(look.aborts)}" if look.aborts else ""
+    return f"# observed every {look.every_steps} steps{told}{aborts}\n{text}"
 
 
 def look_of(text: str) -> Look:
     """Return how closely a configuration that `reproduction` wrote is to be watched."""
-    found = re.search(r"observed every (\d+) steps(, told of blocks)?", text)
-    return Look(int(found[1]), bool(found[2])) if found else ONLY_THE_END
+    found = re.search(
+        r"observed every (\d+) steps(, told of blocks)?(?:; aborts: (.*))?", text
+    )
+    if not found:
+        return ONLY_THE_END
+    aborts = tuple(map(tuple, literal_eval(found[3] or "[]")))
+    return Look(int(found[1]), bool(found[2]), aborts)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cache.v1.policies import CACHE_POLICIES
 from sim.config.tables import RunConfig, parse_config
 from sim.scheduler.v1.dialect import KEYS_SINCE
+from sim.scheduler.victims import VICTIMS
 from tests.identity.compare import ONLY_THE_END, Look, run
 from tests.identity.measured_profile import measured_profile
 from tests.identity.random_requests import Request, draw_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LISTED_TRACE = f"{Path(__file__).with_name('listed_trace.py')}:ListedTrace"
 
@@ -37,8 +42,7 @@ def draw_case(seed: int) -> Case:
     requests = draw_requests(rng, block_size, step_s)
     engine = _engine(rng, block_size, requests)
     workload = _workload(rng, requests, step_s)
-    if rng.random() < 0.2:
-        _leave_the_fast_path(rng, engine, workload)
+    _add_rarer_keys(rng, engine, workload)
     _drop_unknown_keys(engine)
     # the windows of layers are drawn, and no profile has tables of each
     if cost["kind"] == "roofline" and seed % 2 and "sliding_window" not in engine:
@@ -50,7 +54,9 @@ def draw_case(seed: int) -> Case:
         _meet_a_step_end(rng, config, requests)
         config = parse_config(data)
     every_steps = rng.choice([0, 0, 0, 0, 0, 0, 1, 7, 7, 50])
-    return Case(config, Look(every_steps, told=rng.random() < 0.3))
+    told = rng.random() < 0.3
+    aborts = _draw_aborts(rng, requests, step_s) if rng.random() < 0.15 else ()
+    return Case(config, Look(every_steps, told, aborts))
 
 
 def _meet_a_step_end(rng: Random, config: RunConfig, requests: list[Request]) -> None:
@@ -115,7 +121,7 @@ def _engine(rng: Random, block_size: int, requests: list[Request]) -> dict[str, 
         engine["engine_version"] = rng.choice(_VERSIONS)
     if rng.random() < 0.15:
         engine["max_model_len"] = max(2, round(longest * rng.choice([0.7, 1.0, 1.3])))
-    if rng.random() < 0.05:
+    if rng.random() < 0.08:
         engine["admission_check"] = False
     return engine | _admission_keys(rng, max_num_seqs, budget)
 
@@ -180,29 +186,69 @@ def _workload(rng: Random, requests: list[Request], step_s: float) -> dict[str, 
     return workload
 
 
-def _leave_the_fast_path(
+def _add_rarer_keys(
     rng: Random, engine: dict[str, Any], workload: dict[str, Any]
 ) -> None:
-    """Ask for one thing that only the stepwise path does."""
+    """Ask for rules that look at more than the decodes that need a block."""
     budget = engine["max_num_batched_tokens"]
     longest = engine["num_gpu_blocks_override"] * engine["block_size"]
-    choices: list[dict[str, Any]] = [
-        {"sliding_window": rng.randint(1, 60)},
-        {"scheduling_policy": "priority"},
-        {"prefill_schedule_interval": rng.randint(2, 5)},
-        {"long_prefill_token_threshold": rng.randint(1, budget)},
-        {"enable_chunked_prefill": False, "max_num_batched_tokens": budget + longest},
-        {
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": budget + longest,
-            "max_num_scheduled_tokens": budget,
-            "long_prefill_token_threshold": rng.randint(1, budget),
-        },
-        {},
-    ]
-    keys = rng.choice(choices)
-    engine |= keys
-    if not keys:
+    unchunked = {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": budget + longest,
+    }
+    draws: dict[float, Callable[[], dict[str, Any]]] = {
+        0.1: lambda: {"sliding_window": rng.randint(1, 60)},
+        0.15: lambda: {"scheduling_policy": "priority"},
+        0.09: lambda: {"prefill_schedule_interval": rng.randint(2, 5)},
+        0.2: lambda: {"long_prefill_token_threshold": rng.randint(1, budget)},
+        0.08: lambda: unchunked,
+        0.16: lambda: {"preemption_victim": rng.choice(list(VICTIMS))},
+        0.12: lambda: {"admission": _learned_rule(rng)},
+        0.11: lambda: {"evictor": rng.choice(list(CACHE_POLICIES))},
+    }
+    for share, draw in draws.items():
+        if rng.random() < share:
+            engine |= draw()
+    if "long_prefill_token_threshold" in engine and rng.random() < 0.3:
+        engine["long_prefill_token_threshold_adaptive"] = True
+    if "enable_chunked_prefill" in engine:
+        engine.pop("max_num_scheduled_tokens", None)
+        if rng.random() < 0.3:
+            engine["max_num_scheduled_tokens"] = budget
+            threshold = rng.randint(1, budget)
+            engine["long_prefill_token_threshold"] = threshold
+    elif rng.random() < 0.1:
+        most = engine["max_num_seqs"]
+        engine["max_num_scheduled_tokens"] = rng.randint(1, most)
+    if "scheduling_policy" in engine or "preemption_victim" in engine:
+        workload["priority"] = rng.choice([{0: 0.5, 1: 0.5}, {0: 0.2, 3: 0.5, 9: 0.3}])
+    if engine.get("evictor") and not engine["enable_prefix_caching"]:
+        engine["enable_prefix_caching"] = True
+    if rng.random() < 0.02:
         workload["beam_width"] = {1: 0.9, 3: 0.1}
-    if "scheduling_policy" in keys:
-        workload["priority"] = {0: 0.5, 1: 0.5}
+
+
+def _learned_rule(rng: Random) -> dict[str, Any]:
+    rule: dict[str, Any] = {
+        "kind": rng.choice(["conservative", "past_future"]),
+        "conservativeness": rng.choice([0.3, 1.0, 1, 2.5]),
+    }
+    if rng.random() < 0.3:
+        rule["output_tokens"] = {"kind": "uniform", "low": 1, "high": 50}
+    else:
+        rule["window"] = rng.choice([5, 20, 1000])
+        rule["min_known"] = rng.choice([1, 3, 5])
+    return rule
+
+
+def _draw_aborts(
+    rng: Random, requests: list[Request], step_s: float
+) -> tuple[tuple[float, int], ...]:
+    """Return when clients withdraw which requests; the bits of a time are its own."""
+    return tuple(
+        sorted(
+            (request["at"] + step_s * 30 * rng.random(), index)
+            for index, request in enumerate(requests)
+            if rng.random() < 0.15
+        )
+    )

@@ -15,14 +15,13 @@ from sim.costs.constant import ConstantCost
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from sim.engine.loop import Engine
 from sim.results.recorder import Recorder
-from sim.scheduler.v1.exact import NotExactError
-from sim.scheduler.v1.fast import FastV1Scheduler
 from sim.scheduler.v1.scheduler import V1Scheduler
 from sim.studies.conformance import load_workload, read_log
 from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.workload import V1Engine
 from tests.identity.compare import TABLES, table_difference, trail_differences
 from tests.identity.trail import Trail
+from tests.oracles.v1 import V1Scheduler as Oracle
 from tests.shared import SHARED, shared
 
 if TYPE_CHECKING:
@@ -53,19 +52,13 @@ def arguments(workload: DecisionWorkload) -> dict[str, Any]:
 
 
 class LoggedRun:
-    """A decision workload on the clock.
-
-    Raises
-    ------
-    NotExactError
-        If it does not qualify for the fast path.
-    """
+    """A decision workload on the clock."""
 
     def __init__(self, workload: DecisionWorkload, *, stepwise: bool) -> None:
         given = arguments(workload)
         self.env = simpy.Environment()
         self.recorder = Recorder()
-        self.scheduler: Any = (V1Scheduler if stepwise else FastV1Scheduler)(**given)
+        self.scheduler: Any = (Oracle if stepwise else V1Scheduler)(**given)
         self.engine = Engine(
             self.env,
             self.scheduler,
@@ -77,16 +70,8 @@ class LoggedRun:
             make_request(index, raw, given["max_model_len"])
             for index, raw in enumerate(workload.requests)
         ]
-        if not stepwise:
-            self._refuse_unservable(requests)
         self.env.process(self._submit(workload, requests))
         self.env.process(self._abort(workload, requests))
-
-    def _refuse_unservable(self, requests: list[Request]) -> None:
-        """Simulations take the fast path only where such requests are rejected."""
-        for request in requests:
-            if error := self.scheduler.admission_error(request):
-                raise NotExactError(f"request {request.request_id}: {error}")
 
     def _submit(
         self, workload: DecisionWorkload, requests: list[Request]
@@ -124,19 +109,11 @@ class LoggedRun:
         return self.recorder.finish(self.env.now), trail
 
 
-def fast_run(workload: DecisionWorkload) -> LoggedRun:
-    """Return the fast path's run, or skip with its reason."""
-    try:
-        return LoggedRun(workload, stepwise=False)
-    except NotExactError as error:
-        pytest.skip(f"stepwise: {error}")
-
-
 @pytest.mark.parametrize("name", NAMES or ["v1/light"])
 def test_both_paths_are_equal(name: str) -> None:
     workload = load_workload(shared(f"conformance/{name}{ENDING}"))
-    free, free_trail = fast_run(workload).go(0, told=False)
-    ours, our_trail = fast_run(workload).go(1, told=True)
+    free, free_trail = LoggedRun(workload, stepwise=False).go(0, told=False)
+    ours, our_trail = LoggedRun(workload, stepwise=False).go(1, told=True)
     theirs, their_trail = LoggedRun(workload, stepwise=True).go(1, told=True)
     for table in TABLES:
         for recording in (ours, free):
@@ -184,17 +161,3 @@ def _names_by_time(
     for time_s, index in zip(table[column], table["request_id"], strict=True):
         by_time.setdefault(float(time_s), []).append(names[index])
     return by_time
-
-
-def test_enough_workloads_qualify() -> None:
-    shared("conformance")
-    num_fast = 0
-    for name in NAMES:
-        try:
-            LoggedRun(
-                load_workload(shared(f"conformance/{name}{ENDING}")), stepwise=False
-            )
-        except NotExactError:
-            continue
-        num_fast += 1
-    assert num_fast >= 25

@@ -69,7 +69,7 @@ class Cache(Protocol):
 
 
 class StepwiseCache:
-    """Of the reference: `cache.v1.manager.KVCacheManager`."""
+    """Of the reference: `tests.oracles.v1_manager.KVCacheManager`."""
 
     def __init__(self, manager: Any) -> None:
         self.owner = manager
@@ -86,7 +86,7 @@ class StepwiseCache:
 
 
 class FastCache:
-    """Of the fast path: `cache.v1.fast_tables.FastTables`."""
+    """Of the fast path: `cache.v1.tables.Tables`."""
 
     def __init__(self, tables: Any) -> None:
         self.owner = self.pool = tables

@@ -17,7 +17,7 @@ from cache.tokens import ListTokens
 from sim.scheduler.hosted.api import VllmApi
 from sim.scheduler.request import Request as OurRequest
 from sim.scheduler.request import RequestStatus as OurStatus
-from sim.scheduler.v1.scheduler import V1Scheduler
+from tests.oracles.v1 import V1Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

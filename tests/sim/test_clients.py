@@ -24,8 +24,7 @@ def test_samples_share_their_prompt_and_nothing_behind_it() -> None:
     run = Run([spec(0, 0.0, 40, 30, best_of=2)], enable_prefix_caching=True, **changes)
     run.go()
     # Both answers are cached, behind one prompt: (40 + 2 x 29) // 4 blocks.
-    pool = run.scheduler.kv_cache_manager.block_pool
-    assert len(pool.cached_blocks) == 10 + 2 * 7
+    assert run.scheduler.tables.num_contents == 10 + 2 * 7
 
 
 def test_v1_asks_for_beams_token_by_token() -> None:

@@ -171,9 +171,11 @@ class Patient(V1Scheduler):
         return super().schedule(now_s)
 
 
-def test_empty_steps_of_a_policy_that_waits_cost_time_and_lose_nobody() -> None:
+def test_empty_steps_of_a_policy_that_waits_cost_time_and_lose_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.sim.build.V1Scheduler", Patient)
     run = Run([spec(0, 0.0, 20, 2), spec(1, 5.0, 20, 2)])
-    run.scheduler.__class__ = Patient
     recording = run.go()
     assert not run.engine.stalled
     assert recording.requests["first_scheduled_s"].tolist() == [50.0, 50.0]
@@ -185,8 +187,8 @@ def test_a_policy_that_waits_for_ever_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sim.engine.loop.MAX_NUM_EMPTY_STEPS", 20)
+    monkeypatch.setattr("tests.sim.build.V1Scheduler", Patient)
     run = Run([spec(0, 0.0, 20, 2)])
-    run.scheduler.__class__ = Patient
     assert len(run.go().steps) == 20
     assert run.engine.stalled
 
@@ -219,7 +221,7 @@ def test_an_abort_takes_effect_between_steps_and_frees_its_blocks() -> None:
     assert requests["status"].tolist() == ["finished_aborted", "finished_stopped"]
     assert requests["reason"][0] == "gone"
     assert requests["num_output_tokens"][0] == 3  # the step in progress still counts
-    assert run.scheduler.kv_cache_manager.usage == 0
+    assert run.scheduler.cache_usage().kv_cache_usage == 0
     assert recording.itl.weights.sum() == 4  # of served requests
     # Little's law counts the aborted one for as long as it was there.
     assert recording.occupancy_s == pytest.approx(3 + 5)
@@ -262,7 +264,7 @@ def test_a_budget_that_shrinks_starves_the_tail_and_itl_shows_it() -> None:
     run = Run([spec(i, 0.0, 2, 8) for i in range(3)])
 
     def shrink(engine: Engine) -> None:
-        run.scheduler.max_num_batched_tokens = 2 if engine.num_steps < 5 else 2048
+        run.scheduler._budget = 2 if engine.num_steps < 5 else 2048
 
     run.engine.observe(1, shrink)
     recording = run.go()
@@ -325,7 +327,7 @@ def test_every_run_ends_and_keeps_the_invariants(
     assert len(requests) == len(specs)
     assert not run.scheduler.num_running
     assert not run.scheduler.num_waiting
-    assert run.scheduler.kv_cache_manager.usage == 0
+    assert run.scheduler.cache_usage().kv_cache_usage == 0
     served = requests[requests["status"].str.startswith("finished_")]
     served = served[served["status"] != "finished_rejected"]
     assert (served["arrival_s"] <= served["first_scheduled_s"]).all()

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cache.v1.block_tables import BlockTables
 from cache.v1.policies import CACHE_POLICIES, LRU
+from cache.v1.runs.tables import RunTables
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.scheduler.v1.exact import NotExactError, check_order
 from sim.simulation.evictors import WorkloadReads
 from sim.simulation.extras import recording
 from sim.simulation.run import Simulation
-from tests.sim.build import spec
+from tests.sim.build import scheduler, spec
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write
 
@@ -112,15 +113,10 @@ def test_keys_of_a_kind_count(trace: Path) -> None:
     assert tiny != hits(kind="tiny_lfu", sample=1.0)
 
 
-def test_another_order_is_taken_step_by_step_and_says_so(trace: Path) -> None:
-    made = Simulation(parse_config(config(trace, evictor="arc")))
-    assert made.path == "stepwise"
-    assert made.path_reason.startswith("evictor: ARC evicts block by block")
-    # Without prefix caching there is nothing to evict.
+def test_without_prefix_caching_there_is_nothing_to_evict(trace: Path) -> None:
     idle = Simulation(
         parse_config(config(trace, evictor="arc", enable_prefix_caching=False))
     )
-    assert idle.path == "fast"
     assert any("evictor does nothing" in line for line in idle.warnings)
 
 
@@ -131,10 +127,9 @@ def test_a_subclass_of_lru_must_say_that_it_is_exact() -> None:
     class MineToo(LRU):
         exact_on_fast_path = True
 
-    check_order(LRU())
-    check_order(MineToo())
-    with pytest.raises(NotExactError, match="evictor: Mine evicts"):
-        check_order(Mine())
+    for policy, tables in ((LRU, RunTables), (MineToo, RunTables), (Mine, BlockTables)):
+        made = scheduler(enable_prefix_caching=True, evictor=policy)
+        assert type(made.tables) is tables
 
 
 def test_the_oracle_is_said_loudly(trace: Path) -> None:
@@ -260,7 +255,6 @@ def test_a_users_policy_decides(trace: Path, tmp_path: Path) -> None:
     path = write(tmp_path, config(trace, evictor={"kind": "mine.py:Newest", "keep": 2}))
     results = Simulation(load_config(path)).run(check_every=1)
     assert results.summary["prefix_cache_hits"] > 0
-    assert results.summary["path_reason"].startswith("evictor: Newest evicts")
     assert (
         results.summary["prefix_cache_hits"] != run(trace).summary["prefix_cache_hits"]
     )

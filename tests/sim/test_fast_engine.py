@@ -19,12 +19,11 @@ from sim.engine.loop import Engine
 from sim.engine.requests import PulledArrivals, RequestFactory
 from sim.errors import CostError
 from sim.results.recorder import Recorder
-from sim.scheduler.admission import Conservative, FullPrompt, Watermark
+from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.request import Request, RequestStatus
-from sim.scheduler.v1.exact import NotExactError
-from sim.scheduler.v1.fast import FastV1Scheduler
 from sim.scheduler.v1.scheduler import V1Scheduler
 from sim.scheduler.victims import LatestArrival, MostBlocks
+from tests.oracles.v1 import V1Scheduler as Oracle
 from tests.sim.build import spec
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ SETTINGS: dict[str, Any] = {
 BEFORE_ARRIVALS = -1  # or ties would go by who asked first, which paths need not share
 
 
-class CountingScheduler(FastV1Scheduler):
+class CountingScheduler(V1Scheduler):
     """Counts the stretches that it takes."""
 
     num_stretches = 0
@@ -94,7 +93,7 @@ class Run:
         cost_model = cost_model or ConstantCost(1.0)
         arguments = SETTINGS | changes
         pulled = PulledArrivals(self.factory.stream(specs)) if fast and pull else None
-        self.scheduler = (CountingScheduler if fast else V1Scheduler)(**arguments)
+        self.scheduler = (CountingScheduler if fast else Oracle)(**arguments)
         self.engine = Engine(
             self.env, self.scheduler, cost_model, self.recorder, arrivals=pulled
         )
@@ -357,44 +356,6 @@ def test_the_clock_moves_without_an_event_only_if_none_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"scheduling_policy": "priority"}, "scheduling_policy"),
-        ({"sliding_window": 16}, "sliding_window"),
-        ({"preemption_victim": MostBlocks()}, "preemption_victim: MostBlocks may"),
-        ({"admission": Conservative()}, "admission: Conservative looks"),
-        ({"long_prefill_token_threshold": 8}, "long_prefill_token_threshold"),
-        ({"prefill_schedule_interval": 2}, "prefill_schedule_interval"),
-        (
-            {
-                "enable_chunked_prefill": False,
-                "max_num_batched_tokens": 256,
-                "max_num_scheduled_tokens": 100,
-                "long_prefill_token_threshold": 100,
-                "engine_version": "0.24",
-            },
-            "cuts prompts",
-        ),
-        ({"max_num_seqs": 33}, "max_num_batched_tokens"),
-        ({"max_num_scheduled_tokens": 7}, "max_num_scheduled_tokens"),
-        (
-            {
-                "enable_chunked_prefill": False,
-                "max_num_batched_tokens": 256,
-                "engine_version": "0.11",
-            },
-            "enable_chunked_prefill",
-        ),
-    ],
-)
-def test_settings_that_break_the_idea_are_refused(
-    changes: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(NotExactError, match=reason):
-        FastV1Scheduler(**(SETTINGS | changes))
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {"max_num_seqs": 32},
@@ -408,10 +369,18 @@ def test_settings_that_break_the_idea_are_refused(
         {"admission": FullPrompt(), "scheduler_reserve_full_isl": False},
         {"admission": FullPrompt(), "engine_version": "0.11"},
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
+        {"long_prefill_token_threshold": 9},
+        {"max_num_scheduled_tokens": 7},
+        {"sliding_window": 10},
+        {"prefill_schedule_interval": 3},
+        {"scheduling_policy": "priority"},
+        {"preemption_victim": MostBlocks()},
     ],
 )
 @pytest.mark.parametrize("caching", [False, True], ids=["plain", "caching"])
-def test_settings_that_do_not_are_equal(changes: dict[str, Any], caching: bool) -> None:
+def test_settings_are_equal_to_the_oracle(
+    changes: dict[str, Any], caching: bool
+) -> None:
     specs = [
         spec(i, i / 2, 5 + 7 * i % 83, 1 + 11 * i % 47, prompt=((2 * (i % 4), 90),))
         for i in range(30)
@@ -422,7 +391,7 @@ def test_settings_that_do_not_are_equal(changes: dict[str, Any], caching: bool) 
 
 
 def test_check_finds_a_decode_out_of_place() -> None:
-    scheduler = FastV1Scheduler(**SETTINGS)
+    scheduler = V1Scheduler(**SETTINGS)
     request = RequestFactory(MAX_MODEL_LEN).samples(spec(0, 0.0, 10, 9))[0]
     scheduler.add_request(request)
     scheduler.schedule(0.0)

@@ -45,8 +45,8 @@ def interrupting(
 @pytest.mark.parametrize(
     ("options", "place", "nth"),
     [
-        (["--stepwise"], "sim.scheduler.v1.scheduler.V1Scheduler.update", 200),
-        ([], "sim.scheduler.v1.fast.FastV1Scheduler.quiet_steps", 100),
+        (["--stepwise"], "sim.scheduler.v1.scheduler.Scheduler.update", 200),
+        ([], "sim.scheduler.v1.scheduler.Scheduler.quiet_steps", 100),
     ],
     ids=["stepwise", "fast"],
 )

@@ -158,14 +158,11 @@ def test_before_0_31_a_long_prompt_is_cut_even_when_it_is_alone() -> None:
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
-        (lambda p: p.waiting.append(p.running[0]), "waits as running"),
-        (lambda p: p.running.append(p.running[0]), "table entries"),
-        (lambda p: setattr(p, "_num_logical_tokens", 3), "computed tokens held"),
+        (lambda p: p.waiting.append(next(iter(p.running))), "waits as running"),
+        (lambda p: setattr(p.tables, "num_logical_blocks", 7), "entries held"),
+        (lambda p: setattr(p, "num_chunk_tokens", 3), "on the clock nor in mid-way"),
+        (lambda p: setattr(p.clock, "num_base_tokens", 3), "decode clock: "),
         (lambda p: setattr(p, "max_num_seqs", 0), "max_num_seqs is 0"),
-        (
-            lambda p: setattr(p.running[0], "num_cached_blocks", 0),
-            "do not carry the hashes",
-        ),
     ],
 )
 def test_check_finds_what_was_tampered_with(tamper: object, message: str) -> None:

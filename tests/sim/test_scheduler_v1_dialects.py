@@ -228,7 +228,7 @@ def test_where_freed_blocks_without_a_hash_go(version: str, table: list[int]) ->
     steps.step()
     later = steps.add(spec(1, 0.0, 20, 2))
     steps.step()
-    assert policy.kv_cache_manager.get_block_ids(later) == table
+    assert policy.tables.block_ids(later) == table
 
 
 def test_what_lies_behind_the_window_is_not_counted() -> None:
@@ -433,8 +433,8 @@ def test_aborts_wherever_a_request_stands(scheduling_policy: str) -> None:
     steps = Steps(policy)
     requests = [steps.add(spec(i, 0.0, 40, 5, priority=i % 2)) for i in range(5)]
     steps.step()
-    for request in (requests[3], policy.running[0]):
+    for request in (requests[3], next(iter(policy.running))):
         policy.abort(request)
         policy.check()
-    assert policy.kv_cache_manager.block_pool.num_used_blocks == 3
+    assert policy.cache_usage().num_physical_blocks == 3
     assert (policy.num_running, policy.num_waiting) == (1, 2)

@@ -139,7 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request not in output.admitted:
                 assert request.num_computed_tokens == before[id(request)] + n
         usage = self.policy.cache_usage()
-        size = self.policy.kv_cache_manager.block_size
+        size = self.policy.block_size
         assert usage.num_physical_tokens <= usage.num_physical_blocks * size
         assert usage.num_physical_tokens > (usage.num_physical_blocks - 7) * size
         assert usage.num_logical_tokens >= usage.num_physical_tokens

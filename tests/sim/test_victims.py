@@ -469,17 +469,6 @@ def test_a_policy_that_is_not_there_is_refused(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"),
-    [(None, "fast"), ("latest_arrival", "fast"), ("most_blocks", "stepwise")],
-)
-def test_the_summary_says_why_a_run_is_stepwise(kind: str | None, path: str) -> None:
-    summary = simulate(parse_config(pressed(preemption_victim=kind))).summary
-    assert summary["path"] == path
-    reason = "preemption_victim: MostBlocks may choose another than the last that runs"
-    assert summary["path_reason"] == (None if path == "fast" else reason)
-
-
 def test_who_arrived_last_is_the_default_to_the_byte() -> None:
     default = simulate(parse_config(pressed()))
     for stepwise in (False, True):

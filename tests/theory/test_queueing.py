@@ -106,5 +106,5 @@ def test_hits_never_fall_as_the_cache_grows_and_an_endless_one_never_evicts(
         run.go()
         hits.append(run.scheduler.prefix_cache_stats.hits)
         if size >= 3000:
-            assert run.scheduler.kv_cache_manager.block_pool.num_evictions == 0
+            assert run.scheduler.tables.num_evictions == 0
     assert 0 < hits[0] <= hits[1]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cache.hashing import BlockRuns
-    from cache.v1.fast_tables import Found
+    from cache.v1.tables import Found
 
 FAR = 1 << 40
 """More blocks than any table has: a run that ends behind it grows with its request."""

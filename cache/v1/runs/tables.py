@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.hashing import BlockRuns
 from cache.tokens import HashedRuns, RunTokens, SegmentTokens
-from cache.v1.fast_tables import Found
 from cache.v1.runs.pool import RunPool
 from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
+from cache.v1.tables import Found
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from cache.stats import BlockObserver
-    from cache.v1.fast_tables import FastRequest
     from cache.v1.runs.extents import Extent
+    from cache.v1.tables import TableRequest
 
 
 class RunTables:
     """Block tables with prefix caching, at a cost of runs, not of blocks.
 
-    Equal to `cache.v1.manager.KVCacheManager` with ``enable_caching=True`` and no
-    sliding window, block by block; see `cache.v1.fast_tables.FastTables`. A prompt's
-    blocks inside one segment are found, shared, freed and evicted together
-    (`cache.hashing`); tokens that are no segments have runs of one block.
+    Equal to `cache.v1.block_tables.BlockTables` without a sliding window and in the
+    release's own order of eviction, block by block. A prompt's blocks inside one
+    segment are found, shared, freed and evicted together (`cache.hashing`); tokens
+    that are no segments have runs of one block.
 
     ::
 
@@ -57,7 +57,9 @@ class RunTables:
         self.num_usable_blocks = num_gpu_blocks - 1
         self.num_free_blocks = num_gpu_blocks - 1
         self.num_logical_blocks = 0
+        self.num_skipped_blocks = 0
         self.watch_hit = False
+        self._num_registered = 0  # so far
         self._pool = RunPool(num_gpu_blocks, unhashed_first=unhashed_first)
         self._index = self._pool.index
         self._first = self._index.first
@@ -82,8 +84,8 @@ class RunTables:
 
     # -- a prompt -------------------------------------------------------------
 
-    def find(self, request: FastRequest, num_tokens: int) -> Found:
-        """See `FastTables.find`. O(runs hit), and O(all runs) the first time."""
+    def find(self, request: TableRequest, num_tokens: int) -> Found:
+        """See `Tables.find`. O(runs hit), and O(all runs) the first time."""
         limit = (num_tokens - 1) // self.block_size
         parts: list[Extent] = []
         starts: list[int] = []
@@ -111,7 +113,7 @@ class RunTables:
                     break
         return Found(position, num_revived, parts, starts)
 
-    def _runs_of(self, request: FastRequest, num_blocks: int) -> BlockRuns:
+    def _runs_of(self, request: TableRequest, num_blocks: int) -> BlockRuns:
         """Return the runs of a waiting request, over `num_blocks` blocks at least."""
         runs = self._runs.get(request.request_id)
         if runs is None:
@@ -125,8 +127,8 @@ class RunTables:
             runs.cover(num_blocks)
         return runs
 
-    def begin(self, request: FastRequest, num_tokens: int, found: Found) -> None:
-        """See `FastTables.begin`. O(runs)."""
+    def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
+        """See `Tables.begin`. O(runs)."""
         num_new_blocks = -(-num_tokens // self.block_size) - found.num_blocks
         if num_new_blocks + found.num_revived > self.num_free_blocks:
             raise self._lack_of_blocks(num_new_blocks + found.num_revived)
@@ -139,14 +141,18 @@ class RunTables:
             self._pool.share(found.parts, found.starts, found.num_blocks)
         self._lengthen(table, num_new_blocks, num_tokens)
 
-    def extend(self, request: FastRequest, num_tokens: int) -> None:
-        """See `FastTables.extend`. O(runs)."""
+    def extend(
+        self, request: TableRequest, num_tokens: int, num_computed_tokens: int
+    ) -> bool:
+        """See `Tables.extend`. O(runs)."""
+        del num_computed_tokens
         table: RunTable = request.table
         num_held = table.num_registered + len(table.unregistered)
-        num_new_blocks = max(-(-num_tokens // self.block_size) - num_held, 0)
+        num_new_blocks = -(-num_tokens // self.block_size) - num_held
         if num_new_blocks > self.num_free_blocks:
-            raise self._lack_of_blocks(num_new_blocks)
+            return False
         self._lengthen(table, num_new_blocks, num_tokens)
+        return True
 
     def _lack_of_blocks(self, num_blocks: int) -> NoFreeBlocksError:
         return NoFreeBlocksError(
@@ -162,12 +168,12 @@ class RunTables:
             self.num_logical_blocks += num_new_blocks
         num_full = num_tokens // self.block_size - table.num_registered
         if num_full > 0:
+            self._num_registered += num_full
             self._register(table, num_full)
 
     # -- decodes --------------------------------------------------------------
 
-    def append_blocks(self, requests: Collection[FastRequest]) -> None:
-        """See `FastTables.append_blocks`."""
+    def append_blocks(self, requests: Collection[TableRequest]) -> None:
         num_blocks = len(requests)
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
@@ -177,9 +183,9 @@ class RunTables:
         for request in requests:
             request.table.unregistered.append(pop())
 
-    def register_blocks(self, requests: Iterable[FastRequest]) -> None:
-        """See `FastTables.register_blocks`."""
+    def register_blocks(self, requests: Collection[TableRequest]) -> None:
         watched = self._watched
+        self._num_registered += len(requests)
         for request in requests:
             table: RunTable = request.table
             extent = table.growing
@@ -256,8 +262,10 @@ class RunTables:
         if index < self._watched[key]:
             self.watch_hit = True
 
-    def watch(self, request: FastRequest | None, num_tokens: int, found: Found) -> None:
-        """See `FastTables.watch`. O(runs)."""
+    def watch(
+        self, request: TableRequest | None, num_tokens: int, found: Found
+    ) -> None:
+        """See `Tables.watch`. O(runs)."""
         del found  # whatever becomes findable of a prompt lengthens its cached prefix
         self.watch_hit = False
         self._watched.clear()
@@ -272,8 +280,8 @@ class RunTables:
             if end >= limit:
                 return
 
-    def will_fill_watched(self, requests: Iterable[FastRequest]) -> bool:
-        """See `FastTables.will_fill_watched`. O(requests)."""
+    def will_fill_watched(self, requests: Iterable[TableRequest]) -> bool:
+        """See `Tables.will_fill_watched`. O(requests)."""
         watched = self._watched
         if not watched:
             return False
@@ -292,8 +300,8 @@ class RunTables:
 
     # -- release --------------------------------------------------------------
 
-    def free(self, request: FastRequest) -> int:
-        """See `FastTables.free`. O(runs)."""
+    def free(self, request: TableRequest) -> int:
+        """See `Tables.free`. O(runs)."""
         table: RunTable | None = request.table
         if table is None:
             self._runs.pop(request.request_id, None)  # looked up, and aborted since
@@ -310,27 +318,39 @@ class RunTables:
 
     # -- looking in -----------------------------------------------------------
 
-    def block_ids(self, request: FastRequest) -> list[int]:
-        """See `FastTables.block_ids`."""
+    def block_ids(self, request: TableRequest) -> list[int]:
         table: RunTable | None = request.table
         return [] if table is None else table.block_ids()
 
     def free_block_ids(self) -> list[int]:
-        """See `FastTables.free_block_ids`."""
         return self._pool.free_block_ids()
 
     def cached_block_ids(self) -> Iterable[int]:
-        """See `FastTables.cached_block_ids`."""
         extents = self._pool.index.extents()
         return [block_id for extent in extents for block_id in extent.ids]
 
-    def num_registered_blocks(self, request: FastRequest) -> int:
-        """See `FastTables.num_registered_blocks`."""
+    def num_blocks(self, request: TableRequest) -> int:
+        table: RunTable = request.table
+        return table.num_registered + len(table.unregistered)
+
+    def num_shared_blocks(self, request: TableRequest) -> int:
+        num_shared = 0
+        for extent in request.table.extents():
+            if extent.num_refs < 2:
+                break
+            num_shared += len(extent.ids)
+        return num_shared
+
+    @property
+    def num_contents(self) -> int:
+        num_copies = sum(map(len, self._index.copies.values()))
+        return self._num_registered - self.num_evictions - num_copies
+
+    def num_registered_blocks(self, request: TableRequest) -> int:
         table: RunTable | None = request.table
         return 0 if table is None else table.num_registered
 
-    def check(self, requests: Iterable[FastRequest]) -> None:
-        """See `FastTables.check`."""
+    def check(self, requests: Iterable[TableRequest]) -> None:
         num_refs: Counter[Extent] = Counter()
         loose: list[int] = []
         num_logical = 0

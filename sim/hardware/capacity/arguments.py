@@ -70,7 +70,13 @@ class EngineArguments:
 
 
 def parse_engine_version(engine_version: str) -> int:
-    """Return NN of a vLLM release ``0.NN`` or ``0.NN.N``."""
+    """Return NN of a vLLM release ``0.NN`` or ``0.NN.N``.
+
+    Raises
+    ------
+    CapacityError
+        When the version is not of that form, or newer than those that are known.
+    """
     matched = _VERSION.fullmatch(str(engine_version).strip()[:40])
     if matched is None:
         raise CapacityError(
@@ -89,7 +95,13 @@ def parse_engine_version(engine_version: str) -> int:
 def resolve_dtypes(
     model: ModelArchitecture, dtype: str, kv_cache_dtype: str
 ) -> tuple[str, str]:
-    """Return the precision of the model and of its KV cache, 'auto' replaced."""
+    """Return the precision of the model and of its KV cache, 'auto' replaced.
+
+    Raises
+    ------
+    CapacityError
+        When a name is unknown.
+    """
     dtype = model.dtype if dtype == "auto" else dtype
     dtype_bytes(dtype)
     if kv_cache_dtype not in {"auto", *KV_CACHE_DTYPE_BYTES}:
@@ -131,7 +143,13 @@ def resolve_batch(
     max_num_batched_tokens: int | None,
     max_num_seqs: int | None,
 ) -> tuple[int, int]:
-    """Return ``max_num_batched_tokens`` and ``max_num_seqs`` of the release."""
+    """Return ``max_num_batched_tokens`` and ``max_num_seqs`` of the release.
+
+    Raises
+    ------
+    CapacityError
+        When a batch could not hold one token of each sequence.
+    """
     if minor >= constants.FIRST_V1_MINOR:
         tokens, seqs = default_batch(gpu, minor)
     else:
@@ -155,7 +173,13 @@ def resolve_batch(
 
 
 def check_positive(name: str, value: object, most: int = MOST_BLOCKS) -> None:
-    """Refuse anything but None or a positive integer of at most `most`."""
+    """Refuse anything but None or a positive integer of at most `most`.
+
+    Raises
+    ------
+    CapacityError
+        Naming the argument.
+    """
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
@@ -176,7 +200,13 @@ def _shown(value: object) -> str:
 
 
 def check_quantity(name: str, value: float | None, *, low: float, high: float) -> None:
-    """Refuse a number that is not in (low, high]."""
+    """Refuse a number that is not in (low, high].
+
+    Raises
+    ------
+    CapacityError
+        Naming the argument.
+    """
     if value is None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -195,7 +225,22 @@ def check_numbers(
     swap_space: float,
     pipeline_parallel_size: int,
 ) -> None:
-    """Refuse numbers that no engine takes."""
+    """Refuse numbers that no engine takes.
+
+    Parameters
+    ----------
+    counts
+        Positive integers by argument; None where the release decides.
+    kv_cache_memory_bytes, gpu_memory_utilization, weights_gib, swap_space
+        Quantities, as of `sim.hardware.capacity.estimate_capacity`.
+    pipeline_parallel_size
+        As of `sim.hardware.capacity.estimate_capacity`.
+
+    Raises
+    ------
+    CapacityError
+        Naming the argument.
+    """
     for name, value in counts.items():
         check_positive(name, value)
     check_positive("kv_cache_memory_bytes", kv_cache_memory_bytes, MOST_BYTES)
@@ -211,7 +256,13 @@ def check_numbers(
 
 
 def check_parallelism(model: ModelArchitecture, tp: int) -> None:
-    """Refuse a tensor-parallel size that does not divide the heads."""
+    """Refuse a tensor-parallel size that does not divide the heads.
+
+    Raises
+    ------
+    CapacityError
+        With the size and the number of heads.
+    """
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads % tp:
         raise CapacityError(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sim.scheduler.hosted.api import VllmApi
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
-    from sim.scheduler.v1.settings import V1Settings
+    from sim.scheduler.v1.settings import Settings
 
 STOP_TOKEN = 1 << 62
 """The token that ends an output; no workload has it."""
@@ -42,7 +42,7 @@ class HostedPreemption(NamedTuple):
 
     request_id: str
     for_request_id: str
-    """The request for which slots were asked last before."""
+    """Whose slots were asked for last before."""
     num_free_blocks_before: int
     num_free_blocks_after: int
 
@@ -87,7 +87,7 @@ class HostedEngine:
     """vLLM's V1 scheduler and KV-cache manager, one request id at a time."""
 
     def __init__(
-        self, api: VllmApi, settings: V1Settings, cache_config: CacheConfig
+        self, api: VllmApi, settings: Settings, cache_config: CacheConfig
     ) -> None:
         self.api = api
         self.scheduler = _make_scheduler(api, settings, cache_config)
@@ -112,7 +112,7 @@ class HostedEngine:
         self._listen()
 
     def _listen(self) -> None:
-        """Note requests that ask for slots or are freed, in the course of a call."""
+        """Note who asks for slots and who is freed, in the course of a call."""
         allocate = self.api.attribute(self._manager, "allocate_slots")
         free = self.api.attribute(self._manager, "free")
 
@@ -257,9 +257,7 @@ class HostedEngine:
         return blocks
 
 
-def _make_scheduler(
-    api: VllmApi, settings: V1Settings, cache_config: CacheConfig
-) -> Any:
+def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig) -> Any:
     """Construct their scheduler from their configuration objects."""
     config = copy.copy(_base_config(api))
     config.scheduler_config = _scheduler_config(api, settings, cache_config)
@@ -312,7 +310,7 @@ def _attention(api: VllmApi, cache_config: CacheConfig) -> Any:
 
 
 def _scheduler_config(
-    api: VllmApi, settings: V1Settings, cache_config: CacheConfig
+    api: VllmApi, settings: Settings, cache_config: CacheConfig
 ) -> Any:
     """Return their scheduler configuration."""
     needed: dict[str, Any] = {

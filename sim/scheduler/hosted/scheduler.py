@@ -27,7 +27,7 @@ from sim.scheduler.hosted.api import load_api, nearest_release
 from sim.scheduler.hosted.engine import STOP_TOKEN, HostedEngine, HostedTokens
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
-from sim.scheduler.v1.settings import V1Settings
+from sim.scheduler.v1.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class HostedSettings(V1Settings):
+class HostedSettings(Settings):
     """Settings of V1 under the installed release.
 
     `engine_version` is the release that is expected, or empty for any; afterwards it is
@@ -58,7 +58,7 @@ class HostedSettings(V1Settings):
                 f"vllm=={self.engine_version}"
             )
         object.__setattr__(self, "engine_version", release)
-        V1Settings.__post_init__(self)
+        Settings.__post_init__(self)
 
 
 class VllmScheduler:
@@ -76,7 +76,7 @@ class VllmScheduler:
         # The engine arguments, under the nearest release that we know.
         self.settings = settings
         self.block_size = cache.block_size
-        self.num_usable_blocks = cache.num_gpu_blocks - 1  # one is the null block
+        self.num_usable_blocks = cache.num_gpu_blocks - 1  # the null block is nobody's
         self.enable_caching = cache.enable_prefix_caching
         self.window = (
             None

@@ -10,22 +10,30 @@ from sim.scheduler.log.lines import Line, Names, TableChanges, names_of, preempt
 if TYPE_CHECKING:
     from sim.scheduler.hosted.scheduler import VllmScheduler
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.scheduler import V1Scheduler
+    from sim.scheduler.v1.scheduler import Scheduler
 
 
 class V1Lines(ABC):
-    """What the lines of the `v1` generation have in common, on either path."""
+    """What the lines of both have in common.
 
-    def __init__(self, names: Names, *, enable_caching: bool) -> None:
+    Parameters
+    ----------
+    scheduler
+        Whose calls are logged.
+    names
+        Of the requests.
+    """
+
+    def __init__(self, scheduler: Any, names: Names) -> None:
+        self.scheduler = scheduler
         self.names = names
-        self.enable_caching = enable_caching
         self._tables = TableChanges()
 
     def batch(self, output: Any) -> Line:
         admitted = {request.request_id for request in output.admitted}
         cached: dict[str, int] = {}
         tables: dict[str, list[Any]] = {}
-        sched = self._decodes(tables)
+        sched: list[list[Any]] = []
         for request, num_tokens in zip(
             output.scheduled, output.num_scheduled_tokens, strict=True
         ):
@@ -40,7 +48,7 @@ class V1Lines(ABC):
             if change := self._change(request, name, is_new=is_new):
                 tables[name] = change
         line: Line = {"sched": sched, "nbt": output.num_batched_tokens}
-        if cached and self.enable_caching:
+        if cached and self.scheduler.enable_caching:
             line["cached"] = cached
         if preempted := preemptions(output, self.names):
             line["preempt"] = preempted
@@ -49,87 +57,69 @@ class V1Lines(ABC):
         return line
 
     @abstractmethod
-    def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
-        """Return entries of decodes ahead of what the output lists as scheduled."""
-
-    @abstractmethod
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         """Return what to log of the table of a scheduled request, if it changed."""
+
+    @abstractmethod
+    def _num_hashes(self) -> int:
+        """Return how many different contents can be found."""
+
+    @abstractmethod
+    def free(self) -> list[int]: ...
 
     def queries(self, output: Any) -> Line:
         del output
         return {}  # one query a request: the batch says it
+
+    def requests(self) -> list[Request]:
+        return [*self.scheduler.waiting, *self.scheduler.running]
+
+    def queues(self) -> Line:
+        line: Line = {
+            "waiting": names_of(self.scheduler.waiting, self.names),
+            "running": names_of(self.scheduler.running, self.names),
+            "free": self.free(),
+        }
+        if self.scheduler.enable_caching:
+            line["hashes"] = self._num_hashes()
+        return line
 
     def forget(self, request: Request) -> None:
         self._tables.forget(self.names[request.request_id])
 
 
 class V1Log(V1Lines):
-    """Lines of the `v1` generation."""
+    """Lines of our scheduler."""
 
-    def __init__(self, scheduler: V1Scheduler, names: Names) -> None:
-        super().__init__(
-            names, enable_caching=scheduler.kv_cache_manager.enable_caching
-        )
-        self.scheduler = scheduler
-
-    def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
-        del tables
-        return []  # the output lists them all
+    scheduler: Scheduler
 
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
-        manager = self.scheduler.kv_cache_manager
-        if not is_new and manager.window is None:
-            new_blocks = request.block_table[self._tables.length(name) :]
-            return self._tables.grow(name, [block.block_id for block in new_blocks])
-        return self._tables.change(name, manager.get_block_ids(request))
+        tables = self.scheduler.tables
+        if is_new or self.scheduler.window is not None:
+            return self._tables.change(name, tables.block_ids(request))
+        num_logged = self._tables.length(name)
+        if tables.num_blocks(request) == num_logged:
+            return None
+        return self._tables.grow(name, tables.block_ids(request)[num_logged:])
 
-    def requests(self) -> list[Request]:
-        return [*self.scheduler.waiting, *self.scheduler.running]
-
-    def queues(self) -> Line:
-        scheduler = self.scheduler
-        line: Line = {
-            "waiting": names_of(scheduler.waiting, self.names),
-            "running": names_of(scheduler.running, self.names),
-            "free": self.free(),
-        }
-        if self.enable_caching:
-            line["hashes"] = len(scheduler.kv_cache_manager.block_pool.cached_blocks)
-        return line
+    def _num_hashes(self) -> int:
+        return self.scheduler.tables.num_contents
 
     def free(self) -> list[int]:
-        return [self.scheduler.kv_cache_manager.block_pool.num_free_blocks]
+        return [self.scheduler.tables.num_free_blocks]
 
 
 class VllmLog(V1Lines):
-    """Lines of the `v1` generation, as the installed vLLM decides."""
+    """Lines of the installed vLLM."""
 
-    def __init__(self, scheduler: VllmScheduler, names: Names) -> None:
-        super().__init__(names, enable_caching=scheduler.enable_caching)
-        self.scheduler = scheduler
-
-    def _decodes(self, tables: dict[str, list[Any]]) -> list[list[Any]]:
-        del tables
-        return []  # the output lists them all
+    scheduler: VllmScheduler
 
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         del is_new
         return self._tables.change(name, self.scheduler.block_ids(request))
 
-    def requests(self) -> list[Request]:
-        return [*self.scheduler.waiting, *self.scheduler.running]
-
-    def queues(self) -> Line:
-        scheduler = self.scheduler
-        line: Line = {
-            "waiting": names_of(scheduler.waiting, self.names),
-            "running": names_of(scheduler.running, self.names),
-            "free": self.free(),
-        }
-        if self.enable_caching:
-            line["hashes"] = scheduler.engine.num_cached_hashes
-        return line
+    def _num_hashes(self) -> int:
+        return self.scheduler.engine.num_cached_hashes
 
     def free(self) -> list[int]:
         return [self.scheduler.engine.num_free_blocks]

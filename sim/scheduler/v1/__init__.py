@@ -8,18 +8,19 @@ from sim.costs.base import GraphRule, SwapRule
 from sim.scheduler.generation import Generation, Parts
 
 if TYPE_CHECKING:
-    from sim.scheduler.v1.scheduler import V1Scheduler
+    from sim.scheduler.v1.scheduler import Scheduler, V1Scheduler
+    from sim.scheduler.v1.settings import Settings
 
-__all__ = ["V1", "V1Scheduler"]
+__all__ = ["V1", "Scheduler", "Settings", "V1Scheduler"]
 
 
 def _parts() -> Parts:
     from cache.v1.policies import CACHE_POLICIES, CachePolicy
     from sim.scheduler.log.v1 import V1Log
-    from sim.scheduler.v1.scheduler import V1Scheduler
-    from sim.scheduler.v1.settings import V1Settings
+    from sim.scheduler.v1.scheduler import Scheduler
+    from sim.scheduler.v1.settings import Settings
 
-    return Parts(V1Scheduler, V1Settings, V1Log, CACHE_POLICIES, CachePolicy)
+    return Parts(Scheduler, Settings, V1Log, CACHE_POLICIES, CachePolicy)
 
 
 V1 = Generation(
@@ -55,6 +56,8 @@ V1 = Generation(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "V1Scheduler":
-        return V1.parts().scheduler
+    from sim.scheduler.v1 import scheduler
+
+    if name in ("Scheduler", "Settings", "V1Scheduler"):
+        return getattr(scheduler, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cache.v1.sliding_window import SlidingWindow
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.settings import V1Settings
+    from sim.scheduler.v1.settings import Settings
 
 
 def admission_error(
     request: Request,
-    settings: V1Settings,
+    settings: Settings,
     num_usable_blocks: int,
     block_size: int,
     window: SlidingWindow | None = None,
@@ -52,7 +52,7 @@ def admission_error(
     return None
 
 
-def _budget_error(length: int, settings: V1Settings) -> str | None:
+def _budget_error(length: int, settings: Settings) -> str | None:
     """Say that a sequence, preempted at this length, would block the queue.
 
     It is computed again in one piece where prompts are not chunked, output included.
@@ -68,7 +68,7 @@ def _budget_error(length: int, settings: V1Settings) -> str | None:
 
 
 def _most_blocks(
-    length: int, settings: V1Settings, block_size: int, window: SlidingWindow | None
+    length: int, settings: Settings, block_size: int, window: SlidingWindow | None
 ) -> int:
     """Return how many blocks a sequence of this length ever needs at a time."""
     num_blocks = -(-length // block_size)

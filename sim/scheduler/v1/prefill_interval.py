@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sim.scheduler.request import Request
-
-
-def is_prefilling(request: Request) -> bool:
-    """Whether the latest chunk of a running request left tokens to compute.
-
-    `V1Scheduler` leaves 0 quiet tokens behind such a chunk, and the cache manager at
-    least 1 behind any other.
-    """
-    return not request.num_quiet_tokens
-
 
 class PrefillInterval:
     """At most one step in `interval` computes prompts, unless a backlog waits.
@@ -40,15 +24,15 @@ class PrefillInterval:
         self._last_prefill = -interval
         self._has_backlog = False
 
-    def holds(self, running: Iterable[Request]) -> bool:
-        """Whether the call that begins must leave prefill alone. O(running).
+    def holds(self, *, has_decodes: bool) -> bool:
+        """Whether the call that begins must leave prefill alone.
 
-        Without a decode there is nobody to protect, and the prefill goes on.
+        Without a decode there is none to protect, and the prefill goes on.
         """
         return (
             not self._has_backlog
             and self._num_steps + 1 - self._last_prefill < self.interval
-            and not all(is_prefilling(request) for request in running)
+            and has_decodes
         )
 
     def saw_queue(self, num_waiting: int) -> None:
@@ -61,3 +45,8 @@ class PrefillInterval:
             self._num_steps += 1
         if carries_prefill:
             self._last_prefill = self._num_steps
+
+    def stepped_quietly(self, num_steps: int) -> None:
+        """Note steps of decodes only, while no request waits."""
+        self._num_steps += num_steps
+        self._has_backlog = False

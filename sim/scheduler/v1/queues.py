@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,11 +21,7 @@ def urgency(request: Request) -> tuple[int, float, int]:
 
 
 class RequestQueue(Protocol):
-    """Requests that hold no blocks, in the order in which they are admitted.
-
-    A policy of one's own may declare ``exact_on_fast_path``; without it, runs are
-    taken step by step.
-    """
+    """Requests that hold no blocks, in the order in which they are admitted."""
 
     def add_request(self, request: Request) -> None:
         """Queue an arrival."""
@@ -59,10 +55,7 @@ class RequestQueue(Protocol):
 
 
 class FCFSRequestQueue(deque["Request"]):
-    """First come, first served; who was preempted comes before who has not begun."""
-
-    exact_on_fast_path: ClassVar[bool] = True
-    """The victim is the last that runs, and nobody overtakes; see `sim.fast`."""
+    """First come, first served; preempted requests come before those not begun yet."""
 
     def add_request(self, request: Request) -> None:
         """Queue an arrival at the back."""
@@ -87,9 +80,6 @@ class FCFSRequestQueue(deque["Request"]):
 
 class PriorityRequestQueue:
     """The most urgent first, whether it was preempted or has just arrived: a heap."""
-
-    exact_on_fast_path: ClassVar[bool] = False
-    """The victim may stand anywhere among those that run."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, int], Request]] = []

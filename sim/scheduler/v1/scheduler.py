@@ -2,25 +2,76 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, fields
+from inspect import Parameter, Signature
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
+from cache.v1.id_tables import IdTables
+from cache.v1.runs.tables import RunTables
+from sim.costs.base import BatchShape
+from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.base import SchedulerOutput
-from sim.scheduler.v1.batch import V1Batch
-from sim.scheduler.v1.prefill_interval import PrefillInterval, is_prefilling
-from sim.scheduler.v1.settings import V1Settings
-from sim.scheduler.v1.state import V1State
+from sim.scheduler.settings import CacheConfig
+from sim.scheduler.v1.holdings import Holdings
+from sim.scheduler.v1.policies import AdmissionDesk
+from sim.scheduler.v1.prefill_interval import PrefillInterval
+from sim.scheduler.v1.queues import urgency
+from sim.scheduler.v1.settings import Settings
+from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
+from sim.scheduler.views import WaitingRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from cache.block import KVCacheBlock
-    from cache.v1.policies.base import CachePolicy
-    from sim.scheduler.admission.base import AdmissionRule
+    from cache.v1.tables import Found, QuickTables
     from sim.scheduler.request import Request
-    from sim.scheduler.victims.base import VictimPolicy
+
+Shape = tuple[int, int, int, int, int, int]
+"""The first six fields of `BatchShape`: V1 moves no blocks."""
+
+_running_order = attrgetter("order")
 
 
-class V1Scheduler(V1State):
+class Plan:
+    """Tokens that running requests get in the batch that is being formed.
+
+    Parameters
+    ----------
+    budget
+        Tokens that may be scheduled.
+    counts_decodes
+        Whether decodes draw from it; otherwise one token each was set aside for them.
+
+    Attributes
+    ----------
+    num_tokens
+        By request; of prompts only unless decodes are counted.
+    num_to_pass
+        Requests that come next and get no token.
+    """
+
+    __slots__ = ("budget", "counts_decodes", "num_to_pass", "num_tokens")
+
+    def __init__(self, budget: int, *, counts_decodes: bool) -> None:
+        self.budget = budget
+        self.counts_decodes = counts_decodes
+        self.num_tokens: dict[Request, int] = {}
+        self.num_to_pass = 0
+
+    def add(self, request: Request, num_tokens: int, *, is_decode: bool) -> None:
+        if self.counts_decodes or not is_decode:
+            self.budget -= num_tokens
+            self.num_tokens[request] = num_tokens
+
+    def give_back(self, victim: Request, *, is_decode: bool) -> None:
+        """Take back what a victim was to get."""
+        self.budget += self.num_tokens.pop(victim, 0)
+        if is_decode and not self.counts_decodes:
+            self.budget += 1
+
+
+class Scheduler(Holdings):
     """One token budget a step, shared out in the order of the queues.
 
     There is no prefill or decode phase: every request has tokens that are known and
@@ -31,54 +82,29 @@ class V1Scheduler(V1State):
     1. Running requests come first, in order. Where blocks run out, the last running
        request (or, by priority, the least urgent one) is preempted, and again, until
        the blocks suffice or the request has preempted itself.
-    2. If nobody was preempted, waiting requests are admitted from the head of the
+    2. If none was preempted, waiting requests are admitted from the head of the
        queue, strictly in order, while budget, ``max_num_seqs`` and blocks last.
+
+    A decode computes one token a step. It stands on a clock (`DecodeClock`), and is
+    looked at only in steps in which it opens or fills a block, or if a rule has to
+    choose among all that run.
 
     Parameters
     ----------
-    num_gpu_blocks
-        Size of the block pool, the null block included.
-    block_size
-        Tokens a block.
-    max_num_batched_tokens
-        Token budget of a step.
-    max_num_seqs
-        Most requests that run at a time.
-    max_model_len
-        Longest sequence, prompt and output.
-    enable_prefix_caching
-        Whether full blocks are found again by their content.
-    long_prefill_token_threshold
-        Most tokens of one request in a step; 0 for no such limit.
-    enable_chunked_prefill
-        Whether a waiting request may be admitted with part of its tokens.
-    scheduling_policy
-        ``"fcfs"``, or ``"priority"``: the smallest `Request.priority` first.
-    sliding_window
-        Tokens that attention looks back, or None for all.
-    engine_version
-        Release whose rules are followed; see `sim.scheduler.v1.dialect`.
-    watermark
-        Share of the pool that admissions leave free while something runs.
-    scheduler_reserve_full_isl
-        Admit a request only if all its known tokens would fit; None for the
-        release's default.
-    long_prefill_token_threshold_adaptive
-        Raise the threshold to a fair share of the budget.
-    max_num_active_seqs
-        Limit on running requests below `max_num_seqs`, or None.
-    prefill_schedule_interval
-        Steps from one with prefill to the next while decodes run; 1 for no such rule.
-    max_num_scheduled_tokens
-        Token budget below `max_num_batched_tokens`, or None.
-    evictor
-        What makes the policy by which cached blocks are evicted; None for the
-        release's own order.
-    preemption_victim
-        Who is preempted, or None for the engine's own rule; see
-        `sim.scheduler.victims`.
-    admission
-        Asked beside the engine's own rules, or None; see `sim.scheduler.admission`.
+    settings
+        The engine's arguments.
+    cache
+        The KV cache; its ``watermark`` is not read, that of `settings` is.
+
+    Attributes
+    ----------
+    prompts
+        What `prefilling` computes in the latest batch, in order: request, and tokens
+        computed before and after.
+    passed_over
+        Decodes that run and get no token in the latest batch.
+    num_recomputed_tokens
+        Tokens of that batch that had been computed before.
 
     Raises
     ------
@@ -93,298 +119,536 @@ class V1Scheduler(V1State):
 
     generation = "v1"
 
-    def __init__(
-        self,
-        num_gpu_blocks: int,
-        block_size: int,
-        *,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        enable_prefix_caching: bool = True,
-        long_prefill_token_threshold: int = 0,
-        enable_chunked_prefill: bool = True,
-        scheduling_policy: str = "fcfs",
-        sliding_window: int | None = None,
-        engine_version: str = "0.33",
-        watermark: float = 0.0,
-        scheduler_reserve_full_isl: bool | None = None,
-        long_prefill_token_threshold_adaptive: bool = False,
-        max_num_active_seqs: int | None = None,
-        prefill_schedule_interval: int = 1,
-        max_num_scheduled_tokens: int | None = None,
-        evictor: Callable[[], CachePolicy] | None = None,
-        preemption_victim: VictimPolicy | None = None,
-        admission: AdmissionRule | None = None,
-    ) -> None:
-        settings = V1Settings(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            enable_chunked_prefill=enable_chunked_prefill,
-            scheduling_policy=scheduling_policy,
-            engine_version=engine_version,
-            watermark=watermark,
-            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-            long_prefill_token_threshold_adaptive=long_prefill_token_threshold_adaptive,
-            max_num_active_seqs=max_num_active_seqs,
-            prefill_schedule_interval=prefill_schedule_interval,
-            max_num_scheduled_tokens=max_num_scheduled_tokens,
+    def __init__(self, settings: Settings, cache: CacheConfig) -> None:
+        super().__init__(settings, cache)
+        self.dialect = dialect = settings.dialect
+        self.prompts: list[tuple[Request, int, int]] = []
+        self.passed_over: list[Request] = []
+        self.num_recomputed_tokens = 0
+        self._first_admitted = 0
+        tables = self.tables
+        self._ids = tables if isinstance(tables, IdTables) else None
+        self._quick: QuickTables | None = (
+            tables if isinstance(tables, IdTables | RunTables) else None
         )
-        super().__init__(
-            settings,
-            num_gpu_blocks,
-            block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            sliding_window=sliding_window,
-            evictor=evictor,
-            preemption_victim=preemption_victim,
-            admission=admission,
-        )
-        self.max_num_scheduled_tokens = max_num_scheduled_tokens
-        self._skips_heads = (
-            not enable_chunked_prefill and self.dialect.skips_over_budget_heads
-        )
-        self._watermark_blocks = int(watermark * num_gpu_blocks)
-        self._interval = (
-            PrefillInterval(prefill_schedule_interval)
-            if prefill_schedule_interval > 1 and self.dialect.spaces_prefills
-            else None
-        )
-        window = self.kv_cache_manager.window
+        self._budget = settings.token_budget
+        self._most_running = settings.most_running
         self._most_held_blocks = (
             None
-            if window is None
-            else window.most_held_blocks(max_num_batched_tokens, max_model_len)
+            if self.window is None
+            else self.window.most_held_blocks(
+                settings.max_num_batched_tokens, settings.max_model_len
+            )
+        )
+        self._threshold = settings.long_prefill_token_threshold
+        self._interval = (
+            PrefillInterval(settings.prefill_schedule_interval)
+            if settings.prefill_schedule_interval > 1 and dialect.spaces_prefills
+            else None
+        )
+        self._holds_prefill = self._carries_prefill = False
+        self._skips_heads = (
+            not settings.enable_chunked_prefill and dialect.skips_over_budget_heads
+        )
+        self._set_policies(settings, cache.num_gpu_blocks)
+
+    def _set_policies(self, settings: Settings, num_gpu_blocks: int) -> None:
+        victim, admission = settings.preemption_victim, settings.admission
+        self._by_priority = settings.scheduling_policy == "priority"
+        self._choice = None if victim is None else VictimChoice(victim, self)
+        self._reason = (
+            self._choice.reason
+            if self._choice is not None
+            else LowestPriority.reason
+            if self._by_priority
+            else LatestArrival.reason
+        )
+        # Two admission rules are those of newer releases under other names.
+        self._watermark_blocks = int(settings.watermark * num_gpu_blocks)
+        self._asks_for_full_prompt = type(admission) is FullPrompt
+        self._desk: AdmissionDesk | None = None
+        if type(admission) is Watermark:
+            self._watermark_blocks += admission.num_spare_blocks(num_gpu_blocks)
+        elif admission is not None and not self._asks_for_full_prompt:
+            size = num_gpu_blocks, self.block_size
+            self._desk = AdmissionDesk(admission, self, *size)
+        # Whether what keeps the head out cannot end by itself; see `_fits`.
+        self._heads_stay_blocked = (
+            self._quick is not None
+            and self._desk is None
+            and self._interval is None
+            and not self._skips_heads
+            and not settings.long_prefill_token_threshold_adaptive
         )
 
     # -- a step ---------------------------------------------------------------
 
     def schedule(self, now_s: float) -> SchedulerOutput:
-        """Form the batch of the next step.
+        """Form the batch of the next step as an object.
 
         Computed tokens advance at once, before the step's output exists, as the
         real engine does at the end of the call.
         """
-        output = SchedulerOutput()
-        interval = self._interval
-        budget = self.max_num_scheduled_tokens or self.max_num_batched_tokens
-        batch = V1Batch(budget)
-        batch.threshold = self._threshold() if self.long_prefill_token_threshold else 0
-        batch.holds_prefill = interval is not None and interval.holds(self.running)
-        batch.carries_prefill = False
-        if self._plans_first:
-            self._schedule_running_by_plan(output, batch)
-        else:
-            self._schedule_running(output, batch)
-        if not output.preemptions:
-            if self.waiting:
-                self._schedule_waiting(output, batch, now_s)
-            if interval is not None and not batch.holds_prefill:
-                interval.saw_queue(len(self.waiting))
-        num_tokens = budget - batch.budget
-        if interval is not None:
-            interval.stepped(num_tokens, carries_prefill=batch.carries_prefill)
-        output.shape = batch.shape()
-        output.num_recomputed_tokens = batch.num_recomputed_tokens
-        # Nothing has moved, so nothing will. Or the last running request gave up its
-        # own blocks with the pool to itself: it can never be served, and would come
-        # back for ever.
-        output.stuck = not output.scheduled and not (
-            output.preemptions and self.running
-        )
-        self._num_logical_tokens += num_tokens
-        return output
+        return self.output(self.form(now_s))
 
-    def _threshold(self) -> int:
-        """Most tokens of one request in the call that begins; 0 for no limit."""
-        threshold = self.long_prefill_token_threshold
+    def form(self, now_s: float) -> Shape:
+        """Form the batch of the next step, moving blocks and queues; return its shape.
+
+        What was decided stands in `prompts`, `completing`, `passed_over` and
+        `preemptions`.
+        """
+        if self.preemptions:
+            self.preemptions = []
+        if self.passed_over:
+            self.passed_over = []
+        self.prompts = []
+        self.num_recomputed_tokens = 0
+        interval = self._interval
+        if self.settings.long_prefill_token_threshold:
+            self._set_threshold()
+        if interval is not None:
+            self._carries_prefill = False
+            has_decodes = self.clock.num_decodes > 0
+            self._holds_prefill = interval.holds(has_decodes=has_decodes)
+        budget = self._schedule_running()
+        self.step += 1
+        self._first_admitted = self._num_admitted
+        if not self.preemptions:
+            if self.waiting:
+                self._schedule_waiting(budget, now_s)
+            if interval is not None and not self._holds_prefill:
+                interval.saw_queue(len(self.waiting))
+        shape = self._shape()
+        if interval is not None:
+            num_tokens = shape[0] + shape[3]
+            interval.stepped(num_tokens, carries_prefill=self._carries_prefill)
+        return shape
+
+    def _set_threshold(self) -> None:
+        """Note the most tokens of one request in the call that begins."""
+        self._threshold = self.settings.long_prefill_token_threshold
         if self.dialect.spares_lone_requests:
             num_requests = len(self.running) + len(self.waiting)
             if num_requests <= 1:
-                return 0
-            if self.settings.long_prefill_token_threshold_adaptive:
-                return max(threshold, self.max_num_batched_tokens // num_requests)
-        return threshold
+                self._threshold = 0
+            elif self.settings.long_prefill_token_threshold_adaptive:
+                share = self.settings.max_num_batched_tokens // num_requests
+                self._threshold = max(self._threshold, share)
 
-    def _schedule_running(self, output: SchedulerOutput, batch: V1Batch) -> None:
-        """Let running requests catch up, in order, preempting from the tail."""
-        scheduled = output.scheduled
-        num_scheduled_tokens = output.num_scheduled_tokens
-        budget = batch.budget
-        num_decodes = num_context_tokens = num_passed_over = 0
-        # The list may lose its tail while it is walked; a list iterator stops there.
-        for request in self.running:
-            if not budget:
+    # -- running requests -----------------------------------------------------
+
+    def _schedule_running(self) -> int:
+        """Let running requests catch up, in order; return the budget that is left."""
+        step, clock, quick = self.step, self.clock, self._quick
+        budget = self._budget - clock.num_decodes
+        prefilling = self.prefilling
+        if budget < 0 or (prefilling and not self._all_decodes_get_on(budget)):
+            return self._serve(list(self.running), self._budget, counts_decodes=True)
+        opening = clock.opening(step)
+        if (
+            quick is None
+            or len(opening) > quick.num_free_blocks
+            or (prefilling and not self._runs_behind_decodes(next(iter(prefilling))))
+        ):
+            return self._serve(self._in_need(step), budget)
+        if opening:
+            quick.append_blocks(opening)
+        if self.enable_caching:
+            quick.register_blocks(clock.filling(step))
+        return self._serve(list(prefilling), budget) if prefilling else budget
+
+    def _all_decodes_get_on(self, budget: int) -> bool:
+        """Whether every decode gets its token, whichever requests are preempted.
+
+        `budget` is what all decodes leave of it.
+        """
+        for request in self.prefilling:
+            num_tokens = self._next_chunk(request)
+            if not (num_tokens or self.dialect.steps_back_for_unplanned_victims):
+                return False
+            budget -= num_tokens
+            if budget < 0:
+                return self._runs_behind_decodes(request)
+        return True
+
+    def _runs_behind_decodes(self, request: Request) -> bool:
+        for other in reversed(self.running):
+            if other is request:
                 break
-            num_tokens = request.num_tokens
-            if num_tokens <= request.num_quiet_tokens:
-                # A plain decode, by far the most frequent case: one token is
-                # missing, it has its slot, and it completes no block.
-                request.num_computed_tokens = num_tokens
-                num_context_tokens += num_tokens
-                num_decodes += 1
-                budget -= 1
-                scheduled.append(request)
-                num_scheduled_tokens.append(1)
-                continue
-            num_new_tokens = 1
-            was_prefilling = is_prefilling(request)
-            if was_prefilling or request.num_computed_tokens + 1 < num_tokens:
-                num_new_tokens = min(self._next_chunk(request, batch), budget)
-                if num_new_tokens <= 0:
-                    num_passed_over += 1
-                    continue
-            if not self._allocate_or_preempt(request, num_new_tokens, output):
-                break  # the request has preempted itself; it was the last
-            if was_prefilling:
-                batch.carries_prefill = True
-            budget -= num_new_tokens
-            self._advance(request, num_new_tokens, output, batch)
-        for request in self.running[len(scheduled) + num_passed_over :]:
-            # No budget left for it: its tokens stop coming one a step. Those ahead
-            # never take more than when it was admitted, so this takes a budget that
-            # shrinks meanwhile, or a threshold that grows.
-            request.end_streak()
-        batch.budget = budget
-        batch.num_decodes += num_decodes
-        batch.num_decode_context_tokens += num_context_tokens
+            if other not in self.prefilling:
+                return False
+        return True
 
-    def _next_chunk(self, request: Request, batch: V1Batch) -> int:
-        """Tokens that a running request asks for, whatever the budget; 0 for none."""
-        if batch.holds_prefill and is_prefilling(request):
+    def _in_need(self, step: int) -> list[Request]:
+        """Return what opens, fills or gives up a block, or has a chunk to compute.
+
+        With a sliding window, a decode gives up a block every `block_size` steps, and
+        all those behind its prompt's window in its first.
+        """
+        clock = self.clock
+        in_need = self.prefilling | clock.opening(step)
+        if self.enable_caching:
+            in_need |= clock.filling(step)
+        if self.window is not None:
+            in_need |= clock.opening(step + 1 - self.window.window)
+            in_need |= {each: None for each in self._unseen if each in self.running}
+            self._unseen = []
+        return sorted(in_need, key=_running_order)
+
+    def _next_chunk(self, request: Request) -> int:
+        """Tokens that a prompt in mid-way asks for, whatever the budget; 0 for none."""
+        if self._holds_prefill:
             return 0
         num_computed_tokens = request.num_computed_tokens
+        num_tokens = request.num_tokens - num_computed_tokens
+        if 0 < self._threshold < num_tokens:
+            num_tokens = self._threshold
         # The last position is never computed: nothing can be sampled behind it. So
         # a prompt of that length, admitted unchecked, stays in mid-way for ever.
-        return min(
-            batch.limited(request.num_tokens - num_computed_tokens),
-            self.max_model_len - 1 - num_computed_tokens,
-        )
+        return max(min(num_tokens, self.max_model_len - 1 - num_computed_tokens), 0)
+
+    def _serve(
+        self, requests: Iterable[Request], budget: int, *, counts_decodes: bool = False
+    ) -> int:
+        """Get running requests their slots, in order; return the budget that is left.
+
+        A victim may stand ahead, with its tokens planned already, so nothing advances
+        before all is planned. `requests` are all that run if decodes are counted;
+        otherwise other decodes get their token without a look.
+        """
+        plan = Plan(budget, counts_decodes=counts_decodes)
+        running, prefilling = self.running, self.prefilling
+        for request in requests:
+            if request not in running:
+                continue  # preempted for one ahead
+            if counts_decodes and not plan.budget:
+                break
+            if plan.num_to_pass:
+                plan.num_to_pass -= 1
+                continue
+            is_decode, num_new_tokens = request not in prefilling, 1
+            if not is_decode:
+                num_new_tokens = min(self._next_chunk(request), plan.budget)
+                if not num_new_tokens:
+                    continue
+            if self._allocate_or_preempt(request, num_new_tokens, plan):
+                self._carries_prefill |= not is_decode
+                plan.add(request, num_new_tokens, is_decode=is_decode)
+            elif not self.dialect.passes_over_self_preempted:
+                if not counts_decodes:
+                    order = request.order
+                    self._pass_over(each for each in running if each.order > order)
+                break
+        if counts_decodes:
+            self._pass_over(each for each in running if each not in plan.num_tokens)
+        for request, num_new_tokens in plan.num_tokens.items():
+            if request in prefilling:
+                self._compute(request, num_new_tokens)
+        return plan.budget
 
     def _allocate_or_preempt(
-        self, request: Request, num_new_tokens: int, output: SchedulerOutput
+        self, request: Request, num_new_tokens: int, plan: Plan
     ) -> bool:
         """Get slots for `request`; False if that took its own preemption."""
-        manager = self.kv_cache_manager
-        while not manager.allocate_slots(request, num_new_tokens):
-            victim = self.running.pop()
-            output.preemptions.append(self._preempt(victim, request))
+        before = self.num_computed_tokens(request)
+        num_tokens = min(before + num_new_tokens, self._most_slots)
+        while not self.tables.extend(request, num_tokens, before):
+            victim = self._victim(request)
+            if plan.counts_decodes and victim.order < request.order:
+                # It stands ahead, so the position moves back with the others. In some
+                # releases it does not for one without tokens: the next is passed over.
+                plan.num_to_pass += not (
+                    victim in plan.num_tokens
+                    or self.dialect.steps_back_for_unplanned_victims
+                )
+            plan.give_back(victim, is_decode=victim not in self.prefilling)
+            if self._choice is not None:
+                self._choice.note(victim)
+            self._preempt(victim, request, self._reason)
             if victim is request:
                 return False
         return True
 
-    def _schedule_running_by_plan(
-        self, output: SchedulerOutput, batch: V1Batch
-    ) -> None:
-        """Let running requests catch up, in order, preempting the least urgent.
+    def _victim(self, needs: Request) -> Request:
+        """Choose the running request that loses its blocks; it may be `needs`."""
+        if self._choice is not None:
+            return self._choice.victim(self.running, needs)
+        if self._by_priority:
+            return max(self.running, key=urgency)
+        return next(reversed(self.running))
 
-        Or whom a policy names, as if the release's own had named it. That one may stand
-        ahead, with its tokens planned already; so nothing
-        advances before all is planned.
-        """
-        running = self.running
-        planned: dict[Request, int] = {}
-        index = 0
-        while index < len(running) and batch.budget:
-            request = running[index]
-            index += 1
-            if request.num_tokens <= request.num_quiet_tokens:
-                planned[request] = 1  # a plain decode, as above
-                batch.budget -= 1
-                continue
-            num_new_tokens = min(self._next_chunk(request, batch), batch.budget)
-            if num_new_tokens <= 0:
-                continue
-            was_prefilling = is_prefilling(request)
-            while not self.kv_cache_manager.allocate_slots(request, num_new_tokens):
-                victim = self._victim(request)
-                if victim in planned or self.dialect.steps_back_for_unplanned_victims:
-                    index -= running.index(victim) < index
-                running.remove(victim)
-                batch.budget += planned.pop(victim, 0)
-                output.preemptions.append(self._preempt(victim, request))
-                if victim is request:
-                    break
-            else:
-                if was_prefilling:
-                    batch.carries_prefill = True
-                batch.budget -= num_new_tokens
-                planned[request] = num_new_tokens
-                continue
-            if not self.dialect.passes_over_self_preempted:
-                break
-        for request, num_new_tokens in planned.items():
-            self._advance(request, num_new_tokens, output, batch)
-        for request in running:
-            if request not in planned:
-                request.end_streak()
+    def _pass_over(self, requests: Iterable[Request]) -> None:
+        """Let the decodes among running requests get no token in this step."""
+        self.passed_over = [each for each in requests if each not in self.prefilling]
+        for request in self.passed_over:
+            self.clock.wait(request)
+        if self.window is not None:
+            self._unseen = self.passed_over.copy()
 
-    def _schedule_waiting(
-        self, output: SchedulerOutput, batch: V1Batch, now_s: float
-    ) -> None:
+    # -- waiting requests -----------------------------------------------------
+
+    def _schedule_waiting(self, budget: int, now_s: float) -> None:
         """Admit from the head of the queue while everything lasts."""
-        waiting = self.waiting
-        manager = self.kv_cache_manager
-        pool = manager.block_pool
-        most_running = self.settings.most_running
+        waiting, running, tables = self.waiting, self.running, self.tables
         set_aside: list[Request] = []
-        while waiting and batch.budget and len(self.running) < most_running:
+        self._is_admitting = True
+        while waiting and budget and len(running) < self._most_running:
             request = waiting.peek_request()
-            if (
-                not pool.num_free_blocks
-                and not self._skips_heads
-                and request.num_tokens <= self.max_model_len
-            ):
-                break  # a token at least gets a slot, so a block at least is taken
-            hits = manager.get_computed_blocks(request)
-            num_hits = len(hits) * manager.block_size
-            num_missing_tokens = request.num_tokens - num_hits
-            if batch.holds_prefill and num_missing_tokens > 1:
+            if request is self._blocked_head and not tables.watch_hit:
                 break
-            num_new_tokens = batch.limited(num_missing_tokens)
-            if num_new_tokens > batch.budget:
+            found = tables.find(request, request.num_tokens)
+            num_hits = found.num_blocks * self.block_size
+            num_missing_tokens = request.num_tokens - num_hits
+            if self._holds_prefill and num_missing_tokens > 1:
+                break
+            num_new_tokens = num_missing_tokens
+            if 0 < self._threshold < num_new_tokens:
+                num_new_tokens = self._threshold
+            if num_new_tokens > budget:
                 if self._skips_heads:
                     set_aside.append(waiting.pop_request())
                     continue
                 if not self.settings.enable_chunked_prefill:
                     break
-                num_new_tokens = batch.budget
-            if not self._allocate_waiting(request, num_new_tokens, hits):
+                num_new_tokens = budget
+            num_tokens = num_hits + num_new_tokens
+            if not self._fits(request, num_tokens, found):
                 break
             waiting.pop_request()
+            self._look_again()
+            tables.begin(request, min(num_tokens, self._most_slots), found)
             self._admit(request, num_hits, now_s)
-            output.admitted.append(request)
-            batch.carries_prefill |= num_missing_tokens > 1
-            batch.budget -= num_new_tokens
-            self._advance(request, num_new_tokens, output, batch)
+            self._carries_prefill |= num_missing_tokens > 1
+            budget -= num_new_tokens
+            self._compute(request, num_new_tokens)
         if set_aside:
             waiting.prepend_requests(set_aside)
+        self._is_admitting = False
 
-    def _allocate_waiting(
-        self, request: Request, num_new_tokens: int, hits: Sequence[KVCacheBlock]
-    ) -> bool:
-        """Get the first slots of a waiting request; False if it must wait."""
-        manager = self.kv_cache_manager
-        num_spare_blocks = self._watermark_blocks if self.running else 0
-        reserves_full = self.settings.reserve_full_isl
-        if reserves_full and not manager.can_hold_all(
-            request.num_tokens,
-            hits,
-            num_spare_blocks=num_spare_blocks,
-            most_blocks=self._most_held_blocks,
-        ):
-            return False
-        desk = self._admission_desk
-        if desk is not None and self.running:
-            head = desk.head(
-                request,
-                num_new_tokens,
-                hits,
-                reserves_full=reserves_full,
-                most_blocks=self._most_held_blocks,
+    def _fits(self, request: Request, num_tokens: int, found: Found) -> bool:
+        """Whether the head gets its first slots, up to token `num_tokens`.
+
+        If not, it is not looked at again before that could change: more blocks are
+        needed, and fewer free, with every block that decodes take, whether or not
+        it is one that was found. Only where the budget cuts the prompt, a hit that
+        is lost might lower what is needed now, so there every call looks.
+        """
+        block_size, is_alone = self.block_size, not self.running
+        num_free = self.tables.num_free_blocks
+        if not is_alone:
+            num_free -= self._watermark_blocks
+        num_beside = found.num_revived - found.num_blocks
+        num_blocks = -(-min(num_tokens, self._most_slots) // block_size) + num_beside
+        num_whole = request.num_tokens
+        num_all = -(-min(num_whole, self._most_slots) // block_size)
+        if self._most_held_blocks is not None and self._most_held_blocks < num_all:
+            num_all = max(self._most_held_blocks, found.num_blocks)
+        num_all += num_beside
+        reserves_all = self.settings.reserve_full_isl or (
+            self._asks_for_full_prompt and not is_alone
+        )
+        num_needed = max(num_blocks, num_all) if reserves_all else num_blocks
+        if num_needed <= num_free:
+            if self._desk is None or is_alone:
+                return True
+            head = WaitingRequest(
+                request, num_needed_blocks=num_needed, num_full_blocks=num_all
             )
-            if not desk.admits(head, num_spare_blocks, self.running):
-                return False
-        return manager.allocate_slots(request, num_new_tokens, hits, num_spare_blocks)
+            return self._desk.admits(head, num_free, self.running)
+        if self._heads_stay_blocked and (
+            reserves_all or num_tokens == num_whole or not self.enable_caching
+        ):
+            self._blocked_head = request
+            self.tables.watch(request, num_whole, found)
+        return False
+
+    # -- the batch ------------------------------------------------------------
+
+    def _compute(self, request: Request, num_new_tokens: int) -> None:
+        """Put tokens of `request`, whose slots are there, into the batch."""
+        before = request.num_computed_tokens
+        after = request.num_computed_tokens = before + num_new_tokens
+        self.num_chunk_tokens += num_new_tokens
+        if before < request.num_recompute_tokens:
+            num_again = min(after, request.num_recompute_tokens) - before
+            request.num_recomputed_tokens += num_again
+            self.num_recomputed_tokens += num_again
+        self.prompts.append((request, before, after))
+        if after == request.num_tokens:
+            self.completing.append(request)
+
+    def _shape(self) -> Shape:
+        """Count the decodes on the clock, and prompts beside them."""
+        clock, step = self.clock, self.step - 1
+        num_decodes = clock.num_decodes
+        num_context_tokens = clock.num_base_tokens + num_decodes * step
+        for request in self.passed_over:
+            num_decodes -= 1
+            num_context_tokens -= request.base_tokens + step
+        num_prefills = num_tokens = num_prefill_context_tokens = num_pairs = 0
+        for _, before, after in self.prompts:
+            num_new_tokens = after - before
+            if num_new_tokens == 1:
+                num_decodes += 1
+                num_context_tokens += after
+            else:
+                num_prefills += 1
+                num_tokens += num_new_tokens
+                num_prefill_context_tokens += after
+                # Query j of a chunk sees all keys before it and j of its own.
+                num_pairs += num_new_tokens * before
+                num_pairs += num_new_tokens * (num_new_tokens + 1) // 2
+        return (
+            num_decodes,
+            num_context_tokens,
+            num_prefills,
+            num_tokens,
+            num_prefill_context_tokens,
+            num_pairs,
+        )
+
+    def output(self, shape: Shape) -> SchedulerOutput:
+        """Return the decisions of the latest `form`, which returned `shape`. O(n)."""
+        for request in self.passed_over:
+            self.clock.settle(request, self.step)
+            request.end_streak()
+        chunks = {request: after - before for request, before, after in self.prompts}
+        idle = {*self.passed_over, *self.prefilling} - chunks.keys()
+        scheduled = [request for request in self.running if request not in idle]
+        for request in scheduled:
+            if request not in chunks:
+                num_tokens = request.base_tokens + self.step - 1
+                request.num_tokens = request.num_computed_tokens = num_tokens
+        return SchedulerOutput(
+            scheduled=scheduled,
+            num_scheduled_tokens=[chunks.get(request, 1) for request in scheduled],
+            admitted=[each for each in scheduled if each.order >= self._first_admitted],
+            preemptions=self.preemptions,
+            shape=BatchShape(*shape),
+            num_recomputed_tokens=self.num_recomputed_tokens,
+            # Nothing has moved, so nothing will. Or the last running request gave up
+            # its own blocks with the pool to itself: it can never be served.
+            stuck=not scheduled and not (self.preemptions and self.running),
+        )
+
+    # -- quiet steps ----------------------------------------------------------
+
+    def quiet_steps(self, most: int) -> int:
+        """Return how many steps, at most `most`, are quiet and have all their blocks.
+
+        Changes nothing.
+        """
+        clock = self.clock
+        num_decodes = clock.num_decodes
+        if self.prefilling or self.window is not None or self._looks_at_head():
+            return 0
+        if not 0 < num_decodes <= self._budget:
+            return 0
+        num_free = self.tables.num_free_blocks
+        if (most // self.block_size + 1) * num_decodes <= num_free:
+            return most
+        for num_steps in range(most):
+            num_free -= len(clock.opening(self.step + num_steps))
+            if num_free < 0:
+                return num_steps
+        return most
+
+    def _looks_at_head(self) -> bool:
+        """Whether one of the next quiet steps may look at the head of the queue.
+
+        It may if a decode may fill a block that the head waits for.
+        """
+        if not self.waiting:
+            return False
+        if self._interval is not None:
+            return True
+        if self.waiting.peek_request() is self._blocked_head:
+            return self.tables.will_fill_watched(self.running)
+        return len(self.running) < self._most_running
+
+    def advance(self, num_steps: int) -> list[int]:
+        """Take `num_steps` quiet steps; return how many blocks each opens."""
+        step, quick = self.step, self._quick
+        self.step = step + num_steps
+        if self._interval is not None:
+            self._interval.stepped_quietly(num_steps)
+        if self._ids is not None:
+            return self._ids.append_rounds(self.clock.buckets, step, num_steps)
+        num_opened: list[int] = []
+        for now in range(step, step + num_steps):
+            opening = self.clock.opening(now)
+            num_opened.append(len(opening))
+            if quick is None:
+                for request in self._in_need(now):
+                    before = request.base_tokens + now - 1
+                    self.tables.extend(request, before + 1, before)
+                continue
+            if opening:
+                quick.append_blocks(opening)
+            filling = self.clock.filling(now)
+            if filling:
+                quick.register_blocks(filling)
+        return num_opened
+
+    # -- requests that leave ----------------------------------------------------
+
+    def abort(self, request: Request) -> None:
+        super().abort(request)
+        if self._choice is not None:
+            self._choice.forget(request)
+
+    def update(self, finished: Sequence[Request]) -> None:
+        super().update(finished)
+        if self._choice is not None:
+            for request in finished:
+                self._choice.forget(request)
+        if self._desk is not None:
+            self._desk.finished(finished)
+
+
+class V1Scheduler(Scheduler):
+    """`Scheduler`, constructed by keyword: schedulers of users' own derive from it.
+
+    Parameters
+    ----------
+    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor
+        See `sim.scheduler.settings.CacheConfig`; prefix caching is on by default.
+    **settings
+        The fields of `Settings`.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        sliding_window: int | None = None,
+        evictor: Any = None,
+        **settings: Any,
+    ) -> None:
+        cache = CacheConfig(
+            block_size=block_size,
+            num_gpu_blocks=num_gpu_blocks,
+            sliding_window=sliding_window,
+            enable_prefix_caching=enable_prefix_caching,
+            evictor=evictor,
+        )
+        super().__init__(Settings(**settings), cache)
+
+    __init__.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            *list(Signature.from_callable(__init__).parameters.values())[:-1],
+            *(
+                Parameter(
+                    each.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=Parameter.empty
+                    if each.default is MISSING
+                    else each.default,
+                )
+                for each in fields(Settings)
+                if each.init
+            ),
+        ]
+    )

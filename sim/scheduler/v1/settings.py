@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
 from sim.scheduler.v1.dialect import V1Dialect, dialect_of
 from sim.scheduler.v1.queues import REQUEST_QUEUES
 
+if TYPE_CHECKING:
+    from sim.scheduler.admission import AdmissionRule
+    from sim.scheduler.victims import VictimPolicy
+
 
 @dataclass(frozen=True, slots=True)
-class V1Settings:
+class Settings:
     """Engine arguments of the V1 scheduler, checked, and the dialect they belong to.
 
     Parameters
     ----------
-    max_num_batched_tokens, max_num_seqs, max_model_len, long_prefill_token_threshold,
-    enable_chunked_prefill, scheduling_policy, engine_version, watermark,
-    scheduler_reserve_full_isl, long_prefill_token_threshold_adaptive,
-    max_num_active_seqs, prefill_schedule_interval, max_num_scheduled_tokens
-        See `sim.scheduler.v1.scheduler.V1Scheduler`.
+    max_num_batched_tokens
+        Token budget of a step.
+    max_num_seqs
+        Most requests that run at a time.
+    max_model_len
+        Longest sequence, prompt and output.
+    long_prefill_token_threshold
+        Most tokens of one request in a step; 0 for no such limit.
+    enable_chunked_prefill
+        Whether a waiting request may be admitted with part of its tokens.
+    scheduling_policy
+        ``"fcfs"``, or ``"priority"``: the smallest `Request.priority` first.
+    engine_version
+        Release whose rules are followed; see `sim.scheduler.v1.dialect`.
+    watermark
+        Share of the pool that admissions leave free while something runs.
+    scheduler_reserve_full_isl
+        Admit a request only if all its known tokens would fit; None for the
+        release's default.
+    long_prefill_token_threshold_adaptive
+        Raise the threshold to a fair share of the budget.
+    max_num_active_seqs
+        Limit on running requests below `max_num_seqs`, or None.
+    prefill_schedule_interval
+        Steps from one with prefill to the next while decodes run; 1 for no such rule.
+    max_num_scheduled_tokens
+        Token budget below `max_num_batched_tokens`, or None.
+    preemption_victim
+        Chooses the request to preempt, in place of the engine's own rule; see
+        `sim.scheduler.victims`.
+    admission
+        Asked beside the engine's own rules, or None; see `sim.scheduler.admission`.
 
     Raises
     ------
@@ -40,6 +72,8 @@ class V1Settings:
     max_num_active_seqs: int | None = None
     prefill_schedule_interval: int = 1
     max_num_scheduled_tokens: int | None = None
+    preemption_victim: VictimPolicy | None = None
+    admission: AdmissionRule | None = None
     dialect: V1Dialect = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Preempt the request that loses least."""
+"""Who loses least goes first."""
 
 from __future__ import annotations
 

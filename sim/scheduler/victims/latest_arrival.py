@@ -1,4 +1,4 @@
-"""Preempt the request that came last."""
+"""Who came last goes first."""
 
 from __future__ import annotations
 

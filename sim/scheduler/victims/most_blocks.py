@@ -1,4 +1,4 @@
-"""Preempt the request that holds most."""
+"""Who holds most goes first."""
 
 from __future__ import annotations
 

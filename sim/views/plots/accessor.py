@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
 
 class Drawer:
-    """One figure of one run: call it to draw."""
+    """One figure of one run: call it to draw.
+
+    Parameters
+    ----------
+    draw
+        The figure, one of `sim.views.plots.FIGURES`.
+    tables
+        The run.
+    """
 
     def __init__(self, draw: RunFigure, tables: Tables) -> None:
         self._draw = draw
@@ -61,6 +69,13 @@ class Drawer:
 class NamedFigures:
     """Figures, each a method named as its file in ``figures/``.
 
+    Parameters
+    ----------
+    figures
+        Name, and the function that draws what was found.
+    found
+        What it is given.
+
     Examples
     --------
     >>> figures = NamedFigures({"states": "a figure of {}".format}, "a run")
@@ -93,6 +108,11 @@ class NamedFigures:
 
 class RunPlots(NamedFigures):
     """The figures of a run, each a method named as its file in ``figures/``.
+
+    Parameters
+    ----------
+    results
+        The run.
 
     Examples
     --------

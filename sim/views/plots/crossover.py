@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from sim.costs.crossover import shown
-from sim.views.plots import style
+from sim.views.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    house_style,
+    legend_above,
+    plain_number,
+    titled_figure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,23 +32,19 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
 
 _PANEL: Final = {"left": 0.085, "right": 0.965, "bottom": 0.09, "top": 0.845}
-_LOOKS: Final = {
-    "loop": (style.ORANGE, "-"),
-    "batch": (style.BLUE, "--"),
-    "kernel": (style.GREEN, "-."),
-}
+_LOOKS: Final = {"loop": (ORANGE, "-"), "batch": (BLUE, "--"), "kernel": (GREEN, "-.")}
 _NUM_POINTS: Final = 400
 
 
-@style.house_style
+@house_style
 def swap_or_recompute(found: Crossover, below: str) -> Figure:
     """Draw milliseconds over tokens, both logarithmic."""
-    figure = style.titled_figure(_title(found), below)
+    figure = titled_figure(_title(found), below)
     (axes,) = figure.subplots(squeeze=False, gridspec_kw=_PANEL).flat
     places = shown(found.num_tokens, _NUM_POINTS)
     tokens = found.num_tokens[places]
     label = "compute again" + (" (in part extrapolated)" if found.extrapolated else "")
-    _draw(axes, tokens, found.recompute, places, style.BLACK, "-", label)
+    _draw(axes, tokens, found.recompute, places, BLACK, "-", label)
     for name, swap in found.swaps.items():
         colour, line = _LOOKS[name]
         label = f"swap by {name}" + (" (estimate)" if swap.extrapolated else "")
@@ -47,7 +52,7 @@ def swap_or_recompute(found: Crossover, below: str) -> Figure:
         for length, seconds in crossings(found, swap):
             _mark(axes, length, 1e3 * seconds, colour)
     _scale(axes, found)
-    style.legend_above(axes)
+    legend_above(axes)
     return figure
 
 
@@ -96,7 +101,7 @@ def _mark(axes: Axes, length: int, milliseconds: float, colour: str) -> None:
         marker="o",
         markersize=6.5,
         markerfacecolor=colour,
-        markeredgecolor=style.BLACK,
+        markeredgecolor=BLACK,
         zorder=4,
     )
     axes.annotate(
@@ -114,8 +119,8 @@ def _scale(axes: Axes, found: Crossover) -> None:
     axes.set_yscale("log")
     axes.set_xlim(float(found.num_tokens[0]), float(found.num_tokens[-1]))
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
-    axes.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
-    axes.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())

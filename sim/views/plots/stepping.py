@@ -8,8 +8,29 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sim.views.plots import style
 from sim.views.plots.panels import new_panels
+from sim.views.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+    draw_band,
+    draw_line,
+    draw_mean,
+    draw_stack,
+    house_style,
+    legend_above,
+    plain_number,
+    say,
+    set_count_axis,
+    set_log_axis,
+    set_percent_axis,
+    set_wide_count_axis,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,19 +45,19 @@ LOG_FROM_RATIO = 50.0
 """Step latencies that differ by more than this are drawn on a logarithmic scale."""
 
 PARTS: dict[str, tuple[str, str, str]] = {
-    "gemm_s": ("GEMM", style.BLUE, ""),
-    "prefill_attention_s": ("prefill attn", style.ORANGE, ""),
-    "decode_attention_s": ("decode attn", style.GREEN, "///"),
-    "head_s": ("head", style.YELLOW, ""),
-    "allreduce_s": ("all-reduce", style.PURPLE, "\\\\\\"),
-    "swap_s": ("swap", style.VERMILLION, ""),
-    "copy_s": ("copy", style.SKY, "..."),
+    "gemm_s": ("GEMM", BLUE, ""),
+    "prefill_attention_s": ("prefill attn", ORANGE, ""),
+    "decode_attention_s": ("decode attn", GREEN, "///"),
+    "head_s": ("head", YELLOW, ""),
+    "allreduce_s": ("all-reduce", PURPLE, "\\\\\\"),
+    "swap_s": ("swap", VERMILLION, ""),
+    "copy_s": ("copy", SKY, "..."),
     "host_s": ("other", "#E5E5E5", ""),
 }
 """Parts of a step's latency: column, and name, colour and hatch in the figure."""
 
 
-@style.house_style
+@house_style
 def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the requests in each queue over time."""
     facts = tables.facts(
@@ -49,21 +70,19 @@ def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     upper, lower = panels.axes
     absent: list[Artist] = []
     if tables.has_steps:
-        _draw_queue(upper, tables, "running", (style.SKY, style.BLUE, "-"))
+        _draw_queue(upper, tables, "running", (SKY, BLUE, "-"))
         if tables.curves.totals["num_swapped"].high > 0.0:
-            _draw_queue(
-                upper, tables, "swapped", (style.ORANGE, style.VERMILLION, "--")
-            )
+            _draw_queue(upper, tables, "swapped", (ORANGE, VERMILLION, "--"))
         else:
             absent.append(Line2D([], [], linestyle="none", label="swapped: none"))
-        _draw_queue(lower, tables, "waiting", (style.PURPLE, style.BLACK, "-"))
+        _draw_queue(lower, tables, "waiting", (PURPLE, BLACK, "-"))
     else:
-        style.say(upper, "No engine step in this run")
-    style.set_count_axis(upper, "running (requests)")
-    style.set_count_axis(lower, "waiting (requests)")
+        say(upper, "No engine step in this run")
+    set_count_axis(upper, "running (requests)")
+    set_count_axis(lower, "waiting (requests)")
     panels.set_time_axes(tables.stop_s)
-    style.legend_above(upper, [*_handles(upper), *absent])
-    style.legend_above(lower)
+    legend_above(upper, [*_handles(upper), *absent])
+    legend_above(lower)
     return panels.figure
 
 
@@ -78,11 +97,11 @@ def _draw_queue(
     length = tables.curves.state[f"num_{name}"]
     peak = tables.curves.totals[f"num_{name}"].high
     fill, colour, linestyle = look
-    style.draw_band(axes, length, fill, f"{name}, min to max (peak {peak:,.0f})")
-    style.draw_mean(axes, length, colour, f"{name}, mean", linestyle=linestyle)
+    draw_band(axes, length, fill, f"{name}, min to max (peak {peak:,.0f})")
+    draw_mean(axes, length, colour, f"{name}, mean", linestyle=linestyle)
 
 
-@style.house_style
+@house_style
 def step_costs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw latency, its parts and the batch of the engine's steps over time.
 
@@ -102,13 +121,13 @@ def step_costs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         _draw_parts(parts, tables)
         _draw_batch(batch, tables)
     else:
-        style.say(latency, "No engine step in this run")
-        style.set_count_axis(batch, "tokens per step")
+        say(latency, "No engine step in this run")
+        set_count_axis(batch, "tokens per step")
     latency.set_ylabel("step latency (ms)")
-    style.set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
+    set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
     panels.set_time_axes(tables.stop_s)
     for axes in panels.axes:
-        style.legend_above(axes)
+        legend_above(axes)
     return panels.figure
 
 
@@ -116,18 +135,16 @@ def _draw_latency(axes: Axes, tables: Tables) -> None:
     curves, name = tables.curves, "latency_ms"
     low, high = curves.totals[name].low, curves.totals[name].high
     label = f"min to max (longest {_duration(1e-3 * high)})"
-    style.draw_band(axes, curves.pixels[name], style.SKY, label)
+    draw_band(axes, curves.pixels[name], SKY, label)
     median = f"median over {_duration(curves.coarse.width_s)}"
-    style.draw_line(
-        axes, curves.coarse, curves.medians[name].median, style.BLACK, median
-    )
+    draw_line(axes, curves.coarse, curves.medians[name].median, BLACK, median)
     if high > LOG_FROM_RATIO * low > 0.0:
         axes.set_yscale("log")
-        style.set_log_axis(axes.yaxis, low, high)
+        set_log_axis(axes.yaxis, low, high)
         axes.set_ylim(low / 1.1, high * 1.1)
     else:
         axes.set_ylim(0.0, high * 1.04)
-        axes.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
+        axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
         axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
@@ -143,22 +160,19 @@ def _draw_parts(axes: Axes, tables: Tables) -> None:
         if percent > 0.0:
             layers.append((f"{label} {percent:.2g} %", curves.bins[name].mean))
             looks.append((colour, hatch))
-    style.draw_stack(axes, curves.coarse, layers, looks)
+    draw_stack(axes, curves.coarse, layers, looks)
     if not layers:
-        style.say(axes, "The cost model gives no parts")
+        say(axes, "The cost model gives no parts")
 
 
 def _draw_batch(axes: Axes, tables: Tables) -> None:
     curves = tables.curves
     drawn = []
-    for name, colour, linestyle in (
-        ("prefill", style.ORANGE, "-"),
-        ("decode", style.GREEN, "--"),
-    ):
+    for name, colour, linestyle in (("prefill", ORANGE, "-"), ("decode", GREEN, "--")):
         mean = curves.step_means[f"{name}_tokens"].mean
         over = f"mean over steps of {_duration(curves.coarse.width_s)}"
         all_ = curves.totals[f"{name}_tokens"].mean
         label = f"{name}, {over} ({all_:,.4g} over all)"
-        style.draw_line(axes, curves.coarse, mean, colour, label, linestyle=linestyle)
+        draw_line(axes, curves.coarse, mean, colour, label, linestyle=linestyle)
         drawn.append(mean)
-    style.set_wide_count_axis(axes, "tokens per step", np.concatenate(drawn))
+    set_wide_count_axis(axes, "tokens per step", np.concatenate(drawn))

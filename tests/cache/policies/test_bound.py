@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.tokens import SegmentTokens
-from cache.v1.manager import KVCacheManager
 from cache.v1.policies import CACHE_POLICIES, CachePolicy, Clairvoyant
 from tests.cache.policies.serial import SerialCache, loops, with_scans, zipf
+from tests.oracles.v1_manager import KVCacheManager
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

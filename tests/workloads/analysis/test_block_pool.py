@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.tokens import SegmentTokens
-from cache.v1.manager import KVCacheManager
 from cache.v1.runs.tables import RunTables
+from tests.oracles.v1_manager import KVCacheManager
 from tests.workloads.analysis.plain_caches import blocks_of
 from tests.workloads.analysis.test_lru import specs
 from tests.workloads.shared_traces import MOONCAKE, shared_trace

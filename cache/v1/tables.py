@@ -1,10 +1,7 @@
-"""The role of a KV-cache manager that is called for changes only.
+"""The role of V1's block tables: called for changes only, not for every decode.
 
-`cache.v1.manager.KVCacheManager` is asked about every request in every step. A
-scheduler that knows when a table needs attention calls these instead: where a prompt
-begins or goes on, where a decode opens a block or fills one, and where a table is
-given up. Whatever the calls are, block ids, order of the free queue, hits and
-evictions are those of `KVCacheManager` for the same calls in the same order.
+A scheduler that knows when a table needs attention calls these where a prompt begins or
+goes on, where a decode opens a block or fills one, and where a table is given up.
 """
 
 from __future__ import annotations
@@ -18,21 +15,23 @@ if TYPE_CHECKING:
     from cache.tokens import TokenIds
 
 
-class FastRequest(Protocol):
-    """What such a manager reads of a request, and the table that it keeps there.
+class TableRequest(Protocol):
+    """What block tables read of a request, and the table that they keep there.
 
     Attributes
     ----------
     request_id
         No other request that waits has it.
+    parent_id
+        The workload's request, for eviction policies.
     tokens
         Prompt and output.
     table
-        The manager's own, from `FastTables.begin` to `FastTables.free`; None before
-        and after.
+        From `Tables.begin` to `Tables.free`; None before and after.
     """
 
     request_id: int
+    parent_id: int
     tokens: TokenIds
     table: Any
 
@@ -43,11 +42,11 @@ class Found(NamedTuple):
     Attributes
     ----------
     num_blocks
-        Leading full blocks that are cached.
+        Leading full blocks that are cached, or lie behind a sliding window.
     num_revived
-        Those of them that no table holds now: each uses up a free block.
+        Those of them that are free now: each uses up a free block.
     parts, starts
-        The manager's own.
+        What `Tables.begin` takes from it.
     """
 
     num_blocks: int
@@ -60,11 +59,8 @@ NOTHING_FOUND = Found(0, 0, [], [])
 """No cached prefix; its lists are not to be changed."""
 
 
-class FastTables(Protocol):
-    """Block tables of an engine, changed by calls that their caller has tested.
-
-    Callers count free blocks themselves (`num_free_blocks`) and preempt before they
-    call; nothing here answers "no".
+class Tables(Protocol):
+    """Block tables of an engine.
 
     Attributes
     ----------
@@ -75,7 +71,9 @@ class FastTables(Protocol):
     num_free_blocks
         Blocks that no table holds, cached ones included.
     num_logical_blocks
-        Entries of all tables.
+        Entries of all tables, but for those that a sliding window has left behind.
+    num_skipped_blocks
+        These.
     observer
         Told which blocks move, if it is set.
     watch_hit
@@ -84,17 +82,22 @@ class FastTables(Protocol):
 
     block_size: int
     num_usable_blocks: int
-    num_free_blocks: int
-    num_logical_blocks: int
+    num_skipped_blocks: int
     observer: BlockObserver | None
     watch_hit: bool
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    @property
+    def num_logical_blocks(self) -> int: ...
 
     @property
     def num_evictions(self) -> int:
         """Cached blocks that were taken for new content so far."""
         ...
 
-    def find(self, request: FastRequest, num_tokens: int) -> Found:
+    def find(self, request: TableRequest, num_tokens: int) -> Found:
         """Return the longest cached prefix of the first `num_tokens` tokens.
 
         At most ``(num_tokens - 1) // block_size`` blocks: one token is left to be
@@ -102,10 +105,11 @@ class FastTables(Protocol):
         """
         ...
 
-    def begin(self, request: FastRequest, num_tokens: int, found: Found) -> None:
+    def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
         """Give a request its table: the hits, and new blocks up to `num_tokens`.
 
-        Full blocks become findable at once, as they are in `KVCacheManager`.
+        Full blocks become findable at once, so that an equal prompt later in the same
+        call hits them already.
 
         Parameters
         ----------
@@ -124,34 +128,30 @@ class FastTables(Protocol):
         """
         ...
 
-    def extend(self, request: FastRequest, num_tokens: int) -> None:
-        """Lengthen a table to `num_tokens` tokens: a later chunk of a prompt.
+    def extend(
+        self, request: TableRequest, num_tokens: int, num_computed_tokens: int
+    ) -> bool:
+        """Lengthen a table to `num_tokens` tokens, and register what they fill.
 
-        Raises
-        ------
-        NoFreeBlocksError
-            If more blocks are needed than are free; nothing changes.
+        Parameters
+        ----------
+        request
+            Has a table.
+        num_tokens
+            Tokens that the table is to hold.
+        num_computed_tokens
+            Those computed in earlier steps. A sliding window gives up the blocks that
+            lie behind the next one.
+
+        Returns
+        -------
+        bool
+            False if the free blocks do not suffice; then nothing has changed, but for
+            blocks behind the window.
         """
         ...
 
-    def append_blocks(self, requests: Collection[FastRequest]) -> None:
-        """Give each request one new block, in order: decodes whose block is full.
-
-        Raises
-        ------
-        NoFreeBlocksError
-            If more requests are given than blocks are free; nothing changes.
-        """
-        ...
-
-    def register_blocks(self, requests: Collection[FastRequest]) -> None:
-        """Make the oldest unregistered block of each request findable, in order.
-
-        The caller knows that a decode has just filled it.
-        """
-        ...
-
-    def free(self, request: FastRequest) -> int:
+    def free(self, request: TableRequest) -> int:
         """Give up the table of a request, its last block first to be reused.
 
         A request without a table is only forgotten, as one that leaves the queue must
@@ -164,7 +164,9 @@ class FastTables(Protocol):
         """
         ...
 
-    def watch(self, request: FastRequest | None, num_tokens: int, found: Found) -> None:
+    def watch(
+        self, request: TableRequest | None, num_tokens: int, found: Found
+    ) -> None:
         """Let `watch_hit` turn True when `find` would find more of a request.
 
         It turns True when a block becomes findable that the look-up of `request`
@@ -173,14 +175,22 @@ class FastTables(Protocol):
         """
         ...
 
-    def will_fill_watched(self, requests: Iterable[FastRequest]) -> bool:
+    def will_fill_watched(self, requests: Iterable[TableRequest]) -> bool:
         """Whether one of these, as it goes on, may make `watch_hit` turn True.
 
         True wherever that is not known.
         """
         ...
 
-    def block_ids(self, request: FastRequest) -> list[int]:
+    def num_blocks(self, request: TableRequest) -> int:
+        """Return how many blocks a request holds."""
+        ...
+
+    def num_shared_blocks(self, request: TableRequest) -> int:
+        """Return how many leading findable blocks other tables hold, too."""
+        ...
+
+    def block_ids(self, request: TableRequest) -> list[int]:
         """Return the block table as physical block ids; empty without a table."""
         ...
 
@@ -192,11 +202,16 @@ class FastTables(Protocol):
         """Return all blocks that can be found by their content. O(n)."""
         ...
 
-    def num_registered_blocks(self, request: FastRequest) -> int:
+    @property
+    def num_contents(self) -> int:
+        """Different contents that can be found."""
+        ...
+
+    def num_registered_blocks(self, request: TableRequest) -> int:
         """Return how many leading blocks of the table are findable."""
         ...
 
-    def check(self, requests: Iterable[FastRequest]) -> None:
+    def check(self, requests: Iterable[TableRequest]) -> None:
         """Prove all invariants in O(n).
 
         Parameters
@@ -208,5 +223,26 @@ class FastTables(Protocol):
         ------
         InvariantError
             With the rule, the block and the request.
+        """
+        ...
+
+
+class QuickTables(Tables, Protocol):
+    """Tables that serve many decodes at once."""
+
+    def append_blocks(self, requests: Collection[TableRequest]) -> None:
+        """Give each request one new block, in order: decodes whose block is full.
+
+        Raises
+        ------
+        NoFreeBlocksError
+            If more requests are given than blocks are free; nothing changes.
+        """
+        ...
+
+    def register_blocks(self, requests: Collection[TableRequest]) -> None:
+        """Make the oldest unregistered block of each request findable, in order.
+
+        The caller knows that a decode has just filled it.
         """
         ...

@@ -15,6 +15,7 @@ blocks are registered, at its neighbour).
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from cache.errors import require
@@ -53,7 +54,7 @@ class DecodeClock:
         self.buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
 
     def join(self, request: Request, first_step: int) -> None:
-        """Let `request` decode from `first_step` on; it joins the running order last.
+        """Let `request` decode from `first_step` on.
 
         Its `num_tokens` are those known at the start of that step.
         """
@@ -61,7 +62,13 @@ class DecodeClock:
         request.base_tokens = base_tokens
         self.num_decodes += 1
         self.num_base_tokens += base_tokens
-        self.buckets[(1 - base_tokens) % self.block_size][request] = None
+        bucket = self.buckets[(1 - base_tokens) % self.block_size]
+        is_last = not bucket or next(reversed(bucket)).order < request.order
+        bucket[request] = None
+        if not is_last:  # prompts that ran behind it have completed before
+            in_order = sorted(bucket, key=attrgetter("order"))
+            bucket.clear()
+            bucket.update(dict.fromkeys(in_order))
 
     def leave(self, request: Request) -> None:
         """Take `request` off the clock."""
@@ -69,6 +76,13 @@ class DecodeClock:
         self.num_decodes -= 1
         self.num_base_tokens -= base_tokens
         del self.buckets[(1 - base_tokens) % self.block_size][request]
+
+    def wait(self, request: Request) -> None:
+        """Let `request` get no token in the step that is being formed."""
+        num_tokens, request.num_tokens = request.num_tokens, request.base_tokens
+        self.leave(request)
+        self.join(request, 1)
+        request.num_tokens = num_tokens
 
     def opening(self, step: int) -> dict[Request, None]:
         """Return the requests that open a block in `step`, in running order."""

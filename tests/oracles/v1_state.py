@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.stats import PrefixCacheStats
-from cache.v1.manager import KVCacheManager
 from sim.errors import SchedulerError
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
 from sim.scheduler.checks import check_queues
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
-from sim.scheduler.v1.policies import V1AdmissionDesk, V1Holdings
 from sim.scheduler.v1.queues import REQUEST_QUEUES, urgency
 from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
+from tests.oracles.v1_manager import KVCacheManager
+from tests.oracles.v1_parts import V1AdmissionDesk, V1Holdings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cache.v1.policies.base import CachePolicy
     from sim.scheduler.admission.base import AdmissionRule
     from sim.scheduler.base import SchedulerOutput
-    from sim.scheduler.v1.batch import V1Batch
-    from sim.scheduler.v1.settings import V1Settings
+    from sim.scheduler.v1.settings import Settings
     from sim.scheduler.victims.base import VictimPolicy
+    from tests.oracles.v1_parts import V1Batch
 
 
 class V1State:
@@ -35,7 +35,7 @@ class V1State:
     settings
         The engine arguments.
     num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor
-        Of the KV cache; see `sim.scheduler.v1.scheduler.V1Scheduler`.
+        Of the KV cache; see `tests.oracles.v1.V1Scheduler`.
     preemption_victim, admission
         Policies in place of, and beside, the engine's own rules.
 
@@ -53,7 +53,7 @@ class V1State:
 
     def __init__(
         self,
-        settings: V1Settings,
+        settings: Settings,
         num_gpu_blocks: int,
         block_size: int,
         *,

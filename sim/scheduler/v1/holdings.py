@@ -1,0 +1,314 @@
+"""What the V1 scheduler holds: requests in their queues, their blocks, and counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import require
+from cache.stats import BlockTier, PrefixCacheStats
+from cache.v1.block_tables import BlockTables
+from cache.v1.id_tables import IdTables
+from cache.v1.runs.tables import RunTables
+from cache.v1.sliding_window import SlidingWindow
+from cache.v1.tables import NOTHING_FOUND
+from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
+from sim.scheduler.checks import check_queues
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.v1.clock import DecodeClock
+from sim.scheduler.v1.limits import admission_error
+from sim.scheduler.v1.queues import REQUEST_QUEUES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cache.v1.tables import Tables
+    from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.settings import Settings
+
+# Looked up once: members of an enum are found by a call.
+_RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
+
+
+class Holdings:
+    """Requests, where they stand and what they hold; when they move is decided above.
+
+    Parameters
+    ----------
+    settings, cache
+        See `sim.scheduler.v1.scheduler.Scheduler`.
+
+    Attributes
+    ----------
+    step
+        Index of the step that is formed next, or, while a step is in progress, of the
+        one behind it.
+    waiting
+        Requests that hold no blocks, new and preempted ones.
+    running
+        Requests that hold blocks, in running order.
+    clock
+        The decodes among them.
+    prefilling
+        The others, in running order: prompts in mid-way, and prompts whose last chunk
+        is in the step in progress.
+    completing
+        Those whose last chunk it is.
+    preemptions
+        Of the latest batch.
+    tables
+        The blocks.
+    num_chunk_tokens
+        Computed tokens of `prefilling`.
+    prefix_cache_stats
+        Queries and hits of admissions.
+    """
+
+    def __init__(self, settings: Settings, cache: CacheConfig) -> None:
+        self.settings = settings
+        self.max_num_seqs = settings.max_num_seqs
+        self.max_model_len = settings.max_model_len
+        self.block_size = block_size = cache.block_size
+        self.enable_caching = cache.enable_prefix_caching
+        self.window = (
+            None
+            if cache.sliding_window is None
+            else SlidingWindow(cache.sliding_window, block_size)
+        )
+        self.tables = _tables_for(settings, cache)
+        self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
+        self.running: dict[Request, None] = {}
+        self.prefilling: dict[Request, None] = {}
+        self.clock = DecodeClock(block_size)
+        self.completing: list[Request] = []
+        self.preemptions: list[Preemption] = []
+        self.prefix_cache_stats = PrefixCacheStats()
+        self.step = 0
+        self.num_chunk_tokens = 0
+        self._num_admitted = 0
+        self._blocked_head: Request | None = None
+        self._is_admitting = False
+        self._unseen: list[Request] = []  # decodes whose window has not moved yet
+        # Positions beyond max_model_len get no slots but those of the last block.
+        self._most_slots = -(-settings.max_model_len // block_size) * block_size
+
+    # -- queues ---------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_swapped(self) -> int:
+        return 0  # this generation preempts by recomputation only
+
+    def admission_error(self, request: Request) -> str | None:
+        num_usable_blocks = self.tables.num_usable_blocks
+        return admission_error(
+            request, self.settings, num_usable_blocks, self.block_size, self.window
+        )
+
+    def add_request(self, request: Request) -> None:
+        self.waiting.add_request(request)
+
+    def abort(self, request: Request) -> None:
+        if request in self.running:
+            self._stop(request)
+        else:
+            self.waiting.remove(request)
+        self.tables.free(request)  # or what a look-up has kept of it
+        request.move_to(RequestStatus.FINISHED_ABORTED)
+        self._look_again()
+
+    def begin_decoding(self, requests: Sequence[Request]) -> None:
+        """Put those of `completing` that go on onto the clock, in batch order."""
+        join, step, prefilling = self.clock.join, self.step, self.prefilling
+        for request in requests:
+            self.num_chunk_tokens -= request.num_computed_tokens
+            del prefilling[request]
+            join(request, step)
+        if self.window is not None:
+            self._unseen += requests
+        self.completing = []
+
+    def update(self, finished: Sequence[Request]) -> None:
+        if self.completing:
+            self.begin_decoding([r for r in self.completing if r.status is _RUNNING])
+        if not finished:
+            return
+        running, prefilling, tables = self.running, self.prefilling, self.tables
+        for request in finished:
+            del running[request]
+            if request in prefilling:
+                del prefilling[request]
+                self.num_chunk_tokens -= request.num_computed_tokens
+            else:
+                self.clock.leave(request)
+            tables.free(request)
+        self._look_again()
+
+    # -- moves ----------------------------------------------------------------
+
+    def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
+        """Move a request that got its blocks to the running ones."""
+        resumed = request.status is _PREEMPTED  # or it waits: both may run now
+        request.status = _RUNNING
+        request.num_computed_tokens = num_hits
+        request.order = self._num_admitted
+        self._num_admitted += 1
+        if not resumed:
+            request.first_scheduled_s = now_s
+            request.num_cached_tokens = num_hits
+        if self.enable_caching:
+            self.num_chunk_tokens += num_hits
+            self.prefix_cache_stats.record(
+                request.num_tokens, num_hits, preempted=resumed
+            )
+        self.running[request] = self.prefilling[request] = None
+
+    def _preempt(self, victim: Request, for_request: Request, reason: str) -> None:
+        """Take all blocks from `victim`, which runs no more, and queue it again."""
+        usage_before = self._usage()
+        self._stop(victim)
+        num_blocks_freed = self.tables.free(victim)
+        num_tokens_lost = victim.preempt()
+        self.waiting.prepend_request(victim)
+        self._look_again()
+        self.preemptions.append(
+            Preemption(
+                request=victim,
+                for_request=for_request,
+                reason=reason,
+                mode=PreemptionMode.RECOMPUTE,
+                num_tokens_lost=num_tokens_lost,
+                num_blocks_freed=num_blocks_freed,
+                num_blocks_moved=0,
+                kv_cache_usage_before=usage_before,
+                kv_cache_usage_after=self._usage(),
+            )
+        )
+
+    def _stop(self, request: Request) -> None:
+        """Take an unfinished request from those that run, its tokens written down."""
+        del self.running[request]
+        if request in self.prefilling:
+            del self.prefilling[request]
+            self.num_chunk_tokens -= request.num_computed_tokens
+        else:
+            self.clock.settle(request, self.step)
+            self.clock.leave(request)
+
+    def _look_again(self) -> None:
+        """Let the next call look at the head of the queue: something has changed."""
+        if self._blocked_head is not None:
+            self._blocked_head = None
+            self.tables.watch(None, 0, NOTHING_FOUND)
+
+    # -- what policies see of running requests (`sim.scheduler.views.Holdings`) -
+
+    def num_output_tokens(self, request: Request) -> int:
+        if request in self.prefilling:
+            return request.num_output_tokens
+        num_tokens = request.base_tokens + self.step - self._is_admitting
+        return num_tokens - request.num_prompt_tokens
+
+    def num_computed_tokens(self, request: Request) -> int:
+        if request in self.prefilling:
+            return request.num_computed_tokens
+        return request.base_tokens + self.step - 1
+
+    def num_blocks(self, request: Request) -> int:
+        return self.tables.num_blocks(request)
+
+    def num_shared_tokens(self, request: Request) -> int:
+        return self.tables.num_shared_blocks(request) * self.block_size
+
+    # -- counts and proof -----------------------------------------------------
+
+    def _usage(self) -> float:
+        tables = self.tables
+        num_used = tables.num_usable_blocks - tables.num_free_blocks
+        return num_used / tables.num_usable_blocks
+
+    def cache_usage(self) -> CacheUsage:
+        return CacheUsage(*self.usage_facts())
+
+    def usage_facts(self) -> tuple[int, int, int, int, float, float]:
+        """Return the fields of `cache_usage`. O(1)."""
+        tables, clock, block_size = self.tables, self.clock, self.block_size
+        num_logical_blocks = tables.num_logical_blocks
+        num_physical_blocks = tables.num_usable_blocks - tables.num_free_blocks
+        # Only full blocks lie behind a window, and only full blocks are ever shared:
+        # each null block, and each extra entry, is a block of tokens.
+        num_logical_tokens = (
+            clock.num_base_tokens
+            + clock.num_decodes * (self.step - 1)
+            + self.num_chunk_tokens
+            - tables.num_skipped_blocks * block_size
+        )
+        num_shared_tokens = (num_logical_blocks - num_physical_blocks) * block_size
+        return (
+            num_physical_blocks,
+            num_logical_blocks,
+            num_logical_tokens - num_shared_tokens,
+            num_logical_tokens,
+            num_physical_blocks / tables.num_usable_blocks,
+            0.0,
+        )
+
+    def tiers(self) -> list[BlockTier]:
+        num_blocks = self.tables.num_usable_blocks
+        return [BlockTier("gpu", self.tables, num_blocks, num_blocks + 1)]
+
+    def summary(self) -> dict[str, Any]:
+        return self.prefix_cache_stats.summary(self.tables.num_evictions)
+
+    def check(self) -> None:
+        self.tables.check(self.running)
+        check_queues(self.running, self.waiting, self.max_num_seqs)
+        decodes = [each for each in self.running if each not in self.prefilling]
+        self.clock.check(decodes)
+        orders = [request.order for request in self.running]
+        require(orders == sorted(orders), "requests do not stand in running order")
+        num_chunk_tokens = sum(each.num_computed_tokens for each in self.prefilling)
+        require(
+            self.clock.num_decodes == len(decodes)
+            and self.prefilling.keys() <= self.running.keys()
+            and self.num_chunk_tokens == num_chunk_tokens,
+            "a running request is neither on the clock nor in mid-way",
+        )
+        for request in self.running:
+            num_tokens = self.num_computed_tokens(request)
+            num_blocks = len(self.tables.block_ids(request))
+            num_needed = -(-min(num_tokens, self._most_slots) // self.block_size)
+            require(
+                num_blocks == num_needed,
+                f"request {request.request_id}: {num_tokens} tokens computed, "
+                f"{num_blocks} blocks held",
+            )
+
+
+def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
+    """Return block tables that do as little as the cache's rules allow."""
+    size = cache.num_gpu_blocks, cache.block_size
+    caches, window = cache.enable_prefix_caching, cache.sliding_window
+    unhashed_first = settings.dialect.reuses_unhashed_first(
+        caching=caches, windowed=window is not None
+    )
+    policy = cache.evictor() if cache.evictor is not None and caches else None
+    is_own_order = policy is None or vars(type(policy)).get("exact_on_fast_path", False)
+    if window is None and not caches:
+        return IdTables(*size, unhashed_first=unhashed_first)
+    if window is None and is_own_order:
+        return RunTables(*size, unhashed_first=unhashed_first)
+    return BlockTables(
+        *size,
+        enable_caching=caches,
+        sliding_window=window,
+        unhashed_first=unhashed_first,
+        policy=policy,
+    )
