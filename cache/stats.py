@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class BlockObserver(Protocol):
-    """Who wants to know which blocks move. Costs nothing where nobody does.
+    """Is told which blocks move. Costs nothing where there is none.
 
     A structure that has an `observer` calls these with the ids of all blocks that an
     operation moved, in no order that means anything, and never with none. One

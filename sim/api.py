@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sim.costs import crossover_question
+from sim.costs import crossover as comparison
 from sim.errors import ConfigError
 from sim.results import run
 from sim.results.differences import differing
@@ -374,7 +374,7 @@ def plan(
         return _with_figures(PlanResult, solve.solve(asked, executor))
 
 
-class CrossoverReport(crossover_question.CrossoverReport):
+class CrossoverReport(comparison.CrossoverReport):
     """The answer of `crossover` with its figure."""
 
     def plot(self) -> Figure:
@@ -425,7 +425,7 @@ def crossover(
     ['recompute_ms', 'swap_loop_ms', 'swap_batch_ms', 'swap_kernel_ms']
     """
     file = None if profile is None else Path(profile)
-    question = crossover_question.Question(model=model, file=file, gpu=gpu, **engine)
+    question = comparison.Question(model=model, file=file, gpu=gpu, **engine)
     return _with_figures(CrossoverReport, question.answer())
 
 

@@ -139,7 +139,7 @@ def test_figures_quoted_of_swapping_and_recomputing_are_measured() -> None:
         quoted = words.format(summary["num_preemptions"], summary["swapped_out_blocks"])
         assert quoted in flat
         mean_ms = again[name]["mean_ttft_ms"], summary["mean_ttft_ms"]
-        assert "{:.0f} ms against {:.0f} ms".format(*mean_ms) in flat
+        assert "{:,.0f} ms against {:,.0f} ms".format(*mean_ms) in flat
     tokens = [again[name]["recomputed_tokens"] for name in ("cacheflow", "v0")]
     assert "costs {:,} and {:,} tokens".format(*tokens) in flat
 

@@ -370,7 +370,7 @@ class TieredTables:
     # -- own proof ------------------------------------------------------------
 
     def check(self, seqs: Iterable[PagedSequence]) -> None:
-        """Prove that each of `seqs`, and nobody else, has a table in its tier; O(n)."""
+        """Prove that each of `seqs`, and no other, has a table in its tier; O(n)."""
         holders = {seq.seq_id: seq for seq in seqs}
         held = {*self.gpu.tables, *self.cpu.tables}
         require(

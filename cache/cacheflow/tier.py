@@ -1,4 +1,4 @@
-"""One tier of KV memory under the block manager of 2023: blocks, and who holds them."""
+"""One tier of KV memory under the block manager of 2023: blocks and their tables."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Tier:
         return len(table)
 
     def share(self, table: BlockTable, num_sharers: int, *, num_lost: int = 0) -> None:
-        """Add references to all blocks of `table`; `num_lost` of them to nobody."""
+        """Add references to all blocks of `table`; `num_lost` of them are lost."""
         for block in dict.fromkeys(table):
             self.allocator.share(block, num_sharers)
             if num_lost:
@@ -231,7 +231,7 @@ class Tier:
         target.tables[seq_id] = [mapping[block] for block in table]
 
     def reclaim(self) -> None:
-        """Free what nobody holds and nobody gave back."""
+        """Free blocks that no table holds and that were not given back."""
         for block_id, num_references in self.lost_references.items():
             for _ in range(num_references):
                 self.allocator.free(self.allocator.block(block_id))

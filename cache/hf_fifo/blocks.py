@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BlockManager:
-    """Hands out blocks, counts who refers to them, and remembers what they hold.
+    """Hands out blocks, counts references, and remembers what blocks hold.
 
     A block is in use, or free; and it is *complete* once its content is computed and
     has a key. Free blocks stand in one of two queues::
@@ -50,7 +50,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody refers to, with content or without."""
+        """Blocks without references, with content or without."""
         return len(self._uninitialized) + len(self._initialized)
 
     @property
@@ -183,7 +183,7 @@ class BlockManager:
 
 
 class CpuPool:
-    """Blocks in host memory, the smallest free id first, and who owns them.
+    """Blocks in host memory, the smallest free id first, and their owners.
 
     Source: transformers 5.17, ``generation/continuous_batching/offloading_manager.py``
     (`OffloadingManager`).
@@ -209,7 +209,7 @@ class CpuPool:
         return self._tables[request_id]
 
     def cached_block_ids(self) -> Iterable[int]:
-        """Return no block: nobody looks contents up here."""
+        """Return no block: contents are not looked up here."""
         return ()
 
     def put(self, request_id: int, num_blocks: int) -> list[int]:

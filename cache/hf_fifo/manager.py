@@ -59,7 +59,7 @@ def num_blocks_held(num_tokens: int, block_size: int) -> int:
 
 
 class PagedAttentionCache:
-    """Who owns which blocks, on the GPU and in the CPU pool.
+    """The blocks of each request, on the GPU and in the CPU pool.
 
     Blocks are taken for the tokens of a step, when the present ones do not hold them;
     nothing is taken ahead, nothing is given back before the end or an eviction.

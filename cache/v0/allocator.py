@@ -329,7 +329,7 @@ def join_tokens(first: TokenSlice, second: TokenSlice) -> TokenSlice:
 
 
 class NaiveBlock(Block):
-    """A block whose content nobody looks up.
+    """A block whose content is not looked up.
 
     Its tokens are a window on some list that may grow beyond it (the sequence's own):
     a block costs the same whatever it holds.

@@ -31,7 +31,7 @@ class CachedBlock(NamedTuple):
 
 
 class Evictor(ABC):
-    """Holds the cached blocks that nobody references.
+    """Holds the cached blocks without references.
 
     Source: vLLM 0.7.3, ``vllm/core/evictor.py``.
     """

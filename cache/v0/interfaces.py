@@ -157,7 +157,7 @@ class BlockAllocator(ABC):
 
     @abstractmethod
     def get_num_free_blocks(self) -> int:
-        """Blocks that can be had, cached ones that nobody holds included."""
+        """Blocks that can be had, cached ones out of use included."""
 
     @abstractmethod
     def get_physical_block_id(self, absolute_id: BlockId) -> int:

@@ -272,11 +272,11 @@ class SelfAttnBlockSpaceManager:
     # -- numbers --------------------------------------------------------------
 
     def get_num_free_gpu_blocks(self) -> int:
-        """GPU blocks that can be had, cached ones that nobody holds included."""
+        """GPU blocks that can be had, cached ones out of use included."""
         return self.block_allocator.get_num_free_blocks(Device.GPU)
 
     def get_num_free_cpu_blocks(self) -> int:
-        """CPU blocks that can be had, cached ones that nobody holds included."""
+        """CPU blocks that can be had, cached ones out of use included."""
         return self.block_allocator.get_num_free_blocks(Device.CPU)
 
     def check(self, seqs: Iterable[PagedSequence]) -> None:
@@ -308,7 +308,7 @@ class SelfAttnBlockSpaceManager:
     ) -> None:
         """Note at the end of a scheduler call that its blocks are computed.
 
-        All blocks filled since the last call, whoever holds them, as in the reference.
+        All blocks filled since the last call, of any group, as in the reference.
         """
         if self.enable_caching:
             self.block_allocator.mark_blocks_as_computed([])

@@ -1,6 +1,6 @@
 """The allocator with prefix caching: full blocks are found again by their content.
 
-A block that nobody references any more keeps its content and waits in the evictor; ids
+A block that has lost its last reference keeps its content and waits in the evictor; ids
 that hold no cached content ("hashless") are used up before anything is evicted.
 
 Source: vLLM 0.7.3, ``vllm/core/block/prefix_caching_block.py``.

@@ -12,8 +12,7 @@ from sim.results.output import write_whole
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.costs.crossover import Crossover
-    from sim.costs.crossover_question import CrossoverReport, Question
+    from sim.costs.crossover import Crossover, CrossoverReport, Question
 
 _NUM_ROWS = 14
 

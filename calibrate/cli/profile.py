@@ -67,7 +67,7 @@ def show(
 
     if crossover:
         from calibrate.cli.crossover import show_crossover
-        from sim.costs.crossover_question import Question
+        from sim.costs.crossover import Question
 
         if model is None:
             raise UserError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.estimators import Layer
 from calibrate.tables.fits import TOKENS, nodes, rounded
-from sim.costs.measured.geometry import weight_bits_of
+from sim.costs.measured.reading import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.models.weights import TensorRole, weight_tensors
 

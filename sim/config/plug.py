@@ -74,7 +74,7 @@ def build(
         returns them for a class; ``**more`` stands for what the next constructor in
         line names.
     more_keys
-        Keys of the same table that are somebody else's, for the messages.
+        Keys of the same table that others read, for the messages.
 
     Raises
     ------

@@ -203,7 +203,7 @@ def _generation_in(engine: dict[str, Any]) -> Generation | None:
 
 
 class TrafficConfig(ConfigTable):
-    """The part of a configuration that says who asks for what, and when."""
+    """The part of a configuration that says what is asked for, and when."""
 
     workload: WorkloadConfig
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

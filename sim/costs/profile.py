@@ -188,22 +188,7 @@ def migrated(
     major: int,
     migrations: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
-    """Return `body` lifted from `major` to the version that is read here.
-
-    Parameters
-    ----------
-    body
-        A profile as read, left as it is.
-    major
-        Its version.
-    migrations
-        In the place of `MIGRATIONS`.
-
-    Raises
-    ------
-    ProfileError
-        When no way leads from that version.
-    """
+    """Return `body` lifted from `major` to the version that is read here."""
     migrations = MIGRATIONS if migrations is None else migrations
     for version in range(major, MAJOR):
         if version not in migrations:

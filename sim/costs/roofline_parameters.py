@@ -201,13 +201,7 @@ class RooflineParameters:
     )
 
     def check(self) -> None:
-        """Refuse what cannot be computed with.
-
-        Raises
-        ------
-        ConfigError
-            As `RooflineCost` documents.
-        """
+        """Refuse what cannot be computed with."""
         for parameter in fields(self):
             if parameter.metadata.get("unit", "choice") == "choice":
                 continue

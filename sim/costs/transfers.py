@@ -195,15 +195,7 @@ class Swapping:
         )
 
     def exposed_s(self, num_loaded: int, num_stored: int, gpu_s: float) -> float:
-        """Return the seconds by which a step grows.
-
-        Parameters
-        ----------
-        num_loaded, num_stored
-            Blocks.
-        gpu_s
-            Seconds of the step's operations on the GPU.
-        """
+        """Return the seconds by which a step grows."""
         return self.shown_s(self.moved(num_loaded, num_stored), gpu_s)
 
     def shown_s(self, moved: Moved, gpu_s: float) -> float:

@@ -68,11 +68,6 @@ def read_widths(fit: Mapping[str, Any], operation: str) -> Widths:
     factor ``1 + p / 100`` of the prediction, either way, as they are quantiles of
     the absolute log residual. An operation without them, or with 0, which stands
     for "not judged", is taken for an estimate. Beyond is never narrower than inside.
-
-    Raises
-    ------
-    ConfigError
-        When they are no two finite percentages >= 0.
     """
     found = (fit.get("intervals") or {}).get(operation) or (0.0, 0.0)
     if not _are_percentages(found):

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sim.costs.base import BatchShape
-from sim.costs.parts import batch_total_of, decode_ends_of
+from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance, next_event_s
 from sim.engine.requests import PulledArrivals
 from sim.engine.sampling import (

@@ -166,13 +166,6 @@ def datasheet_of(name: str, memory_bytes: int) -> GpuSpec | None:
     """Return the built-in datasheet of a device by the name its driver gives it.
 
     Forms of one chip are told apart by words in the name, then by memory.
-
-    Parameters
-    ----------
-    name
-        Such as ``NVIDIA H100 80GB HBM3``.
-    memory_bytes
-        As the driver reports it.
     """
     words = name.lower().replace("-", " ").split()
     fitting = [

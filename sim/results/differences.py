@@ -29,18 +29,9 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the keys whose values are not the same in all configurations.
+    """Return the keys in which configurations differ, and the value of each of them.
 
-    Parameters
-    ----------
-    configs
-        Configurations as plain data.
-
-    Returns
-    -------
-    dict
-        From dotted key to one value for each configuration, None where it has none;
-        in the order in which the keys first come.
+    Keys are dotted, in the order in which they first come; None where one has none.
     """
     tables = [flat(config) for config in configs]
     keys = dict.fromkeys(key for table in tables for key in table)

@@ -28,7 +28,7 @@ class Preemption(NamedTuple):
 
     request: Request
     for_request: Request
-    """Whose allocation failed; the victim itself if it was the last one left."""
+    """The request that found no block; the victim itself if it was the last left."""
     reason: str
     mode: PreemptionMode
     num_tokens_lost: int
@@ -95,7 +95,7 @@ class SchedulerOutput:
 
 
 class Scheduler(Protocol):
-    """Decides, at the start of every step, who computes how many tokens.
+    """Decides, at the start of every step, how many tokens each request computes.
 
     A policy sees requests, blocks and the clock; how long an output will be is not
     known to it.

@@ -183,5 +183,5 @@ class EngineView:
 
     @property
     def running(self) -> Sequence[RunningRequest]:
-        """Who runs, in the order of admission, those admitted in this step included."""
+        """Running requests in order of admission, those of this step included."""
         return self._running()

@@ -14,7 +14,7 @@ import simpy
 
 from cache.errors import PolicyError
 from sim.costs.base import BOUNDS
-from sim.costs.bounded import AtBound
+from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.group_sampling import sampler_for
 from sim.engine.loop import Engine

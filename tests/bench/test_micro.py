@@ -17,7 +17,7 @@ from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.base import BatchShape
-from sim.costs.parts import batch_total_of, decode_ends_of
+from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder

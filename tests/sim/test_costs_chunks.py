@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from sim.costs import MeasuredCost
 from sim.costs.base import BatchShape
-from sim.costs.measured.factors import (
+from sim.costs.measured.reading import pairs_of
+from sim.costs.measured.tables import (
     BesideFactor,
     PastFactor,
     mean_chunk,
 )
-from sim.costs.measured.reading_factors import pairs_of
-from sim.costs.parts import batch_total_of
+from sim.costs.pricing import batch_total_of
 from sim.errors import ConfigError
 from tests.sim.test_costs import H200, LLAMA_8B, chunk, decodes, shapes
 from tests.sim.test_costs_measured import decode_s, entry, prefill_s, write

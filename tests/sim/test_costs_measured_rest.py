@@ -4,7 +4,7 @@ import pytest
 
 from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.base import GraphRule, SwapRule
-from sim.costs.parts import batch_total_of
+from sim.costs.pricing import batch_total_of
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
 from sim.scheduler.generations import OURS

@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from sim.costs import ConstantCost, LinearCost, RooflineCost
 from sim.costs import parts as cost_parts
 from sim.costs.base import BatchShape, CostModel, StepCost, StepPricer, pricer_of
-from sim.costs.parts import (
-    Memo,
-    batch_total_of,
-    cost_columns,
-    decode_ends_of,
-    step_cost,
-)
+from sim.costs.parts import Memo, cost_columns, step_cost
+from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from tests.sim.test_costs import (
     BARE,

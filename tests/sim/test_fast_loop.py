@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs.constant import ConstantCost
-from sim.costs.parts import batch_total_of
+from sim.costs.pricing import batch_total_of
 from sim.engine.requests import (
     ColumnRequest,
     PulledArrivals,

@@ -13,8 +13,8 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.costs.base import BOUNDS
-from sim.costs.bounded import AtBound
 from sim.costs.measured import MeasuredCost
+from sim.costs.pricing import AtBound
 from sim.costs.profile import read_profile
 from sim.simulation.intervals import (
     INTERRUPTED,

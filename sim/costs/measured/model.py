@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.costs.base import EMPTY_SHAPE, GraphRule, KvLayout, SwapRule, SwapVariant
-from sim.costs.measured.counted import Counted
-from sim.costs.measured.factors import mean_chunk
 from sim.costs.measured.reading import (
     beside_factor,
     corrected,
@@ -20,15 +18,9 @@ from sim.costs.measured.reading import (
     read_correction,
 )
 from sim.costs.measured.rest import MeasuredRest
-from sim.costs.parts import (
-    FormulaCost,
-    Line,
-    LineTable,
-    Memo,
-    SteadyDecodes,
-    launched,
-    lines_and_steps,
-)
+from sim.costs.measured.tables import mean_chunk
+from sim.costs.parts import FormulaCost, Line, Memo, SteadyDecodes, launched
+from sim.costs.pricing import LineTable, lines_and_steps
 from sim.costs.profile import read_profile
 from sim.costs.roofline import RooflineCost
 from sim.costs.widths import ESTIMATE, read_widths, wider
@@ -156,10 +148,7 @@ class MeasuredCost(FormulaCost):
         self._other = MeasuredRest(
             self.profile.fit, entry, self._rest, graph_rule, correction
         )
-        self._counted = Counted(
-            self.profile.fit, entry, self._rest, self._other, correction
-        )
-        self._token_parts, self._row_parts = self._counted.tokens, self._counted.rows
+        self._token_parts, self._row_parts = self._other.tokens, self._other.rows
         self._line_tables: Memo[LineTable | None] = Memo()
 
     def _read_attention(self, entry: Mapping[str, Any]) -> None:
@@ -190,10 +179,10 @@ class MeasuredCost(FormulaCost):
     ) -> Parts:
         all_tokens = num_decodes + num_tokens
         num_rows = num_decodes + num_prefills
-        tokens = self._token_parts.get(all_tokens) or self._counted.price_tokens(
+        tokens = self._token_parts.get(all_tokens) or self._other.price_tokens(
             all_tokens
         )
-        rows = self._row_parts.get(num_rows) or self._counted.price_rows(num_rows)
+        rows = self._row_parts.get(num_rows) or self._other.price_rows(num_rows)
         gemm_s, allreduce_s, kernels_s, alone_s, launching_s, _, _, _ = tokens
         head_s, host_s, _, _ = rows
         if not all_tokens:
@@ -300,8 +289,8 @@ class MeasuredCost(FormulaCost):
         return swap_s, copy_s, flag, down, up
 
     def steady_decodes(self, num_decodes: int) -> SteadyDecodes:
-        tokens = self._counted.price_tokens(num_decodes)
-        rows = self._counted.price_rows(num_decodes)
+        tokens = self._other.price_tokens(num_decodes)
+        rows = self._other.price_rows(num_decodes)
         segments = self.decode_table.row(num_decodes)
         firsts = 0, *(start for _, _, start, _ in segments[1:])
         lines = [

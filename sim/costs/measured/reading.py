@@ -6,22 +6,59 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.costs.measured.geometry import geometry_of, linear_elements, weight_bits_of
-from sim.costs.measured.reading_factors import pairs_of, read_beside, read_past
-from sim.costs.measured.tables import Curve, Surface
+from sim.costs.measured.tables import BesideFactor, Curve, PastFactor, Surface
 from sim.costs.profile import DRY_RUN
 from sim.errors import ConfigError
+from sim.hardware.models.quantization import quantization_scheme
+from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from sim.costs.measured.factors import BesideFactor, PastFactor
     from sim.costs.profile import Profile
     from sim.costs.roofline import RooflineCost
+    from sim.hardware.models.architecture import ModelArchitecture
 
     Seconds = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+
+def weight_bits_of(model: ModelArchitecture) -> int:
+    """Return the bits of a weight of the linear layers: 16, 8 or 4."""
+    scheme = quantization_scheme(model.quantization)
+    if scheme is None or scheme.only_experts:
+        return 16
+    return 8 if scheme.weight_bits > 4.5 else 4
+
+
+def geometry_of(
+    model: ModelArchitecture, tensor_parallel_size: int, kv_itemsize_bytes: int
+) -> dict[str, int]:
+    """Return what a table depends on; two models that agree on it share tables."""
+    tp = tensor_parallel_size
+    return {
+        "tensor_parallel_size": tp,
+        "kv_itemsize_bytes": kv_itemsize_bytes,
+        "weight_bits": weight_bits_of(model),
+        "num_layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "num_heads": model.num_attention_heads // tp,
+        "num_kv_heads": model.kv_heads_per_rank(tp),
+        "head_dim": model.head_dim,
+        "window": model.sliding_window or 0,
+        "linear_elements": linear_elements(model, tp),
+    }
+
+
+def linear_elements(model: ModelArchitecture, tensor_parallel_size: int) -> int:
+    """Return elements of the dense linear layers of one rank."""
+    return sum(
+        tensor.num_elements * tensor.count
+        for tensor in weight_tensors(model, tensor_parallel_size)
+        if tensor.role is TensorRole.LINEAR and tensor.columns > 1
+    )
 
 
 BOOST: Final = 1.1
@@ -66,13 +103,7 @@ _TIMES: Final = frozenset({"time_s", "gemm_s", "allreduce_s"})
 
 
 def read_correction(fit: Mapping[str, Any]) -> float:
-    """Return what whole measured steps multiply the GPU's operations by, or 1.
-
-    Raises
-    ------
-    ConfigError
-        When it is beyond what tables of the same device can be off by.
-    """
+    """Return what whole measured steps multiply the GPU's operations by, or 1."""
     factor = (fit.get("step_correction") or {}).get("factor", 1.0)
     if not isinstance(factor, int | float) or not 0.25 <= factor <= 4.0:
         raise ConfigError(
@@ -239,13 +270,7 @@ def token_curves(
 
 
 def _read_surface(table: Mapping[str, Any], where: str) -> tuple[Any, Any, Any, Any]:
-    """Return counts, amounts, seconds and flags of a tabulated surface.
-
-    Raises
-    ------
-    ConfigError
-        When it is not rectangular, its nodes do not ascend, or a time is not positive.
-    """
+    """Return counts, amounts, seconds and flags of a tabulated surface."""
     try:
         counts = [int(value) for value in table["counts"]]
         amounts = [int(value) for value in table["amounts"]]
@@ -263,3 +288,79 @@ def _read_surface(table: Mapping[str, Any], where: str) -> tuple[Any, Any, Any, 
     if not (np.isfinite(seconds).all() and (seconds > 0.0).all()):
         raise ConfigError(f"{where} must hold finite seconds > 0")
     return counts, amounts, seconds, beyond
+
+
+def read_past(
+    tables: Mapping[str, Any],
+    layers: Mapping[int, int],
+    fresh: Callable[[int], float],
+) -> PastFactor:
+    """Return the factors that the tables of an entry say."""
+    axes = ("queries", "pasts")
+    (queries, pasts), seconds, beyond = _read(tables, layers, axes, "prefill_past")
+    alone = np.array([[fresh(pairs_of(q, p)) for p in pasts] for q in queries])
+    return PastFactor(queries, pasts, seconds / alone, beyond)
+
+
+def read_beside(
+    tables: Mapping[str, Any],
+    layers: Mapping[int, int],
+    chunk: Callable[[int, int], float],
+    decodes: Callable[[int, int], float],
+    key_s: float,
+) -> BesideFactor:
+    """Return the factors of chunks beside decodes; as `read_past`."""
+    names = ("queries", "pasts", "num_decodes", "contexts")
+    axes, seconds, beyond = _read(tables, layers, names, "mixed")
+    queries, pasts, counts, contexts = axes
+    q, p, n, k = np.ix_(*map(np.array, axes))
+    seconds = np.maximum(seconds, key_s * (q + p + n * k))
+    chunks = np.array([[chunk(q, p) for p in pasts] for q in queries])
+    rows = np.array([[decodes(n, k) for k in contexts] for n in counts])
+    alone = chunks[:, :, None, None] + rows[None, None, :, :]
+    return BesideFactor((queries, pasts, counts, contexts), seconds / alone, beyond)
+
+
+def pairs_of(query: int, past: int) -> int:
+    """Return the causal query-key pairs of a chunk."""
+    return query * past + query * (query + 1) // 2
+
+
+def _read(
+    tables: Mapping[str, Any],
+    layers: Mapping[int, int],
+    names: tuple[str, ...],
+    where: str,
+) -> tuple[list[list[int]], Seconds, Flags]:
+    """Return nodes, and seconds and flags of all layers."""
+    total: Any = 0.0
+    outside: Any = False
+    axes: list[list[int]] = []
+    for window, count in layers.items():
+        try:
+            table = tables[str(window)]
+            axes = [[int(value) for value in table[name]] for name in names]
+            seconds = np.array(table["time_s"], dtype=np.float64)
+            beyond = np.array(table["beyond"], dtype=np.bool_)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"profile: {where} of window {window} is no table ({error}); fit the "
+                "profile again"
+            ) from error
+        _check(axes, seconds, beyond, where)
+        total = total + count * seconds
+        outside = outside | (beyond if count else np.zeros_like(beyond))
+    return axes, total, outside
+
+
+def _check(axes: list[list[int]], seconds: Seconds, beyond: Flags, where: str) -> None:
+    shape = tuple(map(len, axes))
+    if min(shape) < 2 or seconds.shape != shape or beyond.shape != shape:
+        raise ConfigError(
+            f"profile: {where} must be at least 2 along each axis, one value a node; "
+            f"got {seconds.shape}: fit the profile again"
+        )
+    if any(min(np.diff(axis)) < 1 or axis[0] < 0 for axis in axes):
+        raise ConfigError(f"profile: {where}: nodes must be >= 0 and ascend")
+    if not (np.isfinite(seconds).all() and (seconds > 0.0).all()):
+        raise ConfigError(f"profile: {where} must hold finite seconds > 0")

@@ -1,14 +1,15 @@
-"""What a measured step takes besides attention, products and collectives.
+"""What a measured step takes besides attention.
 
-Each of these is a table of the profile where it has one, and the datasheet's else: the
-element-wise kernels of the layers, the output projection, the sampler, swaps, copies,
-and the time that launching kernels one by one takes.
+Each of these is a table of the profile where it has one, and the datasheet's else:
+products, collectives and element-wise kernels by tokens, output projection and sampler
+by requests, swaps, copies, and the time that launching kernels one by one takes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sim.costs.measured.reading import token_curves
 from sim.costs.measured.rest_tables import (
     MeasuredTransfer,
     Part,
@@ -20,7 +21,7 @@ from sim.costs.measured.rest_tables import (
 )
 from sim.costs.parts import Memo
 from sim.costs.transfers import ByPageSize, Swapping
-from sim.costs.widths import ESTIMATE, HEAD, KERNELS
+from sim.costs.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,38 @@ if TYPE_CHECKING:
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer
 
+
+_ESTIMATES: Final = Widths(ESTIMATE, ESTIMATE)
+
+
+class TokenParts(NamedTuple):
+    """Seconds that so many tokens take."""
+
+    gemm_s: float = 0.0
+    allreduce_s: float = 0.0
+    kernels_s: float = 0.0
+    """Element-wise kernels."""
+    launch_decodes_s: float = 0.0
+    """To launch all kernels of a step of decodes; see `MeasuredRest.launching_s`."""
+    launch_prefills_s: float = 0.0
+    """The same with a prompt among them."""
+    extrapolated: bool = False
+    """Whether the products or the collectives were."""
+    down: float = 0.0
+    up: float = 0.0
+    """Squares of the width of all."""
+
+
+class RowParts(NamedTuple):
+    """Seconds that so many requests take."""
+
+    head_s: float
+    host_s: float
+    down: float
+    up: float
+    """Squares of the head's width."""
+
+
 _LAYER_LAUNCHES: Final = 10
 """Kernels of a layer: qkv, rope, cache write, attention, o, two norms, gate and up,
 activation, down."""
@@ -38,24 +71,7 @@ _OTHER_LAUNCHES: Final = 4
 
 
 class MeasuredRest:
-    """The rest of a step, from a profile's fit and a roofline.
-
-    Parameters
-    ----------
-    fit, entry
-        Of the profile, and of the model in it.
-    rest
-        The datasheet's prices.
-    graphs
-        Which steps launch no kernels.
-    correction
-        What the datasheet's kernels are multiplied by; `entry` already is.
-
-    Raises
-    ------
-    ConfigError
-        When a table is no table.
-    """
+    """The rest of a step, from a profile's fit and a roofline."""
 
     def __init__(
         self,
@@ -65,9 +81,20 @@ class MeasuredRest:
         graphs: GraphRule,
         correction: float = 1.0,
     ) -> None:
+        self.tokens: Memo[TokenParts] = Memo()
+        self.rows: Memo[RowParts] = Memo()
         self._rest = rest
         self._correction = correction
         self._graphs = graphs
+        gemm, self._allreduce = token_curves(entry["tokens"], rest)
+        # experts are not in the tables
+        self._gemm = None if rest.model.num_experts else gemm
+        self._gemm_widths = (
+            _ESTIMATES if self._gemm is None else read_widths(fit, "gemm")
+        )
+        self._allreduce_widths = (
+            _ESTIMATES if self._allreduce is None else read_widths(fit, "allreduce")
+        )
         self._transfers: Mapping[str, Any] = fit.get("transfers") or {}
         self._kernels = read_curve(entry, "elementwise", "tokens")
         self._head = read_curve(entry, "head", "rows")
@@ -79,6 +106,53 @@ class MeasuredRest:
         per_layer = _LAYER_LAUNCHES + 2 * (rest.tensor_parallel_size > 1)
         num_launches = per_layer * rest.model.num_hidden_layers + _OTHER_LAUNCHES
         self.launches_s = launch_s * num_launches
+
+    # -- counts, each priced once -------------------------------------------------
+
+    def price_tokens(self, num_tokens: int) -> TokenParts:
+        """Return what so many tokens decide; nothing for none."""
+        if not num_tokens:
+            return self.tokens.keep(0, TokenParts())
+        gemm_s, allreduce_s, _ = (
+            self._correction * part for part in self._rest.token_parts(num_tokens)
+        )
+        kernels_s, _, kernels_width = self.kernels(num_tokens)
+        outside, apart = True, False
+        if self._gemm is not None:
+            gemm_s, outside = self._gemm.at(num_tokens)
+        if self._allreduce is not None:
+            allreduce_s, apart = self._allreduce.at(num_tokens)
+        down = up = 0.0
+        for width, seconds in (
+            (self._gemm_widths[outside], gemm_s),
+            (self._allreduce_widths[apart], allreduce_s),
+            (kernels_width, kernels_s),
+        ):
+            more_down, more_up = width.squares(seconds)
+            down += more_down
+            up += more_up
+        parts = TokenParts(
+            gemm_s,
+            allreduce_s,
+            kernels_s,
+            self.launching_s(num_tokens, 0),
+            self.launching_s(num_tokens, 1),
+            outside or apart,
+            down,
+            up,
+        )
+        return self.tokens.keep(num_tokens, parts)
+
+    def price_rows(self, num_rows: int) -> RowParts:
+        """Return what so many requests decide."""
+        _, host_s = self._rest.row_parts(num_rows)
+        head_s = down = up = 0.0
+        for seconds, _, width in self.head(num_rows):
+            more_down, more_up = width.squares(seconds)
+            head_s += seconds
+            down += more_down
+            up += more_up
+        return self.rows.keep(num_rows, RowParts(head_s, host_s, down, up))
 
     # -- kernels ----------------------------------------------------------------
 
@@ -168,15 +242,7 @@ class MeasuredRest:
         )
 
     def moves(self, num_blocks: Sequence[int], gpu_s: float) -> Rest:
-        """Return what moving blocks adds to a step.
-
-        Parameters
-        ----------
-        num_blocks
-            Loaded from the host, stored to it, and copied on the GPU.
-        gpu_s
-            Seconds of the step's operations on the GPU.
-        """
+        """Return what moving blocks adds to a step."""
         num_loaded, num_stored, num_copied = num_blocks
         swap_s = copy_s = down = up = 0.0
         outside = False

@@ -71,13 +71,7 @@ class MeasuredTransfer:
 def read_curve(
     entry: Mapping[str, Any], name: str, axis: str, key: str = "time_s"
 ) -> MeasuredCurve | None:
-    """Return a table over `axis`, None where the entry has none.
-
-    Raises
-    ------
-    ConfigError
-        When it is not a time and a flag for each of some ascending nodes.
-    """
+    """Return a table over `axis`, None where the entry has none."""
     table = entry.get(name)
     if table is None:
         return None
@@ -125,13 +119,7 @@ def _rows(
 def read_transfer(
     table: Mapping[str, Any], pages: Pages, name: str, *, is_loop: bool
 ) -> MeasuredTransfer:
-    """Return the row of a page size, between the rows of those that were measured.
-
-    Raises
-    ------
-    ConfigError
-        As `read_curve`.
-    """
+    """Return the row of a page size, between the rows of those that were measured."""
     sizes = _sizes(table, "page_bytes", name)
     nodes, seconds, beyond = _rows(table, "num_descriptors", name)
     _check_rows(seconds, sizes, name)
@@ -148,13 +136,7 @@ def read_transfer(
 
 
 def read_copies(table: Any, block_bytes: float) -> MeasuredCurve | None:
-    """Return seconds of copies over blocks of `block_bytes`, None without a table.
-
-    Raises
-    ------
-    ConfigError
-        As `read_curve`.
-    """
+    """Return seconds of copies over blocks of `block_bytes`, None without a table."""
     if table is None:
         return None
     sizes = _sizes(table, "block_bytes", "copy")
@@ -212,13 +194,7 @@ def _mixed(rows: Seconds, low: int, high: int, share: float) -> list[float]:
 
 
 def read_seconds(table: Mapping[str, Any], key: str, name: str) -> float:
-    """Return finite seconds >= 0, or 0 where the table has none.
-
-    Raises
-    ------
-    ConfigError
-        When they are anything else.
-    """
+    """Return finite seconds >= 0, or 0 where the table has none."""
     value = table.get(key)
     if value is None:
         return 0.0
@@ -231,13 +207,7 @@ def read_seconds(table: Mapping[str, Any], key: str, name: str) -> float:
 
 
 def read_factor(table: Mapping[str, Any], key: str, default: float) -> float:
-    """Return a factor >= 1, or the default where the table has none.
-
-    Raises
-    ------
-    ConfigError
-        When it is anything else.
-    """
+    """Return a factor >= 1, or the default where the table has none."""
     value = table.get(key, default)
     if not isinstance(value, int | float) or not isfinite(value) or value < 1.0:
         raise ConfigError(

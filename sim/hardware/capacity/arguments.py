@@ -70,13 +70,7 @@ class EngineArguments:
 
 
 def parse_engine_version(engine_version: str) -> int:
-    """Return NN of a vLLM release ``0.NN`` or ``0.NN.N``.
-
-    Raises
-    ------
-    CapacityError
-        When the version is not of that form, or newer than those that are known.
-    """
+    """Return NN of a vLLM release ``0.NN`` or ``0.NN.N``."""
     matched = _VERSION.fullmatch(str(engine_version).strip()[:40])
     if matched is None:
         raise CapacityError(
@@ -95,13 +89,7 @@ def parse_engine_version(engine_version: str) -> int:
 def resolve_dtypes(
     model: ModelArchitecture, dtype: str, kv_cache_dtype: str
 ) -> tuple[str, str]:
-    """Return the precision of the model and of its KV cache, 'auto' replaced.
-
-    Raises
-    ------
-    CapacityError
-        When a name is unknown.
-    """
+    """Return the precision of the model and of its KV cache, 'auto' replaced."""
     dtype = model.dtype if dtype == "auto" else dtype
     dtype_bytes(dtype)
     if kv_cache_dtype not in {"auto", *KV_CACHE_DTYPE_BYTES}:
@@ -143,13 +131,7 @@ def resolve_batch(
     max_num_batched_tokens: int | None,
     max_num_seqs: int | None,
 ) -> tuple[int, int]:
-    """Return ``max_num_batched_tokens`` and ``max_num_seqs`` of the release.
-
-    Raises
-    ------
-    CapacityError
-        When a batch could not hold one token of each sequence.
-    """
+    """Return ``max_num_batched_tokens`` and ``max_num_seqs`` of the release."""
     if minor >= constants.FIRST_V1_MINOR:
         tokens, seqs = default_batch(gpu, minor)
     else:
@@ -173,13 +155,7 @@ def resolve_batch(
 
 
 def check_positive(name: str, value: object, most: int = MOST_BLOCKS) -> None:
-    """Refuse anything but None or a positive integer of at most `most`.
-
-    Raises
-    ------
-    CapacityError
-        Naming the argument.
-    """
+    """Refuse anything but None or a positive integer of at most `most`."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
@@ -200,13 +176,7 @@ def _shown(value: object) -> str:
 
 
 def check_quantity(name: str, value: float | None, *, low: float, high: float) -> None:
-    """Refuse a number that is not in (low, high].
-
-    Raises
-    ------
-    CapacityError
-        Naming the argument.
-    """
+    """Refuse a number that is not in (low, high]."""
     if value is None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -225,22 +195,7 @@ def check_numbers(
     swap_space: float,
     pipeline_parallel_size: int,
 ) -> None:
-    """Refuse numbers that no engine takes.
-
-    Parameters
-    ----------
-    counts
-        Positive integers by argument; None where the release decides.
-    kv_cache_memory_bytes, gpu_memory_utilization, weights_gib, swap_space
-        Quantities, as of `sim.hardware.capacity.estimate_capacity`.
-    pipeline_parallel_size
-        As of `sim.hardware.capacity.estimate_capacity`.
-
-    Raises
-    ------
-    CapacityError
-        Naming the argument.
-    """
+    """Refuse numbers that no engine takes."""
     for name, value in counts.items():
         check_positive(name, value)
     check_positive("kv_cache_memory_bytes", kv_cache_memory_bytes, MOST_BYTES)
@@ -256,13 +211,7 @@ def check_numbers(
 
 
 def check_parallelism(model: ModelArchitecture, tp: int) -> None:
-    """Refuse a tensor-parallel size that does not divide the heads.
-
-    Raises
-    ------
-    CapacityError
-        With the size and the number of heads.
-    """
+    """Refuse a tensor-parallel size that does not divide the heads."""
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads % tp:
         raise CapacityError(

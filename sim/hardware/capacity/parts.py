@@ -110,13 +110,7 @@ def _group_size(full: int, sliding: int) -> int:
 
 
 def memory_parts(arguments: EngineArguments) -> MemoryParts:
-    """Return what the engine requests and holds on one rank, in bytes.
-
-    Raises
-    ------
-    CapacityError
-        When the quantisation is unknown, or the weights alone exceed the GPU.
-    """
+    """Return what the engine requests and holds on one rank, in bytes."""
     scheme = quantization_scheme_of(arguments)
     era = constants.era_of(arguments.engine_minor)
     weights = _weights(arguments, scheme)

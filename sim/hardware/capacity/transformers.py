@@ -95,18 +95,7 @@ class TransformersMemory:
 
 
 def transformers_memory(arguments: EngineArguments) -> TransformersMemory:
-    """Return parts and number of blocks of one rank.
-
-    Parameters
-    ----------
-    arguments
-        A `max_num_batched_tokens` among their defaults is replaced by the release's.
-
-    Raises
-    ------
-    CapacityError
-        If the model has sliding windows, which are not built.
-    """
+    """Return parts and number of blocks of one rank, with the release's own batch."""
     model = arguments.model
     if model.num_sliding_layers:
         raise CapacityError(

@@ -117,27 +117,13 @@ class ModelArchitecture:
     def kv_bytes_per_token(
         self, tensor_parallel_size: int = 1, kv_itemsize_bytes: int | None = None
     ) -> int:
-        """Return the KV bytes of one token over all layers, on one rank.
-
-        Parameters
-        ----------
-        tensor_parallel_size
-            Ranks among which the KV heads are divided.
-        kv_itemsize_bytes
-            Bytes of a KV element; None for the model's precision.
-        """
+        """Return the KV bytes of one token over all layers, on one rank."""
         per_layer = self.kv_bytes_per_layer(tensor_parallel_size, kv_itemsize_bytes)
         return self.num_hidden_layers * per_layer
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Return the bytes of an element of vLLM's `dtype`.
-
-    Raises
-    ------
-    CapacityError
-        When the name is unknown.
-    """
+    """Return the bytes of an element of vLLM's `dtype`."""
     if dtype not in DTYPE_BYTES:
         raise CapacityError(
             f"unknown dtype: {dtype!r}; use 'auto' or one of {', '.join(DTYPE_BYTES)}"

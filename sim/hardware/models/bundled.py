@@ -69,41 +69,14 @@ def load_model(name: str | Path) -> ModelArchitecture:
 def model_from_config(
     config: dict[str, Any], name: str, source: str
 ) -> ModelArchitecture:
-    """Return the architecture of a parsed ``config.json``.
-
-    Parameters
-    ----------
-    config
-        The parsed file; a multimodal one nests the text model in ``text_config``.
-    name, source
-        The model's name, and where the facts come from (for messages).
-
-    Raises
-    ------
-    ConfigError
-        When a key is missing or wrong, or the model's shape is not modelled; the
-        message names the key.
-    """
+    """Return the architecture of a parsed ``config.json``."""
     return ModelArchitecture(name=name, **architecture_facts(config, source))
 
 
 def resolved_model(
     model: ModelArchitecture, dtype: str = "auto", quantization: str | None = None
 ) -> ModelArchitecture:
-    """Return the model as the engine runs it.
-
-    Parameters
-    ----------
-    model
-        The checkpoint's architecture.
-    dtype, quantization
-        The engine's arguments: "auto" and None take the checkpoint's own.
-
-    Raises
-    ------
-    CapacityError
-        When the precision or the scheme is unknown.
-    """
+    """Return the model as the engine runs it."""
     dtype = model.dtype if dtype == "auto" else dtype
     dtype_bytes(dtype)
     quantization = quantization or model.quantization

@@ -145,21 +145,7 @@ class Facts:
 
 
 def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the fields of a `ModelArchitecture`, but for its name.
-
-    Parameters
-    ----------
-    config
-        The parsed file; a multimodal one nests the text model in ``text_config``.
-    source
-        Where the facts come from, for messages.
-
-    Raises
-    ------
-    ConfigError
-        When a key is missing, has a wrong value, or changes the model's shape in a way
-        that is not counted; the message names it.
-    """
+    """Return the fields of a `ModelArchitecture`, but for its name."""
     whole = Facts(config, source)
     text = Facts({**config, **whole.mapping("text_config").values}, source)
     kind = text.text("model_type").removesuffix("_text")
@@ -329,13 +315,7 @@ def _latent_facts(text: Facts) -> dict[str, Any]:
 
 
 def quantization_name(config: Facts) -> str | None:
-    """Return the name of a scheme for a ``quantization_config``, or the method's own.
-
-    Raises
-    ------
-    ConfigError
-        When the mapping does not name a method, or its numbers cannot be used.
-    """
+    """Return the scheme of a ``quantization_config``, or the name of its method."""
     if not config.values:
         return None
     method = config.text("quant_method")

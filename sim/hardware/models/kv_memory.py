@@ -17,31 +17,17 @@ from sim.hardware.models.bundled import load_model
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """What KV entries of one model take.
-
-    Parameters
-    ----------
-    model
-        Its name.
-    kv_cache_dtype
-        Precision of the entries.
-    tensor_parallel_size
-        Ranks; entries that ranks have alike count once for each.
-    token_bytes
-        Bytes of a token over all layers and ranks, as if every layer looked back at
-        all tokens.
-    gpu
-        The GPU of an engine that has this model, or None.
-    pool_tokens
-        Tokens that the pool of one such engine holds, or None.
-    """
+    """What KV entries of one model take."""
 
     model: str
     kv_cache_dtype: str
     tensor_parallel_size: int
     token_bytes: int
+    """Over all layers, as if each looked back at all tokens, and over all ranks:
+    entries that ranks have alike count once for each."""
     gpu: str | None = None
     pool_tokens: int | None = None
+    """Tokens that the pool of one engine on such a GPU holds."""
 
     def gib(self, num_tokens: float) -> float:
         """Return GiB of so many tokens."""
@@ -57,20 +43,7 @@ def kv_memory(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
 ) -> KvMemory:
-    """Return what KV entries of a model take, and what an engine's pool holds.
-
-    Parameters
-    ----------
-    model, gpu
-        As of `sim.hardware.capacity.estimate_capacity`; without a GPU no pool is known.
-    block_size, tensor_parallel_size, dtype, kv_cache_dtype
-        The same.
-
-    Raises
-    ------
-    CapacityError, ConfigError
-        As `sim.hardware.capacity.estimate_capacity`.
-    """
+    """Return what KV entries of a model take, and what an engine's pool holds."""
     architecture = load_model(model)
     check_positive("tensor_parallel_size", tensor_parallel_size)
     check_parallelism(architecture, tensor_parallel_size)

@@ -59,20 +59,7 @@ _PACKED_NAME = re.compile(r"([a-z0-9_]+?)(?:-(\d)bit)?(?:-g(\d{1,9}|channel))?")
 
 
 def packed_scheme_name(method: str, bits: int, group_size: int | None) -> str:
-    """Return the name of a scheme of packed integers.
-
-    Parameters
-    ----------
-    method
-        A key of `PACKED_BITS`.
-    bits, group_size
-        Of a weight; -1 and None are one group a row.
-
-    Raises
-    ------
-    ConfigError
-        When the method or its bits are not modelled.
-    """
+    """Return the name of a scheme of packed integers; -1 and None are a group a row."""
     if method not in PACKED_BITS:
         known = ", ".join(PACKED_BITS)
         raise ConfigError(f"quant_method must be of {known}; got {method[:40]!r}")
@@ -89,13 +76,7 @@ def packed_scheme_name(method: str, bits: int, group_size: int | None) -> str:
 
 
 def quantization_scheme(name: str | None) -> QuantizationScheme | None:
-    """Return the scheme of that name, or None for an unquantised model.
-
-    Raises
-    ------
-    CapacityError
-        When the name is unknown, or says too little (``compressed-tensors``).
-    """
+    """Return the scheme of that name, or None for an unquantised model."""
     if name is None:
         return None
     if name == "compressed-tensors":

@@ -101,17 +101,7 @@ def weight_bytes(
     itemsize_bytes: int,
     scheme: QuantizationScheme | None,
 ) -> int:
-    """Return the bytes that loading the model takes on one rank.
-
-    Parameters
-    ----------
-    model, tensor_parallel_size
-        What is loaded, and over how many ranks.
-    itemsize_bytes
-        Of an unquantised element.
-    scheme
-        Of the quantised layers; None for none.
-    """
+    """Return the bytes that loading the model takes on one rank."""
     total = 0
     for tensor in weight_tensors(model, tensor_parallel_size):
         one = _tensor_bytes(tensor, itemsize_bytes, scheme)

@@ -67,7 +67,7 @@ class Conservative:
         self.lengths.finished(request)
 
     def admits(self, head: WaitingRequest, engine: EngineView) -> bool:
-        """Whether everybody fits, grown as expected; see `AdmissionRule`."""
+        """Whether all requests fit, grown as expected; see `AdmissionRule`."""
         if not self.lengths.is_known:
             return head.num_full_blocks <= engine.num_available_blocks
         size, available = engine.block_size, engine.num_available_blocks

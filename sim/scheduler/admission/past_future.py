@@ -1,4 +1,4 @@
-"""Room for the expected peak, not for everybody's end at once."""
+"""Room for the expected peak, not for all ends at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class PastFuture(Conservative):
     """Admit a request if all that run, and it, would fit at their expected peak.
 
-    Whoever ends gives its blocks back, so less is needed than all the ends together:
-    at the end of each, those with more to come have grown by as many tokens, and those
-    with less have left.
+    A request that ends gives its blocks back, so less is needed than all the ends
+    together: at the end of each, those with more to come have grown by as many tokens,
+    and those with less have left.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ class Stats:
         output
             What it decided.
         scheduler
-            Who decided.
+            The scheduler that decided.
         """
         moved = output.blocks_to_swap_in or output.blocks_to_swap_out
         if not (scheduler.running or moved):
@@ -135,7 +135,7 @@ class Stats:
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row a record; the columns are the attributes and both ratios."""
-        import pandas as pd  # noqa: PLC0415  (only who plots pays for it)
+        import pandas as pd  # noqa: PLC0415  (slow, and for plots only)
 
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
         columns["sharing_saved"] = self.sharing_saved

@@ -24,7 +24,7 @@ class Scheduler(BlockSpaceScheduler):
       that can never be admitted are ignored; a step that only ignores computes
       nothing.
     * Decode step: running groups get a slot a sequence, preempting from the tail; if
-      nobody was preempted, swapped groups come back.
+      no group was preempted, swapped groups come back.
 
     Source: vLLM 0.2.7, ``vllm/core/scheduler.py``.
     """

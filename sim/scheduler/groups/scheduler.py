@@ -227,7 +227,7 @@ class GroupScheduler(ABC):
     ) -> SequenceGroup:
         """Return which of the groups without a slot in this call loses its blocks.
 
-        The last one, unless a policy was given. Who has its slot keeps it: its copies
+        The last one, unless a policy was given. A group with its slot keeps it: copies
         are planned.
         """
         if self._choice is None:

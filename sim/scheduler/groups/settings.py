@@ -42,7 +42,7 @@ class SchedulerConfig:
         Prompts that are prefilled in chunks side by side, how many of them may be
         long, and from where on a prompt is long (`v0`).
     preemption_victim
-        Who is preempted; None for the last of the running queue.
+        Chooses the group to preempt; None for the last of the running queue.
     """
 
     max_num_batched_tokens: int

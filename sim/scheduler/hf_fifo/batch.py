@@ -27,7 +27,7 @@ class HfFifoOutput(SchedulerOutput):
     blocks_to_swap_out, blocks_to_swap_in
         Pairs ``(from, to)`` that are copied before the step, out before in.
     gives_up
-        Whether nobody finds a block and nobody can be evicted, where the release ends.
+        Whether no request finds a block and none can be evicted: the release ends.
     """
 
     restored: list[Request] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Pass:
     scheduled
         Requests with the tokens that each gets.
     taken
-        Who has left the queues, scheduled or not.
+        Requests that have left the queues, scheduled or not.
     admitted
-        Who was scheduled for the first time since it waited.
+        Requests scheduled for the first time since they waited.
     restored
         Those of them that waited on the CPU.
     starved

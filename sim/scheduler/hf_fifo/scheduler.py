@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 class FIFOScheduler:
-    """Decodes first, then prompts in mid-way, then who waits, under three budgets.
+    """Decodes first, then prompts in mid-way, then the queues, under three budgets.
 
     1. Candidates are walked in that order, those on the CPU in turns with the other
-       waiting ones. Whoever finds no block is passed over; while few blocks are free
+       waiting ones. A request without a block is passed over; while few blocks are free
        (`safety_margin`), prompt tokens are taken of the batch's first request only.
     2. Active requests that found too few blocks are *starved*. The last of them are
        evicted until the others will find theirs in the next step: copied to the CPU as
        far as the pool there has room, the oldest first, else to be computed again.
-       Nobody is admitted from then on until a request finishes.
-    3. If nobody could be scheduled, that is done at once and the walk begun again.
-    4. Who comes back from the CPU gets its blocks copied before the step.
+       No request is admitted from then on until one finishes.
+    3. If the batch is empty, that is done at once and the walk begun again.
+    4. Requests from the CPU get their blocks copied before the step.
 
     Source: transformers 5.17, ``generation/continuous_batching/scheduler.py``
     (`FIFOScheduler`) and ``offloading_manager.py``, without asynchronous batching.
@@ -63,7 +63,7 @@ class FIFOScheduler:
         self.waiting: deque[Request] = deque()
         # Requests whose blocks are in the CPU pool.
         self.swapped: deque[Request] = deque()
-        # Whether nobody is admitted, because somebody was evicted and none has finished
+        # Whether no request is admitted, because one was evicted and none has finished
         # since.
         self.block_new_requests = False
         self.prefix_cache_stats = PrefixCacheStats()
@@ -130,7 +130,7 @@ class FIFOScheduler:
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
-        # As in the release, nobody is admitted for that: where evictions have blocked
+        # As in the release, none is admitted for that: where evictions have blocked
         # new requests, only a finished one lets them in again.
         was_swapped = request.status is RequestStatus.SWAPPED
         request.move_to(RequestStatus.FINISHED_ABORTED)
@@ -172,7 +172,7 @@ class FIFOScheduler:
         return request in self.running and request not in self._prefilling
 
     def _candidates(self) -> Iterator[Request]:
-        """Walk decodes, then prompts in mid-way, then who waits, as far as asked.
+        """Walk decodes, then prompts in mid-way, then the queues, as far as asked.
 
         Swapped requests, which are cheaper to go on with, take turns with the others.
         """
@@ -187,7 +187,7 @@ class FIFOScheduler:
             yield from in_turns(self.swapped, self.waiting)
 
     def _leave_queues(self, taken: set[Request]) -> None:
-        """Drop from the queues who has become active."""
+        """Drop requests that have become active from the queues."""
         if taken:
             self.waiting = without(self.waiting, taken)
             self.swapped = without(self.swapped, taken)
@@ -394,7 +394,7 @@ class FIFOScheduler:
     # -- into the engine's terms ----------------------------------------------
 
     def _admit(self, walk: Pass, output: HfFifoOutput, now_s: float) -> None:
-        """Restore who was on the CPU, and count what the others found in the cache."""
+        """Restore requests from the CPU; count what the others found in the cache."""
         for request in walk.restored:
             output.blocks_to_swap_in += self.cache.restore(request)
         restored = set(walk.restored)

@@ -42,7 +42,7 @@ class HostedPreemption(NamedTuple):
 
     request_id: str
     for_request_id: str
-    """Whose slots were asked for last before."""
+    """The request for which slots were asked last before."""
     num_free_blocks_before: int
     num_free_blocks_after: int
 
@@ -112,7 +112,7 @@ class HostedEngine:
         self._listen()
 
     def _listen(self) -> None:
-        """Note who asks for slots and who is freed, in the course of a call."""
+        """Note requests that ask for slots or are freed, in the course of a call."""
         allocate = self.api.attribute(self._manager, "allocate_slots")
         free = self.api.attribute(self._manager, "free")
 

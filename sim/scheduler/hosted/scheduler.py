@@ -76,7 +76,7 @@ class VllmScheduler:
         # The engine arguments, under the nearest release that we know.
         self.settings = settings
         self.block_size = cache.block_size
-        self.num_usable_blocks = cache.num_gpu_blocks - 1  # the null block is nobody's
+        self.num_usable_blocks = cache.num_gpu_blocks - 1  # one is the null block
         self.enable_caching = cache.enable_prefix_caching
         self.window = (
             None

@@ -58,15 +58,7 @@ class Queues(Protocol):
 
 @dataclass(slots=True)
 class RunningOutputs:
-    """What became of the running queue in a call.
-
-    Attributes
-    ----------
-    decodes, prefills
-        Batch entries of groups that go on.
-    preempted, swapped_out
-        Victims, in the order of their preemption.
-    """
+    """Entries of groups that go on, and victims in the order of their preemption."""
 
     decodes: list[ScheduledSequenceGroup] = field(default_factory=list)
     prefills: list[ScheduledSequenceGroup] = field(default_factory=list)
@@ -75,10 +67,7 @@ class RunningOutputs:
 
 
 class RunningPhase:
-    """Gives running groups their slots in queue order, preempting from the tail.
-
-    Or whom a policy names; see `GroupScheduler`.
-    """
+    """Gives running groups their slots in queue order, preempting where they lack."""
 
     def __init__(
         self, scheduler: Queues, victim_for: VictimFor, preempt: Preempt
@@ -165,7 +154,7 @@ class RunningPhase:
         """Return how many sequences `can_append_slots` would allow one after another.
 
         It asks for `_most_touched_blocks` a sequence at most, and an append takes no
-        more; while that many are free, nobody has to be asked.
+        more; while that many are free, no group has to be asked.
         """
         num_free = self._scheduler.block_manager.get_num_free_gpu_blocks()
         if self._has_window:

@@ -42,7 +42,7 @@ class Scheduler(GroupScheduler):
     """Groups that wait, run or are swapped out, under a budget of tokens and sequences.
 
     * *Default*: while nothing is swapped, waiting groups are admitted from the head; if
-      there are none, running groups decode, and swapped ones come back unless somebody
+      there are none, running groups decode, and swapped ones come back unless one
       was preempted.
     * *Chunked prefill*: one batch holds running groups, swapped ones and chunks of new
       prompts, in this order of precedence.
@@ -237,7 +237,7 @@ class Scheduler(GroupScheduler):
         ]
 
     def _note_use(self, output: GroupSchedulerOutput, now_s: float) -> None:
-        """Tell the prefix cache who was scheduled, and that the batch is computed."""
+        """Tell the prefix cache what was scheduled, and that the batch is computed."""
         manager = self.block_manager
         for entry in output.scheduled_seq_groups:
             for seq in entry.seq_group.get_seqs(_RUNNING):
@@ -269,14 +269,14 @@ class Scheduler(GroupScheduler):
         return ran
 
     def _victim_for(self, group: SequenceGroup) -> SequenceGroup:
-        """Return who loses its blocks for a group that has left the queue."""
+        """Choose the group to preempt for one that has left the queue."""
         running = self.running
         if self._choice is None:
             return running[-1] if running else group
         return self._victim((group, *running), group)
 
     def _queue_victims(self, ran: RunningOutputs) -> None:
-        """Let victims wait from the end of the call on: nobody returns within it."""
+        """Let victims wait from the end of the call on: none returns within it."""
         if ran.preempted:
             self.waiting.extendleft(ran.preempted)
             self._waiting_is_sorted = False

@@ -1,4 +1,4 @@
-"""Who is preempted when a running request finds no block: one policy a file."""
+"""Which request is preempted when one finds no block: one policy a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a victim policy is: who loses its blocks when a running request needs one."""
+"""What a victim policy is: it chooses the request to preempt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class VictimPolicy(Protocol):
-    """Chooses who is preempted.
+    """Chooses the request to preempt.
 
     Two attributes of the class may say more:
 
     * ``reason``, for the record of each preemption;
     * ``always_spares_one``: whether there is always a running request that it would
       never choose as long as others run, the same one in all calls until it ends. That
-      one gets on, so nobody has to be protected; see `sim.scheduler.victims.choice`.
+      one gets on, so none has to be protected; see `sim.scheduler.victims.choice`.
     """
 
     def choose(
@@ -32,9 +32,9 @@ class VictimPolicy(Protocol):
         Parameters
         ----------
         running
-            Who may be preempted, in the engine's running order.
+            Requests that may be preempted, in the engine's running order.
         needs
-            Who found no block. It may be chosen where it is one of `running`; it then
-            waits itself.
+            The request that found no block. It may be chosen where it is one of
+            `running`; it then waits itself.
         """
         ...

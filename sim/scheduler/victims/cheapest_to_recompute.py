@@ -1,4 +1,4 @@
-"""Who loses least goes first."""
+"""Preempt the request that loses least."""
 
 from __future__ import annotations
 

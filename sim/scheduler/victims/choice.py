@@ -19,15 +19,16 @@ class VictimChoice:
     """Asks a policy, and sees to it that the engine gets on (invariant 7).
 
     Two requests that take each other's blocks before either gets a token would go on
-    for ever: prompts in mid-way where who holds most has to go, say. So a request that
-    was preempted and has got no token since is not offered again, as long as others
-    are. Where there are no others, the latest arrival goes: the earliest then keeps
-    its blocks until it has a token. Policies that always spare one need none of this.
+    for ever: prompts in mid-way where the one with most blocks goes, say. So a request
+    that was preempted and has got no token since is not offered again, as long as
+    others are. Where there are no others, the latest arrival goes: the earliest then
+    keeps its blocks until it has a token. Policies that always spare one need none of
+    this.
 
     Parameters
     ----------
     policy
-        Who chooses.
+        The policy that chooses.
     holdings
         What the cache knows of running requests.
 
@@ -48,7 +49,7 @@ class VictimChoice:
         self._num_output_tokens: dict[int, int] = {}
 
     def victim(self, running: Iterable[Request], needs: Request) -> Request:
-        """Return who has to go, one of `running`, for `needs` to get its blocks."""
+        """Return the request of `running` to preempt for `needs` to get blocks."""
         candidates = list(running)
         if self._protects:
             offered = [each for each in candidates if not self._is_protected(each)]

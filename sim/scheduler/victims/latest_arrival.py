@@ -1,4 +1,4 @@
-"""Who came last goes first."""
+"""Preempt the request that came last."""
 
 from __future__ import annotations
 

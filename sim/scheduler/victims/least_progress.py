@@ -1,4 +1,4 @@
-"""Who has generated least goes first."""
+"""Preempt the request that has generated least."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LeastProgress:
     Source: SGLang, ``python/sglang/srt/managers/schedule_batch.py``
     (`ScheduleBatch.retract_decode`), which retracts by fewest output tokens, then
     longest input. It is the opposite of serving the least attained first, as FastServe
-    does (Wu et al., "FastServe", NSDI 2026): there who has got most goes.
+    does (Wu et al., "FastServe", NSDI 2026): there the request with most service goes.
     """
 
     reason: ClassVar[str] = (

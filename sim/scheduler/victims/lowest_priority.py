@@ -1,4 +1,4 @@
-"""Who is least urgent goes first."""
+"""Preempt the least urgent request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LowestPriority:
     Notes
     -----
     Source: vLLM 0.11.2, ``vllm/v1/core/sched/scheduler.py``, priority policy. Here it
-    needs no such queue: who waits may be ordered by arrival all the same.
+    needs no such queue: waiting requests may be ordered by arrival all the same.
     """
 
     always_spares_one: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Who holds most goes first."""
+"""Preempt the request that holds most."""
 
 from __future__ import annotations
 

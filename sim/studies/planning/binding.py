@@ -11,6 +11,7 @@ import numpy as np
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model, resolved_model
 from sim.hardware.models.weights import weight_tensors
+from sim.studies.planning.observation import last_arrival_s, steps_inside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,8 +79,9 @@ def facts_of(
     that requests spent waiting by what they waited for: a place among the running
     (``seqs``), the step's token budget (``tokens``), blocks (``kv``).
     """
-    c = _columns(recording, warmup_s)
+    c = steps_inside(recording, warmup_s, STEP_COLUMNS)
     busy_s = max(float(c["latency_s"].sum()), 1e-300)
+    span_s = last_arrival_s(recording) - warmup_s
     seconds = _seconds(simulation, c)
     spent_s = max(sum(seconds.values()), 1e-300)
     shares = {f"time_{name}": each / spent_s for name, each in seconds.items()}
@@ -93,7 +95,7 @@ def facts_of(
     at_kv = ~at_seqs & ~at_tokens
     is_full = c["kv_cache_usage"] >= _FULL
     return shares | {
-        "busy_share": busy_s / max(_span_s(recording, warmup_s), busy_s),
+        "busy_share": busy_s / max(span_s, busy_s),
         "num_waiting_mean": float(weight_s.sum()) / busy_s,
         "waiting_share": float(c["latency_s"][c["num_waiting"] > 0].sum()) / busy_s,
         "waiting_seqs": float(weight_s[at_seqs].sum()) / waited_s,
@@ -106,21 +108,6 @@ def facts_of(
         "max_num_batched_tokens": capacity.max_num_batched_tokens,
         "num_gpu_blocks": capacity.num_gpu_blocks,
     }
-
-
-def _columns(recording: Recording, warmup_s: float) -> dict[str, NDArray[Any]]:
-    last_s = float(recording.request_table["arrival_s"].max(initial=0.0))
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in STEP_COLUMNS}
-    for batch in recording.step_table.batches(STEP_COLUMNS):
-        inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
-        for name, found in parts.items():
-            found.append(batch[name][inside])
-    return {name: np.concatenate([np.zeros(0), *p]) for name, p in parts.items()}
-
-
-def _span_s(recording: Recording, warmup_s: float) -> float:
-    last_s = float(recording.request_table["arrival_s"].max(initial=0.0))
-    return last_s - warmup_s
 
 
 def _seconds(simulation: Simulation, c: Columns) -> dict[str, float]:

@@ -57,7 +57,7 @@ def sample_of(recording: Recording, warmup_s: float, *, with_itl: bool) -> Sampl
     """
     requests = recording.request_table
     arrival_s = requests["arrival_s"]
-    last_s = float(arrival_s.max(initial=0.0))
+    last_s = last_arrival_s(recording)
     counts = arrival_s >= warmup_s
     is_served = requests.is_one_of("status", SERVED) & counts
     first_s = requests["first_scheduled_s"]
@@ -74,7 +74,7 @@ def sample_of(recording: Recording, warmup_s: float, *, with_itl: bool) -> Sampl
         num_requests=int(counts.sum()),
         num_rejected=int(rejected.sum()),
         num_late=int(is_late.sum()) - int(rejected.sum()),
-        usage=_usage(recording, warmup_s, last_s),
+        usage=_usage(recording, warmup_s),
         itl=itl,
     )
 
@@ -90,15 +90,28 @@ def _itl(recording: Recording, request_ids: NDArray[np.int64]) -> Weighted:
     return np.concatenate(values), np.concatenate(weights)
 
 
-def _usage(recording: Recording, warmup_s: float, last_s: float) -> Weighted:
-    values, weights = [np.zeros(0)], [np.zeros(0, np.int64)]
-    names = ("start_s", "latency_s", "kv_cache_usage")
-    for batch in recording.step_table.batches(names):
+def last_arrival_s(recording: Recording) -> float:
+    return float(recording.request_table["arrival_s"].max(initial=0.0))
+
+
+def steps_inside(
+    recording: Recording, warmup_s: float, columns: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return columns of the steps between the warm-up and the last arrival."""
+    last_s = last_arrival_s(recording)
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
+    for batch in recording.step_table.batches(columns):
         inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
-        values.append(batch["kv_cache_usage"][inside])
-        time_ns = batch["latency_s"][inside] * _USAGE_SCALE
-        weights.append(time_ns.astype(np.int64))
-    return np.concatenate(values), np.concatenate(weights)
+        for name, found in parts.items():
+            found.append(batch[name][inside])
+    return {name: np.concatenate([np.zeros(0), *p]) for name, p in parts.items()}
+
+
+def _usage(recording: Recording, warmup_s: float) -> Weighted:
+    names = ("start_s", "latency_s", "kv_cache_usage")
+    steps = steps_inside(recording, warmup_s, names)
+    time_ns = steps["latency_s"] * _USAGE_SCALE
+    return steps["kv_cache_usage"], time_ns.astype(np.int64)
 
 
 def values_of(

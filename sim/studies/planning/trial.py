@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.config.tables import parse_config
-from sim.costs.bounded import AtBound
+from sim.costs.pricing import AtBound
 from sim.results.metrics import SERVED
 from sim.results.recorder import Recorder
 from sim.results.step_table import MemorySteps
@@ -17,7 +17,11 @@ from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.planning.binding import STEP_COLUMNS, facts_of, mean_facts
 from sim.studies.planning.objectives import Objective
-from sim.studies.planning.observation import sample_of, values_of
+from sim.studies.planning.observation import (
+    last_arrival_s,
+    sample_of,
+    values_of,
+)
 from workloads.columns import RequestColumns
 from workloads.splitting import replicas_of, share_of
 
@@ -252,7 +256,7 @@ class _Run:
         Over the whole run where the engine did not keep up.
         """
         requests = self.recording.request_table
-        duration_s = float(requests["arrival_s"].max(initial=0.0))
+        duration_s = last_arrival_s(self.recording)
         is_late = is_overloaded(self.sample.num_late, self.sample.num_requests)
         if self.was_cut or is_late or not duration_s:
             duration_s = self.simulation.env.now

@@ -203,13 +203,7 @@ class CurveQuestion:
     bounds: int = 16
 
     def memory(self) -> KvMemory | None:
-        """Return what a token takes, if a model is named.
-
-        Raises
-        ------
-        ConfigError, CapacityError
-            If there is none but something is said of it, or it does not fit.
-        """
+        """Return what a token takes, if a model is named; refuse what needs one."""
         if self.model is None:
             self._refuse_without_model()
             return None
@@ -239,24 +233,7 @@ def prefix_report(
     question: CurveQuestion,
     memory: KvMemory | None,
 ) -> PrefixReport:
-    """Take requests one after the other, and say what a cache of each size finds.
-
-    Parameters
-    ----------
-    source
-        Where they come from, in a word.
-    requests
-        In order of arrival.
-    question
-        What is asked.
-    memory
-        `CurveQuestion.memory`, asked before the requests are read.
-
-    Raises
-    ------
-    WorkloadError
-        If a number of the question is out of range.
-    """
+    """Take requests one after the other, and say what a cache of each size finds."""
     found = prefix_curve(
         requests,
         question.block_size,

@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 
 class Drawer:
-    """One figure of one run: call it to draw.
-
-    Parameters
-    ----------
-    draw
-        The figure, one of `sim.views.plots.FIGURES`.
-    tables
-        The run.
-    """
+    """One figure of one run: call it to draw."""
 
     def __init__(self, draw: RunFigure, tables: Tables) -> None:
         self._draw = draw
@@ -69,13 +61,6 @@ class Drawer:
 class NamedFigures:
     """Figures, each a method named as its file in ``figures/``.
 
-    Parameters
-    ----------
-    figures
-        Name, and the function that draws what was found.
-    found
-        What it is given.
-
     Examples
     --------
     >>> figures = NamedFigures({"states": "a figure of {}".format}, "a run")
@@ -108,11 +93,6 @@ class NamedFigures:
 
 class RunPlots(NamedFigures):
     """The figures of a run, each a method named as its file in ``figures/``.
-
-    Parameters
-    ----------
-    results
-        The run.
 
     Examples
     --------

@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     import numpy.typing as npt
+
+    from sim.results.step_table import StepTable
 
     Floats: TypeAlias = npt.NDArray[np.float64]
     Indices: TypeAlias = npt.NDArray[np.intp]
@@ -273,3 +277,37 @@ def cdf_points(values: Floats, num_points: int) -> tuple[Floats, Floats]:
     kept = np.linspace(0, ordered.size - 1, min(num_points, ordered.size))
     index = np.unique(kept.astype(np.intp))
     return ordered[index], (index + 1.0) / ordered.size
+
+
+def with_ends(
+    steps: StepTable, columns: Sequence[str]
+) -> Iterator[tuple[Mapping[str, Floats], Floats]]:
+    """Yield the batches, and where their steps end: when the next one starts at last.
+
+    A batch is held back until the next one tells when its first step starts.
+    """
+    held: Mapping[str, Floats] | None = None
+    for raw in steps.batches(columns):
+        batch = {name: np.asarray(raw[name], dtype=np.float64) for name in columns}
+        if not batch["start_s"].size:
+            continue
+        if held is not None:
+            yield held, _ends(held, float(batch["start_s"][0]))
+        held = batch
+    if held is not None:
+        yield held, _ends(held, np.inf)
+
+
+def _ends(batch: Mapping[str, Floats], next_s: float) -> Floats:
+    next_start_s = np.append(batch["start_s"][1:], next_s)
+    ends_s: Floats = np.minimum(batch["start_s"] + batch["latency_s"], next_start_s)
+    return ends_s
+
+
+def end_s(steps: StepTable) -> float:
+    """Return when the last step ended; 0 without any."""
+    ends_s = 0.0
+    for batch in steps.batches(("start_s", "latency_s")):
+        if len(batch["start_s"]):
+            ends_s = float(batch["start_s"][-1] + batch["latency_s"][-1])
+    return ends_s

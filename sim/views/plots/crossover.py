@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from sim.costs.crossover import shown
-from sim.views.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    house_style,
-    legend_above,
-    plain_number,
-    titled_figure,
-)
+from sim.views.plots import style
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,19 +23,23 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
 
 _PANEL: Final = {"left": 0.085, "right": 0.965, "bottom": 0.09, "top": 0.845}
-_LOOKS: Final = {"loop": (ORANGE, "-"), "batch": (BLUE, "--"), "kernel": (GREEN, "-.")}
+_LOOKS: Final = {
+    "loop": (style.ORANGE, "-"),
+    "batch": (style.BLUE, "--"),
+    "kernel": (style.GREEN, "-."),
+}
 _NUM_POINTS: Final = 400
 
 
-@house_style
+@style.house_style
 def swap_or_recompute(found: Crossover, below: str) -> Figure:
     """Draw milliseconds over tokens, both logarithmic."""
-    figure = titled_figure(_title(found), below)
+    figure = style.titled_figure(_title(found), below)
     (axes,) = figure.subplots(squeeze=False, gridspec_kw=_PANEL).flat
     places = shown(found.num_tokens, _NUM_POINTS)
     tokens = found.num_tokens[places]
     label = "compute again" + (" (in part extrapolated)" if found.extrapolated else "")
-    _draw(axes, tokens, found.recompute, places, BLACK, "-", label)
+    _draw(axes, tokens, found.recompute, places, style.BLACK, "-", label)
     for name, swap in found.swaps.items():
         colour, line = _LOOKS[name]
         label = f"swap by {name}" + (" (estimate)" if swap.extrapolated else "")
@@ -52,7 +47,7 @@ def swap_or_recompute(found: Crossover, below: str) -> Figure:
         for length, seconds in crossings(found, swap):
             _mark(axes, length, 1e3 * seconds, colour)
     _scale(axes, found)
-    legend_above(axes)
+    style.legend_above(axes)
     return figure
 
 
@@ -101,7 +96,7 @@ def _mark(axes: Axes, length: int, milliseconds: float, colour: str) -> None:
         marker="o",
         markersize=6.5,
         markerfacecolor=colour,
-        markeredgecolor=BLACK,
+        markeredgecolor=style.BLACK,
         zorder=4,
     )
     axes.annotate(
@@ -119,8 +114,8 @@ def _scale(axes: Axes, found: Crossover) -> None:
     axes.set_yscale("log")
     axes.set_xlim(float(found.num_tokens[0]), float(found.num_tokens[-1]))
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
-    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
-    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 
 from sim.costs.base import STEP_PARTS
-from sim.views.plots.binning import Envelope, Medians, StepColumns, StepMeans
+from sim.views.plots.binning import Envelope, Medians, StepColumns, StepMeans, with_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from sim.results.step_table import StepTable
     from sim.views.plots.binning import Floats, Placed
@@ -172,7 +172,7 @@ class _Gatherer(Protocol):
 def curves_of(steps: StepTable, stop_s: float, block_size: float) -> Curves:
     """Gather all values of `step_values` in one pass over the steps."""
     pass_ = _Pass(Curves(stop_s), step_values(block_size))
-    for batch, end_s in _with_ends(steps, pass_.columns):
+    for batch, end_s in with_ends(steps, pass_.columns):
         pass_.add(batch, end_s)
     return pass_.curves
 
@@ -215,28 +215,3 @@ class _Pass:
             padded = np.append(values, 0.0)
             for gatherer in self._gatherers[name]:
                 gatherer.add(placed[gatherer.columns], padded)
-
-
-def _with_ends(
-    steps: StepTable, columns: list[str]
-) -> Iterator[tuple[Mapping[str, Floats], Floats]]:
-    """Yield the batches, and where their steps end: when the next one starts at last.
-
-    A batch is held back until the next one tells when its first step starts.
-    """
-    held: Mapping[str, Floats] | None = None
-    for raw in steps.batches(columns):
-        batch = {name: np.asarray(raw[name], dtype=np.float64) for name in columns}
-        if not batch["start_s"].size:
-            continue
-        if held is not None:
-            yield held, _ends(held, float(batch["start_s"][0]))
-        held = batch
-    if held is not None:
-        yield held, _ends(held, np.inf)
-
-
-def _ends(batch: Mapping[str, Floats], next_s: float) -> Floats:
-    next_start_s = np.append(batch["start_s"][1:], next_s)
-    ends_s: Floats = np.minimum(batch["start_s"] + batch["latency_s"], next_start_s)
-    return ends_s

@@ -8,21 +8,9 @@ import numpy as np
 
 from sim.results.metrics import is_served
 from sim.results.schema import OF_REQUESTS
+from sim.views.plots import style
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.panels import Panels, given_panels
-from sim.views.plots.style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    VERMILLION,
-    YELLOW,
-    blank_figure,
-    house_style,
-    margins,
-    say,
-    scale_x,
-    set_percent_axis,
-)
 from sim.views.plots.tables import column, words
 
 if TYPE_CHECKING:
@@ -36,10 +24,10 @@ if TYPE_CHECKING:
     from sim.views.plots.tables import Tables
 
 NUM_CDF_POINTS = 1000
-_MARKS = {50: ("o", YELLOW), 90: ("s", ORANGE), 99: ("^", VERMILLION)}
+_MARKS = {50: ("o", style.YELLOW), 90: ("s", style.ORANGE), 99: ("^", style.VERMILLION)}
 
 
-@house_style
+@style.house_style
 def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the distributions of TTFT, TPOT and end-to-end latency."""
     facts = tables.facts(
@@ -51,16 +39,16 @@ def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     panels = _new_panels(tables, title) if on is None else given_panels(on, 3)
     for metric, axes in zip(OF_REQUESTS, panels.axes, strict=True):
         _draw_cdf(axes, tables, metric, served_values(tables, metric))
-        set_percent_axis(axes, "", 100.0)
+        style.set_percent_axis(axes, "", 100.0)
     panels.axes[0].set_ylabel("finished requests (%)")
     return panels.figure
 
 
 def _new_panels(tables: Tables, title: str) -> Panels:
-    figure = blank_figure(tables, title)
+    figure = style.blank_figure(tables, title)
     figure.subplots(
         ncols=3,
-        gridspec_kw=margins(0.065, 0.98, 0.1, 0.8, wspace=0.2),
+        gridspec_kw=style.margins(0.065, 0.98, 0.1, 0.8, wspace=0.2),
     )
     return Panels(figure, figure.axes)
 
@@ -75,16 +63,16 @@ def served_values(tables: Tables, latency: Latency) -> Floats:
 def _draw_cdf(axes: Axes, tables: Tables, metric: Latency, values: Floats) -> None:
     axes.set_title(f"{metric.label}, n = {values.size:,}", loc="left", pad=26, size=10)
     if not values.size:
-        say(axes, "No finished request\nwith this latency")
+        style.say(axes, "No finished request\nwith this latency")
         axes.set_xlabel(f"{metric.meaning} (s)")
         return
     scale, unit = (1e3, "ms") if float(np.quantile(values, 0.9)) < 2.0 else (1.0, "s")
     x, share = cdf_points(values * scale, NUM_CDF_POINTS)
     x, share = np.append(x[0], x), np.append(0.0, share)
-    axes.step(x, 100.0 * share, where="post", color=BLUE, linewidth=1.6)
+    axes.step(x, 100.0 * share, where="post", color=style.BLUE, linewidth=1.6)
     _mark_percentiles(axes, tables, metric, values, scale)
     axes.set_xlabel(f"{metric.meaning} ({unit})")
-    scale_x(axes, float(x[0]), float(x[-1]))
+    style.scale_x(axes, float(x[0]), float(x[-1]))
 
 
 def _mark_percentiles(
@@ -96,7 +84,9 @@ def _mark_percentiles(
         if milliseconds is None:
             milliseconds = 1e3 * float(np.quantile(values, percent / 100.0))
         x = milliseconds * 1e-3 * scale
-        axes.plot([x, x], [0.0, percent], color=GREY, linewidth=0.7, linestyle=":")
+        axes.plot(
+            [x, x], [0.0, percent], color=style.GREY, linewidth=0.7, linestyle=":"
+        )
         axes.plot(
             x,
             percent,

@@ -8,26 +8,9 @@ import numpy as np
 from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
 from sim.views.plots.panels import new_panels
-from sim.views.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    draw_band,
-    draw_mean,
-    house_style,
-    legend_above,
-    say,
-    set_count_axis,
-    set_percent_axis,
-    set_time_axis,
-    time_unit,
-)
 from sim.views.plots.tables import column
 
 if TYPE_CHECKING:
@@ -42,7 +25,7 @@ NUM_MARKER_COLUMNS = 400
 """Preemption markers are wider than a pixel: thinner columns would only smear."""
 
 
-@house_style
+@style.house_style
 def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the usage of the KV cache over time, with the preemptions on it."""
     facts = tables.facts(
@@ -55,16 +38,16 @@ def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     (axes,) = panels.axes
     if tables.has_steps:
         usage = tables.curves.state["kv_cache_usage_percent"]
-        draw_band(axes, usage, SKY, "GPU blocks, min to max")
-        draw_mean(axes, usage, BLUE, "mean")
+        style.draw_band(axes, usage, style.SKY, "GPU blocks, min to max")
+        style.draw_mean(axes, usage, style.BLUE, "mean")
         _draw_cpu_usage(axes, tables)
     else:
-        say(axes, "No engine step in this run")
+        style.say(axes, "No engine step in this run")
     _mark_preemptions(axes, tables)
-    set_percent_axis(axes, "KV blocks in use (%)")
+    style.set_percent_axis(axes, "KV blocks in use (%)")
     _add_block_scale(axes, tables)
-    set_time_axis(axes, tables.stop_s)
-    legend_above(axes)
+    style.set_time_axis(axes, tables.stop_s)
+    style.legend_above(axes)
     return panels.figure
 
 
@@ -74,7 +57,7 @@ def _draw_cpu_usage(axes: Axes, tables: Tables) -> None:
         curves.totals[name].high > 0.0 for name in (usage, "num_swapped_out_blocks")
     ):
         mean = curves.state[usage]
-        draw_mean(axes, mean, GREEN, "CPU blocks, mean", linestyle="--")
+        style.draw_mean(axes, mean, style.GREEN, "CPU blocks, mean", linestyle="--")
 
 
 def _mark_preemptions(axes: Axes, tables: Tables) -> None:
@@ -86,13 +69,13 @@ def _mark_preemptions(axes: Axes, tables: Tables) -> None:
     edges_s = np.linspace(0.0, tables.stop_s, NUM_MARKER_COLUMNS + 1)
     kept = extremes_per_column(time_s, usage, edges_s)
     axes.plot(
-        time_s[kept] / time_unit(tables.stop_s)[0],
+        time_s[kept] / style.time_unit(tables.stop_s)[0],
         usage[kept],
         linestyle="none",
         marker=CARETDOWN,  # its tip is at the usage, the curve stays free
         markersize=4.0,
-        markerfacecolor=VERMILLION,
-        markeredgecolor=BLACK,
+        markerfacecolor=style.VERMILLION,
+        markeredgecolor=style.BLACK,
         markeredgewidth=0.3,
         clip_on=False,
         zorder=3,
@@ -114,7 +97,7 @@ def _add_block_scale(axes: Axes, tables: Tables) -> None:
     right.spines["right"].set_visible(True)
 
 
-@house_style
+@style.house_style
 def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw blocks in use against tokens in use, and the share that is wasted."""
     block_size = tables.number("block_size")
@@ -129,9 +112,9 @@ def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     heights = (3.0, 1.5, 1.5) if is_shared else (3.0, 2.0)
     panels = new_panels(tables, title.replace("%", " %"), heights, on=on)
     _draw_tokens(panels.axes[0], tables, block_size, is_shared=is_shared)
-    _draw_share(panels.axes[1], tables, "empty_percent", ("empty slots", ORANGE))
+    _draw_share(panels.axes[1], tables, "empty_percent", ("empty slots", style.ORANGE))
     if is_shared:
-        look = ("tokens saved by sharing", PURPLE)
+        look = ("tokens saved by sharing", style.PURPLE)
         _draw_share(panels.axes[2], tables, "saved_percent", look)
     panels.set_time_axes(tables.stop_s)
     return panels.figure
@@ -141,12 +124,12 @@ def _draw_share(axes: Axes, tables: Tables, name: str, look: tuple[str, str]) ->
     """Draw a percentage's envelope and mean; `look` is what it says and its fill."""
     says, fill = look
     percent = tables.curves.pixels[name]
-    draw_band(axes, percent, fill, f"{says}, min to max")
-    draw_mean(axes, percent, BLACK, "mean")
+    style.draw_band(axes, percent, fill, f"{says}, min to max")
+    style.draw_mean(axes, percent, style.BLACK, "mean")
     top = tables.curves.totals[name].high or 1.0
-    set_percent_axis(axes, "share of slots (%)", top)
+    style.set_percent_axis(axes, "share of slots (%)", top)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    legend_above(axes)
+    style.legend_above(axes)
 
 
 def _no_fragmentation(tables: Tables, on: Sequence[Axes] | None) -> Figure:
@@ -154,9 +137,9 @@ def _no_fragmentation(tables: Tables, on: Sequence[Axes] | None) -> Figure:
     (axes,) = panels.axes
     has_steps = tables.has_steps
     missing = "block_size is not in the summary" if has_steps else "No engine step"
-    say(axes, f"{missing}: fragmentation is not known")
-    set_percent_axis(axes, "share (%)")
-    set_time_axis(axes, tables.stop_s)
+    style.say(axes, f"{missing}: fragmentation is not known")
+    style.set_percent_axis(axes, "share (%)")
+    style.set_time_axis(axes, tables.stop_s)
     return panels.figure
 
 
@@ -165,12 +148,16 @@ def _draw_tokens(
 ) -> None:
     state = tables.curves.state
     room = state["capacity_tokens"]
-    draw_band(axes, room, SKY, "room in blocks in use, min to max")
-    draw_mean(axes, room, BLUE, f"mean (blocks x {block_size:g} tokens)")
+    style.draw_band(axes, room, style.SKY, "room in blocks in use, min to max")
+    style.draw_mean(axes, room, style.BLUE, f"mean (blocks x {block_size:g} tokens)")
     stored = state["num_physical_tokens"]
-    draw_mean(axes, stored, VERMILLION, "tokens stored, mean", linestyle="--")
+    style.draw_mean(
+        axes, stored, style.VERMILLION, "tokens stored, mean", linestyle="--"
+    )
     if is_shared:
         asked = state["num_logical_tokens"]
-        draw_mean(axes, asked, PURPLE, "tokens of requests, mean", linestyle=":")
-    set_count_axis(axes, "KV cache (tokens)")
-    legend_above(axes)
+        style.draw_mean(
+            axes, asked, style.PURPLE, "tokens of requests, mean", linestyle=":"
+        )
+    style.set_count_axis(axes, "KV cache (tokens)")
+    style.legend_above(axes)

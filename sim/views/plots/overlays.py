@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sim.results.schema import OF_REQUESTS
+from sim.views.plots import style
 from sim.views.plots.binning import cdf_points, extremes_per_column
 from sim.views.plots.curves import NUM_PIXEL_COLUMNS
 from sim.views.plots.latency import NUM_CDF_POINTS, served_values
@@ -23,16 +24,6 @@ from sim.views.plots.runs import (
     draw_curve,
     latest_s,
     looks_of,
-)
-from sim.views.plots.style import (
-    house_style,
-    margins,
-    plain_number,
-    scale_x,
-    set_count_axis,
-    set_percent_axis,
-    set_time_axis,
-    time_unit,
 )
 from sim.views.plots.tables import column
 
@@ -52,7 +43,7 @@ _COLUMNS_A_POINT, _COARSE_COLUMNS = 4, 7
 """Pixel columns that a line of several runs is averaged over."""
 
 
-@house_style
+@style.house_style
 def kv_cache_usage(runs: Sequence[Run]) -> Figure:
     """Draw the mean usage of the KV cache over time, and a tick for each preemption."""
     heights = (4.5, 0.5 + 0.17 * len(runs))
@@ -66,12 +57,12 @@ def kv_cache_usage(runs: Sequence[Run]) -> Figure:
             envelope = run.tables.curves.state["kv_cache_usage_percent"]
             _draw_mean(usage, envelope, _COLUMNS_A_POINT, stop_s, look)
         _draw_ticks(ticks, run.tables, stop_s, look, i)
-    set_percent_axis(usage, "KV blocks in use (%)")
+    style.set_percent_axis(usage, "KV blocks in use (%)")
     ticks.set_ylim(len(runs) - 0.5, -0.5)
     ticks.yaxis.set_major_locator(NullLocator())
     ticks.set_ylabel("preempted", fontsize="small")
     ticks.grid(visible=False, axis="y")
-    set_time_axis(ticks, stop_s)
+    style.set_time_axis(ticks, stop_s)
     return panels.figure
 
 
@@ -100,7 +91,7 @@ def _draw_ticks(
     edges_s = np.linspace(0.0, stop_s, NUM_MARKER_COLUMNS + 1)
     kept = extremes_per_column(time_s, time_s, edges_s)
     axes.plot(
-        time_s[kept] / time_unit(stop_s)[0],
+        time_s[kept] / style.time_unit(stop_s)[0],
         np.full(kept.size, row),
         linestyle="none",
         marker="|",
@@ -110,7 +101,7 @@ def _draw_ticks(
     )
 
 
-@house_style
+@style.house_style
 def queues(runs: Sequence[Run]) -> Figure:
     """Draw the mean numbers of running and of waiting requests over time."""
     panels = compared_figure(
@@ -123,9 +114,9 @@ def queues(runs: Sequence[Run]) -> Figure:
         for axes, name in zip(panels.axes, ("num_running", "num_waiting"), strict=True):
             envelope = run.tables.curves.state[name]
             _draw_mean(axes, envelope, _COLUMNS_A_POINT, stop_s, look)
-    set_count_axis(panels.axes[0], "running (requests)")
-    set_count_axis(panels.axes[1], "waiting (requests)")
-    set_time_axis(panels.axes[1], stop_s)
+    style.set_count_axis(panels.axes[0], "running (requests)")
+    style.set_count_axis(panels.axes[1], "waiting (requests)")
+    style.set_time_axis(panels.axes[1], stop_s)
     return panels.figure
 
 
@@ -138,7 +129,7 @@ def _facts_of_queues(tables: Tables) -> str:
     )
 
 
-@house_style
+@style.house_style
 def preemptions(runs: Sequence[Run]) -> Figure:
     """Draw preemptions so far and preemptions per minute."""
     panels = compared_figure(runs, "Preemptions", (1.2, 1.0), _facts_of_preemptions)
@@ -150,11 +141,11 @@ def preemptions(runs: Sequence[Run]) -> Figure:
         edges_s = bar_edges_s(stop_s)
         per_minute = np.histogram(time_s, edges_s)[0] * (60.0 / np.diff(edges_s))
         draw_curve(rate, edges_s, per_minute, stop_s, look)
-    set_count_axis(total, "so far (number)")
+    style.set_count_axis(total, "so far (number)")
     width_s = bar_width_s(stop_s)
     bins = f"{width_s:g} s" if width_s < 60.0 else f"{width_s / 60.0:g} min"
-    set_count_axis(rate, f"per minute (bins of {bins})")
-    set_time_axis(rate, stop_s)
+    style.set_count_axis(rate, f"per minute (bins of {bins})")
+    style.set_time_axis(rate, stop_s)
     return panels.figure
 
 
@@ -174,14 +165,14 @@ def _draw_total(
 ) -> None:
     at_s = np.linspace(0.0, stop_s, NUM_PIXEL_COLUMNS + 1)
     so_far = np.searchsorted(time_s, at_s, "right")
-    x = at_s / time_unit(stop_s)[0]
+    x = at_s / style.time_unit(stop_s)[0]
     axes.step(x, so_far, where="post", linewidth=1.5, **look)
 
 
 _TOKENS = ("prefill_tokens", "decode_tokens")
 
 
-@house_style
+@style.house_style
 def steps(runs: Sequence[Run]) -> Figure:
     """Draw the median latency of steps, and the mean number of tokens in them."""
     title = "Engine steps: median latency and mean batch"
@@ -199,9 +190,9 @@ def steps(runs: Sequence[Run]) -> Figure:
         draw_curve(batch, edges_s, prefill + decode, stop_s, look)
     latency.set_ylim(0.0, None)
     latency.set_ylabel("step latency (ms)")
-    latency.yaxis.set_major_formatter(FuncFormatter(plain_number))
-    set_count_axis(batch, "tokens per step")
-    set_time_axis(batch, stop_s)
+    latency.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
+    style.set_count_axis(batch, "tokens per step")
+    style.set_time_axis(batch, stop_s)
     return panels.figure
 
 
@@ -214,7 +205,7 @@ def _facts_of_steps(tables: Tables) -> str:
     )
 
 
-@house_style
+@style.house_style
 def latency_cdfs(runs: Sequence[Run]) -> Figure:
     """Draw the distributions of TTFT, TPOT and end-to-end latency."""
     panels = compared_figure(
@@ -226,11 +217,11 @@ def latency_cdfs(runs: Sequence[Run]) -> Figure:
     first.remove()
     side_by_side = figure.subplots(
         ncols=len(OF_REQUESTS),
-        gridspec_kw=margins(0.065, 0.98, 0.1, box.y1 - 0.01, wspace=0.2),
+        gridspec_kw=style.margins(0.065, 0.98, 0.1, box.y1 - 0.01, wspace=0.2),
     )
     for metric, axes in zip(OF_REQUESTS, side_by_side, strict=True):
         _draw_cdfs(axes, runs, metric)
-        set_percent_axis(axes, "", 100.0)
+        style.set_percent_axis(axes, "", 100.0)
     side_by_side[0].set_ylabel("finished requests (%)")
     return figure
 
@@ -258,10 +249,10 @@ def _draw_cdfs(axes: Axes, runs: Sequence[Run], metric: Latency) -> None:
             x, share = np.append(x[0], x), np.append(0.0, share)
             axes.step(x, 100.0 * share, where="post", linewidth=1.5, **look)
     axes.set_xlabel(f"{metric.meaning} ({unit})")
-    scale_x(axes, float(every.min()) * scale, float(every.max()) * scale)
+    style.scale_x(axes, float(every.min()) * scale, float(every.max()) * scale)
 
 
-@house_style
+@style.house_style
 def fragmentation(runs: Sequence[Run]) -> Figure:
     """Draw the share of the token slots of blocks in use that are empty."""
     title = "Fragmentation: empty slots of blocks in use"
@@ -274,9 +265,9 @@ def fragmentation(runs: Sequence[Run]) -> Figure:
         percent = run.tables.curves.pixels["empty_percent"]
         mean = _draw_mean(axes, percent, _COARSE_COLUMNS, stop_s, look)
         top = max(top, float(mean[np.isfinite(mean)].max(initial=0.0)))
-    set_percent_axis(axes, "empty slots (%)", top or 1.0)
+    style.set_percent_axis(axes, "empty slots (%)", top or 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    set_time_axis(axes, stop_s)
+    style.set_time_axis(axes, stop_s)
     return panels.figure
 
 

@@ -9,22 +9,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from sim.results.schema import LATENCIES
-from sim.views.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    house_style,
-    margins,
-    plain_number,
-    say,
-    set_log_axis,
-    titled_figure,
-)
+from sim.views.plots import style
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +20,16 @@ if TYPE_CHECKING:
 
 Plan = Mapping[str, Any]
 
-COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, BLACK, GREY)
+COLOURS = (
+    style.BLUE,
+    style.ORANGE,
+    style.GREEN,
+    style.VERMILLION,
+    style.SKY,
+    style.PURPLE,
+    style.BLACK,
+    style.GREY,
+)
 _LINES = ("-", "--", ":", "-.")
 _MAX_PANELS = 4
 _OUT_OF_SIGHT = 6.0
@@ -70,12 +64,12 @@ def load_points(each: Plan, name: str) -> dict[float, list[float]]:
     return dict(sorted(points.items()))
 
 
-@house_style
+@style.house_style
 def capacity_curves(plan: Plan) -> Figure:
     """Draw what each candidate's objectives come to at growing rates."""
     found = [each for each in plan["candidates"] if "rate" in each]
     best = max(found, key=lambda each: each["rate"]["value"])
-    figure = titled_figure(
+    figure = style.titled_figure(
         f"One engine holds up to {best['rate']['value']:,.3g} requests/s "
         f"({best['name']})",
         f"{plan['traffic']['title']}; medians of seeds; bands: highest rates "
@@ -85,7 +79,7 @@ def capacity_curves(plan: Plan) -> Figure:
     panels = figure.subplots(
         ncols=len(objectives),
         squeeze=False,
-        gridspec_kw=margins(0.08, 0.75, 0.085, 0.865, wspace=0.32),
+        gridspec_kw=style.margins(0.08, 0.75, 0.085, 0.865, wspace=0.32),
     )[0]
     styles = looks(plan)
     for axes, objective in zip(panels, objectives, strict=True):
@@ -125,18 +119,18 @@ def _draw_candidates(
         rates += x
         highs += y
         lowest = min([lowest, *(value for value in y if value > 0)])
-    axes.axhline(limit, color=BLACK, linewidth=1.0, linestyle=(0, (6, 3)))
+    axes.axhline(limit, color=style.BLACK, linewidth=1.0, linestyle=(0, (6, 3)))
     _name_limit(axes, objective)
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(name))
     if rates:
         axes.set_xscale("log")
-        set_log_axis(axes.xaxis, min(rates), max(rates))
+        style.set_log_axis(axes.xaxis, min(rates), max(rates))
         axes.set_xlim(min(rates) * 0.85, max(rates) * 1.15)
     if name != "goodput":
         axes.set_yscale("log")
         top = min(limit * _OUT_OF_SIGHT, 1.3 * max([limit, *highs]))
-        set_log_axis(axes.yaxis, lowest, top)
+        style.set_log_axis(axes.yaxis, lowest, top)
         axes.set_ylim(lowest * 0.8, top)
 
 
@@ -163,7 +157,7 @@ def label_of(name: str) -> str:
     return f"{statistic} {latency.label if is_short else latency.meaning} (ms)"
 
 
-@house_style
+@style.house_style
 def latency_load(plan: Plan) -> Figure:
     """Draw TTFT and TPOT of the cheapest of each model against its load."""
     names = (
@@ -171,7 +165,7 @@ def latency_load(plan: Plan) -> Figure:
         or [each["name"] for each in plan["candidates"] if "rate" in each][:2]
     )
     by_name = {each["name"]: each for each in plan["candidates"]}
-    figure = titled_figure(
+    figure = style.titled_figure(
         "Latency against load: "
         + ", ".join(
             f"{name} up to {by_name[name]['rate']['value']:,.3g}/s" for name in names
@@ -183,7 +177,7 @@ def latency_load(plan: Plan) -> Figure:
         nrows=len(names),
         ncols=2,
         squeeze=False,
-        gridspec_kw=margins(0.075, 0.98, 0.085, 0.86, wspace=0.18, hspace=0.42),
+        gridspec_kw=style.margins(0.075, 0.98, 0.085, 0.86, wspace=0.18, hspace=0.42),
     )
     for row, name in zip(panels, names, strict=True):
         for axes, of in zip(row, ("ttft", "tpot"), strict=True):
@@ -193,9 +187,9 @@ def latency_load(plan: Plan) -> Figure:
 
 def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
     rate = each["rate"]
-    axes.axvspan(rate["low"], rate["high"], color=GREY, alpha=0.2, lw=0)
+    axes.axvspan(rate["low"], rate["high"], color=style.GREY, alpha=0.2, lw=0)
     highest = 1e-9
-    for statistic, colour in (("median", SKY), ("p95", BLUE)):
+    for statistic, colour in (("median", style.SKY), ("p95", style.BLUE)):
         points = load_points(each, f"{statistic}_{of}_ms")
         x = [load * rate["value"] for load in points]
         y = [float(np.median(values)) for values in points.values()]
@@ -207,11 +201,11 @@ def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
     for objective in plan["objectives"]:
         if objective["name"].endswith(f"_{of}_ms"):
             limit = objective["limit"]
-            axes.axhline(limit, color=VERMILLION, linestyle=(0, (6, 3)))
+            axes.axhline(limit, color=style.VERMILLION, linestyle=(0, (6, 3)))
             _name_limit(axes, objective)
             highest = max(highest, limit)
     axes.set_ylim(0.0, highest * 1.15)
-    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
     axes.set_title(each["name"], fontsize=9, loc="left")
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(f"p95_{of}_ms").removeprefix("p95 "))
@@ -230,7 +224,7 @@ _MAX_MODELS = 2
 _MAX_BARS = 16
 
 
-@house_style
+@style.house_style
 def pareto(plan: Plan) -> Figure:
     """Draw every fleet that serves the traffic by its cost and its latency."""
     points, currency = plan["pareto"]["points"], plan["prices"]["currency"]
@@ -241,7 +235,7 @@ def pareto(plan: Plan) -> Figure:
         f"{min(p['cost_per_hour'] for p in front if p['model'] == model):,.2f}"
         for model in models
     )
-    figure = titled_figure(
+    figure = style.titled_figure(
         f"{plan['traffic']['rate']:,.3g} requests/s, {currency} an hour: {said}"
         if models
         else "No candidate serves the traffic",
@@ -251,10 +245,10 @@ def pareto(plan: Plan) -> Figure:
     panels = figure.subplots(
         ncols=max(1, len(models)),
         squeeze=False,
-        gridspec_kw=margins(0.065, 0.98, 0.085, 0.855, wspace=0.18),
+        gridspec_kw=style.margins(0.065, 0.98, 0.085, 0.855, wspace=0.18),
     )[0]
     if not models:
-        say(panels[0], "no fleet to show")
+        style.say(panels[0], "no fleet to show")
     for axes, model in zip(panels, models, strict=False):
         _draw_fleets(axes, plan, [p for p in points if p["model"] == model])
         axes.set_xlabel(f"{currency} an hour, {model}")
@@ -271,7 +265,7 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
         [p["cost_per_hour"] for p in front],
         [p["latency_ms"] for p in front],
         where="post",
-        color=GREEN,
+        color=style.GREEN,
         linewidth=2.0,
         alpha=0.6,
         label="Pareto front",
@@ -301,9 +295,9 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
     highs = [p["latency_high_ms"] for p in points]
     costs = [p["cost_per_hour"] for p in points]
     axes.set_yscale("log")
-    set_log_axis(axes.yaxis, min(lows) * 0.8, max(highs) * 1.3)
+    style.set_log_axis(axes.yaxis, min(lows) * 0.8, max(highs) * 1.3)
     axes.set_xlim(0.0, max(costs) * 1.15)
-    axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
     axes.set_ylim(min(lows) * 0.8, max(highs) * 1.3)
     axes.legend(
         loc="lower right",
@@ -325,16 +319,16 @@ def _name_point(axes: Axes, point: Plan) -> None:
         xytext=(6, 3),
         textcoords="offset points",
         fontsize=7.5,
-        color=BLACK if point["on_front"] else GREY,
+        color=style.BLACK if point["on_front"] else style.GREY,
     )
 
 
-@house_style
+@style.house_style
 def tornado(plan: Plan) -> Figure:
     """Draw what each change does to the highest rate of the cheapest candidates."""
     names = list(plan["sensitivity"])[:_MAX_MODELS]
     best = [_largest_effect(plan["sensitivity"][name]["effects"]) for name in names]
-    figure = titled_figure(
+    figure = style.titled_figure(
         "What moves the highest rate: " + "; ".join(filter(None, best))
         if any(best)
         else "Nothing that was changed moves the highest rate",
@@ -344,10 +338,10 @@ def tornado(plan: Plan) -> Figure:
     panels = figure.subplots(
         ncols=max(1, len(names)),
         squeeze=False,
-        gridspec_kw=margins(0.21, 0.98, 0.085, 0.855, wspace=0.72),
+        gridspec_kw=style.margins(0.21, 0.98, 0.085, 0.855, wspace=0.72),
     )[0]
     if not names:
-        say(panels[0], "no sensitivities were asked for")
+        style.say(panels[0], "no sensitivities were asked for")
     for axes, name in zip(panels, names, strict=False):
         _draw_bars(axes, plan["sensitivity"][name]["effects"])
         axes.set_title(name, fontsize=9, loc="left")
@@ -364,8 +358,8 @@ def _largest_effect(effects: list[Plan]) -> str:
 
 def _bar_colour(effect: Plan) -> str:
     if effect["resource"]:
-        return ORANGE
-    return BLUE if effect["rate_gain"] >= 0 else VERMILLION
+        return style.ORANGE
+    return style.BLUE if effect["rate_gain"] >= 0 else style.VERMILLION
 
 
 def _draw_bars(axes: Axes, effects: list[Plan]) -> None:
@@ -378,7 +372,7 @@ def _draw_bars(axes: Axes, effects: list[Plan]) -> None:
     axes.set_yticks(
         range(len(shown)), [f"{e['lever']} {e['change']}" for e in shown], fontsize=7.5
     )
-    axes.axvline(0.0, color=BLACK, linewidth=0.8)
+    axes.axvline(0.0, color=style.BLACK, linewidth=0.8)
     reach = max([1.0, *(abs(gain) for gain in gains)])
     axes.set_xlim(-1.35 * reach, 1.35 * reach)
     for place, gain in enumerate(gains):

@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.views.plots import style
 from sim.views.plots.curves import NUM_PIXEL_COLUMNS
 from sim.views.plots.panels import new_panels
-from sim.views.plots.style import (
-    BLACK,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    add_steps,
-    house_style,
-    legend_above,
-    say,
-    set_count_axis,
-    set_time_axis,
-    time_unit,
-)
 from sim.views.plots.tables import column, words
 
 if TYPE_CHECKING:
@@ -38,12 +25,12 @@ MAX_BARS = 90
 _BAR_WIDTHS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 _BAR_WIDTHS_MIN = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10080)
 _LOOKS = {
-    "recompute": (ORANGE, "", "--"),
-    "swap": (SKY, "///", ":"),
+    "recompute": (style.ORANGE, "", "--"),
+    "swap": (style.SKY, "///", ":"),
 }
 
 
-@house_style
+@style.house_style
 def preemption_history(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw preemptions so far and preemptions per minute, by mode."""
     formats = {
@@ -64,16 +51,16 @@ def preemption_history(tables: Tables, on: Sequence[Axes] | None = None) -> Figu
         _draw_rate(rate, tables, by_mode)
         _draw_total(total, tables, by_mode)
     else:
-        say(rate, _nothing_to_draw(tables))
+        style.say(rate, _nothing_to_draw(tables))
     width_s = bar_width_s(tables.stop_s)
-    set_count_axis(rate, f"preemptions per minute (in bins of {_width(width_s)})")
-    set_count_axis(total, "preemptions so far (number)")
+    style.set_count_axis(rate, f"preemptions per minute (in bins of {_width(width_s)})")
+    style.set_count_axis(total, "preemptions so far (number)")
     _swap_sides(rate, total)
-    set_time_axis(rate, tables.stop_s)
+    style.set_time_axis(rate, tables.stop_s)
     lines, bars = (axes.get_legend_handles_labels()[0] for axes in (total, rate))
     pairs = itertools.zip_longest(lines, bars)
     named = [artist for pair in pairs for artist in pair if artist is not None]
-    legend_above(total, named, num_columns=3)
+    style.legend_above(total, named, num_columns=3)
     return panels.figure
 
 
@@ -119,16 +106,16 @@ def _draw_rate(axes: Axes, tables: Tables, by_mode: dict[str, Floats]) -> None:
     edges_s = bar_edges_s(tables.stop_s)
     floor = np.zeros(edges_s.size - 1)
     for name, time_s in by_mode.items():
-        colour, hatch, _ = _LOOKS.get(name, (PURPLE, "...", "-."))
+        colour, hatch, _ = _LOOKS.get(name, (style.PURPLE, "...", "-."))
         height = np.histogram(time_s, edges_s)[0] * (60.0 / np.diff(edges_s))
-        add_steps(
+        style.add_steps(
             axes,
             floor + height,
-            edges_s / time_unit(tables.stop_s)[0],
+            edges_s / style.time_unit(tables.stop_s)[0],
             baseline=floor,
             fill=True,
             facecolor=colour,
-            edgecolor=GREY,
+            edgecolor=style.GREY,
             hatch=hatch or None,
             linewidth=0.0,
             label=f"{name}, per minute",
@@ -141,7 +128,7 @@ def _draw_total(axes: Axes, tables: Tables, by_mode: dict[str, Floats]) -> None:
     _draw_count(axes, tables, every, (f"all so far ({every.size:,})", "-"))
     if len(by_mode) > 1:
         for name, time_s in by_mode.items():
-            linestyle = _LOOKS.get(name, (PURPLE, "...", "-."))[2]
+            linestyle = _LOOKS.get(name, (style.PURPLE, "...", "-."))[2]
             label = f"{name} so far ({time_s.size:,})"
             _draw_count(axes, tables, time_s, (label, linestyle))
 
@@ -153,10 +140,10 @@ def _draw_count(
     at_s = np.linspace(0.0, tables.stop_s, NUM_PIXEL_COLUMNS + 1)
     label, linestyle = look
     axes.step(
-        at_s / time_unit(tables.stop_s)[0],
+        at_s / style.time_unit(tables.stop_s)[0],
         np.searchsorted(time_s, at_s, "right"),
         where="post",
-        color=BLACK,
+        color=style.BLACK,
         linestyle=linestyle,
         linewidth=1.5,
         label=label,

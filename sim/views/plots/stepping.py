@@ -8,29 +8,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from sim.views.plots import style
 from sim.views.plots.panels import new_panels
-from sim.views.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    YELLOW,
-    draw_band,
-    draw_line,
-    draw_mean,
-    draw_stack,
-    house_style,
-    legend_above,
-    plain_number,
-    say,
-    set_count_axis,
-    set_log_axis,
-    set_percent_axis,
-    set_wide_count_axis,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,19 +24,19 @@ LOG_FROM_RATIO = 50.0
 """Step latencies that differ by more than this are drawn on a logarithmic scale."""
 
 PARTS: dict[str, tuple[str, str, str]] = {
-    "gemm_s": ("GEMM", BLUE, ""),
-    "prefill_attention_s": ("prefill attn", ORANGE, ""),
-    "decode_attention_s": ("decode attn", GREEN, "///"),
-    "head_s": ("head", YELLOW, ""),
-    "allreduce_s": ("all-reduce", PURPLE, "\\\\\\"),
-    "swap_s": ("swap", VERMILLION, ""),
-    "copy_s": ("copy", SKY, "..."),
+    "gemm_s": ("GEMM", style.BLUE, ""),
+    "prefill_attention_s": ("prefill attn", style.ORANGE, ""),
+    "decode_attention_s": ("decode attn", style.GREEN, "///"),
+    "head_s": ("head", style.YELLOW, ""),
+    "allreduce_s": ("all-reduce", style.PURPLE, "\\\\\\"),
+    "swap_s": ("swap", style.VERMILLION, ""),
+    "copy_s": ("copy", style.SKY, "..."),
     "host_s": ("other", "#E5E5E5", ""),
 }
 """Parts of a step's latency: column, and name, colour and hatch in the figure."""
 
 
-@house_style
+@style.house_style
 def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw the requests in each queue over time."""
     facts = tables.facts(
@@ -70,19 +49,21 @@ def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     upper, lower = panels.axes
     absent: list[Artist] = []
     if tables.has_steps:
-        _draw_queue(upper, tables, "running", (SKY, BLUE, "-"))
+        _draw_queue(upper, tables, "running", (style.SKY, style.BLUE, "-"))
         if tables.curves.totals["num_swapped"].high > 0.0:
-            _draw_queue(upper, tables, "swapped", (ORANGE, VERMILLION, "--"))
+            _draw_queue(
+                upper, tables, "swapped", (style.ORANGE, style.VERMILLION, "--")
+            )
         else:
             absent.append(Line2D([], [], linestyle="none", label="swapped: none"))
-        _draw_queue(lower, tables, "waiting", (PURPLE, BLACK, "-"))
+        _draw_queue(lower, tables, "waiting", (style.PURPLE, style.BLACK, "-"))
     else:
-        say(upper, "No engine step in this run")
-    set_count_axis(upper, "running (requests)")
-    set_count_axis(lower, "waiting (requests)")
+        style.say(upper, "No engine step in this run")
+    style.set_count_axis(upper, "running (requests)")
+    style.set_count_axis(lower, "waiting (requests)")
     panels.set_time_axes(tables.stop_s)
-    legend_above(upper, [*_handles(upper), *absent])
-    legend_above(lower)
+    style.legend_above(upper, [*_handles(upper), *absent])
+    style.legend_above(lower)
     return panels.figure
 
 
@@ -97,11 +78,11 @@ def _draw_queue(
     length = tables.curves.state[f"num_{name}"]
     peak = tables.curves.totals[f"num_{name}"].high
     fill, colour, linestyle = look
-    draw_band(axes, length, fill, f"{name}, min to max (peak {peak:,.0f})")
-    draw_mean(axes, length, colour, f"{name}, mean", linestyle=linestyle)
+    style.draw_band(axes, length, fill, f"{name}, min to max (peak {peak:,.0f})")
+    style.draw_mean(axes, length, colour, f"{name}, mean", linestyle=linestyle)
 
 
-@house_style
+@style.house_style
 def step_costs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw latency, its parts and the batch of the engine's steps over time.
 
@@ -121,13 +102,13 @@ def step_costs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         _draw_parts(parts, tables)
         _draw_batch(batch, tables)
     else:
-        say(latency, "No engine step in this run")
-        set_count_axis(batch, "tokens per step")
+        style.say(latency, "No engine step in this run")
+        style.set_count_axis(batch, "tokens per step")
     latency.set_ylabel("step latency (ms)")
-    set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
+    style.set_percent_axis(parts, "share of time (%)", 100.0 / 1.04)
     panels.set_time_axes(tables.stop_s)
     for axes in panels.axes:
-        legend_above(axes)
+        style.legend_above(axes)
     return panels.figure
 
 
@@ -135,16 +116,18 @@ def _draw_latency(axes: Axes, tables: Tables) -> None:
     curves, name = tables.curves, "latency_ms"
     low, high = curves.totals[name].low, curves.totals[name].high
     label = f"min to max (longest {_duration(1e-3 * high)})"
-    draw_band(axes, curves.pixels[name], SKY, label)
+    style.draw_band(axes, curves.pixels[name], style.SKY, label)
     median = f"median over {_duration(curves.coarse.width_s)}"
-    draw_line(axes, curves.coarse, curves.medians[name].median, BLACK, median)
+    style.draw_line(
+        axes, curves.coarse, curves.medians[name].median, style.BLACK, median
+    )
     if high > LOG_FROM_RATIO * low > 0.0:
         axes.set_yscale("log")
-        set_log_axis(axes.yaxis, low, high)
+        style.set_log_axis(axes.yaxis, low, high)
         axes.set_ylim(low / 1.1, high * 1.1)
     else:
         axes.set_ylim(0.0, high * 1.04)
-        axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
+        axes.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
         axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
@@ -160,19 +143,22 @@ def _draw_parts(axes: Axes, tables: Tables) -> None:
         if percent > 0.0:
             layers.append((f"{label} {percent:.2g} %", curves.bins[name].mean))
             looks.append((colour, hatch))
-    draw_stack(axes, curves.coarse, layers, looks)
+    style.draw_stack(axes, curves.coarse, layers, looks)
     if not layers:
-        say(axes, "The cost model gives no parts")
+        style.say(axes, "The cost model gives no parts")
 
 
 def _draw_batch(axes: Axes, tables: Tables) -> None:
     curves = tables.curves
     drawn = []
-    for name, colour, linestyle in (("prefill", ORANGE, "-"), ("decode", GREEN, "--")):
+    for name, colour, linestyle in (
+        ("prefill", style.ORANGE, "-"),
+        ("decode", style.GREEN, "--"),
+    ):
         mean = curves.step_means[f"{name}_tokens"].mean
         over = f"mean over steps of {_duration(curves.coarse.width_s)}"
         all_ = curves.totals[f"{name}_tokens"].mean
         label = f"{name}, {over} ({all_:,.4g} over all)"
-        draw_line(axes, curves.coarse, mean, colour, label, linestyle=linestyle)
+        style.draw_line(axes, curves.coarse, mean, colour, label, linestyle=linestyle)
         drawn.append(mean)
-    set_wide_count_axis(axes, "tokens per step", np.concatenate(drawn))
+    style.set_wide_count_axis(axes, "tokens per step", np.concatenate(drawn))

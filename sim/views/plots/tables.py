@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results.step_table import FrameSteps
+from sim.views.plots.binning import end_s
 from sim.views.plots.curves import curves_of
 
 if TYPE_CHECKING:
@@ -95,10 +96,7 @@ class Tables:
     def stop_s(self) -> float:
         """Right end of the time axis in seconds: the last thing that happened."""
         last = float(column(self.preemptions, "time_s").max(initial=0.0))
-        for batch in self.step_table.batches(("start_s", "latency_s")):
-            ends_s = batch["start_s"][-1:] + batch["latency_s"][-1:]
-            last = float(ends_s.max(initial=last))
-        return last or self.number("duration") or 1.0
+        return max(last, end_s(self.step_table)) or self.number("duration") or 1.0
 
     @cached_property
     def curves(self) -> Curves:

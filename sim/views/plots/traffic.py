@@ -12,28 +12,9 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from sim.views.plots import style
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.output import write_pngs
-from sim.views.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    add_steps,
-    house_style,
-    legend_above,
-    plain_number,
-    say,
-    set_count_axis,
-    set_log_axis,
-    set_percent_axis,
-    short_number,
-    time_unit,
-    titled_figure,
-)
 from sim.views.plots.tables import singular
 from workloads.analysis.description import window_counts
 
@@ -70,13 +51,13 @@ def draw_traffic(title: str, description: Description, directory: Path) -> list[
     return write_pngs(figures, title, directory)
 
 
-@house_style
+@style.house_style
 def arrivals(title: str, description: Description) -> Figure:
     """Draw the rate over time, and how gaps and counts scatter beside Poisson's."""
     found = description.arrivals
     rate = "" if found.mean_rate is None else f", {found.mean_rate:.3g}/s on average"
     requests = singular(f"{found.num_requests:,} requests", found.num_requests)
-    figure = titled_figure(f"Arrivals: {requests}{rate}", title)
+    figure = style.titled_figure(f"Arrivals: {requests}{rate}", title)
     grid = figure.add_gridspec(
         2, 2, left=0.065, right=0.98, top=0.83, bottom=0.09, hspace=0.5, wspace=0.2
     )
@@ -93,25 +74,25 @@ def _draw_rate(axes: Axes, arrival_s: Floats, mean: float | None) -> None:
     window_s = fitting[0] if fitting else span_s / _MOST_WINDOWS
     counts = window_counts(arrival_s, window_s)
     if len(counts) < 2 or mean is None:
-        say(axes, "All requests arrive at about the same time")
+        style.say(axes, "All requests arrive at about the same time")
         axes.set_axis_off()
         return
-    seconds, unit = time_unit(span_s)
+    seconds, unit = style.time_unit(span_s)
     edges = np.arange(len(counts) + 1, dtype=np.float64) * (window_s / seconds)
     rates = counts.astype(np.float64) / window_s
-    add_steps(axes, rates, edges, baseline=0.0, fill=True, color=SKY)
+    style.add_steps(axes, rates, edges, baseline=0.0, fill=True, color=style.SKY)
     label = f"mean {mean:,.3g} requests/s"
-    axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1.0, label=label)
+    axes.axhline(mean, color=style.BLACK, linestyle="--", linewidth=1.0, label=label)
     axes.set_xlim(0.0, edges[-1])
     axes.set_xlabel(f"arrival ({unit})")
-    set_count_axis(axes, f"requests/s, per {window_s:g} s")
+    style.set_count_axis(axes, f"requests/s, per {window_s:g} s")
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    legend_above(axes)
+    style.legend_above(axes)
 
 
 def _draw_gaps(axes: Axes, gaps_s: Floats) -> None:
     if not gaps_s.size or not gaps_s.max():
-        say(axes, "No gaps between arrivals")
+        style.say(axes, "No gaps between arrivals")
         axes.set_axis_off()
         return
     ordered, mean = np.sort(gaps_s[gaps_s > 0.0])[::-1], float(gaps_s.mean())
@@ -122,20 +103,20 @@ def _draw_gaps(axes: Axes, gaps_s: Floats) -> None:
     x, longer = ordered[ranks.astype(np.int64) - 1], 100.0 * ranks / gaps_s.size
     x, longer = np.append(x, min(low, x[-1])), np.append(longer, longer[-1])
     label = f"CV {float(gaps_s.std()) / mean:.3g}"
-    axes.step(x, longer, where="post", color=BLUE, linewidth=1.6, label=label)
+    axes.step(x, longer, where="post", color=style.BLUE, linewidth=1.6, label=label)
     high = max(1.2 * float(ordered[0]), 5.0 * mean)
     line = np.geomspace(low, high, 200)
     poisson = 100.0 * np.exp(-line / mean)
-    axes.plot(line, poisson, color=GREY, linestyle="--", label="Poisson")
+    axes.plot(line, poisson, color=style.GREY, linestyle="--", label="Poisson")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(50.0 / gaps_s.size, 130.0)
     axes.set_xlim(low, high)
-    set_log_axis(axes.xaxis, low, high)
-    set_log_axis(axes.yaxis, 1e-4, 100.0)
+    style.set_log_axis(axes.xaxis, low, high)
+    style.set_log_axis(axes.yaxis, 1e-4, 100.0)
     axes.set_xlabel("gap between arrivals (s)")
     axes.set_ylabel("longer gaps (%)")
-    legend_above(axes)
+    style.legend_above(axes)
 
 
 def _draw_dispersion(axes: Axes, arrival_s: Floats) -> None:
@@ -145,29 +126,29 @@ def _draw_dispersion(axes: Axes, arrival_s: Floats) -> None:
     counts = [window_counts(arrival_s, float(window_s)) for window_s in windows_s]
     ratios = [float(c.var() / c.mean()) if c.any() else np.nan for c in counts]
     if not span_s or np.isnan(ratios).all():
-        say(axes, "Too short for windows")
+        style.say(axes, "Too short for windows")
         axes.set_axis_off()
         return
     known = np.array(ratios)[np.isfinite(ratios)]
-    axes.plot(windows_s, ratios, color=BLUE, marker="o", markersize=3.5)
-    axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1.0, label="Poisson")
+    axes.plot(windows_s, ratios, color=style.BLUE, marker="o", markersize=3.5)
+    axes.axhline(1.0, color=style.GREY, linestyle="--", linewidth=1.0, label="Poisson")
     low, high = min(0.5, float(known.min()) / 1.3), max(2.0, float(known.max()) * 1.3)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(max(low, 1e-3), high)
-    set_log_axis(axes.xaxis, float(windows_s[0]), float(windows_s[-1]))
-    set_log_axis(axes.yaxis, max(low, 1e-3), high)
+    style.set_log_axis(axes.xaxis, float(windows_s[0]), float(windows_s[-1]))
+    style.set_log_axis(axes.yaxis, max(low, 1e-3), high)
     axes.set_xlabel("length of windows (s)")
     axes.set_ylabel("variance / mean of counts")
-    legend_above(axes)
+    style.legend_above(axes)
 
 
-@house_style
+@style.house_style
 def lengths(title: str, description: Description) -> Figure:
     """Draw the joint density of prompt and output lengths, and each for itself."""
     rho = description.rank_correlation
     said = "" if rho is None else f", rank correlation {rho:+.3f}"
-    figure = titled_figure(
+    figure = style.titled_figure(
         f"Lengths: {description.prompts.mean:,.0f} prompt and "
         f"{description.outputs.mean:,.0f} output tokens on average{said}",
         title,
@@ -179,8 +160,10 @@ def lengths(title: str, description: Description) -> Figure:
     columns = description.columns
     prompts, outputs = columns.num_prompt_tokens, columns.num_output_tokens
     _draw_joint(figure.add_subplot(grid[:, 0]), prompts, outputs)
-    _draw_cdf(figure.add_subplot(grid[0, 1]), prompts, "prompt (tokens)", BLUE)
-    _draw_cdf(figure.add_subplot(grid[1, 1]), outputs, "output (tokens)", VERMILLION)
+    _draw_cdf(figure.add_subplot(grid[0, 1]), prompts, "prompt (tokens)", style.BLUE)
+    _draw_cdf(
+        figure.add_subplot(grid[1, 1]), outputs, "output (tokens)", style.VERMILLION
+    )
     return figure
 
 
@@ -203,14 +186,14 @@ def _draw_joint(axes: Axes, prompts: Ints, outputs: Ints) -> None:
     axes.set_yscale("log")
     axes.set_xlim(x[0], x[-1])
     axes.set_ylim(y[0], y[-1])
-    set_log_axis(axes.xaxis, float(x[0]), float(x[-1]))
-    set_log_axis(axes.yaxis, float(y[0]), float(y[-1]))
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
-    axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+    style.set_log_axis(axes.xaxis, float(x[0]), float(x[-1]))
+    style.set_log_axis(axes.yaxis, float(y[0]), float(y[-1]))
+    axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(style.short_number))
     axes.set_xlabel("prompt (tokens)")
     axes.set_ylabel("output (tokens)")
     bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02, fraction=0.05)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(plain_number))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.outline.set_visible(False)
     bar.ax.set_title("requests", size=8.5)
@@ -221,30 +204,30 @@ def _draw_cdf(axes: Axes, values: Ints, label: str, colour: str) -> None:
     x, share = cdf_points(values.astype(np.float64), NUM_CDF_POINTS)
     x, share = np.append(x[0], x), np.append(0.0, share)
     axes.step(x, 100.0 * share, where="post", color=colour, linewidth=1.6)
-    marks = {50: ("o", SKY), 90: ("s", ORANGE), 99: ("^", GREEN)}
+    marks = {50: ("o", style.SKY), 90: ("s", style.ORANGE), 99: ("^", style.GREEN)}
     for percent, (marker, fill) in marks.items():
         value = float(np.quantile(values, percent / 100.0))
         axes.plot(
             value, percent, linestyle="none", marker=marker, markersize=6.5,
-            markerfacecolor=fill, markeredgecolor=BLACK, markeredgewidth=0.8,
-            label=f"p{percent} {plain_number(round(value, 1))}",
+            markerfacecolor=fill, markeredgecolor=style.BLACK, markeredgewidth=0.8,
+            label=f"p{percent} {style.plain_number(round(value, 1))}",
         )  # fmt: skip
     axes.set_xscale("log")
     low, high = float(x[0]) / 1.15, float(x[-1]) * 1.15
     axes.set_xlim(low, high)
-    set_log_axis(axes.xaxis, low, high)
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    style.set_log_axis(axes.xaxis, low, high)
+    axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))
     axes.set_xlabel(label)
-    set_percent_axis(axes, "requests (%)")
-    legend_above(axes)
+    style.set_percent_axis(axes, "requests (%)")
+    style.legend_above(axes)
 
 
-@house_style
+@style.house_style
 def sharing(title: str, description: Description) -> Figure:
     """Draw what an infinite cache finds of each prompt, and how it warms up."""
     found = description.sharing[-1]
     statistics = found.statistics
-    figure = titled_figure(
+    figure = style.titled_figure(
         f"Prefix sharing: {100 * statistics.token_hit_rate:.2f} % of prompt tokens "
         f"in earlier prompts, {statistics.num_requests_hit:,} of "
         f"{statistics.num_requests:,} requests",
@@ -271,7 +254,7 @@ def _draw_shares(axes: Axes, hit_tokens: Ints, prompts: Ints, block_size: int) -
     axes.plot(
         x,
         100.0 * np.concatenate(([0.0], requests, [1.0])),
-        color=BLUE,
+        color=style.BLUE,
         drawstyle="steps-post",
         linewidth=1.6,
         label="requests",
@@ -280,7 +263,7 @@ def _draw_shares(axes: Axes, hit_tokens: Ints, prompts: Ints, block_size: int) -
     axes.plot(
         x,
         100.0 * np.concatenate(([0.0], tokens, [1.0])),
-        color=ORANGE,
+        color=style.ORANGE,
         drawstyle="steps-post",
         linewidth=1.6,
         linestyle="--",
@@ -288,8 +271,8 @@ def _draw_shares(axes: Axes, hit_tokens: Ints, prompts: Ints, block_size: int) -
     )
     axes.set_xlim(0.0, 100.0)
     axes.set_xlabel(f"found of the prompt, in full blocks of {block_size} (%)")
-    set_percent_axis(axes, "at most so much is found (%)")
-    legend_above(axes)
+    style.set_percent_axis(axes, "at most so much is found (%)")
+    style.legend_above(axes)
 
 
 def _draw_warming(axes: Axes, hit_tokens: Ints, prompts: Ints) -> None:
@@ -300,31 +283,31 @@ def _draw_warming(axes: Axes, hit_tokens: Ints, prompts: Ints) -> None:
     found = np.add.reduceat(hit_tokens, parts[:-1]) / np.add.reduceat(
         prompts, parts[:-1]
     )
-    add_steps(
+    style.add_steps(
         axes,
         100.0 * found,
         parts.astype(np.float64),
         baseline=0.0,
         fill=True,
-        color=SKY,
+        color=style.SKY,
         alpha=0.6,
         label="each hundredth of the requests" if num > 100 else "each request",
     )
     line = np.append(so_far[0], so_far)
-    axes.plot(np.arange(num + 1), line, color=BLUE, linewidth=1.6, label="so far")
+    axes.plot(np.arange(num + 1), line, color=style.BLUE, linewidth=1.6, label="so far")
     axes.set_xlim(0.0, float(num))
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))
     axes.set_xlabel("requests")
     top = min(110.0 * float(found.max()), 100.0) or 100.0
-    set_percent_axis(axes, "prompt tokens found (%)", top)
-    legend_above(axes)
+    style.set_percent_axis(axes, "prompt tokens found (%)", top)
+    style.legend_above(axes)
 
 
-@house_style
+@style.house_style
 def sessions(title: str, shape: SessionShape) -> Figure:
     """Draw turns, think times and the growth of the context."""
     turns = shape.turns
-    figure = titled_figure(
+    figure = style.titled_figure(
         f"Sessions: {shape.num_sessions:,}, {turns.mean():.3g} requests on average, "
         f"{shape.num_chained:,} follow-ups",
         title,
@@ -336,9 +319,14 @@ def sessions(title: str, shape: SessionShape) -> Figure:
         },
     )  # fmt: skip
     for axes, values, label, colour in (
-        (panels[0], turns, "requests of a session", BLUE),
-        (panels[1], shape.delays_s, "think or tool time (s)", GREEN),
-        (panels[2], shape.growth_tokens, "context growth a turn (tokens)", VERMILLION),
+        (panels[0], turns, "requests of a session", style.BLUE),
+        (panels[1], shape.delays_s, "think or tool time (s)", style.GREEN),
+        (
+            panels[2],
+            shape.growth_tokens,
+            "context growth a turn (tokens)",
+            style.VERMILLION,
+        ),
     ):
         _draw_spread(axes, values.astype(np.float64), label, colour)
     panels[0].set_ylabel("sessions (%)")
@@ -348,7 +336,7 @@ def sessions(title: str, shape: SessionShape) -> Figure:
 
 def _draw_spread(axes: Axes, values: Floats, label: str, colour: str) -> None:
     if not values.size:
-        say(axes, "No follow-ups")
+        style.say(axes, "No follow-ups")
         axes.set_axis_off()
         return
     drawn = np.maximum(values, 0.0)  # a context that shrank stands at 0
@@ -361,12 +349,12 @@ def _draw_spread(axes: Axes, values: Floats, label: str, colour: str) -> None:
         _wide_scale(axes, low, high, with_zero=bool(values.min() < low))
     else:
         axes.set_xlim(0.0, high * 1.05)
-        axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+        axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))
     median, tail = np.quantile(values, (0.5, 0.99)).tolist()
     said = f"p50 {median:,.4g}, p99 {tail:,.4g}, mean {values.mean():,.4g}"
     axes.set_title(said, loc="left", size=9)
     axes.set_xlabel(label)
-    set_percent_axis(axes, "")
+    style.set_percent_axis(axes, "")
 
 
 def _wide_scale(axes: Axes, low: float, high: float, *, with_zero: bool) -> None:
@@ -374,7 +362,7 @@ def _wide_scale(axes: Axes, low: float, high: float, *, with_zero: bool) -> None
     if not with_zero:
         axes.set_xscale("log")
         axes.set_xlim(low / 1.15, high * 1.15)
-        set_log_axis(axes.xaxis, low, high)
+        style.set_log_axis(axes.xaxis, low, high)
     else:
         first = 10.0 ** np.ceil(np.log10(low))
         axes.set_xscale("symlog", linthresh=first, linscale=0.5)
@@ -382,4 +370,4 @@ def _wide_scale(axes: Axes, low: float, high: float, *, with_zero: bool) -> None
         decades = first * 10.0 ** np.arange(np.floor(np.log10(high / first)) + 1.0)
         axes.set_xticks([0.0, *decades])
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))

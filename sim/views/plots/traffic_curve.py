@@ -7,22 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from sim.views.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    house_style,
-    legend_above,
-    plain_number,
-    say,
-    set_percent_axis,
-    short_number,
-    titled_figure,
-)
+from sim.views.plots import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,20 +19,20 @@ if TYPE_CHECKING:
 _PANEL = {"left": 0.075, "right": 0.975, "bottom": 0.09}
 
 
-@house_style
+@style.house_style
 def prefix_hits(report: PrefixReport) -> Figure:
     """Draw the hit rate of LRU, and what bounds it, by the size of the cache."""
-    figure = titled_figure(_title(report), report.title)
+    figure = style.titled_figure(_title(report), report.title)
     top = 0.8 if report.memory is None else 0.755
     (axes,) = figure.subplots(squeeze=False, gridspec_kw=_PANEL | {"top": top}).flat
     if not report.curve.possible_hits:
-        say(axes, "No prompt begins as an earlier one does")
+        style.say(axes, "No prompt begins as an earlier one does")
         axes.set_axis_off()
         return figure
     _draw_curves(axes, report)
     _mark_answer(axes, report)
     _scale(axes, report)
-    legend_above(axes, num_columns=6)
+    style.legend_above(axes, num_columns=6)
     if report.memory is not None:
         axes.get_legend().set_bbox_to_anchor((0.0, 1.1))
     return figure
@@ -73,15 +58,17 @@ def _draw_curves(axes: Axes, report: PrefixReport) -> None:
     curve = report.curve
     possible = 100.0 * curve.token_hit_rate(curve.possible_hits)
     label = f"infinite: {possible:.2f} %"
-    axes.axhline(possible, color=BLACK, linestyle="--", linewidth=1.0, label=label)
+    axes.axhline(
+        possible, color=style.BLACK, linestyle="--", linewidth=1.0, label=label
+    )
     _draw_bound(axes, report)
     if curve.sampled is not None:
         low = np.maximum(found - margin, 0.0)
         axes.fill_between(
-            sizes, low, found + margin, color=SKY, alpha=0.35, linewidth=0.0,
+            sizes, low, found + margin, color=style.SKY, alpha=0.35, linewidth=0.0,
             label="95 % interval",
         )  # fmt: skip
-    axes.plot(sizes, found, color=BLUE, linewidth=1.8, label="LRU, as V1's pool")
+    axes.plot(sizes, found, color=style.BLUE, linewidth=1.8, label="LRU, as V1's pool")
 
 
 def _draw_bound(axes: Axes, report: PrefixReport) -> None:
@@ -92,11 +79,11 @@ def _draw_bound(axes: Axes, report: PrefixReport) -> None:
     # A straight guide could pass below LRU, where the bound never is.
     guide = np.interp(np.log(between), np.log(sizes), found)
     guide = np.maximum(guide, lru.hits_at(between))
-    axes.plot(between, 100.0 * _rates(report, guide), color=GREEN, linestyle=":")
+    axes.plot(between, 100.0 * _rates(report, guide), color=style.GREEN, linestyle=":")
     axes.plot(
         sizes,
         100.0 * _rates(report, found),
-        color=GREEN,
+        color=style.GREEN,
         linestyle="none",
         marker="o",
         markersize=4.5,
@@ -117,19 +104,21 @@ def _mark_answer(axes: Axes, report: PrefixReport) -> None:
         linestyle="none",
         marker="D",
         markersize=7.5,
-        markerfacecolor=VERMILLION,
-        markeredgecolor=BLACK,
+        markerfacecolor=style.VERMILLION,
+        markeredgecolor=style.BLACK,
         markeredgewidth=0.8,
         zorder=4,
         label=f"{100 * need.share:g} %: {need.num_blocks:,} blocks",
     )
     down = [100.0 * need.hit_rate, 0.0]
-    axes.plot([need.num_blocks] * 2, down, color=GREY, linewidth=0.7, linestyle=":")
+    axes.plot(
+        [need.num_blocks] * 2, down, color=style.GREY, linewidth=0.7, linestyle=":"
+    )
     if memory is not None and memory.pool_tokens is not None:
         pool = memory.pool_tokens / report.block_size
         tp = memory.tensor_parallel_size
         gpus = memory.gpu if tp == 1 else f"{tp} x {memory.gpu}"
-        axes.axvline(pool, color=ORANGE, linestyle="-.", label=f"pool of {gpus}")
+        axes.axvline(pool, color=style.ORANGE, linestyle="-.", label=f"pool of {gpus}")
 
 
 def _scale(axes: Axes, report: PrefixReport) -> None:
@@ -142,10 +131,10 @@ def _scale(axes: Axes, report: PrefixReport) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     _decades(axes, f"KV cache (blocks of {report.block_size} tokens)")
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))
     curve = report.curve
     possible = 100.0 * curve.token_hit_rate(curve.possible_hits)
-    set_percent_axis(axes, "prompt tokens found (%)", min(possible * 1.08, 100.0))
+    style.set_percent_axis(axes, "prompt tokens found (%)", min(possible * 1.08, 100.0))
     if report.memory is not None:
         memory = report.memory
         above = axes.twiny()
@@ -153,7 +142,7 @@ def _scale(axes: Axes, report: PrefixReport) -> None:
         one = memory.gib(report.block_size)
         above.set_xlim(low * one, high * one)
         _decades(above, f"KV cache (GiB, {memory.model}, {memory.kv_cache_dtype})")
-        above.xaxis.set_major_formatter(FuncFormatter(plain_number))
+        above.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
         above.grid(visible=False)
         above.spines["top"].set_visible(True)
 

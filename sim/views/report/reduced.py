@@ -8,16 +8,21 @@ is seen however long the run is; what is averaged on purpose, in `NUM_COARSE`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from sim.costs.base import STEP_PARTS
-from sim.views.plots.binning import Envelope, StepColumns, StepMeans
+from sim.views.plots.binning import (
+    Envelope,
+    StepColumns,
+    StepMeans,
+    end_s,
+    with_ends,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from sim.results.step_table import StepTable
     from sim.views.plots.binning import Floats, Placed
@@ -114,21 +119,21 @@ class Reduced:
 
 
 def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Reduced:
-    stop_s = max(_end_s(steps), after_s) or 1.0
+    stop_s = max(end_s(steps), after_s) or 1.0
     fine, coarse = StepColumns(stop_s, NUM_FINE), StepColumns(stop_s, NUM_COARSE)
     reduced = Reduced(stop_s, steps.num_steps)
     reduced.states = {name: Envelope(fine, idle_is_zero=True) for name in STATES}
     averaged = (*AVERAGES, "num_decode_tokens", "num_recomputed_tokens")
     reduced.averages = {name: StepMeans(coarse) for name in averaged}
     reduced.seconds = dict.fromkeys(_SUMMED, 0.0)
-    for batch, end_s in _with_ends(steps):
+    for batch, ends_s in with_ends(steps, COLUMNS):
         reduced.waits.add(batch, limits)
         for name in _SUMMED:
             reduced.seconds[name] += float(batch[name].sum())
         of_decodes = batch["num_batched_tokens"] - batch["num_prefill_tokens"]
         values = {**batch, "num_decode_tokens": np.maximum(of_decodes, 0.0)}
-        _gather(reduced.states, fine.place(batch["start_s"], end_s), values)
-        _gather(reduced.averages, coarse.place(batch["start_s"], end_s), values)
+        _gather(reduced.states, fine.place(batch["start_s"], ends_s), values)
+        _gather(reduced.averages, coarse.place(batch["start_s"], ends_s), values)
     return reduced
 
 
@@ -139,32 +144,3 @@ def _gather(
 ) -> None:
     for name, gatherer in gatherers.items():
         gatherer.add(placed, np.append(values[name], 0.0))
-
-
-def _end_s(steps: StepTable) -> float:
-    end_s = 0.0
-    for batch in steps.batches(("start_s", "latency_s")):
-        if len(batch["start_s"]):
-            end_s = float(batch["start_s"][-1] + batch["latency_s"][-1])
-    return end_s
-
-
-def _with_ends(steps: StepTable) -> Iterator[tuple[Batch, Floats]]:
-    """Yield batches and where their steps end, a batch late: the next one tells."""
-    held: Batch | None = None
-    for raw in steps.batches(COLUMNS):
-        batch = {name: np.asarray(raw[name], dtype=np.float64) for name in COLUMNS}
-        if not batch["start_s"].size:
-            continue
-        if held is not None:
-            yield held, _ends_s(held, float(batch["start_s"][0]))
-        held = batch
-    if held is not None:
-        yield held, _ends_s(held, inf)
-
-
-def _ends_s(batch: Batch, next_s: float) -> Floats:
-    """Return when each step ends: at the latest when the next one starts."""
-    next_start_s = np.append(batch["start_s"][1:], next_s)
-    ends_s: Floats = np.minimum(batch["start_s"] + batch["latency_s"], next_start_s)
-    return ends_s

@@ -18,14 +18,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sim.views.plots.style import (
-    add_steps,
-    house_style,
-    legend_above,
-    plain_number,
-    set_log_axis,
-    short_number,
-)
+from sim.views.plots import style
 from sim.views.report.charts import (
     Axis,
     Bars,
@@ -96,7 +89,7 @@ class SvgFigures:
         return
 
 
-@house_style
+@style.house_style
 def svg(chart: Chart) -> str:
     with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.key}):
         figure = Figure((WIDTH_PX / _DPI, chart.height_px / _DPI), dpi=_DPI)
@@ -166,12 +159,12 @@ def _set_axis(axis: Any, told: Axis, set_limits: Any, get_limits: Any) -> None:
         return
     if told.scale == "log":
         low, high = get_limits()
-        set_log_axis(axis, low, high)
-        axis.set_major_formatter(FuncFormatter(plain_number))
+        style.set_log_axis(axis, low, high)
+        axis.set_major_formatter(FuncFormatter(style.plain_number))
         return
     axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(
-        FuncFormatter(plain_number if told.is_time else short_number)
+        FuncFormatter(style.plain_number if told.is_time else style.short_number)
     )
 
 
@@ -182,7 +175,7 @@ def _name_all(panels: Any, chart: Chart) -> None:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(name, handle)
     if len(named) > 1 or (named and not chart.is_row):
-        legend_above(panels[0], [*named.values()], num_columns=6)
+        style.legend_above(panels[0], [*named.values()], num_columns=6)
 
 
 @singledispatch
@@ -199,8 +192,8 @@ def _(series: Steps, axes: Axes) -> None:
         low, _ = _fewer(series.low, series.width, np.nanmin)
         high, _ = _fewer(series.high, series.width, np.nanmax)
         look = {"color": colour, "alpha": 0.28, "linewidth": 0.0, "fill": True}
-        add_steps(axes, high, edges, baseline=low, **look)
-    add_steps(
+        style.add_steps(axes, high, edges, baseline=low, **look)
+    style.add_steps(
         axes,
         mean,
         edges,
@@ -220,7 +213,7 @@ def _(series: Stack, axes: Axes) -> None:
     for name, colour, heights in series.layers:
         top = floor + np.nan_to_num(heights)
         look = {"facecolor": LIGHT[colour], "linewidth": 0.0, "fill": True}
-        add_steps(axes, top, edges, baseline=floor, label=_plain(name), **look)
+        style.add_steps(axes, top, edges, baseline=floor, label=_plain(name), **look)
         floor = top
     axes.set_ylim(0.0, 1.05 * float(floor.max(initial=0.0)) or 1.0)
 

@@ -11,14 +11,7 @@ from matplotlib.ticker import FuncFormatter
 
 from sim.results.metrics import USAGE_PERCENTILES
 from sim.results.schema import OF_REQUESTS
-from sim.views.plots.style import (
-    GREY,
-    house_style,
-    set_count_axis,
-    set_percent_axis,
-    set_wide_count_axis,
-    short_number,
-)
+from sim.views.plots import style
 from sim.views.plots.sweeps.series import (
     draw_series,
     legend_right_below,
@@ -41,7 +34,7 @@ _WIDE_FROM = 50.0
 """Rates that differ by more are drawn on a logarithmic scale."""
 
 
-@house_style
+@style.house_style
 def preemption_rate(runs: SweepRuns) -> Figure:
     """Draw preemptions per 100 requests over load, a line for each size of cache."""
     name = runs.column(PREEMPTION_RATE)
@@ -58,9 +51,9 @@ def preemption_rate(runs: SweepRuns) -> Figure:
         draw_series(axes, each, name)
     label = "preemptions per 100 requests"
     if rates.max() > _WIDE_FROM * rates[rates > 0].min(initial=np.inf):
-        set_wide_count_axis(axes, label, rates)
+        style.set_wide_count_axis(axes, label, rates)
     else:
-        set_count_axis(axes, label)
+        style.set_count_axis(axes, label)
     legend_right_below(figure)
     return figure
 
@@ -71,7 +64,7 @@ _LOWEST, _LOW, _MIDDLE, _HIGH, _HIGHEST = (
 )
 
 
-@house_style
+@style.house_style
 def kv_usage(runs: SweepRuns) -> Figure:
     """Draw percentiles over time of the KV usage over load, a panel for each cache."""
     if _MIDDLE not in runs.frame:
@@ -92,7 +85,7 @@ def kv_usage(runs: SweepRuns) -> Figure:
     for axes, each in zip(figure.axes, lines, strict=True):
         _draw_shares_of_time(axes, each)
         axes.set_title(each.label, loc="left", fontsize="medium")
-        set_percent_axis(axes, "")
+        style.set_percent_axis(axes, "")
     figure.axes[0].set_ylabel("KV blocks in use (%)")
     legend_right_below(figure)
     # Titles of panels stand between them and the legend.
@@ -145,7 +138,7 @@ _PANELS = {
 }
 
 
-@house_style
+@style.house_style
 def swap_or_recompute(runs: SweepRuns) -> Figure:
     """Draw latencies and preemptions of both preemption modes over load."""
     if MODE not in runs.keys or not {"swap", "recompute"} <= set(runs.frame[MODE]):
@@ -165,12 +158,12 @@ def swap_or_recompute(runs: SweepRuns) -> Figure:
             draw_series(axes, each, name)
         axes.set_ylim(0.0, None)
         axes.set_ylabel(label)
-        axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+        axes.yaxis.set_major_formatter(FuncFormatter(style.short_number))
     legend_right_below(figure)
     return figure
 
 
-@house_style
+@style.house_style
 def goodput(runs: SweepRuns) -> Figure:
     """Draw the requests a second that keep all limits, over those that come."""
     frame = runs.frame
@@ -192,7 +185,7 @@ def goodput(runs: SweepRuns) -> Figure:
     top = float(best["request_goodput"])
     if "requests/s" in label:
         ends = np.array([0.0, float(x.max())])
-        axes.plot(ends, ends, color=GREY, linestyle=":", label="all that come")
+        axes.plot(ends, ends, color=style.GREY, linestyle=":", label="all that come")
         axes.set_xlim(0.95 * float(x.min()), 1.02 * float(x.max()))
         top = max(top, float(x.max()))
     axes.set_ylim(0.0, 1.05 * top or 1.0)

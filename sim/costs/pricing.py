@@ -1,0 +1,368 @@
+"""Prices derived from the formula of a model: what a loop asks for, and at a bound."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import partial
+from math import inf, isnan, sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sim.costs.base import BatchShape, StepCost, own_method, pricer_of
+from sim.costs.parts import (
+    FLAG,
+    HI,
+    LO,
+    FormulaCost,
+    Memo,
+    cost_columns,
+    distinct_counts,
+    fill_by_steps,
+    late_s,
+    launched,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from sim.costs.base import BatchTotal, Bound, CostModel, DecodeEnds
+    from sim.costs.parts import Columns, Line, SteadyDecodes
+
+
+# -- what a loop asks for ------------------------------------------------------------
+
+
+def batch_total_of(cost_model: CostModel) -> BatchTotal:
+    """Return the price of a step that moves no blocks."""
+    own: BatchTotal | None = own_method(cost_model, "batch_total")
+    if own is not None:
+        return own
+    parts = own_method(cost_model, "parts")
+    if parts is None:
+        return lambda *shape: cost_model.step(BatchShape(*shape)).total_s
+
+    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_tokens: int,
+        prefill_context: int,
+        num_pairs: int,
+    ) -> float:
+        gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, _ = parts(
+            num_decodes,
+            decode_context,
+            num_prefills,
+            num_tokens,
+            prefill_context,
+            num_pairs,
+        )
+        total_s: float = gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
+        return total_s
+
+    return batch_total
+
+
+def decode_ends_of(cost_model: CostModel) -> Callable[[int], DecodeEnds]:
+    """Return what makes the `DecodeEnds` of so many decodes, at least 1."""
+    kept: Memo[DecodeEnds] = Memo()
+
+    def decode_ends(num_decodes: int) -> DecodeEnds:
+        return kept.get(num_decodes) or kept.keep(
+            num_decodes, _decode_ends(cost_model, num_decodes)
+        )
+
+    return decode_ends
+
+
+def _decode_ends(cost_model: CostModel, num_decodes: int) -> DecodeEnds:
+    steady = steady_of(cost_model, num_decodes)
+    if steady is None:
+        return _ends_by(_decode_total(cost_model, num_decodes), num_decodes)
+    if steady.launching_s:
+        return _ends_by(partial(_late_total, steady), num_decodes)
+    ends = [_line_ends(steady, line, num_decodes) for line in steady.lines]
+    if len(ends) == 1:
+        return ends[0]
+    return _ends_along(ends, [line.first for line in steady.lines], num_decodes)
+
+
+def _decode_total(cost_model: CostModel, num_decodes: int) -> Callable[[int], float]:
+    """Return the price of so many decodes by their context."""
+    own = own_method(cost_model, "decode_total")
+    if own is not None:
+        decode_total: Callable[[int], float] = own(num_decodes)
+        return decode_total
+    attention_s = own_method(cost_model, "decode_attention_s")
+    if attention_s is None or not isinstance(cost_model, FormulaCost):
+        any_total = batch_total_of(cost_model)
+        return lambda context: any_total(num_decodes, context, 0, 0, 0, 0)
+    gemm_s, head_s, allreduce_s, host_s, _ = cost_model.counted(num_decodes, 0, 0)
+
+    def total(context: int) -> float:
+        decode_s = attention_s(num_decodes, context, 0)
+        return float(gemm_s + decode_s + head_s + allreduce_s + host_s)
+
+    return total
+
+
+def _late_total(steady: SteadyDecodes, context: int) -> float:
+    """Return the price of decodes that may wait for their launches."""
+    gemm_s, head_s, allreduce_s, host_s, lines, _, _, _, kernels_s, launching_s = steady
+    line = lines[bisect_right(lines, (context, inf)) - 1]
+    decode_s = line.value_s + line.slope_s * (context - line.start)
+    gpu_s = gemm_s + decode_s + head_s + allreduce_s + kernels_s
+    return (
+        gemm_s
+        + decode_s
+        + head_s
+        + allreduce_s
+        + (host_s + float(late_s(launching_s, gpu_s)))
+    )
+
+
+def _ends_by(total_s: Callable[[int], float], num_decodes: int) -> DecodeEnds:
+    """Return ends of steps from the price of each."""
+
+    def ends(
+        num_context_tokens: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        ends_s: list[float] = []
+        last = num_context_tokens + num_steps * num_decodes
+        for num_tokens in range(num_context_tokens, last, num_decodes):
+            end_s = now_s + total_s(num_tokens)
+            ends_s.append(end_s)
+            if not now_s < end_s < until_s:
+                break
+            now_s = end_s
+        return ends_s
+
+    return ends
+
+
+def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnds:
+    """Return the same for contexts of one line, without a call for each step."""
+    gemm_s, head_s, allreduce_s, host_s, *_ = steady
+    _, value_s, slope_s, start, *_ = line
+
+    def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
+        ends_s: list[float] = []
+        append = ends_s.append
+        context -= start
+        for ahead in range(context, context + num_steps * num_decodes, num_decodes):
+            decode_s = value_s + slope_s * ahead
+            end_s = now_s + (gemm_s + decode_s + head_s + allreduce_s + host_s)
+            append(end_s)
+            if not now_s < end_s < until_s:
+                break
+            now_s = end_s
+        return ends_s
+
+    return ends
+
+
+def _ends_along(
+    ends: Sequence[DecodeEnds], firsts: Sequence[int], num_decodes: int
+) -> DecodeEnds:
+    """Return the ends of steps that go from a line to the next one."""
+
+    def ends_along(
+        context: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        place = bisect_right(firsts, context)
+        ends_s: list[float] = []
+        while True:
+            here = num_steps
+            if place < len(firsts):
+                here = min(here, -((context - firsts[place]) // num_decodes))
+            found = ends[place - 1](context, here, now_s, until_s)
+            ends_s += found
+            num_steps -= here
+            before_s = found[-2] if len(found) > 1 else now_s
+            if not num_steps or not before_s < found[-1] < until_s:
+                return ends_s
+            now_s = found[-1]
+            context += here * num_decodes
+            place = bisect_right(firsts, context)
+
+    return ends_along
+
+
+# -- many steps of decodes ----------------------------------------------------------
+
+
+def steady_of(cost_model: CostModel, num_decodes: int) -> SteadyDecodes | None:
+    """Return steps of so many decodes, at least 1; None where they follow no lines."""
+    formula = ("step", "parts", "counted", "decode_attention_s")
+    steady = own_method(cost_model, "steady_decodes", formula)
+    return steady(num_decodes) if steady else None
+
+
+class LineTable(NamedTuple):
+    """`SteadyDecodes` as arrays."""
+
+    fixed: Columns
+    """Its parts but for attention, and what `DecodeLines` says of these."""
+    firsts: NDArray[np.int64]
+    lines: Columns
+    """Each `Line` from `value_s` on."""
+
+
+def lines_and_steps(
+    model: FormulaCost, shapes: NDArray[np.int64], kept: Memo[LineTable | None]
+) -> Columns:
+    """Return `step` of each row: of decodes alone by their lines, others one by one.
+
+    `kept` are the tables by the number of decodes, None where there are no lines.
+    """
+    costs = np.empty((len(StepCost._fields), len(shapes))).T
+    if not len(shapes):
+        return costs
+    decodes, context = shapes[:, 0], shapes[:, 1]
+    is_alone = (decodes != 0) & ~shapes[:, 2:].any(axis=1)
+    distinct, places = distinct_counts(np.where(is_alone, decodes, 0))
+    for count in distinct:
+        if count not in kept:
+            kept.keep(count, _line_table(model, count))
+    tables = [kept[count] for count in distinct]
+    is_alone &= np.array([table is not None for table in tables])[places]
+    rows = np.flatnonzero(is_alone)
+    if len(rows):
+        costs[rows] = _line_columns(tables, places[rows], context[rows])
+    fill_by_steps(model, costs, shapes, ~is_alone)
+    return costs
+
+
+def _line_table(model: FormulaCost, num_decodes: int) -> LineTable | None:
+    steady = steady_of(model, num_decodes) if num_decodes else None
+    if steady is None:
+        return None
+    return LineTable(
+        np.array((*steady[:4], *steady[5:]), np.float64),
+        np.array([line.first for line in steady.lines]),
+        np.array([line[1:] for line in steady.lines], np.float64),
+    )
+
+
+def _line_columns(
+    tables: Sequence[LineTable | None],
+    places: NDArray[np.int64],
+    context: NDArray[np.int64],
+) -> Columns:
+    """Return steps of decodes, each by the table whose place is given."""
+    span = int(context.max()) + 1
+    found = [(place, table) for place, table in enumerate(tables) if table is not None]
+    firsts = np.concatenate(
+        [place * span + np.minimum(table.firsts, span) for place, table in found]
+    )
+    own = np.searchsorted(firsts, places * span + context, side="right") - 1
+    lines = np.concatenate([table.lines for _, table in found])[own].T
+    value_s, slope_s, start, beyond, share_down, share_up = lines
+    fixed = np.zeros((len(tables), len(found[0][1].fixed)))
+    fixed[[place for place, _ in found]] = [table.fixed for _, table in found]
+    gemm_s, head_s, allreduce_s, host_s, outside, down, up, kernels_s, launching_s = (
+        fixed[places].T
+    )
+    decode_s = value_s + slope_s * (context - start)
+    half_down, half_up = decode_s * share_down, decode_s * share_up
+    squares = np.array([down + half_down * half_down, up + half_up * half_up])
+    if launching_s.any():
+        gpu_s = gemm_s + decode_s + head_s + allreduce_s + kernels_s
+        host_s = host_s + late_s(launching_s, gpu_s)
+        rest_s = (gpu_s - launching_s).tolist()
+        for row in np.flatnonzero(launching_s).tolist():
+            down_s, up_s = squares[:, row].tolist()
+            squares[:, row] = launched(down_s, up_s, rest_s[row])
+    costs = cost_columns(
+        len(context),
+        *(gemm_s, 0.0, decode_s, head_s, allreduce_s, 0.0, 0.0, host_s),
+        squares=squares,
+    )
+    costs[:, FLAG] = (outside != 0) | (beyond != 0)
+    return costs
+
+
+# -- at a bound ----------------------------------------------------------------------
+
+
+class AtBound:
+    """A cost model whose steps take `lo_s` or `hi_s` of another's.
+
+    The errors of kernels are common to all steps, so all steps move together. Parts
+    are scaled so that they still add up; where the model knows no bounds, a step is
+    what it was.
+
+    Parameters
+    ----------
+    model
+        Whose steps.
+    bound
+        ``"lo"`` or ``"hi"``.
+    """
+
+    def __init__(self, model: CostModel, bound: Bound) -> None:
+        self.model = model
+        self.bound = bound
+        self._place = LO if bound == "lo" else HI
+
+    def step(self, shape: BatchShape) -> StepCost:
+        """Return the cost of a step of this shape, in seconds."""
+        cost = self.model.step(shape)
+        bound_s: float = cost[self._place]
+        total_s = cost.total_s
+        if isnan(bound_s) or bound_s == total_s:
+            return cost._replace(lo_s=total_s, hi_s=total_s)
+        # a step without length is refused by the engine
+        scale = bound_s / total_s if total_s else 0.0
+        parts = [part * scale for part in cost.parts]
+        flag = cost.extrapolated
+        return StepCost._make((bound_s, *parts, flag, bound_s, bound_s))
+
+    def batch_total(self, *shape: int) -> float:
+        """Return ``total_s`` of a step that moves no blocks; see `StepPricer`."""
+        cost = self.model.step(BatchShape(*shape))
+        bound_s: float = cost[self._place]
+        return cost.total_s if isnan(bound_s) else bound_s
+
+    def decode_total(self, num_decodes: int) -> Callable[[int], float]:
+        """Return ``total_s`` of steps of so many decodes; see `StepPricer`."""
+        steady = steady_of(self.model, num_decodes) if num_decodes else None
+        if steady is None or steady.launching_s:
+            total = self.batch_total
+            return lambda context: total(num_decodes, context, 0, 0, 0, 0)
+        gemm_s, head_s, allreduce_s, host_s, lines, _, *squares, _, _ = steady
+        firsts = [line.first for line in lines]
+        is_hi = self.bound == "hi"
+        square, sign = squares[is_hi], 1.0 if is_hi else -1.0
+        slopes = [(*line[1:4], line[5 + is_hi]) for line in lines]
+
+        def at_bound(context: int) -> float:
+            value_s, slope_s, start, share = slopes[bisect_right(firsts, context) - 1]
+            decode_s = value_s + slope_s * (context - start)
+            half_s = decode_s * share
+            total_s = gemm_s + decode_s + head_s + allreduce_s + host_s
+            return total_s + sign * sqrt(square + half_s * half_s)
+
+        return at_bound
+
+    def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return ``step()`` of each row; see `StepPricer`."""
+        pricer = pricer_of(self.model)
+        if pricer is None:
+            rows = [self.step(BatchShape(*shape)) for shape in shapes.tolist()]
+            return np.array(rows, np.float64).reshape(len(rows), len(StepCost._fields))
+        found = np.array(pricer.columns(shapes).T)
+        total_s, bound_s = found[0], found[self._place]
+        bound_s = np.where(np.isnan(bound_s), total_s, bound_s)
+        moved = bound_s != total_s
+        scale = np.divide(bound_s, total_s, out=np.zeros(len(total_s)), where=moved)
+        found[1:FLAG, moved] *= scale[moved]
+        found[0] = found[LO] = found[HI] = bound_s
+        return found.T
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the model says of itself, and the bound."""
+        return self.model.describe() | {"bounds": False, "bound": self.bound}
