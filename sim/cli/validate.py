@@ -53,8 +53,11 @@ def validate(
     """
     from sim.config.tables import load_config
     from sim.results.output import output_directory
-    from sim.studies.validation.output import VALIDATION_FILES, write_validation
-    from sim.studies.validation.run import validate_file
+    from sim.studies.validation.run import (
+        VALIDATION_FILES,
+        validate_file,
+        write_validation,
+    )
 
     run_config = load_config(config, set_ or [])
     directory = out or Path("results") / f"validate-{config.stem}"

@@ -17,7 +17,7 @@ from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.runs import Run, in_common, labels_of, looks_of
 from sim.views.plots.style import to_png
 from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
-from sim.views.plots.sweeps.series import load_of, series_of
+from sim.views.plots.sweeps.over_load import load_of, series_of
 from sim.views.plots.sweeps.table import (
     PREEMPTION_RATE,
     NotShownError,

@@ -1,4 +1,4 @@
-"""Simulate what was measured, and say how far off the simulation is."""
+"""Simulate what was measured, say how far off the simulation is, and write it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
+from sim.results.output import ResultFiles, write_json, write_text
+from sim.results.schema import OF_REQUESTS
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.validation import compare
 from sim.studies.validation.clocks import on_one_clock
 from sim.studies.validation.fit import ended_by, fit_terms, parse_term
 from sim.studies.validation.inputs import Inputs, inputs_of, notes_of
-from sim.studies.validation.predicted import observed_of, series_of, usage_over
+from sim.studies.validation.observed import observed_of, series_of, usage_over
 from sim.studies.validation.readers import read
 from sim.studies.validation.readers.requests_csv import read_timeseries
 from sim.studies.validation.sharpness import sharpness_of
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         TimeSeries,
     )
     from sim.studies.validation.sharpness import Sharpness
+
 
 _BLOCKS_KEY: Final = "engine.num_gpu_blocks_override"
 
@@ -257,3 +260,41 @@ def _mean_between(
     spent = np.interp(end_s, time_s, area) - np.interp(begin_s, time_s, area)
     mean: Floats = spent / np.maximum(end_s - begin_s, 1e-12)
     return np.clip(mean, 0.0, 1.0)
+
+
+VALIDATION_FILES: Final = ResultFiles(
+    "a validation",
+    "validation.json",
+    frozenset({"config.yaml", "validation.json", "requests.csv", "figures"}),
+)
+"""What the report of ``kvsim validate`` holds."""
+
+
+def write_validation(validation: Validation, directory: Path) -> dict[str, Any]:
+    """Write ``validation.json``, ``requests.csv``, ``config.yaml``; return the first.
+
+    ``config.yaml`` is the configuration that was simulated, with what was fitted;
+    ``requests.csv`` has both sides of every request, in seconds.
+    """
+    report = validation.to_dict()
+    write_json(directory / "validation.json", report)
+    write_text(directory / "config.yaml", validation.results.config.to_yaml())
+    ours, theirs = validation.predicted.requests, validation.measured.requests
+    if ours is not None and theirs is not None:
+        import pandas as pd  # noqa: PLC0415  (slow to import; the command line waits)
+
+        columns: dict[str, Any] = {"index": np.arange(theirs.num_requests)}
+        if theirs.arrival_s is not None:
+            columns["arrival_s"] = theirs.arrival_s
+        columns["prompt_tokens"] = theirs.num_prompt_tokens
+        columns["output_tokens"] = theirs.num_output_tokens
+        for name in (each.column for each in OF_REQUESTS):
+            columns[f"measured_{name}"] = getattr(theirs, name)
+            columns[f"predicted_{name}"] = getattr(ours, name)
+        if validation.usage is not None:
+            columns["kv_cache_usage"] = validation.usage["e2el"]
+        if validation.judged is not None:
+            columns["judged"] = validation.judged
+        text = pd.DataFrame(columns).to_csv(index=False, lineterminator="\n")
+        write_text(directory / "requests.csv", text)
+    return report

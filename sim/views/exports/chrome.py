@@ -20,8 +20,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.views.exports.phases import phases
-from sim.views.exports.request_lanes import Event, RequestLanes, microseconds, named
+from sim.views.exports.request_lanes import (
+    Event,
+    RequestLanes,
+    microseconds,
+    named,
+    phases,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,23 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.views.report.charts import (
-    Axis,
-    Bars,
-    Level,
-    Line,
-    Points,
-    Series,
-    Stack,
-    Steps,
-)
+from sim.views.report import charts
 from sim.views.report.html import Markup, element
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sim.views.plots.binning import Floats
-    from sim.views.report.charts import Chart
 
 _GAP_PX: Final = 34
 _MARGINS_PX: Final = {"l": 64, "r": 16, "t": 34, "b": 44}
@@ -54,7 +44,7 @@ class PlotlyFigures:
         self._script = script
         self._specs: dict[str, Spec] = {}
 
-    def figure(self, chart: Chart) -> Markup:
+    def figure(self, chart: charts.Chart) -> Markup:
         self._specs[chart.key] = specification(chart)
         return element(
             "div",
@@ -90,7 +80,7 @@ def plotly_script() -> str | None:
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def specification(chart: Chart) -> Spec:
+def specification(chart: charts.Chart) -> Spec:
     """Return the traces and the layout of a figure.
 
     Colours are names of the page's palette behind a ``$``, and a share of opacity
@@ -123,7 +113,7 @@ def specification(chart: Chart) -> Spec:
                 "font": {"size": 1, "color": "rgba(0,0,0,0)"},
             }
         for series in panel.series:
-            if isinstance(series, Level):
+            if isinstance(series, charts.Level):
                 layout["shapes"].append(_level(series, suffix))
                 continue
             for trace in _traces(series):
@@ -134,7 +124,7 @@ def specification(chart: Chart) -> Spec:
     return {"data": traces, "layout": layout}
 
 
-def _domains(chart: Chart) -> Iterator[tuple[list[float], list[float]]]:
+def _domains(chart: charts.Chart) -> Iterator[tuple[list[float], list[float]]]:
     """Yield the parts of width and height that each panel fills."""
     weights = [panel.weight for panel in chart.panels]
     if chart.is_row:
@@ -154,7 +144,7 @@ def _domains(chart: Chart) -> Iterator[tuple[list[float], list[float]]]:
         top -= height + gap
 
 
-def _axis(axis: Axis) -> Spec:
+def _axis(axis: charts.Axis) -> Spec:
     told: Spec = {"title": {"text": _safe(axis.title)}, "type": axis.scale}
     if axis.ticks:
         told |= {
@@ -175,7 +165,7 @@ def _axis(axis: Axis) -> Spec:
     return told
 
 
-def _decades(axis: Axis) -> float:
+def _decades(axis: charts.Axis) -> float:
     """Return how many powers of ten the ends of an axis lie apart, 0 if unknown."""
     if axis.low is None or axis.high is None:
         return 0.0
@@ -193,12 +183,12 @@ def _name_once(trace: Spec, named: set[str]) -> None:
 
 
 @singledispatch
-def _traces(series: Series) -> list[Spec]:
+def _traces(series: charts.Series) -> list[Spec]:
     raise TypeError(f"no way to draw {series!r}")
 
 
 @_traces.register
-def _(series: Steps) -> list[Spec]:
+def _(series: charts.Steps) -> list[Spec]:
     shape: Spec = {"type": "scatter", "mode": "lines", "name": _safe(series.name)}
     shape |= {"x0": 0, "dx": _rounded(series.width)}
     traces = []
@@ -222,7 +212,7 @@ def _(series: Steps) -> list[Spec]:
 
 
 @_traces.register
-def _(series: Stack) -> list[Spec]:
+def _(series: charts.Stack) -> list[Spec]:
     return [
         {
             "type": "scatter",
@@ -241,7 +231,7 @@ def _(series: Stack) -> list[Spec]:
 
 
 @_traces.register
-def _(series: Line) -> list[Spec]:
+def _(series: charts.Line) -> list[Spec]:
     line = {
         "color": f"${series.colour}",
         "dash": series.dash,
@@ -262,7 +252,7 @@ def _(series: Line) -> list[Spec]:
 
 
 @_traces.register
-def _(series: Points) -> list[Spec]:
+def _(series: charts.Points) -> list[Spec]:
     marker = {
         "color": f"${series.colour}",
         "symbol": series.symbol,
@@ -282,7 +272,7 @@ def _(series: Points) -> list[Spec]:
 
 
 @_traces.register
-def _(series: Bars) -> list[Spec]:
+def _(series: charts.Bars) -> list[Spec]:
     marker: Spec = {"color": f"${series.colour}", "line": {"width": 0}}
     if series.is_hatched:
         marker["pattern"] = {
@@ -320,7 +310,7 @@ def _hover(texts: Sequence[str]) -> Spec:
     return {"customdata": told, "hovertemplate": "%{customdata}<extra></extra>"}
 
 
-def _level(level: Level, suffix: str) -> Spec:
+def _level(level: charts.Level, suffix: str) -> Spec:
     return {
         "type": "line",
         "xref": f"x{suffix} domain",

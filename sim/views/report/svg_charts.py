@@ -19,22 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.views.plots import style
-from sim.views.report.charts import (
-    Axis,
-    Bars,
-    Level,
-    Line,
-    Points,
-    Series,
-    Stack,
-    Steps,
-)
+from sim.views.report import charts
 from sim.views.report.html import Markup, element
 from sim.views.report.looks import LIGHT
 
 if TYPE_CHECKING:
     from sim.views.plots.binning import Floats
-    from sim.views.report.charts import Chart, Panel
 
 WIDTH_PX: Final = 900
 _DPI: Final = 72.0
@@ -72,7 +62,7 @@ class SvgFigures:
 
     is_interactive = False
 
-    def figure(self, chart: Chart) -> Markup:
+    def figure(self, chart: charts.Chart) -> Markup:
         return element(
             "div",
             Markup(svg(chart)),
@@ -90,7 +80,7 @@ class SvgFigures:
 
 
 @style.house_style
-def svg(chart: Chart) -> str:
+def svg(chart: charts.Chart) -> str:
     with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.key}):
         figure = Figure((WIDTH_PX / _DPI, chart.height_px / _DPI), dpi=_DPI)
         FigureCanvasSVG(figure)
@@ -113,7 +103,7 @@ def _variable(found: re.Match[str]) -> str:
     return f"var(--{name})" if name else found[0]
 
 
-def _draw(figure: Figure, chart: Chart) -> None:
+def _draw(figure: Figure, chart: charts.Chart) -> None:
     number = len(chart.panels)
     weights = [panel.weight for panel in chart.panels]
     height_in = chart.height_px / _DPI
@@ -141,7 +131,7 @@ def _draw(figure: Figure, chart: Chart) -> None:
     _name_all(panels, chart)
 
 
-def _draw_panel(axes: Axes, panel: Panel, x: Axis | None) -> None:
+def _draw_panel(axes: Axes, panel: charts.Panel, x: charts.Axis | None) -> None:
     assert x is not None
     for axis, set_scale in ((x, axes.set_xscale), (panel.y, axes.set_yscale)):
         set_scale(axis.scale)
@@ -151,7 +141,7 @@ def _draw_panel(axes: Axes, panel: Panel, x: Axis | None) -> None:
     _set_axis(axes.yaxis, panel.y, axes.set_ylim, axes.get_ylim)
 
 
-def _set_axis(axis: Any, told: Axis, set_limits: Any, get_limits: Any) -> None:
+def _set_axis(axis: Any, told: charts.Axis, set_limits: Any, get_limits: Any) -> None:
     axis.set_label_text(_plain(told.title))
     set_limits(told.low, told.high)
     if told.ticks:
@@ -168,7 +158,7 @@ def _set_axis(axis: Any, told: Axis, set_limits: Any, get_limits: Any) -> None:
     )
 
 
-def _name_all(panels: Any, chart: Chart) -> None:
+def _name_all(panels: Any, chart: charts.Chart) -> None:
     """Name what is drawn above the figure, once."""
     named: dict[str, Any] = {}
     for axes in panels:
@@ -179,12 +169,12 @@ def _name_all(panels: Any, chart: Chart) -> None:
 
 
 @singledispatch
-def _add(series: Series, axes: Axes) -> None:
+def _add(series: charts.Series, axes: Axes) -> None:
     raise TypeError(f"no way to draw {series!r} in {axes!r}")
 
 
 @_add.register
-def _(series: Steps, axes: Axes) -> None:
+def _(series: charts.Steps, axes: Axes) -> None:
     mean, width = _fewer(series.mean, series.width, np.nanmean)
     edges = _edges(mean.size, width)
     colour = LIGHT[series.colour]
@@ -207,7 +197,7 @@ def _(series: Steps, axes: Axes) -> None:
 
 
 @_add.register
-def _(series: Stack, axes: Axes) -> None:
+def _(series: charts.Stack, axes: Axes) -> None:
     floor = np.zeros(series.layers[0][2].size)
     edges = _edges(floor.size, series.width)
     for name, colour, heights in series.layers:
@@ -219,7 +209,7 @@ def _(series: Stack, axes: Axes) -> None:
 
 
 @_add.register
-def _(series: Line, axes: Axes) -> None:
+def _(series: charts.Line, axes: Axes) -> None:
     axes.plot(
         series.x,
         series.y,
@@ -234,7 +224,7 @@ def _(series: Line, axes: Axes) -> None:
 
 
 @_add.register
-def _(series: Points, axes: Axes) -> None:
+def _(series: charts.Points, axes: Axes) -> None:
     axes.plot(
         series.x,
         series.y,
@@ -249,7 +239,7 @@ def _(series: Points, axes: Axes) -> None:
 
 
 @_add.register
-def _(series: Bars, axes: Axes) -> None:
+def _(series: charts.Bars, axes: Axes) -> None:
     look: dict[str, Any] = {
         "color": LIGHT[series.colour],
         "hatch": "////" if series.is_hatched else None,
@@ -265,7 +255,7 @@ def _(series: Bars, axes: Axes) -> None:
 
 
 @_add.register
-def _(series: Level, axes: Axes) -> None:
+def _(series: charts.Level, axes: Axes) -> None:
     axes.axhline(series.y, color=LIGHT["ink"], linewidth=0.8, linestyle="--")
     axes.annotate(
         _plain(series.name),

@@ -10,7 +10,7 @@ import pytest
 
 from sim.views.exports.chrome import Window
 from sim.views.exports.formats import export
-from sim.views.exports.phases import AFTER_PREEMPTION
+from sim.views.exports.request_lanes import AFTER_PREEMPTION
 from tests.sim.exports.runs import summary_of
 from tests.sim.exports.trace_rules import read_trace, seconds_by_name
 

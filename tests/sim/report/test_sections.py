@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from sim.hardware.capacity import format_capacity
-from sim.views.report.sections.binding import bound_by
 from sim.views.report.sections.capacity import estimate_of
-from sim.views.report.sections.configuration import differences
 from sim.views.report.sections.latency import windows_of
+from sim.views.report.sections.provenance import differences
+from sim.views.report.sections.summary import bound_by
 from sim.views.report.source import load_runs
 from tests.identity.measured_profile import measured_profile
 from tests.sim.report.pages import crowded, page_of, results

@@ -8,7 +8,7 @@ import pandas as pd
 
 from sim.config.tables import parse_config
 from sim.simulation.run import simulate
-from sim.studies.validation.predicted import observed_of, series_of
+from sim.studies.validation.observed import observed_of, series_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,13 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.studies.validation import compare
 from sim.studies.validation.fit import parse_term
-from sim.studies.validation.observed import MeasuredError, Observed, ObservedRequests
-from sim.studies.validation.predicted import series_of, usage_over
+from sim.studies.validation.observed import (
+    MeasuredError,
+    Observed,
+    ObservedRequests,
+    series_of,
+    usage_over,
+)
 from sim.studies.validation.readers import read
 from sim.studies.validation.readers.requests_csv import read_timeseries
 from sim.studies.validation.run import validate

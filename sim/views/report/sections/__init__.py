@@ -13,9 +13,8 @@ from sim.views.report.sections.batch import show_batch
 from sim.views.report.sections.blocks import show_blocks
 from sim.views.report.sections.cache import show_cache
 from sim.views.report.sections.capacity import show_capacity
-from sim.views.report.sections.configuration import show_configuration
 from sim.views.report.sections.latency import show_latency
-from sim.views.report.sections.provenance import show_provenance
+from sim.views.report.sections.provenance import show_configuration, show_provenance
 from sim.views.report.sections.step_time import show_step_time
 from sim.views.report.sections.summary import show_summary
 from sim.views.report.sections.waterfall import show_waterfall

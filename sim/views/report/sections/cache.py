@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sim.views.plots.preemption import bar_edges_s
-from sim.views.report.charts import (
-    Axis,
-    Bars,
-    Chart,
-    Line,
-    Panel,
-    Points,
-    Series,
-    Steps,
-)
+from sim.views.report import charts
 from sim.views.report.html import Markup, count, paragraph, plural
 from sim.views.report.looks import Clock, colour, dash, name
 
@@ -26,27 +17,33 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sim.views.plots.binning import Floats
-    from sim.views.report.charts import Symbol
     from sim.views.report.source import Run
 
 MAX_SHOWN: Final = 2000
 """Preemptions that are named on a page; runs share them."""
 
 _LEAST_SHOWN: Final = 250
-_SYMBOLS: Final[dict[str, Symbol]] = {"recompute": "triangle-up", "swap": "square"}
+_SYMBOLS: Final[dict[str, charts.Symbol]] = {
+    "recompute": "triangle-up",
+    "swap": "square",
+}
 
 
-def show_cache(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
+def show_cache(runs: Sequence[Run]) -> Iterator[Markup | charts.Chart]:
     """Return usage, preemptions one by one, and preemptions per minute."""
     clock = Clock.of(runs)
-    panels = [Panel(_usage_axis("KV cache (%)"), (*_usage(runs, clock),), weight=2.0)]
+    panels = [
+        charts.Panel(_usage_axis("KV cache (%)"), (*_usage(runs, clock),), weight=2.0)
+    ]
     if any(_has_cpu(run) for run in runs):
         cpu = (*_cpu(runs, clock),)
-        panels.append(Panel(_usage_axis("CPU blocks (%)"), cpu, weight=0.8))
+        panels.append(charts.Panel(_usage_axis("CPU blocks (%)"), cpu, weight=0.8))
     panels.append(
-        Panel(Axis("preemptions per minute", low=0.0), (*_rates(runs, clock),))
+        charts.Panel(
+            charts.Axis("preemptions per minute", low=0.0), (*_rates(runs, clock),)
+        )
     )
-    yield Chart(
+    yield charts.Chart(
         "kv-cache-usage",
         "Share of KV blocks in use after each scheduler call (line: mean, band: lowest "
         "to highest), and preemptions where they happened.",
@@ -61,31 +58,31 @@ def show_cache(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
             yield paragraph(told, class_="note")
 
 
-def _usage_axis(title: str) -> Axis:
-    return Axis(title, low=0.0, high=104.0)
+def _usage_axis(title: str) -> charts.Axis:
+    return charts.Axis(title, low=0.0, high=104.0)
 
 
 def _has_cpu(run: Run) -> bool:
     return bool(run.steps.states["cpu_cache_usage"].high.max(initial=0.0) > 0.0)
 
 
-def _usage(runs: Sequence[Run], clock: Clock) -> Iterator[Series]:
+def _usage(runs: Sequence[Run], clock: Clock) -> Iterator[charts.Series]:
     for run in runs:
         yield _state(runs, run, clock, "kv_cache_usage", "KV usage")
     for run in runs:
         yield from _preemptions(runs, run, clock)
 
 
-def _cpu(runs: Sequence[Run], clock: Clock) -> Iterator[Series]:
+def _cpu(runs: Sequence[Run], clock: Clock) -> Iterator[charts.Series]:
     for run in runs:
         yield _state(runs, run, clock, "cpu_cache_usage", "KV usage")
 
 
 def _state(
     runs: Sequence[Run], run: Run, clock: Clock, column: str, what: str
-) -> Steps:
+) -> charts.Steps:
     state = run.steps.states[column]
-    return Steps(
+    return charts.Steps(
         name(runs, run, what),
         colour(run),
         run.steps.fine_s / clock.seconds,
@@ -120,13 +117,15 @@ def _shown_of(run: Run, num_runs: int) -> str | None:
     )
 
 
-def _preemptions(runs: Sequence[Run], run: Run, clock: Clock) -> Iterator[Points]:
+def _preemptions(
+    runs: Sequence[Run], run: Run, clock: Clock
+) -> Iterator[charts.Points]:
     rows = shown_rows(run, len(runs))
     found = {key: values[rows] for key, values in run.preemptions.items()}
     for mode in sorted(set(found["mode"].tolist())):
         held = np.flatnonzero(found["mode"] == mode)
         alone = mode if mode in _SYMBOLS else "preempted"
-        yield Points(
+        yield charts.Points(
             name(runs, run, f"preempted, {mode}"),
             alone if len(runs) == 1 else colour(run),
             found["time_s"][held] / clock.seconds,
@@ -158,7 +157,7 @@ def preemption_text(found: dict[str, npt.NDArray[np.generic]], row: int) -> str:
     )
 
 
-def _rates(runs: Sequence[Run], clock: Clock) -> Iterator[Series]:
+def _rates(runs: Sequence[Run], clock: Clock) -> Iterator[charts.Series]:
     for run in runs:
         edges_s = bar_edges_s(run.steps.stop_s)
         if len(runs) > 1:
@@ -167,7 +166,7 @@ def _rates(runs: Sequence[Run], clock: Clock) -> Iterator[Series]:
         floor = np.zeros(edges_s.size - 1)
         for mode in sorted(set(run.preemptions["mode"].tolist())):
             heights = _per_minute(run, edges_s, mode)
-            yield Bars(
+            yield charts.Bars(
                 f"{mode}, per minute",
                 mode if mode in _SYMBOLS else "preempted",
                 edges_s[:-1] / clock.seconds,
@@ -198,9 +197,9 @@ def _rate_texts(
     )
 
 
-def _rate_line(run: Run, edges_s: Floats, clock: Clock) -> Line:
+def _rate_line(run: Run, edges_s: Floats, clock: Clock) -> charts.Line:
     heights = _per_minute(run, edges_s)
-    return Line(
+    return charts.Line(
         f"{run.label}: per minute",
         colour(run),
         edges_s / clock.seconds,

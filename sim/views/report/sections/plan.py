@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.views.plots.plans import load_points
-from sim.views.report.charts import (
-    DASHES,
-    SYMBOLS,
-    Axis,
-    Bars,
-    Chart,
-    Level,
-    Line,
-    Panel,
-    Points,
-    Series,
-)
+from sim.views.report import charts
 from sim.views.report.html import (
     Markup,
     bullets,
@@ -53,7 +42,7 @@ def _datum(shown: str, value: object, key: str, name: str) -> Markup:
     return element("data", shown, value=repr(value), data_run=name, data_key=key)
 
 
-def _summary(plan: Plan) -> Iterator[Markup | Chart]:
+def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
     currency = plan["prices"]["currency"]
     traffic = plan["traffic"]
     rules = ", ".join(each["rule"] for each in plan["objectives"])
@@ -89,7 +78,7 @@ def _summary(plan: Plan) -> Iterator[Markup | Chart]:
         )
 
 
-def _candidates(plan: Plan) -> Iterator[Markup | Chart]:
+def _candidates(plan: Plan) -> Iterator[Markup | charts.Chart]:
     confidence = plan["search"]["confidence"]
     rows = []
     for each in _found(plan):
@@ -128,11 +117,11 @@ def _off(rate: Mapping[str, Any]) -> str:
     return "-" if low is None or high is None else f"{decimal(low)} to {decimal(high)}"
 
 
-def _curves(plan: Plan) -> Iterator[Chart]:
+def _curves(plan: Plan) -> Iterator[charts.Chart]:
     """Yield what each objective comes to at growing rates."""
     panels = []
     for objective in plan["objectives"]:
-        series: list[Series] = []
+        series: list[charts.Series] = []
         values, rates = [float(objective["limit"])], [0.0]
         for place, each in enumerate(_found(plan)):
             points = load_points(each, objective["name"])
@@ -141,19 +130,21 @@ def _curves(plan: Plan) -> Iterator[Chart]:
             if not x.size:
                 continue
             look = run_colour(place + 1)
-            dash, symbol = DASHES[place % 4], SYMBOLS[place % 4]
-            series.append(Line(each["name"], look, x, y, dash, symbol=symbol))
+            dash, symbol = charts.DASHES[place % 4], charts.SYMBOLS[place % 4]
+            series.append(charts.Line(each["name"], look, x, y, dash, symbol=symbol))
             values += y.tolist()
             rates += x.tolist()
         if not series:
             continue
-        series.append(Level(objective["rule"], float(objective["limit"])))
+        series.append(charts.Level(objective["rule"], float(objective["limit"])))
         top = min(max(values), _OUT_OF_SIGHT * float(objective["limit"]))
         axis = value_axis(objective["name"], [min(value, top) for value in values])
-        x_axis = Axis("requests/s of one engine", low=0.0, high=1.05 * max(rates))
-        panels.append(Panel(axis, tuple(series), x=x_axis))
+        x_axis = charts.Axis(
+            "requests/s of one engine", low=0.0, high=1.05 * max(rates)
+        )
+        panels.append(charts.Panel(axis, tuple(series), x=x_axis))
     if panels:
-        yield Chart(
+        yield charts.Chart(
             "capacity-curves",
             "What the objectives come to at growing rates: medians of seeds; dashed: "
             "what is promised.",
@@ -162,7 +153,7 @@ def _curves(plan: Plan) -> Iterator[Chart]:
         )
 
 
-def _fleets(plan: Plan) -> Iterator[Markup | Chart]:
+def _fleets(plan: Plan) -> Iterator[Markup | charts.Chart]:
     currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
     rows = []
     for each in _found(plan):
@@ -195,9 +186,9 @@ def _fleets(plan: Plan) -> Iterator[Markup | Chart]:
     yield from commands
 
 
-def _pareto(points: Sequence[Plan], currency: str, latency: str) -> Chart:
+def _pareto(points: Sequence[Plan], currency: str, latency: str) -> charts.Chart:
     names = list(dict.fromkeys(point["candidate"] for point in points))
-    series: list[Series] = []
+    series: list[charts.Series] = []
     front = sorted(
         (p for p in points if p["on_front"]), key=lambda p: float(p["cost_per_hour"])
     )
@@ -205,16 +196,16 @@ def _pareto(points: Sequence[Plan], currency: str, latency: str) -> Chart:
         of_model = [point for point in front if point["model"] == model]
         x = np.array([float(point["cost_per_hour"]) for point in of_model])
         y = np.array([float(point["latency_ms"]) for point in of_model])
-        series.append(Line(f"front of {model}", "muted", x, y, "dot"))
+        series.append(charts.Line(f"front of {model}", "muted", x, y, "dot"))
     for place, name in enumerate(names):
         of_name = [point for point in points if point["candidate"] == name]
         series.append(
-            Points(
+            charts.Points(
                 name,
                 run_colour(place + 1),
                 np.array([float(point["cost_per_hour"]) for point in of_name]),
                 np.array([float(point["latency_ms"]) for point in of_name]),
-                SYMBOLS[place % 4],
+                charts.SYMBOLS[place % 4],
                 tuple(
                     f"{plural(p['replicas'], 'replica')} of {name}\n"
                     f"{p['cost_per_hour']:,.2f} {currency} an hour\n"
@@ -227,17 +218,17 @@ def _pareto(points: Sequence[Plan], currency: str, latency: str) -> Chart:
         )
     values = [float(point["latency_ms"]) for point in points]
     dearest = max(float(point["cost_per_hour"]) for point in points)
-    return Chart(
+    return charts.Chart(
         "pareto",
         "Cost against latency of every fleet that serves the traffic; dotted: those "
         "that no other one of the model beats.",
-        (Panel(value_axis(latency, values), tuple(series)),),
-        x=Axis(f"{currency} an hour", low=0.0, high=1.08 * dearest),
+        (charts.Panel(value_axis(latency, values), tuple(series)),),
+        x=charts.Axis(f"{currency} an hour", low=0.0, high=1.08 * dearest),
         height_px=380,
     )
 
 
-def _sensitivity(plan: Plan) -> Iterator[Markup | Chart]:
+def _sensitivity(plan: Plan) -> Iterator[Markup | charts.Chart]:
     for place, (name, found) in enumerate(plan["sensitivity"].items()):
         yield element("h3", name)
         yield paragraph(f"{found['verdict'][:1].upper()}{found['verdict'][1:]}.")
@@ -253,7 +244,7 @@ def _sensitivity(plan: Plan) -> Iterator[Markup | Chart]:
         yield paragraph("Not asked for.", class_="note")
 
 
-def _tornado(key: str, name: str, effects: Sequence[Plan]) -> Chart:
+def _tornado(key: str, name: str, effects: Sequence[Plan]) -> charts.Chart:
     gain = np.array([100.0 * float(effect["rate_gain"]) for effect in effects])
     labels = tuple(f"{effect['lever']} {effect['change']}" for effect in effects)
     places = np.arange(gain.size, dtype=np.float64)
@@ -261,7 +252,7 @@ def _tornado(key: str, name: str, effects: Sequence[Plan]) -> Chart:
         f"{label}\nhighest rate {value:+.1f} %"
         for label, value in zip(labels, gain.tolist(), strict=True)
     )
-    bars: Series = Bars(
+    bars: charts.Series = charts.Bars(
         "highest rate",
         "run-1",
         0.0 * gain,
@@ -270,17 +261,17 @@ def _tornado(key: str, name: str, effects: Sequence[Plan]) -> Chart:
         is_horizontal=True,
         texts=texts,
     )
-    y = Axis("", low=gain.size - 0.5, high=-0.5, ticks=labels)
-    return Chart(
+    y = charts.Axis("", low=gain.size - 0.5, high=-0.5, ticks=labels)
+    return charts.Chart(
         key,
         f"What each change does to the highest rate of {name}.",
-        (Panel(y, (bars,)),),
-        x=Axis("change of the highest rate (%)"),
+        (charts.Panel(y, (bars,)),),
+        x=charts.Axis("change of the highest rate (%)"),
         height_px=120 + 22 * gain.size,
     )
 
 
-def _provenance(plan: Plan) -> Iterator[Markup | Chart]:
+def _provenance(plan: Plan) -> Iterator[Markup | charts.Chart]:
     notes: list[object] = [*plan["notes"]]
     for each in _found(plan):
         notes += [f"{each['name']}: {told}" for told in each["extrapolated"]]

@@ -11,16 +11,7 @@ import pyarrow.parquet as pq
 
 from sim.errors import ResultsError
 from sim.results.folder import read_json
-from sim.views.report.charts import (
-    DASHES,
-    SYMBOLS,
-    Axis,
-    Chart,
-    Line,
-    Panel,
-    Points,
-    Series,
-)
+from sim.views.report import charts
 from sim.views.report.html import (
     Markup,
     bullets,
@@ -106,7 +97,7 @@ def load_sweep(path: Path) -> Sweep:
     return Sweep(f"{plural(len(rows), 'run')}{over}", path, facts, keys, tuple(rows))
 
 
-def _outcome(sweep: Sweep) -> Iterator[Markup | Chart]:
+def _outcome(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
     statuses: dict[str, int] = {}
     for row in sweep.rows:
         statuses[row["status"]] = statuses.get(row["status"], 0) + 1
@@ -181,7 +172,7 @@ def _setting(sweep: Sweep, row: Row) -> str:
     return ", ".join(f"{key} = {row[key]}" for key in sweep.varied())
 
 
-def _curves(sweep: Sweep) -> Iterator[Markup | Chart]:
+def _curves(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
     """Yield each metric against the key with most values, a line for the others."""
     x_key = _x_key(sweep)
     if x_key is None or not sweep.done:
@@ -200,11 +191,11 @@ def _curves(sweep: Sweep) -> Iterator[Markup | Chart]:
         if not values:
             continue
         axis = value_axis(label, values)
-        yield Chart(
+        yield charts.Chart(
             metric.replace("_", "-"),
             f"{label} against {x_key}: mean over repeats.",
-            (Panel(axis, tuple(series)),),
-            x=Axis(x_key),
+            (charts.Panel(axis, tuple(series)),),
+            x=charts.Axis(x_key),
             height_px=340,
         )
 
@@ -229,8 +220,8 @@ def _lines(
     others: Sequence[str],
     lines: Sequence[tuple[Any, ...]],
     metric: str,
-) -> tuple[list[Series], list[float]]:
-    series: list[Series] = []
+) -> tuple[list[charts.Series], list[float]]:
+    series: list[charts.Series] = []
     every: list[float] = []
     for place, line in enumerate(lines):
         rows = [r for r in sweep.done if tuple(r[k] for k in others) == line]
@@ -248,15 +239,17 @@ def _lines(
         )
         look = run_colour(place + 1)
         if place < MAX_LINES:
-            dash, symbol = DASHES[place % 4], SYMBOLS[place % 4]
+            dash, symbol = charts.DASHES[place % 4], charts.SYMBOLS[place % 4]
             name = label or METRICS[metric]
-            series.append(Line(name, look, x, y, dash, symbol=symbol, texts=texts))
+            series.append(
+                charts.Line(name, look, x, y, dash, symbol=symbol, texts=texts)
+            )
         else:
-            series.append(Points("other", "waiting", x, y, texts=texts))
+            series.append(charts.Points("other", "waiting", x, y, texts=texts))
     return series, every
 
 
-def _table(sweep: Sweep) -> Iterator[Markup | Chart]:
+def _table(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
     metrics = [name for name in METRICS if any(name in row for row in sweep.rows)]
     head = ["run", "repeat", *sweep.keys, "seed", "status"]
     rows = [
@@ -288,7 +281,7 @@ def _number(row: Row, metric: str) -> object:
     )
 
 
-def _provenance(sweep: Sweep) -> Iterator[Markup | Chart]:
+def _provenance(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
     yield paragraph(
         "Every run is a row of the dataset in ",
         element("code", str(sweep.path / "runs")),
