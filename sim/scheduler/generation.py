@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from sim.costs.base import GraphRule, SwapRule
@@ -12,8 +11,6 @@ from sim.scheduler.settings import CacheConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from sim.scheduler.base import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +53,6 @@ class Parts:
             for key, value in arguments.items()
             if key in names and value is not None
         }
-
-
-def construct(
-    scheduler: type, settings: Any, arguments: Mapping[str, Any]
-) -> Scheduler:
-    """Construct a scheduler from its settings and from what describes its cache.
-
-    Raises
-    ------
-    SchedulerError, CacheError
-        If they do not fit together.
-    """
-    made: Scheduler
-    parameters = signature(scheduler).parameters
-    if "num_gpu_blocks" in parameters:  # V1 still takes single arguments
-        made = scheduler(**{k: v for k, v in arguments.items() if k in parameters})
-    else:
-        made = scheduler(settings, cache_of(arguments))
-    return made
 
 
 def cache_of(arguments: Mapping[str, Any]) -> CacheConfig:
@@ -206,4 +184,4 @@ class Generation:
         """
         parts = self.parts()
         settings = parts.settings(**parts.settings_of(arguments))
-        return construct(parts.scheduler, settings, arguments)
+        return parts.scheduler(settings, cache_of(arguments))

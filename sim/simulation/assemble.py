@@ -76,13 +76,14 @@ def make_capacity(
 
 
 def _batched_tokens(engine: EngineConfig, model: ModelArchitecture) -> int | None:
-    """Return the budget that was given, or what the longest prompt needs.
+    """Return the budget that was given, or what chunking or its absence asks for.
 
     None leaves it to the release. Source: vLLM 0.7.3, ``vllm/config.py``
     (`SchedulerConfig`).
     """
     given, generation = engine.max_num_batched_tokens, engine.generation
-    if given is not None or not generation.budget_follows_length:
+    may_chunk = "enable_chunked_prefill" in generation.keys
+    if given is not None or not (generation.budget_follows_length and may_chunk):
         return given
     if chunks_prefill(engine, model, generation):
         return V0_CHUNKED_BATCHED_TOKENS

@@ -11,7 +11,7 @@ from sim.errors import ConfigError, SchedulerError, UserError
 from sim.hardware.capacity.arguments import parse_engine_version, v0_chunks_by_itself
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.scheduler.admission import ADMISSION_RULES, AdmissionRule
-from sim.scheduler.generation import cache_of, construct
+from sim.scheduler.generation import cache_of
 from sim.scheduler.generations import (
     GENERATION_KEYS,
     GENERATIONS,
@@ -46,7 +46,6 @@ def make_scheduler(
     config: EngineConfig,
     capacity: CapacityEstimate,
     model: ModelArchitecture,
-    twins: Mapping[str, type] | None = None,
     specs: Sequence[RequestSpec] = (),
 ) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool."""
@@ -54,7 +53,7 @@ def make_scheduler(
 
     def construct(capacity: CapacityEstimate) -> Scheduler:
         arguments = _arguments(config, capacity, make_evictor)
-        return _construct(config, model, arguments, twins or {})
+        return _construct(config, model, arguments)
 
     scheduler = construct(capacity)
     most = getattr(scheduler, "max_servable_tokens", capacity.max_model_len)
@@ -116,10 +115,7 @@ def _arguments(
 
 
 def _construct(
-    config: EngineConfig,
-    model: ModelArchitecture,
-    arguments: Arguments,
-    twins: Mapping[str, type],
+    config: EngineConfig, model: ModelArchitecture, arguments: Arguments
 ) -> Scheduler:
     """Construct a built-in scheduler, or the user's own."""
 
@@ -136,7 +132,7 @@ def _construct(
     generation = GENERATIONS.get(config.scheduler_kind)
     try:
         if generation is not None:
-            return _built_in(generation, table, of(generation), twins)
+            return _built_in(generation, table, of(generation))
         scheduler: Scheduler = build(
             SCHEDULERS, table, _WHERE, lambda cls: arguments | _values(cls, of)
         )
@@ -153,20 +149,17 @@ def _construct(
 
 
 def _built_in(
-    generation: Generation,
-    table: Arguments,
-    arguments: Arguments,
-    twins: Mapping[str, type],
+    generation: Generation, table: Arguments, arguments: Arguments
 ) -> Scheduler:
     """Construct a generation's scheduler; what stands in the table are settings."""
     parts = generation.parts()
     known = parts.settings_of(arguments)
     settings = build({generation.name: parts.settings}, table, _WHERE, known)
-    cls = twins.get(generation.name, parts.scheduler)
     try:
-        return construct(cls, settings, arguments)
+        scheduler: Scheduler = parts.scheduler(settings, cache_of(arguments))
     except UserError as error:
         raise ConfigError(f"{_WHERE}: {error}") from error
+    return scheduler
 
 
 def _values(cls: type, of: Callable[[Generation], Arguments]) -> Arguments:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import require
 from cache.stats import PrefixCacheStats
 from sim.errors import SchedulerError
-from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
-from sim.scheduler.checks import check_queues
+from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode, check_queues
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.queues import REQUEST_QUEUES, urgency

@@ -20,9 +20,9 @@ from sim.scheduler.base import (
     Preemption,
     PreemptionMode,
     SchedulerOutput,
+    check_queues,
 )
 from sim.scheduler.batch import Batch
-from sim.scheduler.checks import check_queues
 from sim.scheduler.hosted.api import load_api, nearest_release
 from sim.scheduler.hosted.engine import STOP_TOKEN, HostedEngine, HostedTokens
 from sim.scheduler.request import Request, RequestStatus
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.scheduler.hosted.engine import HostedPreemption, HostedStep
-    from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
 
 

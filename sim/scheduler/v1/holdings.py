@@ -11,8 +11,7 @@ from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
 from cache.v1.sliding_window import SlidingWindow
 from cache.v1.tables import NOTHING_FOUND
-from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
-from sim.scheduler.checks import check_queues
+from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode, check_queues
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.clock import DecodeClock
 from sim.scheduler.v1.limits import admission_error
