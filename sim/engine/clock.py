@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from heapq import heappush
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from simpy.events import Event
@@ -48,12 +47,6 @@ class At(Event):
         # What Environment.schedule does, with a time in place of a delay.
         queue: list[Any] = env._queue
         heappush(queue, (time_s, priority, next(env._eid), self))
-
-
-def next_event_s(env: simpy.Environment) -> float:
-    """Return the time of the next event; as `peek`, which is slow without one."""
-    queue: list[Any] = env._queue
-    return queue[0][0] if queue else inf
 
 
 def advance(env: simpy.Environment, time_s: float) -> bool:

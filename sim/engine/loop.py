@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sim.costs.base import BatchShape
 from sim.costs.pricing import batch_total_of, decode_ends_of
-from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance, next_event_s
-from sim.engine.requests import PulledArrivals
+from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.engine.sampling import (
     NEVER,
     OutputCalendar,
@@ -18,11 +16,11 @@ from sim.engine.sampling import (
     sample,
 )
 from sim.errors import CostError
-from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_head
+from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_unswapped
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     import simpy
 
@@ -36,9 +34,6 @@ but not for ever."""
 
 MAX_NUM_QUIET_STEPS = 4096
 """Most steps taken at once: how long an interruption may have to wait."""
-
-_NO_SWAPS = (0, 0, 0)
-"""What the shape of a scheduler with a decode clock leaves out."""
 
 
 class StepListener(Protocol):
@@ -82,8 +77,8 @@ class Engine:
     cost_model, recorder
         The two other roles.
     arrivals
-        The workload, if the engine is to take it in itself; otherwise processes submit
-        it.
+        The workload in order of arrival, if the engine is to take it in itself, one
+        request ahead; otherwise processes submit it.
     sample
         Lets the output of a step appear, for schedulers without a decode clock; those
         of sequence groups need theirs.
@@ -117,7 +112,7 @@ class Engine:
         cost_model: CostModel,
         recorder: Recorder,
         *,
-        arrivals: PulledArrivals | None = None,
+        arrivals: Iterable[Request] | None = None,
         sample: Sampler = sample,
         admission_check: bool = True,
         horizon: Callable[[], float] | None = None,
@@ -127,10 +122,10 @@ class Engine:
         self.scheduler = scheduler
         self.cost_model = cost_model
         self.recorder = recorder
-        self.arrivals = arrivals or PulledArrivals()
+        self.arrivals: Iterable[Request] = arrivals or ()
         self.sample = sample
         self.admission_check = admission_check
-        self.horizon = horizon or partial(next_event_s, env)
+        self.horizon = horizon
         self.num_steps = 0
         self.listeners: list[StepListener] = []
         self.stop_requested = False
@@ -144,7 +139,7 @@ class Engine:
         self._prices_columns = recorder.steps.price_by(cost_model)
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
         self._next_look = NEVER
-        self._arrivals_closed = arrivals is not None and arrivals.next_s == inf
+        self._arrivals_closed = arrivals is not None
         self._blocked = False
         self._num_empty_steps = 0
         self._aborts: list[tuple[Request, str]] = []
@@ -159,13 +154,11 @@ class Engine:
         error = (
             self.scheduler.admission_error(request) if self.admission_check else None
         )
-        if error is not None:
-            request.reason = error
-            request.move_to(RequestStatus.FINISHED_REJECTED)
-            self._leave(request)
-            return
-        self.scheduler.add_request(request)
-        self._wake_up()
+        if error is None:
+            self.scheduler.add_request(request)
+            self._wake_up()
+        else:
+            self._reject(request, error)
 
     def abort(self, request: Request, reason: str) -> None:
         """Withdraw a request before the next scheduler call, if it is unfinished.
@@ -199,15 +192,19 @@ class Engine:
         is_clocked = self._clocked is not None
         clocked = cast("ClockedScheduler", scheduler)
         events = env._queue
-        arrivals, calendar, listeners = self.arrivals, self._calendar, self.listeners
+        calendar, listeners = self._calendar, self.listeners
+        arrivals = iter(self.arrivals)
         recorder, log = self.recorder, self.recorder.steps
-        packed, heads = log.packed, log.heads
+        packed, lengths = log.packed, log.lengths
         ends_s, new_blocks = log.ends_s, log.new_blocks
         cost_model = self.cost_model
         batch_total = batch_total_of(cost_model)
         decode_ends = decode_ends_of(cost_model)
         known_ends: dict[int, DecodeEnds] = {}
         horizon, sample, update = self.horizon, self.sample, scheduler.update
+        arrived, add_request = recorder.arrived, scheduler.add_request
+        admission_error = scheduler.admission_error
+        checks_admission = self.admission_check
         if not is_clocked:
             is_quick = False
             running: Any = ()
@@ -219,22 +216,32 @@ class Engine:
             form, quiet_steps = clocked.form, clocked.quiet_steps
             advance_decodes, usage_facts = clocked.advance, clocked.usage_facts
             clock, tables = clocked.clock, clocked.tables
-            block_size, num_usable = clocked.block_size, tables.num_usable_blocks
+            log.num_usable_blocks = tables.num_usable_blocks
 
         step = self.num_steps
         now_s: float = env.now
-        next_s = arrivals.next_s
+        upcoming = next(arrivals, None)
+        next_s = inf if upcoming is None else upcoming.arrival_s
         while not self.stop_requested:
             if self._aborts:
                 self._apply_aborts()
             if self._blocked or not (running or waiting or self._has_requests()):
-                if not (yield from self._wait_for_work()):
+                if next_s == inf and self._arrivals_closed:
+                    self.stalled = self._has_requests()
                     break
-                now_s, next_s = env._now, arrivals.next_s
+                yield from self._wait(next_s)
+                now_s = env._now
+                while upcoming is not None and next_s <= now_s:
+                    self.submit(upcoming)
+                    upcoming = next(arrivals, None)
+                    next_s = inf if upcoming is None else upcoming.arrival_s
+                    if upcoming is None:
+                        self._wake_up()
                 continue
+
             # -- what begins now: a stretch of quiet steps, or a step in full
             output: SchedulerOutput | None = None
-            num_steps = 0
+            pack, num_steps = pack_unswapped, 0
             if is_clocked and not listeners and tables.observer is None:
                 last, look = calendar.next_step + 1, self._next_look
                 most = (last if last < look else look) - step
@@ -242,73 +249,70 @@ class Engine:
                     most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
                 )
             if num_steps:
-                if len(ends_s) >= CHUNK_ROWS:
-                    log.flush()
                 num_decodes = clock.num_decodes
                 context = clock.num_base_tokens + num_decodes * step
+                shape: tuple[int, ...] = (num_decodes, context, 0, 0, 0, 0)
+                num_preempted = num_recomputed_tokens = 0
                 ends_of = known_ends.get(num_decodes)
                 if ends_of is None:
                     ends_of = known_ends[num_decodes] = decode_ends(num_decodes)
-                until_s = horizon()
+                if horizon is None:
+                    until_s = events[0][0] if events else inf
+                else:
+                    until_s = horizon()
                 ends = ends_of(
                     context, num_steps, now_s, next_s if next_s < until_s else until_s
                 )
                 num_steps, end_s = len(ends), ends[-1]
                 if not (ends[-2] if num_steps > 1 else now_s) < end_s < inf:
                     self._refuse_length(num_decodes, context, [now_s, *ends])
-                heads.append(
-                    pack_head(
-                        step,
-                        num_decodes,
-                        len(waiting),
-                        context,
-                        num_usable - tables.num_free_blocks,
-                        tables.num_logical_blocks,
-                        num_usable,
-                        block_size,
-                        num_steps,
-                        len(packed),
-                        now_s,
-                    )
-                )
-                ends_s.extend(ends)
-                new_blocks.extend(advance_decodes(num_steps))
-                step += num_steps - 1
-                self._num_empty_steps = 0
             else:
-                if len(packed) >= CHUNK_ROWS:
-                    log.flush()
                 decided: ClockedScheduler | SchedulerOutput = clocked
                 if is_quick and not listeners:
-                    shape: tuple[int, ...] = form(now_s)
+                    shape = form(now_s)
                     total_s = batch_total(*shape)
                 else:
                     decided = output = scheduler.schedule(now_s)
+                    pack = pack_facts
                     cost = cost_model.step(output.shape)
                     shape, total_s = output.shape, cost.total_s
                 end_s = now_s + total_s
                 if not now_s < end_s < inf:
                     raise _no_length(total_s, now_s)
-                preemptions = decided.preemptions
-                packed.append(
-                    pack_facts(
-                        step,
-                        now_s,
-                        *(
-                            (len(running), len(waiting), 0)
-                            if is_clocked
-                            else _queue_lengths(scheduler)
-                        ),
-                        *shape,
-                        *(_NO_SWAPS if output is None else ()),
-                        *usage_facts(),
-                        len(preemptions),
-                        decided.num_recomputed_tokens,
-                    )
+                num_preempted = len(decided.preemptions)
+                num_recomputed_tokens = decided.num_recomputed_tokens
+
+            # -- its row in the log
+            if len(ends_s) >= CHUNK_ROWS:
+                log.flush()
+            if is_clocked:
+                num_running, num_waiting, num_swapped = len(running), len(waiting), 0
+            else:
+                num_running, num_waiting, num_swapped = _queue_lengths(scheduler)
+            packed.append(
+                pack(
+                    step,
+                    now_s,
+                    num_running,
+                    num_waiting,
+                    num_swapped,
+                    *shape,
+                    *usage_facts(),
+                    num_preempted,
+                    num_recomputed_tokens,
                 )
-                if preemptions:
-                    recorder.preempted(step, now_s, preemptions)
-                    calendar.forget_preempted(preemptions, step)
+            )
+            lengths.append(num_steps)
+            if num_steps:
+                ends_s.extend(ends)
+                new_blocks.extend(advance_decodes(num_steps))
+                step += num_steps - 1
+                self._num_empty_steps = 0
+            else:
+                ends_s.append(end_s)
+                if num_preempted:
+                    recorder.preempted(step, now_s, decided.preemptions)
+                    calendar.forget_preempted(decided.preemptions, step)
                 if is_clocked and clocked.passed_over:
                     calendar.wait(clocked.passed_over, step)
                 if output is not None:
@@ -323,8 +327,18 @@ class Engine:
                 if events and events[0][0] <= next_s:
                     yield At(env, next_s, ARRIVAL_PRIORITY)
                 env._now = next_s
-                self._take_in(arrivals.pop())
-                next_s = arrivals.next_s
+                assert upcoming is not None
+                request, upcoming = upcoming, next(arrivals, None)
+                next_s = inf if upcoming is None else upcoming.arrival_s
+                arrived(request)
+                error = admission_error(request) if checks_admission else None
+                if error is None:
+                    add_request(request)
+                else:
+                    self._reject(request, error)
+                if error is None or upcoming is None:
+                    self._blocked = False
+                    self._num_empty_steps = 0
             if events and events[0][0] <= end_s:
                 yield At(env, end_s, STEP_PRIORITY)
             else:
@@ -366,28 +380,17 @@ class Engine:
     def _has_requests(self) -> bool:
         return any(_queue_lengths(self.scheduler))
 
-    def _wait_for_work(self) -> Generator[simpy.Event, Any, bool]:
-        """Wait for an arrival, or to be woken; return whether the run goes on."""
-        env, next_s = self.env, self.arrivals.next_s
-        if next_s == inf and self._arrivals_closed:
-            self.stalled = self._has_requests()
-            return False
-        if not (next_s < inf and advance(env, next_s)):
-            self._wake = env.event()
-            if next_s < inf:
-                yield self._wake | At(env, next_s, ARRIVAL_PRIORITY)
-            else:
-                yield self._wake
-            self._wake = None
-        while self.arrivals.next_s <= env.now:
-            self._take_in(self.arrivals.pop())
-        return True
-
-    def _take_in(self, request: Request) -> None:
-        """Take in a request of `arrivals` that arrives now."""
-        self.submit(request)
-        if self.arrivals.next_s == inf:
-            self.close_arrivals()
+    def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
+        """Wait for the next arrival of its own, or to be woken."""
+        env = self.env
+        if next_s < inf and advance(env, next_s):
+            return
+        self._wake = env.event()
+        if next_s < inf:
+            yield self._wake | At(env, next_s, ARRIVAL_PRIORITY)
+        else:
+            yield self._wake
+        self._wake = None
 
     def _wake_up(self) -> None:
         self._blocked = False
@@ -395,6 +398,11 @@ class Engine:
         if self._wake is not None:
             self._wake.succeed()
             self._wake = None
+
+    def _reject(self, request: Request, error: str) -> None:
+        request.reason = error
+        request.move_to(RequestStatus.FINISHED_REJECTED)
+        self._leave(request)
 
     def _leave(self, request: Request) -> None:
         """Record and announce the end of a request that got no answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from math import inf, nan
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from cache.tokens import RunTokens, SegmentTokens
@@ -204,43 +204,3 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest
         request.order = 0
         request.due_step = -1
         yield request
-
-
-class PulledArrivals:
-    """The same open loop for an engine that pulls it.
-
-    An event less per arrival: the engine asks when the next one comes, and takes it in
-    when its own time has got there.
-
-    Parameters
-    ----------
-    requests
-        In order of arrival; drawn one at a time, one ahead.
-
-    Attributes
-    ----------
-    upcoming
-        The next request; None after the last.
-    next_s
-        Time of its arrival in seconds; infinite after the last.
-    """
-
-    def __init__(self, requests: Iterable[Request] = ()) -> None:
-        self._requests = iter(requests)
-        self.upcoming = next(self._requests, None)
-        self.next_s = inf if self.upcoming is None else self.upcoming.arrival_s
-
-    def pop(self) -> Request:
-        """Return the next request.
-
-        Raises
-        ------
-        IndexError
-            After the last.
-        """
-        request = self.upcoming
-        if request is None:
-            raise IndexError("there are no more arrivals")
-        upcoming = self.upcoming = next(self._requests, None)
-        self.next_s = inf if upcoming is None else upcoming.arrival_s
-        return request

@@ -136,9 +136,7 @@ class Recorder:
         for request in requests:
             del active[request.request_id]
         self.num_finished += len(requests)
-        steps.finished.append(
-            (len(steps.packed) + len(steps.ends_s) - 1, len(requests))
-        )
+        steps.finished.append((len(steps.ends_s) - 1, len(requests)))
         self._requests.add(requests)
 
     def left(self, request: Request, now_s: float) -> None:

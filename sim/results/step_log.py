@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
-Rows = slice | Integers
-Heads = npt.NDArray[Any]
 
 FACTS = (
     "step",
@@ -40,61 +38,35 @@ FACTS = (
 """The words of a packed step: columns of `sim.results.schema.STEPS`, and the counts of
 its shape. What is in neither (costs, sums) follows from them."""
 
-_HEAD = (
-    "step",
-    "num_decodes",
-    "num_waiting",
-    "num_logical_tokens",
-    "num_physical_blocks",
-    "num_logical_blocks",
-    "num_usable_blocks",
-    "block_size",
-)
-"""What a stretch begins with; its steps follow from it."""
-
 _CODES = {"int64": "q", "float64": "d"}
-_KINDS = [schema.STEPS.get(name, "int64") for name in FACTS]
+_AT = {name: index for index, name in enumerate(FACTS)}
 
-pack_facts = Struct("=" + "".join(_CODES[kind] for kind in _KINDS)).pack
-"""From `FACTS` of a step, right after the scheduler call, to its packed row."""
+_CODES_OF_FACTS = [_CODES[schema.STEPS.get(name, "int64")] for name in FACTS]
 
-pack_head = Struct(f"={len(_HEAD) + 2}qd").pack
-"""From the fields of a stretch to its packed head.
+pack_facts = Struct("=" + "".join(_CODES_OF_FACTS)).pack
+"""From `FACTS` to a packed row of `StepLog.packed`."""
 
-They are the index of its first step, its decodes, waiting requests, the tokens that the
-decodes of the first step attend to, physical and logical blocks before it, usable
-blocks, the block size, the number of steps, how many rows stand in `StepLog.packed`,
-and the start of the first step in seconds.
-"""
+_MOVES = slice(FACTS.index("num_swapped_in_blocks"), FACTS.index("num_physical_blocks"))
+_CODES_OF_FACTS[_MOVES] = ["8x"] * 3
+pack_unswapped = Struct("=" + "".join(_CODES_OF_FACTS)).pack
+"""The same without the blocks that are swapped or copied, which are 0."""
 
-_HEADS = np.dtype(
-    [(name, np.int64) for name in (*_HEAD, "length", "rows_before")]
-    + [("start_s", np.float64)]
-)
 _COST_FIELDS = list(schema.STEPS)[2 : 2 + len(StepCost._fields)]
 # Words of 8 bytes, until they are emitted.
 _COLUMNS = schema.STEPS | {"extrapolated": "float64"}
 _INDEX = {name: index for index, name in enumerate(_COLUMNS)}
-_STORED = [(index, _INDEX[name]) for index, name in enumerate(FACTS) if name in _INDEX]
-_DECODES, _PREFILL_TOKENS = map(FACTS.index, ("num_decodes", "num_prefill_tokens"))
-_SHAPE = slice(_DECODES, _DECODES + len(BatchShape._fields))
+_SHAPE = slice(FACTS.index("num_decodes"), FACTS.index("num_physical_blocks"))
 
 CHUNK_ROWS = 8192
-"""Steps told one by one, or in stretches, that are turned into columns at once."""
+"""Steps that are turned into columns at once."""
 _ROOM_ROWS = BATCH_ROWS + 4 * CHUNK_ROWS
 
 
 class StepLog:
     """Steps as the engine takes them, until they are a batch of columns.
 
-    ::
-
-        packed              rows of steps taken in full            --.
-        heads, ends_s,      stretches of quiet steps, and where     --+--> batches
-        new_blocks          they stand among the rows
-
-    The engine appends to these lists itself: a call a step would cost a twentieth of
-    a run. A value is a word of 8 bytes, the same for integers and floats; objects kept
+    The engine appends to the lists itself: a call a step would cost a twentieth of a
+    run. A value is a word of 8 bytes, the same for integers and floats; objects kept
     for a while would push what the loop works on out of the processor's caches.
 
     Parameters
@@ -107,26 +79,33 @@ class StepLog:
     Attributes
     ----------
     packed
-        A row of `pack_facts` for each step taken in full. Call `flush` when there are
-        `CHUNK_ROWS`, or as many `ends_s`, before a step is added.
-    heads
-        A `pack_head` for each stretch: steps in a row in which the same decodes run
-        and nothing else happens.
-    ends_s, new_blocks
-        For each step of the stretches: its end in seconds, and blocks that tables took.
+        A row of `pack_facts` for each step, right after its scheduler call, and one for
+        each stretch (steps in a row in which the same decodes run and nothing else
+        happens), its cache as before the first step.
+    lengths
+        How many steps each row stands for if it is a stretch, else 0.
+    ends_s
+        The end of each step in seconds. Call `flush` when there are `CHUNK_ROWS`,
+        before a step is added.
+    new_blocks
+        For each step of the stretches, blocks that tables took.
     costs
-        For each of `packed` what the cost model said, if it prices step by step.
+        For each step outside of them what the cost model said, if it prices step by
+        step.
     finished
-        Row in the log, and how many requests the output of that step finished.
+        Index in the log, and how many requests the output of that step finished.
+    num_usable_blocks
+        What a stretch takes its blocks from.
     """
 
     def __init__(self, emit: Callable[[Batch], bool]) -> None:
         self.packed: list[bytes] = []
-        self.heads: list[bytes] = []
+        self.lengths = array("q")
         self.ends_s = array("d")
         self.new_blocks = array("q")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
+        self.num_usable_blocks = 1
         self._emit = emit
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
@@ -140,39 +119,63 @@ class StepLog:
         Returns
         -------
         bool
-            Whether it knows all of them by then; otherwise those of steps taken in
-            full must be in `costs`.
+            Whether it knows all of them by then; otherwise `costs` must be kept.
         """
         self._cost_model, self._pricer = cost_model, pricer_of(cost_model)
         return self._pricer is not None
 
     def flush(self) -> None:
         """Turn the log into columns; its latest step must have ended."""
-        num_told, num_rows = len(self.packed), len(self.packed) + len(self.ends_s)
-        table = self._room(num_rows)
-        heads = np.frombuffer(b"".join(self.heads), _HEADS)
-        told_rows, quiet_rows = self._places(heads, num_rows)
-        shapes = np.zeros((len(BatchShape._fields), num_rows), np.int64)
-        if num_told:
-            told = np.frombuffer(b"".join(self.packed), np.uint64)
-            told = told.reshape(num_told, -1).T
-            _fill(table, told_rows, told)
-            shapes[:, told_rows] = told[_SHAPE].view(np.int64)
-        if self.heads:
-            self._expand(heads, table, quiet_rows, shapes)
-        if num_rows:
-            costs = self._priced(shapes.T, told_rows, quiet_rows)
-            for name, values in zip(_COST_FIELDS, costs.T, strict=True):
-                _put(table, name, slice(None), values)
-        _fill_bounds(table)
-        num_finished = table[_INDEX["num_finished"]]
-        for row, num_requests in self.finished:
-            num_finished[row] = num_requests
+        if self.packed:
+            table = self._room(len(self.ends_s))
+            facts, is_quiet = self._facts()
+            for name, words in zip(FACTS, facts, strict=True):
+                if name in _INDEX:
+                    _put(table, name, words)
+            shapes = facts[_SHAPE].view(np.int64)
+            costs = self._priced(shapes.T, is_quiet)
+            for name, column in zip(_COST_FIELDS, costs.T, strict=True):
+                _put(table, name, column)
+            _put(table, "num_batched_tokens", shapes[0] + shapes[3])
+            _fill_bounds(table)
+            num_finished = table[_INDEX["num_finished"]]
+            for row, num_requests in self.finished:
+                num_finished[row] = num_requests
+            self._num_rows += len(self.ends_s)
         self._forget()
-        self._num_rows += num_rows
         self._emit_full()
 
-    def _priced(self, shapes: Integers, told: Rows, quiet: Rows) -> Floats:
+    def _facts(self) -> tuple[Words, npt.NDArray[np.bool_]]:
+        """Return `FACTS`, a row each, of all steps, and which are of stretches."""
+        packed = np.frombuffer(b"".join(self.packed), np.uint64)
+        packed = packed.reshape(-1, len(FACTS)).T
+        lengths = np.frombuffer(self.lengths, np.int64)
+        num_steps = np.maximum(lengths, 1)
+        is_quiet = np.repeat(lengths > 0, num_steps)
+        facts = np.repeat(packed, num_steps, axis=1)
+        if not is_quiet.any():
+            return facts, is_quiet
+        first = np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
+        offset = np.arange(len(first)) - first
+        integers, floats = facts.view(np.int64), facts.view(np.float64)
+        integers[_AT["step"]] += offset
+        is_later = np.flatnonzero(offset)
+        floats[_AT["start_s"]][is_later] = np.frombuffer(self.ends_s)[is_later - 1]
+        num_decodes = integers[_AT["num_decodes"]] * is_quiet
+        integers[_AT["num_decode_context_tokens"]] += num_decodes * offset
+        for name in ("num_logical_tokens", "num_physical_tokens"):
+            integers[_AT[name]] += num_decodes * (offset + 1)
+        new_blocks = np.zeros(len(first), np.int64)
+        new_blocks[is_quiet] = np.frombuffer(self.new_blocks, np.int64)
+        taken = np.cumsum(new_blocks)
+        taken -= (taken - new_blocks)[first]
+        for name in ("num_physical_blocks", "num_logical_blocks"):
+            integers[_AT[name]] += taken
+        num_blocks = integers[_AT["num_physical_blocks"]][is_quiet]
+        floats[_AT["kv_cache_usage"]][is_quiet] = num_blocks / self.num_usable_blocks
+        return facts, is_quiet
+
+    def _priced(self, shapes: Integers, is_quiet: npt.NDArray[np.bool_]) -> Floats:
         """Return a `StepCost` a row."""
         if self._pricer is not None:
             return self._pricer.columns(shapes)
@@ -180,18 +183,18 @@ class StepLog:
         assert model is not None
         costs = np.empty((len(shapes), len(StepCost._fields)))
         if self.costs:
-            costs[told] = self.costs
-        if self.heads:
-            costs[quiet] = [
-                model.step(BatchShape(*shape)) for shape in shapes[quiet].tolist()
+            costs[~is_quiet] = self.costs
+        if is_quiet.any():
+            costs[is_quiet] = [
+                model.step(BatchShape(*shape)) for shape in shapes[is_quiet].tolist()
             ]
         return costs
 
     def _forget(self) -> None:
         """Let go of what was told."""
-        for told in (self.packed, self.heads, self.costs, self.finished):
+        for told in (self.packed, self.costs, self.finished):
             told.clear()
-        del self.ends_s[:], self.new_blocks[:]
+        del self.lengths[:], self.ends_s[:], self.new_blocks[:]
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
@@ -211,30 +214,6 @@ class StepLog:
             for column in room:
                 column[:] = 0
         return room
-
-    def _places(self, heads: Heads, num_rows: int) -> tuple[Rows, Rows]:
-        """Return the rows of the steps told one by one, and those of stretches."""
-        if not self.heads:
-            return slice(None), slice(0)
-        if not self.packed:
-            return slice(0), slice(None)
-        quiet = np.repeat(heads["rows_before"], heads["length"])
-        quiet += np.arange(len(quiet))
-        is_told = np.ones(num_rows, dtype=np.bool_)
-        is_told[quiet] = False
-        return np.flatnonzero(is_told), quiet
-
-    def _expand(
-        self, heads: Heads, table: list[Words], rows: Rows, shapes: Integers
-    ) -> None:
-        """Fill in what follows from the stretches; their shapes, too."""
-        new_blocks = np.frombuffer(self.new_blocks, np.int64)
-        end_s = np.frombuffer(self.ends_s)
-        columns = _expanded(heads, end_s, new_blocks)
-        for name, values in columns.items():
-            _put(table, name, rows, values)
-        shapes[0, rows] = columns["num_decodes"]
-        shapes[1, rows] = columns["num_logical_tokens"]
 
     def _emit_full(self) -> None:
         """Emit the batches that are complete and move the rest to the front."""
@@ -296,20 +275,12 @@ def _typed(columns: Sequence[Words], rows: slice) -> Batch:
     return batch
 
 
-def _put(table: list[Words], name: str, rows: Rows, values: npt.NDArray[Any]) -> None:
-    """Put values into a column that is zero."""
+def _put(table: list[Words], name: str, values: npt.NDArray[Any]) -> None:
+    """Put values, or their words, into a column that is zero."""
     if values.any():
-        typed = np.ascontiguousarray(values, dtype=_COLUMNS[name])
-        table[_INDEX[name]][rows] = typed.view(np.uint64)
-
-
-def _fill(table: list[Words], rows: Rows, packed: Words) -> None:
-    """Put packed steps, a column each, into `rows` of the table."""
-    for source, target in _STORED:
-        if packed[source].any():
-            table[target][rows] = packed[source]
-    batched = table[_INDEX["num_batched_tokens"]]
-    batched[rows] = packed[_DECODES] + packed[_PREFILL_TOKENS]
+        if values.dtype != np.uint64:
+            values = np.ascontiguousarray(values, _COLUMNS[name]).view(np.uint64)
+        table[_INDEX[name]][:] = values
 
 
 def _fill_bounds(table: list[Words]) -> None:
@@ -319,45 +290,3 @@ def _fill_bounds(table: list[Words]) -> None:
         column = table[_INDEX[name]]
         is_unknown = np.isnan(column.view(np.float64))
         column[is_unknown] = latency[is_unknown]
-
-
-def _expanded(
-    heads: Heads, end_s: Floats, new_blocks: Integers
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of quiet steps that are not zero, but for costs.
-
-    Parameters
-    ----------
-    heads
-        Of the stretches.
-    end_s, new_blocks
-        Of all their steps, one after the other.
-    """
-    lengths = heads["length"]
-    first = np.cumsum(lengths) - lengths
-    step, running, waiting, tokens, physical, logical, usable, block_size = (
-        np.repeat(heads[name], lengths) for name in _HEAD
-    )
-    num_steps = len(step)
-    offset = np.arange(num_steps) - np.repeat(first, lengths)
-    tokens += offset * running
-    taken = np.cumsum(new_blocks)
-    taken -= np.repeat((taken - new_blocks)[first], lengths)
-    physical += taken
-    logical += taken
-    start_s = np.empty(num_steps)
-    start_s[1:] = end_s[:-1]
-    start_s[first] = heads["start_s"]
-    return {
-        "step": step + offset,
-        "start_s": start_s,
-        "num_running": running,
-        "num_waiting": waiting,
-        "num_batched_tokens": running,
-        "num_decodes": running,
-        "kv_cache_usage": physical / usable,
-        "num_physical_blocks": physical,
-        "num_logical_blocks": logical,
-        "num_physical_tokens": tokens - (logical - physical) * block_size,
-        "num_logical_tokens": tokens,
-    }

@@ -18,7 +18,7 @@ from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.group_sampling import sampler_for
 from sim.engine.loop import Engine
-from sim.engine.requests import PulledArrivals, RequestFactory, requests_of
+from sim.engine.requests import RequestFactory, requests_of
 from sim.engine.sessions import SessionClient
 from sim.errors import ConfigError, SchedulerError
 from sim.hardware.gpus import load_gpu
@@ -157,7 +157,7 @@ class Simulation:
         """Make the engine, and what hands requests to it."""
         pulled = None
         if self._is_pulled():
-            pulled = PulledArrivals(requests_of(client.factory, self.specs))
+            pulled = requests_of(client.factory, self.specs)
         engine = Engine(
             self.env,
             self.scheduler,

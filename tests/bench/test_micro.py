@@ -21,7 +21,7 @@ from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder
-from sim.results.step_log import pack_facts, pack_head
+from sim.results.step_log import pack_facts
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.identity.measured_profile import measured_profile
 from tests.oracles.v1_manager import KVCacheManager
@@ -254,6 +254,8 @@ def test_taken_in_full(benchmark: BenchmarkFixture, roofline: RooflineCost) -> N
         for step in range(NUM_STEPS):
             row = pack_facts(step, step * step_s, 120, 0, 0, *DECODES, *usage, 0, 0)
             recorder.steps.packed.append(row)
+            recorder.steps.lengths.append(0)
+            recorder.steps.ends_s.append((step + 1) * step_s)
         return recorder.finish(NUM_STEPS * step_s).step_table.num_steps
 
     assert benchmark(record) == NUM_STEPS
@@ -266,8 +268,7 @@ def test_quiet_steps(
 ) -> None:
     """In stretches of so many."""
     step_s = roofline.step(DECODES).total_s
-    counts = (DECODES.num_decodes, 0, DECODES.num_decode_context_tokens)
-    blocks = (10_000, 10_000, 20_000, BLOCK_SIZE)
+    usage = (10_000, 10_000, 149_880, 149_880, 0.5, 0.0)
 
     def record() -> int:
         recorder = Recorder()
@@ -275,7 +276,9 @@ def test_quiet_steps(
         log.price_by(roofline)
         for first in range(0, NUM_STEPS, length):
             start_s = first * step_s
-            log.heads.append(pack_head(first, *counts, *blocks, length, 0, start_s))
+            row = pack_facts(first, start_s, 120, 0, 0, *DECODES, *usage, 0, 0)
+            log.packed.append(row)
+            log.lengths.append(length)
             log.ends_s.extend([start_s + (i + 1) * step_s for i in range(length)])
             log.new_blocks.extend([7] * length)
         return recorder.finish(NUM_STEPS * step_s).step_table.num_steps

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sim.costs.base import BatchShape
 from sim.costs.linear import LinearCost
-from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_head
+from sim.results.step_log import CHUNK_ROWS, pack_facts
 from sim.scheduler.base import CacheUsage
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Teller:
         self.chunk_rows = chunk_rows
         self.recorder = recorder
         self.log = recorder.steps
+        self.log.num_usable_blocks = NUM_USABLE_BLOCKS
         self.prices_columns = self.log.price_by(cost)
         self.cost = cost
         self.quietly = quietly
@@ -114,16 +115,7 @@ class Teller:
 
     def _step(self, each: Told, shape: BatchShape, num_new: int) -> None:
         self.num_blocks = self.num_blocks + num_new
-        num_logical = self.num_blocks + each.num_shared_blocks
-        num_tokens = shape.num_decode_context_tokens
-        usage = CacheUsage(
-            self.num_blocks,
-            num_logical,
-            num_tokens - each.num_shared_blocks * BLOCK_SIZE,
-            num_tokens,
-            self.num_blocks / NUM_USABLE_BLOCKS,
-            0.0,
-        )
+        usage = self._usage(each, shape.num_decode_context_tokens)
         cost = self.cost.step(shape)
         self._flush_when_full()
         if not self.prices_columns:
@@ -131,11 +123,23 @@ class Teller:
         queues = (each.num_decodes, each.num_waiting, 0)
         facts = (self.step, self.now_s, *queues, *shape, *usage, 0, 0)
         self.log.packed.append(pack_facts(*facts))
+        self.log.lengths.append(0)
         self.now_s += cost.total_s
+        self.log.ends_s.append(self.now_s)
         self.step += 1
 
+    def _usage(self, each: Told, num_tokens: int) -> CacheUsage:
+        return CacheUsage(
+            self.num_blocks,
+            self.num_blocks + each.num_shared_blocks,
+            num_tokens - each.num_shared_blocks * BLOCK_SIZE,
+            num_tokens,
+            self.num_blocks / NUM_USABLE_BLOCKS,
+            0.0,
+        )
+
     def _flush_when_full(self) -> None:
-        if max(len(self.log.packed), len(self.log.ends_s)) >= self.chunk_rows:
+        if len(self.log.ends_s) >= self.chunk_rows:
             self.log.flush()
 
     def _quiet(self, each: Told) -> None:
@@ -150,21 +154,13 @@ class Teller:
     def stretch(self, each: Told, end_s: list[float]) -> None:
         """Write quiet steps that end at these times."""
         self._flush_when_full()
-        self.log.heads.append(
-            pack_head(
-                self.step,
-                each.num_decodes,
-                each.num_waiting,
-                each.num_context_tokens,
-                self.num_blocks,
-                self.num_blocks + each.num_shared_blocks,
-                NUM_USABLE_BLOCKS,
-                BLOCK_SIZE,
-                len(end_s),
-                len(self.log.packed),
-                self.now_s,
-            )
-        )
+        # As before its first step.
+        usage = self._usage(each, each.num_context_tokens - each.num_decodes)
+        shape = BatchShape(each.num_decodes, each.num_context_tokens, 0, 0, 0, 0)
+        queues = (each.num_decodes, each.num_waiting, 0)
+        facts = (self.step, self.now_s, *queues, *shape, *usage, 0, 0)
+        self.log.packed.append(pack_facts(*facts))
+        self.log.lengths.append(len(end_s))
         self.log.ends_s.extend(end_s)
         self.log.new_blocks.extend(each.num_new_blocks)
         self.num_blocks += sum(each.num_new_blocks)

@@ -16,7 +16,7 @@ from sim.costs.linear import LinearCost
 from sim.engine.clients import FanOutClient, open_loop
 from sim.engine.clock import At, advance
 from sim.engine.loop import Engine
-from sim.engine.requests import PulledArrivals, RequestFactory
+from sim.engine.requests import RequestFactory
 from sim.errors import CostError
 from sim.results.recorder import Recorder
 from sim.scheduler.admission import FullPrompt, Watermark
@@ -92,7 +92,7 @@ class Run:
         client = FanOutClient(self.factory)
         cost_model = cost_model or ConstantCost(1.0)
         arguments = SETTINGS | changes
-        pulled = PulledArrivals(self.factory.stream(specs)) if fast and pull else None
+        pulled = self.factory.stream(specs) if fast and pull else None
         self.scheduler = (CountingScheduler if fast else Oracle)(**arguments)
         self.engine = Engine(
             self.env, self.scheduler, cost_model, self.recorder, arrivals=pulled
