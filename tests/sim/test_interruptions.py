@@ -81,7 +81,7 @@ def test_ctrl_c_while_writing_or_drawing_keeps_the_tables(
     interrupting("sim.results.run.write_table", 2)
     assert kvsim(arguments) == 130
     assert len(files(out)) == 12
-    interrupting("sim.views.plots.to_png", 3)
+    interrupting("sim.views.plots.output.to_png", 3)
     assert kvsim([*arguments, "--overwrite"]) == 130
     assert not (out / "figures").exists()
     assert len(files(out)) == 6
