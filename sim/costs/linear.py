@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.costs.checks import above_zero, at_least_zero
@@ -24,6 +25,7 @@ _UNITS = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class LinearCost(FormulaCost):
     """Seconds of a step as a linear function of its shape.
 
@@ -62,36 +64,21 @@ class LinearCost(FormulaCost):
         If a coefficient is negative or not finite, or `base_s` is 0.
     """
 
-    __slots__ = tuple(_UNITS)
+    base_s: float
+    _: KW_ONLY
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    prefill_token_s: float = 0.0
+    decode_context_token_s: float = 0.0
+    prefill_context_token_s: float = 0.0
+    prefill_attention_pair_s: float = 0.0
+    swapped_block_s: float = 0.0
+    copied_block_s: float = 0.0
 
-    def __init__(
-        self,
-        base_s: float,
-        *,
-        decode_s: float = 0.0,
-        prefill_s: float = 0.0,
-        prefill_token_s: float = 0.0,
-        decode_context_token_s: float = 0.0,
-        prefill_context_token_s: float = 0.0,
-        prefill_attention_pair_s: float = 0.0,
-        swapped_block_s: float = 0.0,
-        copied_block_s: float = 0.0,
-    ) -> None:
-        self.base_s = above_zero("base_s", base_s)
-        self.decode_s = at_least_zero("decode_s", decode_s)
-        self.prefill_s = at_least_zero("prefill_s", prefill_s)
-        self.prefill_token_s = at_least_zero("prefill_token_s", prefill_token_s)
-        self.decode_context_token_s = at_least_zero(
-            "decode_context_token_s", decode_context_token_s
-        )
-        self.prefill_context_token_s = at_least_zero(
-            "prefill_context_token_s", prefill_context_token_s
-        )
-        self.prefill_attention_pair_s = at_least_zero(
-            "prefill_attention_pair_s", prefill_attention_pair_s
-        )
-        self.swapped_block_s = at_least_zero("swapped_block_s", swapped_block_s)
-        self.copied_block_s = at_least_zero("copied_block_s", copied_block_s)
+    def __post_init__(self) -> None:
+        self.base_s = above_zero("base_s", self.base_s)
+        for key in [*_UNITS][1:]:
+            setattr(self, key, at_least_zero(key, getattr(self, key)))
 
     def counted(
         self, num_decodes: Count, num_prefills: Count, num_prefill_tokens: Count

@@ -276,5 +276,5 @@ def test_unkept_steps_change_no_row_of_a_request(profile: str) -> None:
     assert isinstance(kept.cost_model, MeasuredCost)
     assert unkept.run_requests().num_rows == 40
     assert unkept.recorder.sink.close().num_steps == 0
-    assert not unkept.recorder.rows.packed
+    assert not unkept.recorder.steps.packed
     assert np.isfinite(unkept.env.now)

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.costs.measured.tables import BesideFactor, Curve, PastFactor, Surface
+from sim.costs.measured.tables import (
+    BesideFactor,
+    Curve,
+    PastFactor,
+    Surface,
+    read_table,
+)
 from sim.costs.profile import DRY_RUN
 from sim.errors import ConfigError
 from sim.hardware.models.quantization import quantization_scheme
@@ -271,15 +277,7 @@ def token_curves(
 
 def _read_surface(table: Mapping[str, Any], where: str) -> tuple[Any, Any, Any, Any]:
     """Return counts, amounts, seconds and flags of a tabulated surface."""
-    try:
-        counts = [int(value) for value in table["counts"]]
-        amounts = [int(value) for value in table["amounts"]]
-        seconds = np.array(table["time_s"], dtype=np.float64)
-        beyond = np.array(table["beyond"], dtype=np.bool_)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where} is no table ({error}); fit the profile again"
-        ) from (error)
+    (counts, amounts), seconds, beyond = read_table(table, ("counts", "amounts"), where)
     shape = len(counts), len(amounts)
     if min(shape) < 2 or seconds.shape != shape or beyond.shape != shape:
         raise ConfigError(f"{where} must be at least 2 x 2; got {seconds.shape}")
@@ -337,16 +335,12 @@ def _read(
     outside: Any = False
     axes: list[list[int]] = []
     for window, count in layers.items():
-        try:
-            table = tables[str(window)]
-            axes = [[int(value) for value in table[name]] for name in names]
-            seconds = np.array(table["time_s"], dtype=np.float64)
-            beyond = np.array(table["beyond"], dtype=np.bool_)
-        except (KeyError, TypeError, ValueError) as error:
+        table = f"profile: {where} of window {window}"
+        if str(window) not in tables:
             raise ConfigError(
-                f"profile: {where} of window {window} is no table ({error}); fit the "
-                "profile again"
-            ) from error
+                f"{table} is no table ('{window}'); fit the profile again"
+            )
+        axes, seconds, beyond = read_table(tables[str(window)], names, table)
         _check(axes, seconds, beyond, where)
         total = total + count * seconds
         outside = outside | (beyond if count else np.zeros_like(beyond))

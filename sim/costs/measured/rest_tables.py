@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.costs.measured.tables import Curve
+from sim.costs.measured.tables import Curve, read_table
 from sim.costs.transfers import Moved
 from sim.costs.widths import Width, Widths, read_widths
 from sim.errors import ConfigError
@@ -88,14 +88,7 @@ def _rows(
 ) -> tuple[list[int], Seconds, NDArray[np.bool_]]:
     """Return nodes, and rows of seconds and of flags over them."""
     where = f"profile: {name}"
-    try:
-        nodes = [int(value) for value in table[axis]]
-        seconds = np.array(table[key], dtype=np.float64)
-        beyond = np.array(table["beyond"], dtype=np.bool_)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where} is no table ({error}); fit the profile again"
-        ) from error
+    (nodes,), seconds, beyond = read_table(table, [axis], where, key)
     if flat:
         seconds, beyond = np.atleast_2d(seconds), np.atleast_2d(beyond)
     if seconds.ndim != 2 or seconds.shape != beyond.shape or (

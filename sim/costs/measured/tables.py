@@ -17,11 +17,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import pairwise
 from math import sqrt
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from sim.costs.parts import Memo
+from sim.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -363,3 +364,18 @@ class BesideFactor:
         low = a + b * mean + (c + d * mean) * past
         slope = e + f * mean + (g + h * mean) * past
         return low + slope * (query - start), outside or beyond
+
+
+def read_table(
+    table: Any, axes: Sequence[str], where: str, key: str = "time_s"
+) -> tuple[list[list[int]], Seconds, Flags]:
+    """Return the nodes along each axis, and seconds and flags at the nodes."""
+    try:
+        nodes = [[int(value) for value in table[axis]] for axis in axes]
+        seconds = np.array(table[key], dtype=np.float64)
+        beyond = np.array(table["beyond"], dtype=np.bool_)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where} is no table ({error}); fit the profile again"
+        ) from error
+    return nodes, seconds, beyond

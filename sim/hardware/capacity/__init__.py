@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from sim.hardware.capacity.estimate import CapacityEstimate, estimate_capacity
-from sim.hardware.capacity.report import capacity_rows, format_capacity
+from sim.hardware.capacity.estimate import (
+    CapacityEstimate,
+    capacity_rows,
+    estimate_capacity,
+    format_capacity,
+)
 
 __all__ = [
     "CapacityEstimate",
