@@ -45,12 +45,19 @@ class DecodeClock:
         `block_size`, in which it opens a block.
     """
 
-    __slots__ = ("block_size", "buckets", "num_base_tokens", "num_decodes")
+    __slots__ = (
+        "_last_order",
+        "block_size",
+        "buckets",
+        "num_base_tokens",
+        "num_decodes",
+    )
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.num_decodes = 0
         self.num_base_tokens = 0
+        self._last_order = -1  # of all that joined so far
         self.buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
 
     def join(self, request: Request, first_step: int) -> None:
@@ -63,9 +70,10 @@ class DecodeClock:
         self.num_decodes += 1
         self.num_base_tokens += base_tokens
         bucket = self.buckets[(1 - base_tokens) % self.block_size]
-        is_last = not bucket or next(reversed(bucket)).order < request.order
         bucket[request] = None
-        if not is_last:  # prompts that ran behind it have completed before
+        if request.order > self._last_order:
+            self._last_order = request.order
+        else:  # prompts that ran behind it have completed before
             in_order = sorted(bucket, key=attrgetter("order"))
             bucket.clear()
             bucket.update(dict.fromkeys(in_order))

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from cache.v1.tables import Tables
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.policies import AdmissionDesk
     from sim.scheduler.v1.settings import Settings
+    from sim.scheduler.victims import VictimChoice
 
 # Looked up once: members of an enum are found by a call.
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
@@ -84,10 +86,18 @@ class Holdings:
         self.prefix_cache_stats = PrefixCacheStats()
         self.step = 0
         self.num_chunk_tokens = 0
+        self._choice: VictimChoice | None = None
+        self._desk: AdmissionDesk | None = None
         self._num_admitted = 0
         self._blocked_head: Request | None = None
         self._is_admitting = False
         self._unseen: list[Request] = []  # decodes whose window has not moved yet
+        # Whatever is shorter fits, whatever the settings say.
+        self._most_unquestioned_tokens = (
+            min(settings.max_model_len, self.tables.num_usable_blocks * block_size)
+            if settings.enable_chunked_prefill
+            else 0
+        )
         # Positions beyond max_model_len get no slots but those of the last block.
         self._most_slots = -(-settings.max_model_len // block_size) * block_size
 
@@ -106,6 +116,11 @@ class Holdings:
         return 0  # this generation preempts by recomputation only
 
     def admission_error(self, request: Request) -> str | None:
+        if (
+            request.num_prompt_tokens < self._most_unquestioned_tokens
+            and request.max_num_tokens <= self._most_unquestioned_tokens
+        ):
+            return None
         num_usable_blocks = self.tables.num_usable_blocks
         return admission_error(
             request, self.settings, num_usable_blocks, self.block_size, self.window
@@ -122,6 +137,8 @@ class Holdings:
         self.tables.free(request)  # or what a look-up has kept of it
         request.move_to(RequestStatus.FINISHED_ABORTED)
         self._look_again()
+        if self._choice is not None:
+            self._choice.forget(request)
 
     def begin_decoding(self, requests: Sequence[Request]) -> None:
         """Put those of `completing` that go on onto the clock, in batch order."""
@@ -148,7 +165,13 @@ class Holdings:
             else:
                 self.clock.leave(request)
             tables.free(request)
-        self._look_again()
+        if self._blocked_head is not None:
+            self._look_again()
+        if self._choice is not None:
+            for request in finished:
+                self._choice.forget(request)
+        if self._desk is not None:
+            self._desk.finished(finished)
 
     # -- moves ----------------------------------------------------------------
 
@@ -203,9 +226,8 @@ class Holdings:
 
     def _look_again(self) -> None:
         """Let the next call look at the head of the queue: something has changed."""
-        if self._blocked_head is not None:
-            self._blocked_head = None
-            self.tables.watch(None, 0, NOTHING_FOUND)
+        self._blocked_head = None
+        self.tables.watch(None, 0, NOTHING_FOUND)
 
     # -- what policies see of running requests (`sim.scheduler.views.Holdings`) -
 

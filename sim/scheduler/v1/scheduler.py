@@ -12,6 +12,7 @@ from cache.v1.runs.tables import RunTables
 from sim.costs.base import BatchShape
 from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.request import RequestStatus
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1.holdings import Holdings
 from sim.scheduler.v1.policies import AdmissionDesk
@@ -22,7 +23,7 @@ from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
 from sim.scheduler.views import WaitingRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from cache.v1.tables import Found, QuickTables
     from sim.scheduler.request import Request
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int, int, int, int]
 """The first six fields of `BatchShape`: V1 moves no blocks."""
 
+# Looked up once: members of an enum are found by a call.
+_RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 _running_order = attrgetter("order")
 
 
@@ -155,7 +158,8 @@ class Scheduler(Holdings):
     def _set_policies(self, settings: Settings, num_gpu_blocks: int) -> None:
         victim, admission = settings.preemption_victim, settings.admission
         self._by_priority = settings.scheduling_policy == "priority"
-        self._choice = None if victim is None else VictimChoice(victim, self)
+        if victim is not None:
+            self._choice = VictimChoice(victim, self)
         self._reason = (
             self._choice.reason
             if self._choice is not None
@@ -166,7 +170,6 @@ class Scheduler(Holdings):
         # Two admission rules are those of newer releases under other names.
         self._watermark_blocks = int(settings.watermark * num_gpu_blocks)
         self._asks_for_full_prompt = type(admission) is FullPrompt
-        self._desk: AdmissionDesk | None = None
         if type(admission) is Watermark:
             self._watermark_blocks += admission.num_spare_blocks(num_gpu_blocks)
         elif admission is not None and not self._asks_for_full_prompt:
@@ -179,6 +182,13 @@ class Scheduler(Holdings):
             and self._interval is None
             and not self._skips_heads
             and not settings.long_prefill_token_threshold_adaptive
+        )
+
+        # Whether admission asks for nothing but free blocks, and nothing is cached.
+        self._admits_plainly = (
+            self._ids is not None
+            and self._heads_stay_blocked
+            and not settings.long_prefill_token_threshold
         )
 
     # -- a step ---------------------------------------------------------------
@@ -215,7 +225,10 @@ class Scheduler(Holdings):
         self._first_admitted = self._num_admitted
         if not self.preemptions:
             if self.waiting:
-                self._schedule_waiting(budget, now_s)
+                if self._admits_plainly:
+                    self._admit_plainly(budget, now_s)
+                else:
+                    self._schedule_waiting(budget, now_s)
             if interval is not None and not self._holds_prefill:
                 interval.saw_queue(len(self.waiting))
         shape = self._shape()
@@ -415,7 +428,8 @@ class Scheduler(Holdings):
             if not self._fits(request, num_tokens, found):
                 break
             waiting.pop_request()
-            self._look_again()
+            if self._blocked_head is not None:
+                self._look_again()
             tables.begin(request, min(num_tokens, self._most_slots), found)
             self._admit(request, num_hits, now_s)
             self._carries_prefill |= num_missing_tokens > 1
@@ -424,6 +438,51 @@ class Scheduler(Holdings):
         if set_aside:
             waiting.prepend_requests(set_aside)
         self._is_admitting = False
+
+    def _admit_plainly(self, budget: int, now_s: float) -> None:
+        """Do as `_schedule_waiting` where nothing is cached, in half the time."""
+        waiting, running, ids = self.waiting, self.running, self._ids
+        assert ids is not None
+        block_size, chunks = self.block_size, self.settings.enable_chunked_prefill
+        reserves_all = self.settings.reserve_full_isl
+        num_spare = 0
+        while waiting and budget and len(running) < self._most_running:
+            request = waiting.peek_request()
+            num_whole = num_tokens = request.num_tokens
+            if request is self._blocked_head:
+                return
+            if num_whole > self.max_model_len:
+                self._schedule_waiting(budget, now_s)
+                return
+            if running:
+                num_spare = self._watermark_blocks
+                reserves_all |= self._asks_for_full_prompt
+            if num_tokens > budget:
+                if not chunks:
+                    return
+                num_tokens = budget
+            num_blocks = -(-num_tokens // block_size)
+            num_needed = -(-num_whole // block_size) if reserves_all else num_blocks
+            if num_needed + num_spare > ids.num_free_blocks:
+                self._blocked_head = request
+                return
+            waiting.pop_request()
+            request.table = ids.take(num_blocks)
+            if request.status is not _PREEMPTED:
+                request.first_scheduled_s = now_s
+            request.status = _RUNNING
+            request.order = self._num_admitted
+            self._num_admitted += 1
+            running[request] = self.prefilling[request] = None
+            budget -= num_tokens
+            if request.num_recompute_tokens:
+                self._compute(request, num_tokens)
+                continue
+            request.num_computed_tokens = num_tokens
+            self.num_chunk_tokens += num_tokens
+            self.prompts.append((request, 0, num_tokens))
+            if num_tokens == num_whole:
+                self.completing.append(request)
 
     def _fits(self, request: Request, num_tokens: int, found: Found) -> bool:
         """Whether the head gets its first slots, up to token `num_tokens`.
@@ -540,9 +599,9 @@ class Scheduler(Holdings):
         """
         clock = self.clock
         num_decodes = clock.num_decodes
-        if self.prefilling or self.window is not None or self._looks_at_head():
+        if self.prefilling or not 0 < num_decodes <= self._budget:
             return 0
-        if not 0 < num_decodes <= self._budget:
+        if self.window is not None or (self.waiting and self._looks_at_head()):
             return 0
         num_free = self.tables.num_free_blocks
         if (most // self.block_size + 1) * num_decodes <= num_free:
@@ -558,8 +617,6 @@ class Scheduler(Holdings):
 
         It may if a decode may fill a block that the head waits for.
         """
-        if not self.waiting:
-            return False
         if self._interval is not None:
             return True
         if self.waiting.peek_request() is self._blocked_head:
@@ -589,21 +646,6 @@ class Scheduler(Holdings):
             if filling:
                 quick.register_blocks(filling)
         return num_opened
-
-    # -- requests that leave ----------------------------------------------------
-
-    def abort(self, request: Request) -> None:
-        super().abort(request)
-        if self._choice is not None:
-            self._choice.forget(request)
-
-    def update(self, finished: Sequence[Request]) -> None:
-        super().update(finished)
-        if self._choice is not None:
-            for request in finished:
-                self._choice.forget(request)
-        if self._desk is not None:
-            self._desk.finished(finished)
 
 
 class V1Scheduler(Scheduler):
