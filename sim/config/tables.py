@@ -19,7 +19,6 @@ from sim.config.plug import did_you_mean
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
-from sim.scheduler.generation import Generation
 from sim.scheduler.generations import (
     GENERATION_KEYS,
     GENERATIONS,

@@ -130,6 +130,9 @@ class Generation:
     fills_last_block
         Whether one sequence may fill the pool but for its last token; elsewhere a
         block stays out of reach, such as V1's null block.
+    keeps_decode_clock
+        Whether its scheduler leaves decodes on a clock, so that steps may be taken in
+        stretches.
     heeds_priority_in_chunks
         Whether the priority policy acts with chunked prefill, too.
     release
@@ -155,6 +158,7 @@ class Generation:
     budget_follows_length: bool = False
     always_chunks: bool = False
     fills_last_block: bool = False
+    keeps_decode_clock: bool = False
     heeds_priority_in_chunks: bool = True
     release: Callable[[], str] | None = None
     server: Server = _SERVER

@@ -29,7 +29,7 @@ from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
 from sim.scheduler.base import schedules_groups
-from sim.scheduler.v1 import V1
+from sim.scheduler.generations import GENERATIONS
 from sim.simulation import intervals
 from sim.simulation.assemble import make_capacity, make_cost_model
 from sim.simulation.schedulers import make_scheduler
@@ -143,7 +143,8 @@ class Simulation:
         return "stepwise" if self.path_reason else "fast"
 
     def _why_stepwise(self) -> str:
-        is_clocked = self.config.engine.scheduler_kind == V1.name
+        generation = GENERATIONS.get(self.config.engine.scheduler_kind)
+        is_clocked = generation is not None and generation.keeps_decode_clock
         return "" if is_clocked else "the scheduler has no fast path"
 
     def _make_scheduler(

@@ -30,5 +30,6 @@ VLLM = replace(
     versions_in_words="0.11 to 0.33",
     # it runs as it is installed: no policies of one's own
     keys=V1.keys - {"admission", "evictor", "preemption_victim"},
+    keeps_decode_clock=False,
     release=_release,
 )

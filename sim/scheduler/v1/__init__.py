@@ -52,6 +52,7 @@ V1 = Generation(
     swap=SwapRule("batch", "joined", overlap=True),
     graphs=GraphRule(512, only_decodes=False),
     always_chunks=True,
+    keeps_decode_clock=True,
 )
 
 
