@@ -9,8 +9,6 @@ import numpy as np
 from sim.results.metrics import is_served
 from sim.results.schema import OF_REQUESTS
 from sim.views.plots import style
-from sim.views.plots.binning import cdf_points
-from sim.views.plots.panels import Panels, given_panels
 from sim.views.plots.tables import column, words
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from sim.views.plots.binning import Floats
     from sim.views.plots.tables import Tables
 
-NUM_CDF_POINTS = 1000
 _MARKS = {50: ("o", style.YELLOW), 90: ("s", style.ORANGE), 99: ("^", style.VERMILLION)}
 
 
@@ -36,7 +33,7 @@ def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         output_throughput="{:,.0f} output tokens/s",
     )
     title = f"Latency: {facts}" if facts else "Latency"
-    panels = _new_panels(tables, title) if on is None else given_panels(on, 3)
+    panels = _new_panels(tables, title) if on is None else style.given_panels(on, 3)
     for metric, axes in zip(OF_REQUESTS, panels.axes, strict=True):
         _draw_cdf(axes, tables, metric, served_values(tables, metric))
         style.set_percent_axis(axes, "", 100.0)
@@ -44,13 +41,13 @@ def latency_cdfs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     return panels.figure
 
 
-def _new_panels(tables: Tables, title: str) -> Panels:
+def _new_panels(tables: Tables, title: str) -> style.Panels:
     figure = style.blank_figure(tables, title)
     figure.subplots(
         ncols=3,
         gridspec_kw=style.margins(0.065, 0.98, 0.1, 0.8, wspace=0.2),
     )
-    return Panels(figure, figure.axes)
+    return style.Panels(figure, figure.axes)
 
 
 def served_values(tables: Tables, latency: Latency) -> Floats:
@@ -67,9 +64,8 @@ def _draw_cdf(axes: Axes, tables: Tables, metric: Latency, values: Floats) -> No
         axes.set_xlabel(f"{metric.meaning} (s)")
         return
     scale, unit = (1e3, "ms") if float(np.quantile(values, 0.9)) < 2.0 else (1.0, "s")
-    x, share = cdf_points(values * scale, NUM_CDF_POINTS)
-    x, share = np.append(x[0], x), np.append(0.0, share)
-    axes.step(x, 100.0 * share, where="post", color=style.BLUE, linewidth=1.6)
+    looks = {"color": style.BLUE, "linewidth": 1.6}
+    x = style.draw_cdf(axes, values * scale, **looks)
     _mark_percentiles(axes, tables, metric, values, scale)
     axes.set_xlabel(f"{metric.meaning} ({unit})")
     style.scale_x(axes, float(x[0]), float(x[-1]))

@@ -10,7 +10,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
-from sim.views.plots.panels import new_panels
 from sim.views.plots.tables import column
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         num_preemptions="{:,.0f} preemptions",
     ).replace("%", " %")
     title = f"KV cache usage: {facts}" if facts else "KV cache usage"
-    panels = new_panels(tables, title, right=0.91, on=on)
+    panels = style.new_panels(tables, title, right=0.91, on=on)
     (axes,) = panels.axes
     if tables.has_steps:
         usage = tables.curves.state["kv_cache_usage_percent"]
@@ -110,7 +109,7 @@ def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     title = f"Fragmentation: {empty:.2%} of the token slots of blocks in use are empty"
     is_shared = totals["is_shared"].high > 0.0
     heights = (3.0, 1.5, 1.5) if is_shared else (3.0, 2.0)
-    panels = new_panels(tables, title.replace("%", " %"), heights, on=on)
+    panels = style.new_panels(tables, title.replace("%", " %"), heights, on=on)
     _draw_tokens(panels.axes[0], tables, block_size, is_shared=is_shared)
     _draw_share(panels.axes[1], tables, "empty_percent", ("empty slots", style.ORANGE))
     if is_shared:
@@ -133,7 +132,7 @@ def _draw_share(axes: Axes, tables: Tables, name: str, look: tuple[str, str]) ->
 
 
 def _no_fragmentation(tables: Tables, on: Sequence[Axes] | None) -> Figure:
-    panels = new_panels(tables, "Fragmentation", on=on and on[:1])
+    panels = style.new_panels(tables, "Fragmentation", on=on and on[:1])
     (axes,) = panels.axes
     has_steps = tables.has_steps
     missing = "block_size is not in the summary" if has_steps else "No engine step"

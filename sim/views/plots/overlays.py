@@ -13,9 +13,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sim.results.schema import OF_REQUESTS
 from sim.views.plots import style
-from sim.views.plots.binning import cdf_points, extremes_per_column
+from sim.views.plots.binning import extremes_per_column
 from sim.views.plots.curves import NUM_PIXEL_COLUMNS
-from sim.views.plots.latency import NUM_CDF_POINTS, served_values
+from sim.views.plots.latency import served_values
 from sim.views.plots.memory import NUM_MARKER_COLUMNS
 from sim.views.plots.preemption import bar_edges_s, bar_width_s
 from sim.views.plots.runs import (
@@ -245,9 +245,7 @@ def _draw_cdfs(axes: Axes, runs: Sequence[Run], metric: Latency) -> None:
     scale, unit = (1e3, "ms") if float(np.quantile(every, 0.9)) < 2.0 else (1.0, "s")
     for known, look in zip(values, looks_of(len(runs)), strict=True):
         if known.size:
-            x, share = cdf_points(known * scale, NUM_CDF_POINTS)
-            x, share = np.append(x[0], x), np.append(0.0, share)
-            axes.step(x, 100.0 * share, where="post", linewidth=1.5, **look)
+            style.draw_cdf(axes, known * scale, linewidth=1.5, **look)
     axes.set_xlabel(f"{metric.meaning} ({unit})")
     style.scale_x(axes, float(every.min()) * scale, float(every.max()) * scale)
 

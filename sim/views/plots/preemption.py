@@ -9,7 +9,6 @@ import numpy as np
 
 from sim.views.plots import style
 from sim.views.plots.curves import NUM_PIXEL_COLUMNS
-from sim.views.plots.panels import new_panels
 from sim.views.plots.tables import column, words
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def preemption_history(tables: Tables, on: Sequence[Axes] | None = None) -> Figu
         formats["swapped_out_blocks"] = "{:,.0f} blocks out"
     facts = tables.facts(**formats)
     title = f"Preemptions: {facts}" if facts else "Preemptions"
-    panels = new_panels(tables, title, right=0.91, on=on)
+    panels = style.new_panels(tables, title, right=0.91, on=on)
     (rate,) = panels.axes
     total = rate.twinx()
     by_mode = _times_by_mode(tables)

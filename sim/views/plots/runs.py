@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 
 from sim.errors import ConfigError
 from sim.results.differences import differing, short_names
-from sim.views.plots.panels import Panels
-from sim.views.plots.style import add_steps, margins, time_unit, titled_figure
+from sim.views.plots.style import Panels, add_steps, margins, time_unit, titled_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

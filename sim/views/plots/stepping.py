@@ -9,7 +9,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.views.plots import style
-from sim.views.plots.panels import new_panels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +44,7 @@ def queues(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         duration="{:,.1f} s",
     )
     title = f"Queues: {facts}" if facts else "Queues"
-    panels = new_panels(tables, title, (1.0, 1.0), on=on)
+    panels = style.new_panels(tables, title, (1.0, 1.0), on=on)
     upper, lower = panels.axes
     absent: list[Artist] = []
     if tables.has_steps:
@@ -95,7 +94,7 @@ def step_costs(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
         total_output_tokens="{:,.0f} output tokens",
     )
     title = f"Engine: {facts}" if facts else "Engine steps"
-    panels = new_panels(tables, title, (1.2, 1.0, 1.0), on=on)
+    panels = style.new_panels(tables, title, (1.2, 1.0, 1.0), on=on)
     latency, parts, batch = panels.axes
     if tables.has_steps:
         _draw_latency(latency, tables)

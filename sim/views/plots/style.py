@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
+from sim.errors import ConfigError
+from sim.views.plots.binning import cdf_points
 from sim.views.plots.png import png_bytes
 
 if TYPE_CHECKING:
@@ -53,6 +56,9 @@ WIDTH_PX, HEIGHT_PX = 1600, 900
 MAX_TITLE_CHARACTERS = 110
 MAX_SUBTITLE_CHARACTERS = 120
 
+NUM_CDF_POINTS = 1000
+_TITLE_PAD = 22.0
+"""Points above axes of the user's, where the legend is."""
 LOG_FROM_RATIO = 20.0
 """Values that differ by more than this are drawn on a logarithmic scale."""
 
@@ -391,3 +397,54 @@ def draw_stack(
             label=label,
         )
         floor = floor + heights
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Where a figure is drawn: panels of its own, or axes of the user's."""
+
+    figure: Figure  # what holds them
+    axes: Sequence[Axes]  # top to bottom, or left to right
+
+    def set_time_axes(self, stop_s: float) -> None:
+        """Make x simulated time: of the last panel, and of those not tied to it."""
+        last = self.axes[-1]
+        for each in self.axes:
+            if each is last or not last.get_shared_x_axes().joined(each, last):
+                set_time_axis(each, stop_s)
+
+
+def new_panels(
+    tables: Tables,
+    title: str,
+    heights: Sequence[float] = (1.0,),
+    *,
+    right: float = 0.98,
+    on: Sequence[Axes] | None = None,
+) -> Panels:
+    """Return a panel per height: those of a new figure, or the user's own axes."""
+    if on is None:
+        figure = new_figure(tables, title, heights, right=right)
+        return Panels(figure, figure.axes)
+    panels = given_panels(on, len(heights))
+    panels.axes[0].set_title(title, loc="left", pad=_TITLE_PAD, fontsize="medium")
+    return panels
+
+
+def given_panels(on: Sequence[Axes], num_panels: int) -> Panels:
+    if len(on) != num_panels:
+        raise ConfigError(
+            f"ax: this figure has {num_panels} panels, got {len(on)} axes; give those "
+            f"of plt.subplots({num_panels}), or none"
+        )
+    figure = on[0].get_figure(root=True)
+    assert figure is not None
+    return Panels(figure, on)
+
+
+def draw_cdf(axes: Axes, values: Floats, **looks: Any) -> Floats:
+    """Draw the share of values that is no larger than each; return the places."""
+    x, share = cdf_points(values, NUM_CDF_POINTS)
+    x, share = np.append(x[0], x), np.append(0.0, share)
+    axes.step(x, 100.0 * share, where="post", **looks)
+    return x

@@ -13,7 +13,6 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sim.views.plots import style
-from sim.views.plots.binning import cdf_points
 from sim.views.plots.output import write_pngs
 from sim.views.plots.tables import singular
 from workloads.analysis.description import window_counts
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-NUM_CDF_POINTS = 1000
 NUM_BINS = 60
 _WINDOWS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 _MOST_WINDOWS = 180
@@ -99,7 +97,7 @@ def _draw_gaps(axes: Axes, gaps_s: Floats) -> None:
     # A coarse clock has no gaps below its tick: Poisson's line shows even so.
     low = min(max(float(ordered[-1]), mean / 1e3), mean / 10.0)
     # Ranks from the longest gap on, close together where gaps are rare.
-    ranks = np.unique(np.geomspace(1, ordered.size, NUM_CDF_POINTS).round())
+    ranks = np.unique(np.geomspace(1, ordered.size, style.NUM_CDF_POINTS).round())
     x, longer = ordered[ranks.astype(np.int64) - 1], 100.0 * ranks / gaps_s.size
     x, longer = np.append(x, min(low, x[-1])), np.append(longer, longer[-1])
     label = f"CV {float(gaps_s.std()) / mean:.3g}"
@@ -201,9 +199,8 @@ def _draw_joint(axes: Axes, prompts: Ints, outputs: Ints) -> None:
 
 def _draw_cdf(axes: Axes, values: Ints, label: str, colour: str) -> None:
     """Draw a distribution on a logarithmic axis, with its median and tail marked."""
-    x, share = cdf_points(values.astype(np.float64), NUM_CDF_POINTS)
-    x, share = np.append(x[0], x), np.append(0.0, share)
-    axes.step(x, 100.0 * share, where="post", color=colour, linewidth=1.6)
+    floats = values.astype(np.float64)
+    x = style.draw_cdf(axes, floats, color=colour, linewidth=1.6)
     marks = {50: ("o", style.SKY), 90: ("s", style.ORANGE), 99: ("^", style.GREEN)}
     for percent, (marker, fill) in marks.items():
         value = float(np.quantile(values, percent / 100.0))
@@ -340,9 +337,7 @@ def _draw_spread(axes: Axes, values: Floats, label: str, colour: str) -> None:
         axes.set_axis_off()
         return
     drawn = np.maximum(values, 0.0)  # a context that shrank stands at 0
-    x, share = cdf_points(drawn, NUM_CDF_POINTS)
-    x, share = np.append(x[0], x), np.append(0.0, share)
-    axes.step(x, 100.0 * share, where="post", color=colour, linewidth=1.6)
+    x = style.draw_cdf(axes, drawn, color=colour, linewidth=1.6)
     high = float(x[-1]) or 1.0
     low = max(float(values[values > 0].min(initial=high)), high / 1e4)
     if high > 20.0 * low:

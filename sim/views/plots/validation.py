@@ -15,6 +15,7 @@ from sim.views.plots.style import (
     BLUE,
     GREY,
     LOG_FROM_RATIO,
+    NUM_CDF_POINTS,
     ORANGE,
     VERMILLION,
     house_style,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 _NAMES: Final = {each.key: each.label for each in OF_REQUESTS} | {"e2el": "E2E latency"}
 _DURING: Final = {"ttft": "the wait", "tpot": "decoding", "e2el": "the request"}
-_NUM_CDF_POINTS: Final = 1000
 _MARGINS: Final = {"left": 0.07, "right": 0.98, "top": 0.83, "bottom": 0.095}
 MEASURED: Final = {"color": BLACK, "linewidth": 1.6, "label": "measured"}
 PREDICTED: Final = {"color": ORANGE, "linewidth": 1.6, "label": "predicted"}
@@ -128,7 +128,7 @@ def latencies(validation: Validation) -> Figure:
             continue
         scale, unit = (1e3, "ms") if np.quantile(theirs, 0.9) < 2.0 else (1.0, "s")
         for values, looks in ((theirs, MEASURED), (ours, PREDICTED)):
-            x, share = cdf_points(values * scale, _NUM_CDF_POINTS)
+            x, share = cdf_points(values * scale, NUM_CDF_POINTS)
             style = "--" if looks is PREDICTED else "-"
             axes.step(x, 100.0 * share, where="post", linestyle=style, **looks)
         low = float(min(ours.min(), theirs.min())) * scale
@@ -257,7 +257,7 @@ def _draw_cdfs(axes: Axes, sides: list[tuple[Floats, dict[str, Any]]]) -> None:
         known = values[~np.isnan(values)]
         if not known.size:
             continue
-        x, share = cdf_points(known, _NUM_CDF_POINTS)
+        x, share = cdf_points(known, NUM_CDF_POINTS)
         axes.step(x, 100.0 * share, where="post", **look)
         highest, lowest = max(highest, float(x[-1])), min(lowest, float(known.min()))
     scale_x(axes, lowest, highest)
