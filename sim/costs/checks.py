@@ -9,12 +9,10 @@ from sim.errors import ConfigError
 
 
 def at_least_zero(key: str, value: float) -> float:
-    """Return `value`, a finite number >= 0, as a float."""
     return _finite(key, value, "a finite number >= 0", minimum=0.0)
 
 
 def above_zero(key: str, value: float) -> float:
-    """Return `value`, a finite number > 0, as a float."""
     number = _finite(key, value, "a finite number > 0", minimum=0.0)
     if number == 0.0:
         raise ConfigError(f"{key} must be a finite number > 0; got {value!r}")
@@ -42,7 +40,6 @@ def _finite(key: str, value: object, rule: str, minimum: float) -> float:
 
 
 def check_factor(key: str, value: float) -> None:
-    """Refuse what is no factor of slowing down."""
     if not value >= 1.0:
         raise ConfigError(
             f"{key} says how many times longer something takes beside another and "
@@ -51,7 +48,6 @@ def check_factor(key: str, value: float) -> None:
 
 
 def check_choice(key: str, value: Any, choices: tuple[str | None, ...]) -> None:
-    """Refuse what is not among `choices`, of which None is the last."""
     if value not in choices:
         raise ConfigError(
             f"{key} must be one of {', '.join(map(str, choices[:-1]))}, or null for "

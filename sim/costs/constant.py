@@ -38,6 +38,5 @@ class ConstantCost(FormulaCost):
         return self.along(num_decodes, Line(0, 0.0, 0.0))
 
     def describe(self) -> dict[str, Any]:
-        """Return the parameter and its source, JSON-ready."""
         value = {"value": self.step_s, "unit": "s/step", "source": "configuration"}
         return {"kind": "constant", "bounds": False, "parameters": {"step_s": value}}

@@ -43,15 +43,11 @@ _MAX_LENGTHS: Final = 1 << 14
 class MovingCost(Protocol):
     """A cost model that knows every way to swap."""
 
-    def columns(self, shapes: NDArray[np.int64]) -> Seconds:
-        """Return the costs of many steps; see `StepPricer`."""
-        ...
+    def columns(self, shapes: NDArray[np.int64]) -> Seconds: ...
 
     def transfer(
         self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
-    ) -> Transfer:
-        """Return the price of moving blocks one way."""
-        ...
+    ) -> Transfer: ...
 
     def describe(self) -> dict[str, Any]:
         """Return parameters and sources; `bounds` says whether it knows any."""
@@ -118,7 +114,6 @@ class Crossover:
         return f"{words} (within the bounds: surely {surely}; possibly {possibly})"
 
     def where(self, cheaper: Sequence[Range]) -> str:
-        """Return stretches of lengths in words."""
         return in_words(cheaper, int(self.num_tokens[0]), int(self.num_tokens[-1]))
 
     def to_json(self, num_rows: int = 64) -> dict[str, Any]:
@@ -243,7 +238,6 @@ def recompute(
 def _chunks(
     cost: MovingCost, query: NDArray[np.int64], past: NDArray[np.int64]
 ) -> Seconds:
-    """Return steps of one chunk each, as `StepPricer.columns` does."""
     shapes = np.zeros((len(query), len(BatchShape._fields)), dtype=np.int64)
     is_decode = query == 1  # a query of one token is one
     pairs = query * past + query * (query + 1) // 2
@@ -322,7 +316,6 @@ class Question:
     kv_cache_dtype: str = "auto"
 
     def answer(self) -> CrossoverReport:
-        """Compare."""
         self._check()
         cost = self._cost_model()
         found = crossover(

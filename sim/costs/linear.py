@@ -119,7 +119,6 @@ class LinearCost(FormulaCost):
         return self.swapped_block_s * num_swapped, copy_s, False, 0.0, 0.0
 
     def describe(self) -> dict[str, Any]:
-        """Return the coefficients with units and source, JSON-ready."""
         return {
             "kind": "linear",
             "bounds": False,

@@ -78,14 +78,12 @@ def distinct_counts(counts: NDArray[np.int64]) -> tuple[list[int], NDArray[np.in
 
 
 def larger(one: Any, other: Any) -> Any:
-    """Return the larger of two numbers, or of each row."""
     if one.__class__ is ndarray:
         return np.maximum(one, other)
     return one if one > other else other
 
 
 def smaller(one: Any, other: Any) -> Any:
-    """Return the smaller of two numbers, or of each row."""
     if one.__class__ is ndarray:
         return np.minimum(one, other)
     return one if one < other else other
@@ -243,7 +241,6 @@ class FormulaCost:
     """Whether `rest` is asked about each step, not of those alone that move blocks."""
 
     def describe(self) -> dict[str, Any]:
-        """Return parameters and sources; as `CostModel.describe`."""
         raise NotImplementedError
 
     def counted(
@@ -317,7 +314,6 @@ class FormulaCost:
         return gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, told
 
     def step(self, shape: BatchShape) -> StepCost:
-        """Return the cost of a step of this shape, in seconds."""
         decodes, context, chunks, tokens, past, pairs, loaded, stored, copied = shape
         parts = self.parts(decodes, context, chunks, tokens, past, pairs)
         gemm_s, prefill_s, decode_s, head_s, allreduce_s, host_s, _ = parts

@@ -91,7 +91,6 @@ def _decode_ends(cost_model: CostModel, num_decodes: int) -> DecodeEnds:
 
 
 def _decode_total(cost_model: CostModel, num_decodes: int) -> Callable[[int], float]:
-    """Return the price of so many decodes by their context."""
     own = own_method(cost_model, "decode_total")
     if own is not None:
         decode_total: Callable[[int], float] = own(num_decodes)
@@ -309,7 +308,6 @@ class AtBound:
         self._place = LO if bound == "lo" else HI
 
     def step(self, shape: BatchShape) -> StepCost:
-        """Return the cost of a step of this shape, in seconds."""
         cost = self.model.step(shape)
         bound_s: float = cost[self._place]
         total_s = cost.total_s
@@ -322,13 +320,11 @@ class AtBound:
         return StepCost._make((bound_s, *parts, flag, bound_s, bound_s))
 
     def batch_total(self, *shape: int) -> float:
-        """Return ``total_s`` of a step that moves no blocks; see `StepPricer`."""
         cost = self.model.step(BatchShape(*shape))
         bound_s: float = cost[self._place]
         return cost.total_s if isnan(bound_s) else bound_s
 
     def decode_total(self, num_decodes: int) -> Callable[[int], float]:
-        """Return ``total_s`` of steps of so many decodes; see `StepPricer`."""
         steady = steady_of(self.model, num_decodes) if num_decodes else None
         if steady is None or steady.launching_s:
             total = self.batch_total
@@ -349,7 +345,6 @@ class AtBound:
         return at_bound
 
     def columns(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return ``step()`` of each row; see `StepPricer`."""
         pricer = pricer_of(self.model)
         if pricer is None:
             rows = [self.step(BatchShape(*shape)) for shape in shapes.tolist()]
@@ -364,5 +359,4 @@ class AtBound:
         return found.T
 
     def describe(self) -> dict[str, Any]:
-        """Return what the model says of itself, and the bound."""
         return self.model.describe() | {"bounds": False, "bound": self.bound}

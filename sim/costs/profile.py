@@ -66,7 +66,6 @@ class OpTable:
 
     @property
     def num_points(self) -> int:
-        """Points of the table."""
         return len(self.quantiles["p50_s"])
 
 
@@ -91,7 +90,6 @@ class Profile:
         return device
 
     def tables(self, operation: str) -> tuple[OpTable, ...]:
-        """Return the tables of an operation."""
         return tuple(table for table in self.ops if table.operation == operation)
 
 

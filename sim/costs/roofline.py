@@ -253,7 +253,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
         )
 
     def block_pages(self, layout: KvLayout | None = None) -> Pages:
-        """Return how a block lies in memory on one rank; None: as the engine has it."""
         layout = layout or self.swapping_rule().layout
         return pages_of(self.model, layout, self._block_bytes)
 
@@ -284,7 +283,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
         )
 
     def copy_part_s(self, num_blocks: int) -> float:
-        """Return seconds of copies on the GPU, none for no block."""
         if not num_blocks:
             return 0.0
         return self.copy_fixed_s + self._copy_block_s * num_blocks

@@ -39,7 +39,6 @@ def _parameter(default: float, unit: str, source: str) -> Any:
 
 
 def _factor(default: float, source: str) -> Any:
-    """Declare a factor >= 1."""
     return field(default=default, metadata={"unit": "factor", "source": source})
 
 
@@ -201,7 +200,6 @@ class RooflineParameters:
     )
 
     def check(self) -> None:
-        """Refuse what cannot be computed with."""
         for parameter in fields(self):
             if parameter.metadata.get("unit", "choice") == "choice":
                 continue
@@ -241,7 +239,6 @@ class RooflineParameters:
         )
 
     def kv_itemsize_bytes(self) -> int:
-        """Return bytes of an element of the KV cache."""
         if self.kv_cache_dtype == "auto":
             return dtype_bytes(self.model.dtype)
         if self.kv_cache_dtype not in KV_CACHE_DTYPE_BYTES:
@@ -259,7 +256,6 @@ class RooflineParameters:
         return 0 if packed or self.model.kv_lora_rank else _FA2_DECODE_TILE_TOKENS
 
     def describe(self) -> dict[str, Any]:
-        """Return parameters with units and sources, JSON-ready."""
         parameters = {
             parameter.name: {"value": getattr(self, parameter.name)}
             | dict(parameter.metadata)

@@ -73,7 +73,6 @@ class Pages:
 
     @property
     def block_bytes(self) -> float:
-        """Bytes of a block, all layers."""
         return self.per_block * self.page_bytes
 
 
@@ -100,7 +99,6 @@ class Loop:
     bytes_per_s: float
 
     def at(self, num_blocks: int) -> Moved:
-        """Return the price of so many blocks."""
         host_s = self.call_s * (self.pages.per_block * num_blocks)
         link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
         return Moved(self.fixed_s + max(host_s, link_s), host_s)
@@ -117,7 +115,6 @@ class Batch:
     bytes_per_s: float
 
     def at(self, num_blocks: int) -> Moved:
-        """Return the price of so many blocks."""
         num_descriptors = self.pages.per_block * num_blocks
         host_s = self.fixed_s + self.descriptor_s * num_descriptors
         link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
@@ -134,7 +131,6 @@ class CopyKernel:
     bytes_per_s: float
 
     def at(self, num_blocks: int) -> Moved:
-        """Return the price of so many blocks."""
         link_s = self.pages.block_bytes * num_blocks / self.bytes_per_s
         return Moved(self.fixed_s + link_s, 0.0)
 
@@ -148,7 +144,6 @@ class ByPageSize:
     other: Transfer
 
     def at(self, num_blocks: int) -> Moved:
-        """Return the price of so many blocks."""
         few = self.pages.per_block * num_blocks < FEWEST_SMALL_PAGES
         large = self.pages.page_bytes >= SMALL_PAGE_BYTES
         return (self.other if few or large else self.small).at(num_blocks)

@@ -21,7 +21,6 @@ class Width(NamedTuple):
     up: float
 
     def squares(self, seconds: float) -> tuple[float, float]:
-        """Return the squares of both distances, in s²."""
         down_s, up_s = seconds * self.down, seconds * self.up
         return down_s * down_s, up_s * up_s
 
@@ -42,7 +41,6 @@ def by_factor(shorter: float, longer: float) -> Width:
 
 
 def wider(one: Width, other: Width) -> Width:
-    """Return the larger share each way."""
     return Width(max(one.down, other.down), max(one.up, other.up))
 
 

@@ -44,7 +44,6 @@ class GpuSpec:
 
     @property
     def memory_gib(self) -> float:
-        """Physical memory in GiB."""
         return self.memory_bytes / GIB
 
 

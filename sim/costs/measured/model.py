@@ -318,11 +318,9 @@ class MeasuredCost(FormulaCost):
     def transfer(
         self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
     ) -> Transfer:
-        """Return the price of moving blocks by a variant; as the roofline's."""
         return self._other.transfer(variant, load=load, layout=layout)
 
     def describe(self) -> dict[str, Any]:
-        """Return parameters and sources, JSON-ready, for the results' provenance."""
         rest = self._rest.describe()
         empty = self._rest.step(EMPTY_SHAPE)
         keys = ("step_overhead_s", "request_overhead_s", "swap_efficiency")

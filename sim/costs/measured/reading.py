@@ -59,7 +59,6 @@ def geometry_of(
 
 
 def linear_elements(model: ModelArchitecture, tensor_parallel_size: int) -> int:
-    """Return elements of the dense linear layers of one rank."""
     return sum(
         tensor.num_elements * tensor.count
         for tensor in weight_tensors(model, tensor_parallel_size)
@@ -120,7 +119,6 @@ def read_correction(fit: Mapping[str, Any]) -> float:
 
 
 def corrected(entry: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
-    """Return an entry with all its seconds multiplied."""
     if factor == 1.0:
         return entry
     return {
@@ -276,7 +274,6 @@ def token_curves(
 
 
 def _read_surface(table: Mapping[str, Any], where: str) -> tuple[Any, Any, Any, Any]:
-    """Return counts, amounts, seconds and flags of a tabulated surface."""
     (counts, amounts), seconds, beyond = read_table(table, ("counts", "amounts"), where)
     shape = len(counts), len(amounts)
     if min(shape) < 2 or seconds.shape != shape or beyond.shape != shape:
@@ -320,7 +317,6 @@ def read_beside(
 
 
 def pairs_of(query: int, past: int) -> int:
-    """Return the causal query-key pairs of a chunk."""
     return query * past + query * (query + 1) // 2
 
 
@@ -330,7 +326,6 @@ def _read(
     names: tuple[str, ...],
     where: str,
 ) -> tuple[list[list[int]], Seconds, Flags]:
-    """Return nodes, and seconds and flags of all layers."""
     total: Any = 0.0
     outside: Any = False
     axes: list[list[int]] = []

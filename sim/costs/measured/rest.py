@@ -144,7 +144,6 @@ class MeasuredRest:
         return self.tokens.keep(num_tokens, parts)
 
     def price_rows(self, num_rows: int) -> RowParts:
-        """Return what so many requests decide."""
         _, host_s = self._rest.row_parts(num_rows)
         head_s = down = up = 0.0
         for seconds, _, width in self.head(num_rows):
@@ -207,7 +206,6 @@ class MeasuredRest:
     def transfer(
         self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
     ) -> Transfer:
-        """Return the price of moving blocks by a variant, one way."""
         pages = self._rest.block_pages(layout)
         own = self._timed(variant, pages, load=load)
         if own is None:
@@ -260,7 +258,6 @@ class MeasuredRest:
         return swap_s, copy_s, outside, down, up
 
     def describe(self) -> dict[str, Any]:
-        """Return what was measured and what is the datasheet's, JSON-ready."""
         found = {
             "elementwise": self._kernels,
             "head": self._head,

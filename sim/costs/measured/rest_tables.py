@@ -41,7 +41,6 @@ class MeasuredCurve:
     widths: Widths
 
     def at(self, amount: int) -> Part:
-        """Return the seconds of an amount."""
         seconds, beyond = self.curve.at(amount)
         return Part(seconds, beyond, self.widths[beyond])
 
@@ -60,7 +59,6 @@ class MeasuredTransfer:
     is_loop: bool
 
     def at(self, num_blocks: int) -> Moved:
-        """Return the price of so many blocks."""
         num_descriptors = self.pages.per_block * num_blocks
         device_s, beyond, width = self.device.at(num_descriptors)
         host_s = self.host.at(num_descriptors)[0] if self.host else 0.0
@@ -86,7 +84,6 @@ def _widths(table: Mapping[str, Any], name: str) -> Widths:
 def _rows(
     table: Any, axis: str, name: str, key: str = "time_s", *, flat: bool = False
 ) -> tuple[list[int], Seconds, NDArray[np.bool_]]:
-    """Return nodes, and rows of seconds and of flags over them."""
     where = f"profile: {name}"
     (nodes,), seconds, beyond = read_table(table, [axis], where, key)
     if flat:

@@ -108,7 +108,6 @@ class Surface:
         return values, [outside or x or (y and step > 0) for x, y in flags]
 
     def at(self, count: int, total: int) -> tuple[float, bool]:
-        """Return seconds of `count` sequences of `total` amount, and the flag."""
         row = self.row(count)
         value, slope, start, beyond = row[bisect_right(self.amounts, total // count)]
         return value + slope * (total - start), beyond
@@ -130,7 +129,6 @@ class Curve:
         self._beyond = tuple(map(bool, beyond))
 
     def at(self, amount: int) -> tuple[float, bool]:
-        """Return seconds of `amount`, and whether they were extrapolated."""
         nodes, values = self._nodes, self._values
         j = min(max(bisect_right(nodes, amount) - 1, 0), len(nodes) - 2)
         slope = (values[j + 1] - values[j]) / (nodes[j + 1] - nodes[j])
@@ -247,7 +245,6 @@ class PastFactor:
         ]
 
     def at(self, query: float, past: float) -> tuple[float, bool]:
-        """Return the factor, level outside the nodes, and whether it is beyond them."""
         from_query, to_query, queries, from_past, to_past, pasts = self._search
         outside = not (from_query <= query <= to_query and from_past <= past <= to_past)
         if outside:
@@ -310,7 +307,6 @@ class BesideFactor:
         self._cells: Memo[_Cell] = Memo()
 
     def _cut(self, count: int, i: int, j: int, k: int) -> _Cell:
-        """Return a cell at a number of decodes."""
         counts = self._counts
         outside = not counts.first <= count <= counts.last
         within = min(max(float(count), counts.first), counts.last)
@@ -328,7 +324,6 @@ class BesideFactor:
     def at(
         self, query: float, past: float, num_decodes: int, context: int
     ) -> tuple[float, bool]:
-        """Return the factor of a chunk beside decodes of so many keys in all."""
         (
             from_query,
             to_query,

@@ -53,17 +53,14 @@ class EngineArguments:
 
     @property
     def is_v1(self) -> bool:
-        """Whether the release runs the V1 engine."""
         return self.engine_minor >= constants.FIRST_V1_MINOR
 
     @property
     def itemsize_bytes(self) -> int:
-        """Bytes of an element of activations and unquantised weights."""
         return dtype_bytes(self.dtype)
 
     @property
     def kv_itemsize_bytes(self) -> int:
-        """Bytes of an element of the KV cache."""
         if self.kv_cache_dtype in KV_CACHE_DTYPE_BYTES:
             return KV_CACHE_DTYPE_BYTES[self.kv_cache_dtype]
         return dtype_bytes(self.kv_cache_dtype)  # the model's own, as "half"

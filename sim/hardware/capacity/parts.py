@@ -112,7 +112,6 @@ def _group_size(full: int, sliding: int) -> int:
 
 
 def memory_parts(arguments: EngineArguments) -> MemoryParts:
-    """Return what the engine requests and holds on one rank, in bytes."""
     scheme = quantization_scheme_of(arguments)
     era = constants.era_of(arguments.engine_minor)
     weights = _weights(arguments, scheme)
@@ -148,7 +147,6 @@ def quantization_scheme_of(arguments: EngineArguments) -> QuantizationScheme | N
 
 
 def cuda_graph_gib(num_layers: int) -> float:
-    """Return the memory of the captured CUDA graphs, in GiB."""
     per_layer = constants.CUDA_GRAPH_PER_LAYER_GIB
     return constants.CUDA_GRAPH_BASE_GIB + per_layer * num_layers
 

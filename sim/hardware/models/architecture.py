@@ -84,12 +84,10 @@ class ModelArchitecture:
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers with routed experts."""
         return self.num_hidden_layers - self.num_dense_layers if self.num_experts else 0
 
     @property
     def expert_size(self) -> int:
-        """Intermediate width of one expert."""
         return self.moe_intermediate_size or self.intermediate_size
 
     @property

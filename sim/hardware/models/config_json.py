@@ -62,7 +62,6 @@ class Facts:
     prefix: str = ""
 
     def wrong(self, key: str, rule: str) -> ConfigError:
-        """Return the complaint about a key's value."""
         shown = repr(self.values.get(key))
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return ConfigError(
@@ -195,7 +194,6 @@ def _doubts(kind: str) -> tuple[str, ...]:
 
 
 def _refuse_uncounted(text: Facts) -> None:
-    """Refuse what changes the shape in a way that is not counted."""
     for key, most in _UNCOUNTED_ABOVE.items():
         value = text.values.get(key)
         number = isinstance(value, int | float)

@@ -30,7 +30,6 @@ class KvMemory:
     """Tokens that the pool of one engine on such a GPU holds."""
 
     def gib(self, num_tokens: float) -> float:
-        """Return GiB of so many tokens."""
         return num_tokens * self.token_bytes / GIB
 
 

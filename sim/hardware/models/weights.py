@@ -53,7 +53,6 @@ class WeightTensor:
 
     @property
     def num_elements(self) -> int:
-        """Elements of one of the `count` tensors."""
         return self.num_groups * self.rows * self.columns
 
 
