@@ -21,12 +21,12 @@ from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
 from calibrate.tables.tokens import DTYPES_OF_BITS, TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
-from sim.costs.base import GraphRule
 from sim.costs.measured import MeasuredCost
 from sim.costs.measured.reading import geometry_of, weight_bits_of
 from sim.costs.profile import DRY_RUN, read_profile
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import datasheet_of, load_gpu
+from sim.scheduler.generation import GraphRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

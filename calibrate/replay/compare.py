@@ -13,7 +13,8 @@ from calibrate.replay.log import KINDS, kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sim.costs.base import BatchShape, StepCost
+    from sim.costs.base import StepCost
+    from sim.scheduler.batch import BatchShape
 
 GATES: Final = {
     "decode": 5.0,

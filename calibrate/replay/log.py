@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from sim.costs.base import BatchShape
+    from sim.scheduler.batch import BatchShape
 
 Pairs = tuple[tuple[int, int], ...]
 

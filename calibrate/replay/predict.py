@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 from calibrate.tables.steps import GRAPH_TOKENS
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
-from sim.costs.base import GraphRule, SwapRule
 from sim.costs.measured import MeasuredCost
 from sim.costs.profile import read_profile
 from sim.costs.roofline import RooflineCost
+from sim.scheduler.generation import GraphRule, SwapRule
 
 if TYPE_CHECKING:
-    from sim.costs.base import BatchShape, CostModel, StepCost
+    from sim.costs.base import CostModel, StepCost
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
+    from sim.scheduler.batch import BatchShape
 
 _NO_HOST: Final[dict[str, Any]] = {"step_overhead_s": 1e-12, "request_overhead_s": 0.0}
 

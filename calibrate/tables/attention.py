@@ -18,8 +18,8 @@ from calibrate.tables.fits import (
     rounded,
 )
 from sim.costs import RooflineCost
-from sim.costs.base import BatchShape
 from sim.hardware.gpus import load_gpu
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from sim.costs.base import BatchShape
 from sim.errors import UserError
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

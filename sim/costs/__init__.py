@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sim.costs.base import BatchShape, CostModel, StepCost
+from sim.costs.base import CostModel, StepCost
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
 from sim.costs.measured import MeasuredCost
 from sim.costs.roofline import RooflineCost
+from sim.scheduler.batch import BatchShape
 
 COST_MODELS: dict[str, type] = {
     "constant": ConstantCost,

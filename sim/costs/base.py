@@ -6,7 +6,6 @@ The engine knows the `CostModel` protocol and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
 
@@ -14,36 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
-class BatchShape(NamedTuple):
-    """The work of one engine step, as exact integers.
-
-    A *decode* is a scheduled request with a query of one token; everything longer is
-    a *prefill* chunk. Context lengths include the tokens of this step.
-    """
-
-    num_decodes: int
-    """Requests with a query of one token."""
-    num_decode_context_tokens: int
-    """Sum over decodes of the keys each attends to."""
-    num_prefills: int
-    """Requests with a query of more than one token."""
-    num_prefill_tokens: int
-    """Sum over prefill chunks of query tokens."""
-    num_prefill_context_tokens: int
-    """Sum over prefill chunks of the context at the chunk's end."""
-    num_prefill_attention_pairs: int
-    """Sum over prefill chunks of causal query-key pairs."""
-    num_swapped_in_blocks: int = 0
-    """KV blocks copied from CPU to GPU before the step."""
-    num_swapped_out_blocks: int = 0
-    """KV blocks copied from GPU to CPU before the step."""
-    num_copied_blocks: int = 0
-    """KV blocks copied on the GPU (copy-on-write) before the step."""
-
-
-EMPTY_SHAPE = BatchShape(0, 0, 0, 0, 0, 0)
-"""A step that computes nothing."""
+    from sim.scheduler.batch import BatchShape
 
 
 class StepCost(NamedTuple):
@@ -162,48 +132,3 @@ def own_method(
         if any(other in names for other in beside):
             break
     return None
-
-
-SwapVariant = Literal["loop", "batch", "kernel"]
-"""One call a piece of a block, one for all pieces, or a kernel that copies."""
-KvLayout = Literal["separate", "joined", "cross_layer"]
-"""Whether a block is two pieces a layer (K and V), one a layer, or one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwapRule:
-    """How an engine moves blocks between host and GPU, for the cost models.
-
-    Parameters
-    ----------
-    variant, layout
-        See `sim.costs.transfers`.
-    overlap
-        Whether transfers run beside the step rather than before it.
-    """
-
-    variant: SwapVariant = "loop"
-    layout: KvLayout = "separate"
-    overlap: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRule:
-    """Which steps an engine replays as CUDA graphs, so that it launches no kernels.
-
-    Parameters
-    ----------
-    max_tokens
-        Tokens of a step, prompts and decodes, at most; 0 without graphs.
-    only_decodes
-        Whether a step with a prompt is never one.
-    """
-
-    max_tokens: int = 0
-    only_decodes: bool = True
-
-    def replays(self, num_tokens: int, num_prefills: int) -> bool:
-        """Whether a step of so many tokens and prompts is a graph."""
-        return num_tokens <= self.max_tokens and not (
-            self.only_decodes and num_prefills
-        )

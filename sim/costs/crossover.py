@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.costs.base import BatchShape
 from sim.costs.measured import MeasuredCost
 from sim.costs.parts import FLAG, HI, LO
 from sim.costs.profile import DRY_RUN, read_profile
@@ -17,6 +16,7 @@ from sim.costs.transfers import VARIANTS
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model, resolved_model
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from sim.costs.base import KvLayout, SwapVariant
     from sim.costs.transfers import Transfer
+    from sim.scheduler.generation import KvLayout, SwapVariant
 
     Flags = NDArray[np.bool_]
     Seconds = NDArray[np.float64]

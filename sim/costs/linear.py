@@ -9,8 +9,8 @@ from sim.costs.checks import above_zero, at_least_zero
 from sim.costs.parts import Count, FormulaCost, Line, Seconds, SteadyDecodes
 
 if TYPE_CHECKING:
-    from sim.costs.base import BatchShape
     from sim.costs.parts import Parts, Rest
+    from sim.scheduler.batch import BatchShape
 
 _UNITS = {
     "base_s": "s/step",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy import ndarray
 
-from sim.costs.base import BatchShape, StepCost
+from sim.costs.base import StepCost
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

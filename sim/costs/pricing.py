@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.costs.base import BatchShape, StepCost, own_method, pricer_of
+from sim.costs.base import StepCost, own_method, pricer_of
 from sim.costs.parts import (
     FLAG,
     HI,
@@ -22,6 +22,7 @@ from sim.costs.parts import (
     late_s,
     launched,
 )
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

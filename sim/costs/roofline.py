@@ -27,12 +27,13 @@ from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
-    from sim.costs.base import BatchShape, KvLayout, SwapVariant
     from sim.costs.parts import Parts, Rest
     from sim.costs.transfers import Pages, Transfer
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.quantization import QuantizationScheme
     from sim.hardware.models.weights import WeightTensor
+    from sim.scheduler.batch import BatchShape
+    from sim.scheduler.generation import KvLayout, SwapVariant
 
 
 _NO_GEMM: Final = frozenset(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from sim.costs.base import KvLayout, SwapRule, SwapVariant
 from sim.costs.checks import at_least_zero, check_choice, check_factor, share
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
@@ -15,6 +14,7 @@ from sim.hardware.models.architecture import (
     ModelArchitecture,
     dtype_bytes,
 )
+from sim.scheduler.generation import KvLayout, SwapRule, SwapVariant
 
 _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
 """Name prefixes of GPUs whose attention kernel keeps the query heads of a KV head

@@ -23,9 +23,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
 
-from sim.costs.base import KvLayout, SwapVariant
 from sim.costs.parts import Memo
 from sim.costs.widths import ESTIMATE, Width, wider
+from sim.scheduler.generation import KvLayout, SwapVariant
 
 if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from sim.costs.base import BatchShape
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.engine.sampling import (
@@ -17,6 +16,7 @@ from sim.engine.sampling import (
 )
 from sim.errors import CostError
 from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_unswapped
+from sim.scheduler.batch import BatchShape
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:

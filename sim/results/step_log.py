@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.costs.base import BatchShape, StepCost, pricer_of
+from sim.costs.base import StepCost, pricer_of
 from sim.results import schema
 from sim.results.step_table import BATCH_ROWS
 from sim.scheduler.base import CacheUsage
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cache.errors import require
-from sim.costs.base import EMPTY_SHAPE, BatchShape
+from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:

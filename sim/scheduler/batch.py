@@ -1,8 +1,39 @@
-"""Counts of a batch while it is formed."""
+"""The shape of a batch, and its counts while it is formed."""
 
 from __future__ import annotations
 
-from sim.costs.base import BatchShape
+from typing import NamedTuple
+
+
+class BatchShape(NamedTuple):
+    """The work of one engine step, as exact integers.
+
+    A *decode* is a scheduled request with a query of one token; everything longer is
+    a *prefill* chunk. Context lengths include the tokens of this step.
+    """
+
+    num_decodes: int
+    """Requests with a query of one token."""
+    num_decode_context_tokens: int
+    """Sum over decodes of the keys each attends to."""
+    num_prefills: int
+    """Requests with a query of more than one token."""
+    num_prefill_tokens: int
+    """Sum over prefill chunks of query tokens."""
+    num_prefill_context_tokens: int
+    """Sum over prefill chunks of the context at the chunk's end."""
+    num_prefill_attention_pairs: int
+    """Sum over prefill chunks of causal query-key pairs."""
+    num_swapped_in_blocks: int = 0
+    """KV blocks copied from CPU to GPU before the step."""
+    num_swapped_out_blocks: int = 0
+    """KV blocks copied from GPU to CPU before the step."""
+    num_copied_blocks: int = 0
+    """KV blocks copied on the GPU (copy-on-write) before the step."""
+
+
+EMPTY_SHAPE = BatchShape(0, 0, 0, 0, 0, 0)
+"""A step that computes nothing."""
 
 
 class Batch:

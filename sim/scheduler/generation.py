@@ -4,13 +4,57 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from sim.costs.base import GraphRule, SwapRule
 from sim.scheduler.settings import CacheConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+
+SwapVariant = Literal["loop", "batch", "kernel"]
+"""One call a piece of a block, one for all pieces, or a kernel that copies."""
+KvLayout = Literal["separate", "joined", "cross_layer"]
+"""Whether a block is two pieces a layer (K and V), one a layer, or one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRule:
+    """How an engine moves blocks between host and GPU, for the cost models.
+
+    Parameters
+    ----------
+    variant, layout
+        See `sim.costs.transfers`.
+    overlap
+        Whether transfers run beside the step rather than before it.
+    """
+
+    variant: SwapVariant = "loop"
+    layout: KvLayout = "separate"
+    overlap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRule:
+    """Which steps an engine replays as CUDA graphs, so that it launches no kernels.
+
+    Parameters
+    ----------
+    max_tokens
+        Tokens of a step, prompts and decodes, at most; 0 without graphs.
+    only_decodes
+        Whether a step with a prompt is never one.
+    """
+
+    max_tokens: int = 0
+    only_decodes: bool = True
+
+    def replays(self, num_tokens: int, num_prefills: int) -> bool:
+        """Whether a step of so many tokens and prompts is a graph."""
+        return num_tokens <= self.max_tokens and not (
+            self.only_decodes and num_prefills
+        )
 
 
 @dataclass(frozen=True, slots=True)

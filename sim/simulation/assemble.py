@@ -11,11 +11,13 @@ import numpy as np
 
 from sim.config.plug import build
 from sim.costs import COST_MODELS
-from sim.costs.base import EMPTY_SHAPE, CostModel, GraphRule, pricer_of
+from sim.costs.base import CostModel, pricer_of
 from sim.errors import ConfigError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.models.bundled import resolved_model
+from sim.scheduler.batch import EMPTY_SHAPE
+from sim.scheduler.generation import GraphRule
 from sim.simulation.schedulers import chunks_prefill
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.base import BatchShape
 from sim.engine.clock import ARRIVAL_PRIORITY, At
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

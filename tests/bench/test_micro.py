@@ -16,12 +16,12 @@ from cache.v1.block_pool import BlockPool
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
 from sim.costs import MeasuredCost, RooflineCost
-from sim.costs.base import BatchShape
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder
 from sim.results.step_log import pack_facts
+from sim.scheduler.batch import BatchShape
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.identity.measured_profile import measured_profile
 from tests.oracles.v1_manager import KVCacheManager

@@ -15,11 +15,11 @@ from calibrate.tabulate import measured_ranks, tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from sim.costs import MeasuredCost
-from sim.costs.base import BatchShape
 from sim.costs.profile import parse_profile
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape
 from tests.calibrate.calibrations import calibration
 from tests.calibrate.synthetic import DEVICE
 

@@ -20,11 +20,12 @@ from calibrate.replay.whole import BATCHES, measured_steps, whole_steps, with_st
 from calibrate.tabulate import with_tables
 from calibrate.writing import write_profile
 from sim.cli.main import run as kvsim
-from sim.costs.base import BatchShape, SwapRule
 from sim.costs.profile import read_profile
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape
+from sim.scheduler.generation import SwapRule
 from tests.calibrate.calibrations import calibration
 from tests.calibrate.missing import torch_only
 from tests.calibrate.replays import (

@@ -11,11 +11,11 @@ from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.cli.main import run
 from sim.costs import MeasuredCost, RooflineCost
-from sim.costs.base import BatchShape
 from sim.costs.measured.reading import linear_elements
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape
 from tests.calibrate.synthetic import DEVICE, decode_columns, decode_seconds, grid
 from tests.shared import shared
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from sim.costs.base import BatchShape
 from sim.costs.linear import LinearCost
 from sim.results.step_log import CHUNK_ROWS, pack_facts
 from sim.scheduler.base import CacheUsage
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost

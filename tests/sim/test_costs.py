@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from sim.config.plug import build
 from sim.costs import COST_MODELS, ConstantCost, LinearCost, RooflineCost
-from sim.costs.base import STEP_PARTS, BatchShape, StepCost
+from sim.costs.base import STEP_PARTS, StepCost
 from sim.costs.parts import step_cost
 from sim.errors import ConfigError
 from sim.hardware.capacity import estimate_capacity
 from sim.hardware.gpus import GpuSpec
 from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
 from sim.hardware.models.bundled import resolved_model
+from sim.scheduler.batch import BatchShape
 
 EMPTY = BatchShape(0, 0, 0, 0, 0, 0)
 

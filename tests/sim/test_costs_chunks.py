@@ -6,7 +6,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.costs import MeasuredCost
-from sim.costs.base import BatchShape
 from sim.costs.measured.reading import pairs_of
 from sim.costs.measured.tables import (
     BesideFactor,
@@ -15,6 +14,7 @@ from sim.costs.measured.tables import (
 )
 from sim.costs.pricing import batch_total_of
 from sim.errors import ConfigError
+from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import H200, LLAMA_8B, chunk, decodes, shapes
 from tests.sim.test_costs_measured import decode_s, entry, prefill_s, write
 from tests.sim.test_costs_pricer import (

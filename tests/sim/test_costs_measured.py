@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from sim.config.plug import build
 from sim.costs import COST_MODELS, MeasuredCost, RooflineCost
-from sim.costs.base import BatchShape, StepCost, pricer_of
+from sim.costs.base import StepCost, pricer_of
 from sim.costs.measured.reading import geometry_of, linear_elements
 from sim.costs.measured.tables import Curve, Surface
 from sim.costs.pricing import decode_ends_of
 from sim.costs.profile import canonical_json, profile_id
 from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
+from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import H200, LLAMA_8B, MOE, TINY, chunk, decodes, shapes
 from tests.sim.test_costs_pricer import (
     GRID,

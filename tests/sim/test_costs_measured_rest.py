@@ -3,10 +3,10 @@
 import pytest
 
 from sim.costs import MeasuredCost, RooflineCost
-from sim.costs.base import GraphRule, SwapRule
 from sim.costs.pricing import batch_total_of
 from sim.costs.transfers import FEWEST_SMALL_PAGES
 from sim.errors import ConfigError
+from sim.scheduler.generation import GraphRule, SwapRule
 from sim.scheduler.generations import OURS
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, chunk, decodes
 from tests.sim.test_costs_measured import entry, write

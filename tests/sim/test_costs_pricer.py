@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from sim.costs import ConstantCost, LinearCost, RooflineCost
 from sim.costs import parts as cost_parts
-from sim.costs.base import BatchShape, CostModel, StepCost, StepPricer, pricer_of
+from sim.costs.base import CostModel, StepCost, StepPricer, pricer_of
 from sim.costs.parts import Memo, cost_columns, step_cost
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.costs.transfers import LAYOUTS, VARIANTS
+from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import (
     BARE,
     COEFFICIENTS,

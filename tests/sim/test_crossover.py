@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sim.costs import MeasuredCost, RooflineCost
-from sim.costs.base import BatchShape
 from sim.costs.crossover import (
     LAYOUTS,
     Range,
@@ -20,6 +19,7 @@ from sim.costs.crossover import (
     ranges,
     recompute,
 )
+from sim.scheduler.batch import BatchShape
 from sim.views.plots.crossover import crossings, swap_or_recompute
 from sim.views.plots.style import to_png
 from tests.sim.test_costs import H200, LLAMA_8B

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.costs.base import BatchShape, StepCost
+from sim.costs.base import StepCost
 from sim.errors import CostError
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.v1.scheduler import V1Scheduler
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import simpy
 
     from sim.engine.loop import Engine
+    from sim.scheduler.batch import BatchShape
 
 
 class PricePerToken:

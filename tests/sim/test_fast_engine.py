@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.errors import InvariantError
-from sim.costs.base import BatchShape, StepCost
+from sim.costs.base import StepCost
 from sim.costs.constant import ConstantCost
 from sim.costs.linear import LinearCost
 from sim.engine.clients import FanOutClient, open_loop
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from sim.costs.base import CostModel
+    from sim.scheduler.batch import BatchShape
     from workloads.spec import RequestSpec
 
 MAX_MODEL_LEN = 200

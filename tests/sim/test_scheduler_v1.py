@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cache.errors import InvariantError
-from sim.costs.base import BatchShape
 from sim.engine.sampling import sample
+from sim.scheduler.batch import BatchShape
 from tests.sim.build import request_from_spec, scheduler, spec
 
 if TYPE_CHECKING:

@@ -17,15 +17,18 @@ of 7 tokens and 3 to generate, 2 far too long, 3 alone after an idle stretch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cache.errors import InvariantError
-from sim.costs.base import BatchShape, StepCost
+from sim.costs.base import StepCost
 from sim.costs.constant import ConstantCost
 from sim.results.metrics import cache_and_queues, goodput, latencies, throughput
 from tests.sim.build import Run, spec
+
+if TYPE_CHECKING:
+    from sim.scheduler.batch import BatchShape
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
 from sim.costs import RooflineCost
-from sim.costs.base import SwapRule
 from sim.costs.transfers import (
     VARIANTS,
     Batch,
@@ -21,6 +20,7 @@ from sim.costs.transfers import (
 )
 from sim.errors import ConfigError
 from sim.hardware.gpus import GPUS
+from sim.scheduler.generation import SwapRule
 from sim.scheduler.generations import GENERATIONS
 from sim.simulation.run import simulate
 from tests.sim.test_config import minimal

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.costs.base import EMPTY_SHAPE, GraphRule, KvLayout, SwapRule, SwapVariant
 from sim.costs.measured.reading import (
     beside_factor,
     corrected,
@@ -26,6 +25,8 @@ from sim.costs.roofline import RooflineCost
 from sim.costs.widths import ESTIMATE, read_widths, wider
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
+from sim.scheduler.batch import EMPTY_SHAPE
+from sim.scheduler.generation import GraphRule, KvLayout, SwapRule, SwapVariant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sim.costs.base import BatchShape
     from sim.costs.parts import Parts, Rest
     from sim.costs.transfers import Transfer
     from sim.costs.widths import Width, Widths
+    from sim.scheduler.batch import BatchShape
 
 _OTHER_KERNELS_S: Final = 12e-6
 """Seconds that a layer's norms, rotary embedding, activation and cache write spend on

@@ -26,10 +26,10 @@ from sim.costs.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sim.costs.base import GraphRule, KvLayout, SwapVariant
     from sim.costs.parts import Rest
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer
+    from sim.scheduler.generation import GraphRule, KvLayout, SwapVariant
 
 
 _ESTIMATES: Final = Widths(ESTIMATE, ESTIMATE)

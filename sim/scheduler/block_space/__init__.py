@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sim.costs.base import GraphRule
-from sim.scheduler.generation import Generation, Parts, Server
+from sim.scheduler.generation import Generation, GraphRule, Parts, Server
 
 _SERVER = Server(
     command=("python", "-m", "vllm.entrypoints.openai.api_server", "--model"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from sim.costs.base import SwapRule
-from sim.scheduler.generation import Generation, Parts, Server
+from sim.scheduler.generation import Generation, Parts, Server, SwapRule
 
 
 def _parts() -> Parts:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.base import GraphRule
-from sim.scheduler.generation import Generation, Parts, Server
+from sim.scheduler.generation import Generation, GraphRule, Parts, Server
 
 if TYPE_CHECKING:
     from sim.scheduler.v0.scheduler import Scheduler

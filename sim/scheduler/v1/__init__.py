@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.costs.base import GraphRule, SwapRule
-from sim.scheduler.generation import Generation, Parts
+from sim.scheduler.generation import Generation, GraphRule, Parts, SwapRule
 
 if TYPE_CHECKING:
     from sim.scheduler.v1.scheduler import Scheduler, V1Scheduler

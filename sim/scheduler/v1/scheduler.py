@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
-from sim.costs.base import BatchShape
 from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.batch import BatchShape
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1.holdings import Holdings

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.costs.base import BatchShape
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape
 from sim.simulation.assemble import make_capacity, make_cost_model
 from workloads.columns import RequestColumns
 
