@@ -274,6 +274,7 @@ def test_quiet_steps(
         recorder = Recorder()
         log = recorder.steps
         log.price_by(roofline)
+        log.num_usable_blocks = 20_000
         for first in range(0, NUM_STEPS, length):
             start_s = first * step_s
             row = pack_facts(first, start_s, 120, 0, 0, *DECODES, *usage, 0, 0)

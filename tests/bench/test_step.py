@@ -46,8 +46,8 @@ def make_engine(path: str, num_running: int, *, caching: bool) -> Engine:
 def end_of_step(num_steps: int, num_running: int) -> float:
     """Return when so many steps have been taken, in seconds."""
     engine = make_engine("stepwise", num_running, caching=False)
-    while engine.num_steps < num_steps:
-        engine.env.step()
+    engine.observe(num_steps, lambda it: setattr(it, "stop_requested", True))
+    engine.env.run(until=engine.done)
     return float(engine.env.now)
 
 
