@@ -294,13 +294,6 @@ class AtBound:
     The errors of kernels are common to all steps, so all steps move together. Parts
     are scaled so that they still add up; where the model knows no bounds, a step is
     what it was.
-
-    Parameters
-    ----------
-    model
-        Whose steps.
-    bound
-        ``"lo"`` or ``"hi"``.
     """
 
     def __init__(self, model: CostModel, bound: Bound) -> None:

@@ -223,7 +223,7 @@ class PastFactor:
         (queries, pasts), whether a node was extrapolated.
     """
 
-    __slots__ = ("_cells", "_pasts", "_queries", "_search", "_stride", "_table")
+    __slots__ = ("_cells", "_pasts", "_queries", "_search", "_stride")
 
     def __init__(
         self,
@@ -237,11 +237,11 @@ class PastFactor:
         self._stride = len(pasts) - 1
         found = _coefficients(np.clip(factors, *_FACTORS), axes)
         flags = _touched(beyond)[..., None]
-        self._table = np.concatenate([found, flags], axis=-1).reshape(-1, 5)
+        table = np.concatenate([found, flags], axis=-1).reshape(-1, 5)
         corners = [(q, p) for q in axes[0].nodes[:-1] for p in axes[1].nodes[:-1]]
         self._cells = [
             (*corner, *cell[:4], bool(cell[4]))
-            for corner, cell in zip(corners, self._table.tolist(), strict=True)
+            for corner, cell in zip(corners, table.tolist(), strict=True)
         ]
 
     def at(self, query: float, past: float) -> tuple[float, bool]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sim.errors import ConfigError
 from sim.hardware.models.quantization import packed_scheme_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+T = TypeVar("T")
 
 UNDERSTOOD_MODEL_TYPES = frozenset(
     {
@@ -110,29 +112,22 @@ class Facts:
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Return a boolean; `default` for null or no key."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
+        return self._typed(key, "true or false", default)
 
     def text(self, key: str) -> str:
         """Return a string; an empty one for null or no key."""
-        value = self.values.get(key)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value
+        return self._typed(key, "a string", "")
 
     def items(self, key: str) -> list[Any]:
         """Return a list; an empty one for null or no key."""
+        return self._typed(key, "a list", [])
+
+    def _typed(self, key: str, rule: str, default: T) -> T:
         value = self.values.get(key)
         if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.wrong(key, "a list")
+            return default
+        if not isinstance(value, type(default)):
+            raise self.wrong(key, rule)
         return value
 
     def mapping(self, key: str) -> Facts:
