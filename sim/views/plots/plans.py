@@ -147,6 +147,18 @@ def _name_limit(axes: Axes, objective: Plan) -> None:
     )
 
 
+def _add_legend(axes: Axes) -> None:
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=5,
+        borderaxespad=0.1,
+        fontsize=7.5,
+        handlelength=1.4,
+        columnspacing=1.0,
+    )
+
+
 def label_of(name: str) -> str:
     """Return the label of an axis for an objective: ``p95 TTFT (ms)``."""
     statistic, _, rest = name.partition("_")
@@ -209,15 +221,7 @@ def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
     axes.set_title(each["name"], fontsize=9, loc="left")
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(f"p95_{of}_ms").removeprefix("p95 "))
-    axes.legend(
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=5,
-        borderaxespad=0.1,
-        fontsize=7.5,
-        handlelength=1.4,
-        columnspacing=1.0,
-    )
+    _add_legend(axes)
 
 
 _MAX_MODELS = 2
@@ -299,15 +303,7 @@ def _draw_fleets(axes: Axes, plan: Plan, points: list[Plan]) -> None:
     axes.set_xlim(0.0, max(costs) * 1.15)
     axes.xaxis.set_major_formatter(FuncFormatter(style.plain_number))
     axes.set_ylim(min(lows) * 0.8, max(highs) * 1.3)
-    axes.legend(
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=5,
-        borderaxespad=0.1,
-        fontsize=7.5,
-        handlelength=1.4,
-        columnspacing=1.0,
-    )
+    _add_legend(axes)
 
 
 def _name_point(axes: Axes, point: Plan) -> None:

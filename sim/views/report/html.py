@@ -111,15 +111,14 @@ def details(summary: object, *children: object, is_open: bool = False) -> Markup
     )
 
 
+def data(shown: str, value: object, key: str, run: object) -> Markup:
+    """Return a number as ``<data>``, which carries its full value, key and run."""
+    return element("data", shown, value=repr(value), data_run=run, data_key=key)
+
+
 def datum(run: Run, key: str, shown: str, value: object = None) -> Markup:
-    """Return a number as ``<data>``, with its full value (default: the summary's)."""
-    return element(
-        "data",
-        shown,
-        value=repr(run.summary[key] if value is None else value),
-        data_run=run.number,
-        data_key=key,
-    )
+    """Return a number of a run as `data`; by default the summary's."""
+    return data(shown, run.summary[key] if value is None else value, key, run.number)
 
 
 def count(number: float) -> str:

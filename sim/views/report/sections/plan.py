@@ -12,6 +12,7 @@ from sim.views.report.html import (
     Markup,
     bullets,
     count,
+    data,
     decimal,
     details,
     element,
@@ -38,15 +39,11 @@ def _found(plan: Plan) -> list[Plan]:
     return [each for each in plan["candidates"] if "rate" in each]
 
 
-def _datum(shown: str, value: object, key: str, name: str) -> Markup:
-    return element("data", shown, value=repr(value), data_run=name, data_key=key)
-
-
 def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
     currency = plan["prices"]["currency"]
     traffic = plan["traffic"]
     rules = ", ".join(each["rule"] for each in plan["objectives"])
-    rate = _datum(decimal(traffic["rate"]), traffic["rate"], "rate", "traffic")
+    rate = data(decimal(traffic["rate"]), traffic["rate"], "rate", "traffic")
     yield paragraph(rate, f" requests/s, {rules}.", class_="lead")
     lines = []
     for model, name in plan["cheapest"].items():
@@ -60,7 +57,7 @@ def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
                         f"{model}: {plural(each['replicas'], 'replica')} of {name}",
                     ),
                     " is the cheapest fleet that serves it, ",
-                    _datum(f"{cost:,.2f}", cost, "cost_per_hour", name),
+                    data(f"{cost:,.2f}", cost, "cost_per_hour", name),
                     f" {currency} an hour.",
                 ]
             )
@@ -86,7 +83,7 @@ def _candidates(plan: Plan) -> Iterator[Markup | charts.Chart]:
         rows.append(
             [
                 name,
-                _datum(decimal(rate["value"]), rate["value"], "rate", name),
+                data(decimal(rate["value"]), rate["value"], "rate", name),
                 f"{decimal(rate['low'])} to {decimal(rate['high'])}",
                 _off(rate),
                 percent(rate["spread"]),
@@ -164,11 +161,11 @@ def _fleets(plan: Plan) -> Iterator[Markup | charts.Chart]:
         rows.append(
             [
                 name,
-                _datum(str(each["replicas"]), each["replicas"], "replicas", name),
+                data(str(each["replicas"]), each["replicas"], "replicas", name),
                 str(each["num_gpus"]),
                 "-"
                 if cost is None
-                else _datum(f"{cost:,.2f}", cost, "cost_per_hour", name),
+                else data(f"{cost:,.2f}", cost, "cost_per_hour", name),
                 "-" if output is None else f"{output:.3g}",
             ]
         )

@@ -16,6 +16,7 @@ from sim.views.report.html import (
     Markup,
     bullets,
     count,
+    data,
     decimal,
     element,
     join,
@@ -276,9 +277,7 @@ def _number(row: Row, metric: str) -> object:
     value = row.get(metric)
     if value is None:
         return "-"
-    return element(
-        "data", decimal(value), value=repr(value), data_run=row["run"], data_key=metric
-    )
+    return data(decimal(value), value, metric, row["run"])
 
 
 def _provenance(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
