@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection
 from math import nan
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
 
+from sim.scheduler.batch import BatchShape  # noqa: TC001  # users name it from here
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from sim.scheduler.batch import BatchShape
 
 
 class StepCost(NamedTuple):
