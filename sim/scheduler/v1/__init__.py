@@ -56,8 +56,12 @@ V1 = Generation(
 
 
 def __getattr__(name: str) -> Any:
-    from sim.scheduler.v1 import scheduler
+    if name == "Settings":
+        return V1.parts().settings
+    if name == "Scheduler":
+        return V1.parts().scheduler
+    if name == "V1Scheduler":
+        from sim.scheduler.v1.scheduler import V1Scheduler
 
-    if name in ("Scheduler", "Settings", "V1Scheduler"):
-        return getattr(scheduler, name)
+        return V1Scheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
