@@ -86,3 +86,11 @@ def test_no_scheduler_is_imported_before_it_is_asked_for() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "names", ["v1 import Scheduler, V1Scheduler", "v0 import Scheduler"]
+)
+def test_names_of_a_folder_are_there_in_a_fresh_process(names: str) -> None:
+    code = f"from sim.scheduler.{names}"
+    subprocess.run([sys.executable, "-c", code], check=True)
