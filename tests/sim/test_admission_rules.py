@@ -200,8 +200,8 @@ def test_the_peak_is_that_of_a_plain_replay() -> None:
                 for own, rest in zip(held, rests, strict=True)
             )
             most = max(most, taken)
-        futures = [(16.0 * r, h, 0) for h, r in zip(held, rests, strict=True)]
-        assert _peak(futures, 16, 0) == most
+        growth = 16.0 * np.array(rests)
+        assert _peak(growth, np.array(held), np.zeros(6, int), 16) == most
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,17 @@ class Conservative:
         """Whether all requests fit, grown as expected; see `AdmissionRule`."""
         if not self.lengths.is_known:
             return head.num_full_blocks <= engine.num_available_blocks
+        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
         size, available = engine.block_size, engine.num_available_blocks
         factor, rest_of = self.conservativeness, self.lengths.expected_rest
         num_known_blocks = ceil(head.num_tokens / size)
         num_blocks = head.num_full_blocks - num_known_blocks
         num_blocks += ceil((head.num_tokens + factor * rest_of(head)) / size)
-        for request in engine.running:
-            if num_blocks > available:
-                return False
-            num_tokens = request.num_tokens + factor * rest_of(request)
-            num_blocks += ceil(num_tokens / size) - request.num_blocks
+        running = engine.columns
+        most = running.max_num_tokens - running.num_prompt_tokens
+        rests = self.lengths.expected_rests(running.num_output_tokens, most)
+        num_tokens = running.num_prompt_tokens + running.num_output_tokens
+        grown = np.ceil((num_tokens + factor * rests) / size)
+        num_blocks += int(grown.sum()) - int(running.num_blocks.sum())
         return num_blocks <= available

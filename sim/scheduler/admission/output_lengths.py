@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right, insort
 from collections import deque
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import SchedulerError
 
@@ -47,11 +47,10 @@ class OutputLengths:
         self._is_learning = distribution is None
         self._min_known = min_known
         self._latest: deque[int] = deque(maxlen=window)
-        self._sorted: list[int] = (
-            [] if distribution is None else _quantiles(distribution)
+        self._sorted = array(
+            "q", [] if distribution is None else _quantiles(distribution)
         )
-        self._tails: list[int] = []
-        self._rests: dict[int, float] = {}
+        self._columns: tuple[Any, Any] | None = None
 
     @property
     def is_known(self) -> bool:
@@ -67,8 +66,7 @@ class OutputLengths:
             del lengths[bisect_right(lengths, latest[0]) - 1]
         latest.append(request.num_output_tokens)
         insort(lengths, request.num_output_tokens)
-        self._tails = []
-        self._rests.clear()
+        self._columns = None
 
     def expected_rest(self, request: RequestView) -> float:
         """Return the mean rest of outputs that got as far as this one's, in tokens.
@@ -76,21 +74,35 @@ class OutputLengths:
         At least 1, for it has not ended; at most what the engine lets it have.
         """
         num_output_tokens = request.num_output_tokens
-        rest = self._rests.get(num_output_tokens)
-        if rest is None:
-            rest = self._rests[num_output_tokens] = self._mean_rest(num_output_tokens)
+        lengths, sums = self._lengths_and_sums()
+        num_longer = len(lengths) - bisect_right(self._sorted, num_output_tokens)
+        rest = 1.0
+        if num_longer:
+            rest = int(sums[num_longer]) / num_longer - num_output_tokens
         most = request.max_num_tokens - request.num_prompt_tokens - num_output_tokens
         return rest if rest < most else max(1.0, most)
 
-    def _mean_rest(self, num_output_tokens: int) -> float:
-        """Return the mean rest of known outputs that are longer; 1 if none is."""
-        lengths = self._sorted
-        if not self._tails:
-            self._tails = [*accumulate(reversed(lengths), initial=0)]
-        num_longer = len(lengths) - bisect_right(lengths, num_output_tokens)
-        if not num_longer:
-            return 1.0
-        return self._tails[num_longer] / num_longer - num_output_tokens
+    def _lengths_and_sums(self) -> tuple[Any, Any]:
+        """Return known lengths, sorted, and the sum of the longest by their number."""
+        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+        if self._columns is None:
+            lengths = np.array(self._sorted)
+            sums = np.zeros(len(lengths) + 1, np.int64)
+            lengths[::-1].cumsum(out=sums[1:])
+            self._columns = lengths, sums
+        return self._columns
+
+    def expected_rests(self, num_output_tokens: Any, most_output_tokens: Any) -> Any:
+        """Return `expected_rest` of requests in columns."""
+        import numpy as np  # noqa: PLC0415 - see above
+
+        lengths, sums = self._lengths_and_sums()
+        num_longer = len(lengths) - lengths.searchsorted(num_output_tokens, "right")
+        rest = sums[num_longer] / np.maximum(num_longer, 1) - num_output_tokens
+        rest = np.where(num_longer > 0, rest, 1.0)
+        most = most_output_tokens - num_output_tokens
+        return np.where(rest < most, rest, np.maximum(1.0, most))
 
 
 def _quantiles(distribution: LengthDistribution) -> list[int]:

@@ -16,7 +16,7 @@ blocks are registered, at its neighbour).
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 
@@ -24,6 +24,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sim.scheduler.request import Request
+
+
+class DecodeColumns:
+    """Decodes on a clock, in columns that follow them as they join and leave."""
+
+    def __init__(self) -> None:
+        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+        self._rows: dict[Request, int] = {}
+        self._last: list[Request] = []
+        self._table = np.zeros((3, 64), np.int64)
+
+    def join(self, request: Request) -> None:
+        row = self._rows[request] = len(self._last)
+        self._last.append(request)
+        table = self._table
+        if row == table.shape[1]:
+            import numpy as np  # noqa: PLC0415 - see above
+
+            table = self._table = np.hstack([table, np.zeros_like(table)])
+        table[0, row] = request.base_tokens
+        table[1, row] = request.num_prompt_tokens
+        table[2, row] = request.max_num_tokens
+
+    def leave(self, request: Request) -> None:
+        """Put the last row in the place of that of `request`."""
+        row, other = self._rows.pop(request), self._last.pop()
+        if other is not request:
+            self._rows[other] = row
+            self._last[row] = other
+            self._table[:, row] = self._table[:, len(self._last)]
+
+    def rows(self) -> Any:
+        """Return `base_tokens`, `num_prompt_tokens` and `max_num_tokens` of each."""
+        return self._table[:, : len(self._last)]
 
 
 class DecodeClock:
@@ -40,6 +75,8 @@ class DecodeClock:
         Requests on the clock.
     num_base_tokens
         Sum of their `base_tokens`.
+    columns
+        What follows them as they join and leave, or None.
     buckets
         By phase, requests in running order; a request's phase is the step, modulo
         `block_size`, in which it opens a block.
@@ -49,6 +86,7 @@ class DecodeClock:
         "_last_order",
         "block_size",
         "buckets",
+        "columns",
         "num_base_tokens",
         "num_decodes",
     )
@@ -57,6 +95,7 @@ class DecodeClock:
         self.block_size = block_size
         self.num_decodes = 0
         self.num_base_tokens = 0
+        self.columns: DecodeColumns | None = None
         self._last_order = -1  # of all that joined so far
         self.buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
 
@@ -71,6 +110,8 @@ class DecodeClock:
         self.num_base_tokens += base_tokens
         bucket = self.buckets[(1 - base_tokens) % self.block_size]
         bucket[request] = None
+        if self.columns is not None:
+            self.columns.join(request)
         if request.order > self._last_order:
             self._last_order = request.order
         else:  # prompts that ran behind it have completed before
@@ -83,6 +124,8 @@ class DecodeClock:
         base_tokens = request.base_tokens
         self.num_decodes -= 1
         self.num_base_tokens -= base_tokens
+        if self.columns is not None:
+            self.columns.leave(request)
         del self.buckets[(1 - base_tokens) % self.block_size][request]
 
     def wait(self, request: Request) -> None:

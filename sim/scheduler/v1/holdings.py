@@ -16,6 +16,7 @@ from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.clock import DecodeClock
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.queues import REQUEST_QUEUES
+from sim.scheduler.views import RunningColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,6 +248,26 @@ class Holdings:
 
     def num_shared_tokens(self, request: Request) -> int:
         return self.tables.num_shared_blocks(request) * self.block_size
+
+    def columns(self) -> RunningColumns:
+        """Return all that run while requests are admitted; without a sliding window."""
+        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+        assert self.clock.columns is not None
+        base, prompts, most = self.clock.columns.rows()
+        num_tokens = base + (self.step - 1)
+        others = [
+            (r.num_tokens, r.num_prompt_tokens, r.max_num_tokens, r.num_computed_tokens)
+            for r in self.prefilling
+        ]
+        if others:
+            columns = np.array([num_tokens, prompts, most, num_tokens])
+            columns = np.hstack([columns, np.array(others).T])
+            num_tokens, prompts, most, computed = columns
+        else:
+            computed = num_tokens
+        blocks = -(-np.minimum(computed, self._most_slots) // self.block_size)
+        return RunningColumns(prompts, num_tokens - prompts, most, blocks)
 
     # -- counts and proof -----------------------------------------------------
 

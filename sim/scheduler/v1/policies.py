@@ -13,11 +13,11 @@ from sim.scheduler.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sim.scheduler.admission.base import AdmissionRule
     from sim.scheduler.request import Request
-    from sim.scheduler.views import Holdings
+    from sim.scheduler.views import Holdings, RunningColumns
 
 
 class AdmissionDesk:
@@ -31,6 +31,8 @@ class AdmissionDesk:
         What the cache knows of running requests.
     num_gpu_blocks, block_size
         Of the pool.
+    columns
+        Returns all running requests at once, where that is quicker than one by one.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class AdmissionDesk:
         holdings: Holdings,
         num_gpu_blocks: int,
         block_size: int,
+        columns: Callable[[], RunningColumns] | None,
     ) -> None:
         self._rule = rule
         self._holdings = holdings
         self._num_gpu_blocks = num_gpu_blocks
         self._block_size = block_size
+        self._columns = columns
         self._finished = getattr(rule, "finished", None)
 
     def admits(
@@ -74,6 +78,7 @@ class AdmissionDesk:
             block_size=self._block_size,
             num_available_blocks=num_available_blocks,
             running=lambda: [RunningRequest(each, holdings) for each in running],
+            columns=self._columns,
         )
         answer = self._rule.admits(head, engine)
         if answer not in (True, False):

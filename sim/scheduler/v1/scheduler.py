@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
-from sim.scheduler.admission import FullPrompt, Watermark
+from sim.scheduler.admission import Conservative, FullPrompt, Watermark
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.settings import CacheConfig
+from sim.scheduler.v1.clock import DecodeColumns
 from sim.scheduler.v1.holdings import Holdings
 from sim.scheduler.v1.policies import AdmissionDesk
 from sim.scheduler.v1.prefill_interval import PrefillInterval
@@ -173,8 +174,12 @@ class Scheduler(Holdings):
         if type(admission) is Watermark:
             self._watermark_blocks += admission.num_spare_blocks(num_gpu_blocks)
         elif admission is not None and not self._asks_for_full_prompt:
-            size = num_gpu_blocks, self.block_size
-            self._desk = AdmissionDesk(admission, self, *size)
+            columns = None
+            if isinstance(admission, Conservative) and self.window is None:
+                self.clock.columns, columns = DecodeColumns(), self.columns
+            self._desk = AdmissionDesk(
+                admission, self, num_gpu_blocks, self.block_size, columns
+            )
         # Whether what keeps the head out cannot end by itself; see `_fits`.
         self._heads_stay_blocked = (
             self._quick is not None
