@@ -125,7 +125,6 @@ class ForkingSampler(_Sampler):
     def __call__(
         self, output: GroupSchedulerOutput, step: int, end_s: float
     ) -> list[Request]:
-        """See `GroupSampler`."""
         finished: list[Request] = []
         for entry in output.scheduled_seq_groups:
             group = entry.seq_group
@@ -202,7 +201,6 @@ class FixedWidthSampler(_Sampler):
     def __call__(
         self, output: GroupSchedulerOutput, step: int, end_s: float
     ) -> list[Request]:
-        """See `GroupSampler`."""
         groups = [entry.seq_group for entry in output.scheduled_seq_groups]
         for entry in output.scheduled_seq_groups:
             self._continue_group(entry.seq_group, is_prefill=entry.is_prefill)

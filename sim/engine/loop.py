@@ -442,11 +442,7 @@ class Engine:
     def _refuse_length(
         self, num_decodes: int, num_context_tokens: int, times_s: list[float]
     ) -> NoReturn:
-        """Say that the last of quiet steps takes no time, or all of it.
-
-        `num_context_tokens` are those of the first; `times_s` are when it began, and
-        the end of each.
-        """
+        """Refuse the last of quiet steps that begin, and end, at these times."""
         num_context_tokens += (len(times_s) - 2) * num_decodes
         shape = BatchShape(num_decodes, num_context_tokens, 0, 0, 0, 0)
         raise _no_length(self.cost_model.step(shape).total_s, times_s[-2])
@@ -464,7 +460,7 @@ class Engine:
         self._plan_look()
 
     def _settle(self) -> None:
-        """Write down how far the decodes came, for those that look from outside."""
+        """Write down how far the decodes came."""
         clocked = self._clocked
         if clocked is not None:
             for bucket in clocked.clock.buckets:
@@ -487,11 +483,7 @@ def _queue_lengths(scheduler: Scheduler) -> tuple[int, int, int]:
 
 
 def _announce(request: Request) -> None:
-    """Call back the client that waits for the end of `request`, once.
-
-    It is let go before: an event that holds the request, which holds the event, would
-    be a cycle.
-    """
+    # Let go of it first: the event holds the request, which would hold the event.
     on_end, request.on_end = request.on_end, None
     assert on_end is not None
     on_end(request)

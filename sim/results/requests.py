@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 _CHUNK_ROWS = 2048
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
-_REQUEST_FACTS = {
-    "request_id": "int64",
-    "arrival_s": "float64",
-    "num_prompt_tokens": "int64",
-    "num_tokens": "int64",
-    "num_sequences": "int64",
-    "num_generated_tokens": "int64",
-    "parent_id": "int64",
-    "first_scheduled_s": "float64",
-    "first_token_s": "float64",
-    "finish_s": "float64",
-    "num_preemptions": "int64",
-    "num_cached_tokens": "int64",
-    "num_recomputed_tokens": "int64",
-}
+_READ = (
+    "request_id",
+    "arrival_s",
+    "num_prompt_tokens",
+    "num_tokens",
+    "num_sequences",
+    "num_generated_tokens",
+    "parent_id",
+    "first_scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "num_preemptions",
+    "num_cached_tokens",
+    "num_recomputed_tokens",
+)
+"""What is read of a request that leaves."""
+_REQUEST_FACTS = {name: schema.REQUESTS.get(name, "int64") for name in _READ}
 _PREEMPTION_FACTS = {
     name: kind for name, kind in schema.PREEMPTIONS.items() if kind != "str"
 }

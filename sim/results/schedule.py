@@ -142,7 +142,6 @@ class ScheduleFile:
         return sorted(aborted, key=lambda request: request.request_id)
 
     def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
-        """See `sim.engine.loop.StepListener`."""
         del scheduler
         line = self._line
         line["end_s"] = float(end_s)
