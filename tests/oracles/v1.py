@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.scheduler.base import SchedulerOutput
-from sim.scheduler.v1.prefill_interval import PrefillInterval
+from sim.scheduler.v1.policies import PrefillInterval
 from sim.scheduler.v1.settings import Settings
 from tests.oracles.v1_parts import V1Batch, is_prefilling
 from tests.oracles.v1_state import V1State

@@ -16,8 +16,7 @@ from sim.scheduler.request import RequestStatus
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1.clock import DecodeColumns
 from sim.scheduler.v1.holdings import Holdings
-from sim.scheduler.v1.policies import AdmissionDesk
-from sim.scheduler.v1.prefill_interval import PrefillInterval
+from sim.scheduler.v1.policies import AdmissionDesk, PrefillInterval
 from sim.scheduler.v1.queues import urgency
 from sim.scheduler.v1.settings import Settings
 from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
