@@ -1,4 +1,4 @@
-"""One configuration on both paths, and whatever differs (invariant 8).
+"""One configuration by our scheduler and by the oracle, and what differs (invariant 8).
 
 No tolerance: floats are compared bit by bit, NaN with NaN, types with types.
 """
@@ -67,9 +67,9 @@ class Comparison:
     Parameters
     ----------
     chosen
-        On the path that the simulation takes by itself.
+        As the simulation takes it by itself.
     reference
-        On the stepwise path.
+        By the oracle.
     differences
         The first one of each table, in words; empty where all is equal.
     """
@@ -168,10 +168,9 @@ def _in_words(error: Exception) -> str:
 
 def report(config: RunConfig, look: Look, compared: Comparison) -> str:
     """Return what differs, and a file that shows it again."""
-    chosen = compared.chosen
     return "\n".join(
         [
-            f"the {chosen.path} path differs from the stepwise one:",
+            "the scheduler differs from the oracle:",
             *(f"- {line}" for line in compared.differences),
             "to see it again: python -m tests.identity.fuzz --file FILE, with",
             reproduction(config, look),

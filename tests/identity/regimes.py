@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 def regimes_of(compared: Comparison) -> set[str]:
     """Return the names of what happened in a case."""
     reached = {compared.chosen.path}
-    if compared.chosen.path_reason:
-        reached.add("told why stepwise")
     if compared.reference.error:
         return reached | {"error"}
     happened = _happened(compared.reference)

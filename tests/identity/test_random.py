@@ -1,4 +1,4 @@
-"""Random configurations: both paths give equal results, to the last bit."""
+"""Random configurations: the clock and the oracle are equal, to the last bit."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ def test_the_cases_reach_every_regime() -> None:
         assert counts[name] >= 0.1 * NUM_CASES, (name, counts)
     for name in ("rejected", "length capped", "samples", "follow-ups"):
         assert counts[name], (name, counts)
-    assert counts["fast"] >= 0.6 * NUM_CASES, counts
-    assert counts["told why stepwise"] >= 0.05 * NUM_CASES, counts
+    assert counts["fast"] >= 0.9 * NUM_CASES, counts
 
 
 @pytest.mark.slow
