@@ -208,6 +208,13 @@ def test_a_stretch_ends_where_an_observer_looks() -> None:
     assert fast.scheduler.longest == 40
 
 
+def test_a_stretch_ends_at_the_horizon() -> None:
+    near, far = (Run([spec(0, 0.0, 10, 150)], fast=True) for _ in range(2))
+    near.engine.horizon = lambda: near.env.now + 25.0
+    assert near.finish() == far.finish()
+    assert (near.scheduler.longest, far.scheduler.longest) == (25, 149)
+
+
 def test_an_observer_sees_how_far_decodes_are() -> None:
     seen: dict[bool, list[int]] = {}
     for fast in (False, True):
