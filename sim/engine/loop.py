@@ -469,11 +469,12 @@ class Engine:
 
 
 def _forms_itself(scheduler: Scheduler) -> bool:
-    """Whether it keeps a decode clock, and no subclass redefines `schedule` alone."""
+    """Whether it keeps a decode clock, and no subclass redefines what it passes by."""
+    passed_by = {"cache_usage", "schedule", "update"}
     for kind in type(scheduler).__mro__:
         if "form" in vars(kind):
             return True
-        if "schedule" in vars(kind):
+        if not passed_by.isdisjoint(vars(kind)):
             return False
     return False
 

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 
 from sim.costs.base import StepCost
 from sim.errors import CostError
-from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.base import CacheUsage, SchedulerOutput
 from sim.scheduler.v1.scheduler import V1Scheduler
 from tests.shared import ROOT
 from tests.sim.build import Run, spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     import simpy
 
     from sim.engine.loop import Engine
     from sim.scheduler.batch import BatchShape
+    from sim.scheduler.request import Request
 
 
 class PricePerToken:
@@ -182,6 +183,36 @@ def test_empty_steps_of_a_policy_that_waits_cost_time_and_lose_nobody(
     assert recording.requests["first_scheduled_s"].tolist() == [50.0, 50.0]
     assert (recording.steps["latency_s"] == 1.0).all()
     assert len(recording.steps) == 52
+
+
+class Watchful(V1Scheduler):
+    """Asks for every step, as its rule may hang on each."""
+
+    num_updates = 0
+
+    def update(self, finished: Sequence[Request]) -> None:
+        self.num_updates += 1
+        super().update(finished)
+
+
+class Reserving(V1Scheduler):
+    """Reports a cache of its own."""
+
+    def cache_usage(self) -> CacheUsage:
+        return super().cache_usage()._replace(cpu_cache_usage=0.5)
+
+
+def test_what_a_subclass_redefines_is_called_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.sim.build.V1Scheduler", Watchful)
+    run = Run([spec(0, 0.0, 20, 40), spec(1, 5.0, 20, 9)], check=False)
+    num_steps = len(run.go().steps)
+    assert isinstance(run.scheduler, Watchful)
+    assert run.scheduler.num_updates == num_steps == 40
+    monkeypatch.setattr("tests.sim.build.V1Scheduler", Reserving)
+    run = Run([spec(0, 0.0, 20, 40)], check=False)
+    assert (run.go().steps["cpu_cache_usage"] == 0.5).all()
 
 
 def test_a_policy_that_waits_for_ever_is_ended(
