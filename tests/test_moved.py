@@ -53,6 +53,18 @@ def test_an_old_path_gives_the_same_object_and_warns_at_the_line(old: str) -> No
         assert [each.filename for each in said] == [__file__]
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from sim.scheduler.v1 import V1Scheduler",
+        "from sim.scheduler.v1 import Settings, Scheduler",
+        "from sim.scheduler.v0 import Scheduler",
+    ],
+)
+def test_a_users_file_may_be_the_first_to_import_a_scheduler(statement: str) -> None:
+    subprocess.run([sys.executable, "-c", statement], check=True, cwd=ROOT)
+
+
 def test_a_wrong_name_is_refused_without_a_warning() -> None:
     with pytest.raises(AttributeError, match="no attribute 'CostModle'"):
         import_module("sim.cost").CostModle  # noqa: B018
