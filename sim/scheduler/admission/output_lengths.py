@@ -100,9 +100,11 @@ class OutputLengths:
         lengths, sums = self._lengths_and_sums()
         num_longer = len(lengths) - lengths.searchsorted(num_output_tokens, "right")
         rest = sums[num_longer] / np.maximum(num_longer, 1) - num_output_tokens
-        rest = np.where(num_longer > 0, rest, 1.0)
-        most = most_output_tokens - num_output_tokens
-        return np.where(rest < most, rest, np.maximum(1.0, most))
+        # The mean of longer outputs is longer by 1 at least; where there are none, the
+        # rest is 1, too.
+        np.maximum(rest, 1.0, out=rest)
+        most = np.maximum(most_output_tokens - num_output_tokens, 1.0)
+        return np.minimum(rest, most, out=rest)
 
 
 def _quantiles(distribution: LengthDistribution) -> list[int]:

@@ -39,11 +39,16 @@ class PastFuture(Conservative):
         most = running.max_num_tokens - running.num_prompt_tokens
         rests = self.lengths.expected_rests(running.num_output_tokens, most)
         num_tokens = running.num_prompt_tokens + running.num_output_tokens
-        held = running.num_blocks
-        lacking = np.maximum(-(-num_tokens // size) - held, 0)
-        rests = np.append(factor * rests, factor * self.lengths.expected_rest(head))
-        held, lacking = np.append(held, head.num_full_blocks), np.append(lacking, 0)
-        peak = _peak(rests, held, lacking, size)
+        num_running = len(rests)
+        grown = np.empty(num_running + 1)
+        np.multiply(rests, factor, out=grown[:-1])
+        grown[-1] = factor * self.lengths.expected_rest(head)
+        held = np.empty(num_running + 1, np.int64)
+        held[:-1] = running.num_blocks
+        held[-1] = head.num_full_blocks
+        lacking = np.zeros(num_running + 1, np.int64)
+        np.maximum(-(-num_tokens // size) - held[:-1], 0, out=lacking[:-1])
+        peak = _peak(grown, held, lacking, size)
         return bool(peak + head.num_full_blocks <= available)
 
 
