@@ -158,6 +158,7 @@ class Scheduler(Holdings):
     def _set_policies(self, settings: Settings, num_gpu_blocks: int) -> None:
         victim, admission = settings.preemption_victim, settings.admission
         self._by_priority = settings.scheduling_policy == "priority"
+        self._chooses_victims = self._by_priority or victim is not None
         if victim is not None:
             self._choice = VictimChoice(victim, self)
         self._reason = (
@@ -264,15 +265,31 @@ class Scheduler(Holdings):
         opening = clock.opening(step)
         if (
             quick is None
-            or len(opening) > quick.num_free_blocks
             or (prefilling and not self._runs_behind_decodes(next(iter(prefilling))))
+            or (self._chooses_victims and len(opening) > quick.num_free_blocks)
         ):
             return self._serve(self._in_need(step), budget)
-        if opening:
+        if len(opening) > quick.num_free_blocks:
+            self._append_or_preempt(quick, list(opening))
+            budget = self._budget - clock.num_decodes
+        elif opening:
             quick.append_blocks(opening)
         if self.enable_caching:
             quick.register_blocks(clock.filling(step))
         return self._serve(list(prefilling), budget) if prefilling else budget
+
+    def _append_or_preempt(self, tables: QuickTables, opening: list[Request]) -> None:
+        """Give decodes a block each, in running order, preempting from the tail."""
+        running = self.running
+        for request in opening:
+            if request not in running:
+                return  # and those behind it went before it
+            while not tables.num_free_blocks:
+                victim = next(reversed(running))
+                self._preempt(victim, request, self._reason)
+                if victim is request:
+                    return
+            tables.append_blocks((request,))
 
     def _all_decodes_get_on(self, budget: int) -> bool:
         """Whether every decode gets its token, whichever requests are preempted.
