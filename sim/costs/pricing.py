@@ -45,6 +45,9 @@ def batch_total_of(cost_model: CostModel) -> BatchTotal:
     if parts is None:
         return lambda *shape: cost_model.step(BatchShape(*shape)).total_s
 
+    if isinstance(cost_model, FormulaCost) and _is_formula(parts):
+        return _formula_total(cost_model)
+
     def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
         num_decodes: int,
         decode_context: int,
@@ -61,6 +64,42 @@ def batch_total_of(cost_model: CostModel) -> BatchTotal:
             prefill_context,
             num_pairs,
         )
+        total_s: float = gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
+        return total_s
+
+    return batch_total
+
+
+def _is_formula(parts: Any) -> bool:
+    return getattr(parts, "__func__", None) is FormulaCost.parts
+
+
+def _formula_total(model: FormulaCost) -> BatchTotal:
+    """Return the sum of `FormulaCost.parts`, in the same order, without a tuple."""
+    counted, decode_attention_s = model.counted, model.decode_attention_s
+    prefill_attention_s = model.prefill_attention_s
+
+    def batch_total(  # noqa: PLR0917 - the fields of `BatchShape`
+        num_decodes: int,
+        decode_context: int,
+        num_prefills: int,
+        num_tokens: int,
+        prefill_context: int,
+        num_pairs: int,
+    ) -> float:
+        gemm_s, head_s, allreduce_s, host_s, _ = counted(
+            num_decodes, num_prefills, num_tokens
+        )
+        prefill_s = decode_s = 0.0
+        if not (num_decodes or num_tokens):  # nothing is computed
+            head_s = 0.0
+        else:
+            if num_prefills:
+                prefill_s = prefill_attention_s(
+                    num_prefills, num_tokens, prefill_context, num_pairs
+                )
+            if num_decodes:
+                decode_s = decode_attention_s(num_decodes, decode_context, num_prefills)
         total_s: float = gemm_s + prefill_s + decode_s + head_s + allreduce_s + host_s
         return total_s
 

@@ -100,33 +100,44 @@ class DecodeClock:
         self.buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
 
     def join(self, request: Request, first_step: int) -> None:
-        """Let `request` decode from `first_step` on.
+        """Let `request` decode from `first_step` on; see `join_all`."""
+        self.join_all((request,), first_step)
 
-        Its `num_tokens` are those known at the start of that step.
+    def join_all(self, requests: Iterable[Request], first_step: int) -> None:
+        """Let requests decode from `first_step` on.
+
+        Their `num_tokens` are those known at the start of that step.
         """
-        base_tokens = request.num_tokens - first_step
-        request.base_tokens = base_tokens
-        self.num_decodes += 1
-        self.num_base_tokens += base_tokens
-        bucket = self.buckets[(1 - base_tokens) % self.block_size]
-        bucket[request] = None
-        if self.columns is not None:
-            self.columns.join(request)
-        if request.order > self._last_order:
-            self._last_order = request.order
-        else:  # prompts that ran behind it have completed before
-            in_order = sorted(bucket, key=attrgetter("order"))
-            bucket.clear()
-            bucket.update(dict.fromkeys(in_order))
+        buckets, block_size, columns = self.buckets, self.block_size, self.columns
+        for request in requests:
+            base_tokens = request.base_tokens = request.num_tokens - first_step
+            self.num_decodes += 1
+            self.num_base_tokens += base_tokens
+            bucket = buckets[(1 - base_tokens) % block_size]
+            bucket[request] = None
+            if columns is not None:
+                columns.join(request)
+            if request.order > self._last_order:
+                self._last_order = request.order
+            else:  # prompts that ran behind it have completed before
+                in_order = sorted(bucket, key=attrgetter("order"))
+                bucket.clear()
+                bucket.update(dict.fromkeys(in_order))
 
     def leave(self, request: Request) -> None:
         """Take `request` off the clock."""
-        base_tokens = request.base_tokens
-        self.num_decodes -= 1
-        self.num_base_tokens -= base_tokens
-        if self.columns is not None:
-            self.columns.leave(request)
-        del self.buckets[(1 - base_tokens) % self.block_size][request]
+        self.leave_all((request,))
+
+    def leave_all(self, requests: Iterable[Request]) -> None:
+        """Take requests off the clock."""
+        buckets, block_size, columns = self.buckets, self.block_size, self.columns
+        for request in requests:
+            base_tokens = request.base_tokens
+            self.num_decodes -= 1
+            self.num_base_tokens -= base_tokens
+            if columns is not None:
+                columns.leave(request)
+            del buckets[(1 - base_tokens) % block_size][request]
 
     def wait(self, request: Request) -> None:
         """Let `request` get no token in the step that is being formed."""

@@ -143,11 +143,11 @@ class Holdings:
 
     def begin_decoding(self, requests: Sequence[Request]) -> None:
         """Put those of `completing` that go on onto the clock, in batch order."""
-        join, step, prefilling = self.clock.join, self.step, self.prefilling
+        prefilling = self.prefilling
         for request in requests:
             self.num_chunk_tokens -= request.num_computed_tokens
             del prefilling[request]
-            join(request, step)
+        self.clock.join_all(requests, self.step)
         if self.window is not None:
             self._unseen += requests
         self.completing = []
@@ -157,15 +157,18 @@ class Holdings:
             self.begin_decoding([r for r in self.completing if r.status is _RUNNING])
         if not finished:
             return
-        running, prefilling, tables = self.running, self.prefilling, self.tables
+        running, prefilling, free = self.running, self.prefilling, self.tables.free
+        decodes = finished
+        if prefilling:
+            decodes = [each for each in finished if each not in prefilling]
+            if len(decodes) < len(finished):
+                for request in prefilling.keys() & set(finished):
+                    del prefilling[request]
+                    self.num_chunk_tokens -= request.num_computed_tokens
+        self.clock.leave_all(decodes)
         for request in finished:
             del running[request]
-            if request in prefilling:
-                del prefilling[request]
-                self.num_chunk_tokens -= request.num_computed_tokens
-            else:
-                self.clock.leave(request)
-            tables.free(request)
+            free(request)
         if self._blocked_head is not None:
             self._look_again()
         if self._choice is not None:
@@ -283,7 +286,8 @@ class Holdings:
         """Return the fields of `cache_usage`. O(1)."""
         tables, clock, block_size = self.tables, self.clock, self.block_size
         num_logical_blocks = tables.num_logical_blocks
-        num_physical_blocks = tables.num_usable_blocks - tables.num_free_blocks
+        num_usable_blocks = tables.num_usable_blocks
+        num_physical_blocks = num_usable_blocks - tables.num_free_blocks
         # Only full blocks lie behind a window, and only full blocks are ever shared:
         # each null block, and each extra entry, is a block of tokens.
         num_logical_tokens = (
@@ -298,7 +302,7 @@ class Holdings:
             num_logical_blocks,
             num_logical_tokens - num_shared_tokens,
             num_logical_tokens,
-            num_physical_blocks / tables.num_usable_blocks,
+            num_physical_blocks / num_usable_blocks,
             0.0,
         )
 

@@ -23,11 +23,11 @@ def urgency(request: Request) -> tuple[int, float, int]:
 class RequestQueue(Protocol):
     """Requests that hold no blocks, in the order in which they are admitted."""
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, /) -> None:
         """Queue an arrival."""
         ...
 
-    def prepend_request(self, request: Request) -> None:
+    def prepend_request(self, request: Request, /) -> None:
         """Queue a preempted request."""
         ...
 
@@ -57,13 +57,10 @@ class RequestQueue(Protocol):
 class FCFSRequestQueue(deque["Request"]):
     """First come, first served; preempted requests come before those not begun yet."""
 
-    def add_request(self, request: Request) -> None:
-        """Queue an arrival at the back."""
-        self.append(request)
-
-    def prepend_request(self, request: Request) -> None:
-        """Queue a preempted request at the front."""
-        self.appendleft(request)
+    # as methods of the deque: they are called for every request
+    add_request = deque.append
+    prepend_request = deque.appendleft
+    pop_request = deque.popleft
 
     def prepend_requests(self, requests: Sequence[Request]) -> None:
         """Put requests at the front one by one, so that the last one comes first."""
@@ -72,10 +69,6 @@ class FCFSRequestQueue(deque["Request"]):
     def peek_request(self) -> Request:
         """Return the front."""
         return self[0]
-
-    def pop_request(self) -> Request:
-        """Remove and return the front."""
-        return self.popleft()
 
 
 class PriorityRequestQueue:

@@ -262,7 +262,7 @@ class Scheduler(Holdings):
         prefilling = self.prefilling
         if budget < 0 or (prefilling and not self._all_decodes_get_on(budget)):
             return self._serve(list(self.running), self._budget, counts_decodes=True)
-        opening = clock.opening(step)
+        opening = clock.buckets[step % self.block_size]
         if (
             quick is None
             or (prefilling and not self._runs_behind_decodes(next(iter(prefilling))))
