@@ -1,7 +1,4 @@
-"""What scripts and notebooks call: results with their figures, and each question once.
-
-`sim` names these functions; the work is done where the commands have it done.
-"""
+"""The public face: results with their figures, and a function for each question."""
 
 from __future__ import annotations
 

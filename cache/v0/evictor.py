@@ -20,7 +20,7 @@ NUM_STALE_ENTRIES_ALLOWED = 64
 
 
 class CachedBlock(NamedTuple):
-    """What a policy may look at."""
+    """A cached block as an eviction policy sees it, read-only."""
 
     block_id: int
     content_hash: int

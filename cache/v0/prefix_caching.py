@@ -312,7 +312,7 @@ def hash_block_tokens(
 
 @runtime_checkable
 class FindsByContent(Protocol):
-    """What such a block asks of its allocator."""
+    """The calls that a block makes to its allocator."""
 
     def block_is_computed(self, block_id: BlockId) -> bool:
         """Whether the block may answer look-ups."""

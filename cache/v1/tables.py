@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TableRequest(Protocol):
-    """What block tables read of a request, and the table that they keep there.
+    """A request as block tables see it: the facts they read, the table they keep.
 
     Attributes
     ----------

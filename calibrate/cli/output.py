@@ -1,4 +1,4 @@
-"""What ``kvsim profile`` prints, and two profiles point by point."""
+"""The output of ``kvsim profile``, and the comparison of two profiles by point."""
 
 from __future__ import annotations
 

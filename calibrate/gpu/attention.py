@@ -31,7 +31,7 @@ MAX_SHARED_BYTES = 220 << 10
 
 
 class Engines:
-    """What attention variants need beside a batch; `library` holds the CUDA kernels."""
+    """Buffers of attention variants; `library` holds the CUDA kernels."""
 
     def __init__(
         self, device: torch.device, num_sms: int, library: CudaKernels | None

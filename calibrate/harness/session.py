@@ -51,7 +51,7 @@ SENTINEL_SAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one visit of a point gave: samples in seconds, by metric."""
+    """The samples of one visit of a point, in seconds, by metric."""
 
     samples: dict[str, list[float]]
     settled: bool

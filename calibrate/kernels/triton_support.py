@@ -1,4 +1,4 @@
-"""What the Triton kernels share: launch arithmetic, places of tokens, softmax."""
+"""Shared parts of the Triton kernels: launch arithmetic, token places, softmax."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Timing(NamedTuple):
 
     @property
     def host_s(self) -> float:
-        """What the host adds before the device begins."""
+        """Seconds that the host adds before the device begins."""
         return self.wall_s - self.device_s
 
 

@@ -87,9 +87,9 @@ _COLUMNS: Final = (
 
 def write_prometheus(folder: RunFolder, path: Path) -> list[str]:
     """Write the text of a scrape; return what the results do not tell."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(folder))
-    path.write_bytes(generate_latest(registry))
+    metrics = CollectorRegistry()
+    metrics.register(_Collector(folder))
+    path.write_bytes(generate_latest(metrics))
     if folder.recorded("itl.parquet") is not None:
         return []
     return [
