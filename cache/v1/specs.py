@@ -1,0 +1,154 @@
+"""Which KV cache the layers of a model need, and how groups of them share one pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class MambaCacheMode(Enum):
+    """When states of Mamba and linear-attention layers are kept."""
+
+    NONE = "none"
+    """One state a request, overwritten as it grows: without prefix caching."""
+    ALIGN = "align"
+    """The state at the end of every block that a step stops at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """The cache of one layer.
+
+    Parameters
+    ----------
+    block_size
+        Tokens a block.
+    page_size_bytes
+        Bytes of one block of one layer, padding included.
+    """
+
+    block_size: int
+    page_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec(KVCacheSpec):
+    """Keys and values of every token that a block covers.
+
+    Parameters
+    ----------
+    num_kv_heads, head_size
+        Of one rank.
+    dtype
+        Of an element, as the engine names it.
+    """
+
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullAttentionSpec(AttentionSpec):
+    """A layer that reads all tokens.
+
+    Parameters
+    ----------
+    sliding_window, attention_chunk_size
+        What the layer reads in truth, where the hybrid manager is off and its blocks
+        are kept all the same.
+    """
+
+    sliding_window: int | None = None
+    attention_chunk_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAAttentionSpec(AttentionSpec):
+    """A layer that keeps one latent vector a token, on every rank alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowSpec(AttentionSpec):
+    """A layer that reads the last `sliding_window` tokens, the token included."""
+
+    sliding_window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedLocalAttentionSpec(AttentionSpec):
+    """A layer that reads what precedes a token in its chunk of fixed position."""
+
+    attention_chunk_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec(KVCacheSpec):
+    """A layer with a state: Mamba, Mamba2, gated delta net.
+
+    Parameters
+    ----------
+    shapes, dtypes
+        Of the state's arrays on one rank.
+    mamba_cache_mode
+        When states are kept.
+    num_checkpoint_blocks
+        1 where a prefill can write a second state, in the middle of a chunk.
+    checkpoint_alignment
+        Tokens after which it can write one, counted from the chunk's first.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    mamba_cache_mode: MambaCacheMode
+    num_checkpoint_blocks: int = 0
+    checkpoint_alignment: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroup:
+    """Layers with one block table between them.
+
+    Parameters
+    ----------
+    layer_names
+        In order of depth.
+    spec
+        Of each of them.
+    """
+
+    layer_names: tuple[str, ...]
+    spec: KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheLayout:
+    """Groups, and the pool that they draw their blocks from.
+
+    Parameters
+    ----------
+    groups
+        In the order in which they are served.
+    num_blocks
+        Size of the pool, the null block included.
+    bytes_per_block
+        Of one block id over all layers of the widest group, on one rank.
+    hash_block_size
+        Tokens a block hash covers.
+    scheduler_block_size
+        Tokens after which blocks of all groups end.
+    cache_hit_alignment
+        Every cached prefix is a multiple of it.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/kv_cache_interface.py`` (`KVCacheConfig`) and
+    ``vllm/v1/core/kv_cache_utils.py`` (`resolve_kv_cache_block_sizes`).
+    """
+
+    groups: tuple[KVCacheGroup, ...]
+    num_blocks: int
+    bytes_per_block: int
+    hash_block_size: int
+    scheduler_block_size: int
+    cache_hit_alignment: int
