@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
+
+ELEMENT_BYTES: dict[str, int] = {
+    "uint8": 1,
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+}
+"""Bytes of an element of a cache, by the name of its type; FP8 is kept as ``uint8``."""
 
 
 class MambaCacheMode(Enum):
@@ -104,6 +113,12 @@ class MambaSpec(KVCacheSpec):
     num_checkpoint_blocks: int = 0
     checkpoint_alignment: int | None = None
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state, without padding."""
+        arrays = zip(self.shapes, self.dtypes, strict=True)
+        return sum(prod(shape) * ELEMENT_BYTES[dtype] for shape, dtype in arrays)
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroup:
@@ -114,11 +129,14 @@ class KVCacheGroup:
     layer_names
         In order of depth.
     spec
-        Of each of them.
+        Of each of them; of the first, where their pages differ in size.
+    bytes_per_block
+        Of one block of all of its layers.
     """
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
+    bytes_per_block: int
 
 
 @dataclass(frozen=True, slots=True)
