@@ -37,6 +37,7 @@ _COVERED: Final = 0.9
 """Share of new points that the intervals are to hold."""
 _LONGEST: Final = {
     "mixed_attention": "decode_context",
+    "moe": "tokens",
     "gemm": "m",
     "allreduce": "bytes",
     "layer": "tokens",

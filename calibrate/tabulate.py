@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from calibrate.importers.geometry import RANKS
+from calibrate.importers.geometry import LATENT_SIZES, RANKS, latent_sizes
 from calibrate.tables.attention import AttentionTables
-from calibrate.tables.fits import ESTIMATED, fit_operations
+from calibrate.tables.experts import expert_dtypes
+from calibrate.tables.fits import DTYPES_OF_BITS, ESTIMATED, fit_operations
 from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
-from calibrate.tables.tokens import DTYPES_OF_BITS, TokenTables
+from calibrate.tables.tokens import TokenTables
 from calibrate.tables.transfers import transfer_tables
 from calibrate.writing import build_profile, write_profile
 from sim.costs.measured import MeasuredCost
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _NO_TIME_S: Final = 1e-9
 _KV: Final = {"bfloat16": 2, "fp8": 1}
+_LATENT = ("latent_decode", "latent_prefill")
+_ATTENTION = ("decode_attention", "prefill_attention", "mixed_attention")
 _NEEDED = ("decode_attention", "prefill_attention", "gemm")
 """Without points of these no step can be priced."""
 
@@ -59,10 +62,10 @@ def tabulated(
     Raises
     ------
     UserError
-        When the model's attention is not what was measured (MLA), the layers are
+        When the model's latent attention (MLA) is not what was measured, the layers are
         another model's, or there are no products.
     """
-    check_model(model)
+    check_model(profile, model)
     gpu = gpu or _gpu_of(profile)
     fits = fit_operations(_of_precisions(profile, model), variants)
     entries = [
@@ -76,6 +79,9 @@ def tabulated(
     intervals = dict(fits.intervals)
     if "gemm" not in intervals and "layer" in intervals:
         intervals["gemm"] = intervals["layer"]
+    for whole, part in zip(_LATENT, _ATTENTION, strict=False):
+        if whole in intervals:
+            intervals[part] = intervals[whole]
     for entry in entries:
         intervals |= dict.fromkeys(entry.get("estimated", ()), ESTIMATED)
     return {
@@ -89,27 +95,47 @@ def tabulated(
     }
 
 
-def check_model(model: ModelArchitecture) -> None:
-    """Refuse a model whose attention tables do not measure (MLA)."""
-    if model.kv_lora_rank:
+def check_model(profile: Profile, model: ModelArchitecture) -> None:
+    """Refuse a model with latent attention (MLA) of sizes that were not measured."""
+    sizes = latent_sizes(model)
+    if sizes is None:
+        return
+    there = {
+        tuple(table.constants.get(key) for key in LATENT_SIZES)
+        for table in profile.tables("latent_decode")
+    }
+    if sizes not in there:
         raise UserError(
-            f"{model.name} attends to a latent (MLA), which these tables do not "
+            f"{model.name} attends to a latent (MLA) of sizes that these tables do not "
             "measure; use cost: {kind: roofline}"
         )
 
 
 def _of_precisions(profile: Profile, model: ModelArchitecture) -> Profile:
-    """Return a profile without products of precisions that the model has none in.
+    """Return a profile with what `model` needs: its precisions, its kind of attention.
 
     Other precisions are other kernels: they teach little, and take two thirds of the
     time of a fit.
     """
-    own = DTYPES_OF_BITS[weight_bits_of(model)]
-    kept = {t.dtype for t in profile.tables("gemm")} & {*own, *DTYPES_OF_BITS[16]}
-    if kept.isdisjoint(own):
-        return profile
-    ops = tuple(t for t in profile.ops if t.operation != "gemm" or t.dtype in kept)
+    dense = DTYPES_OF_BITS[weight_bits_of(model)]
+    dtypes = {
+        "gemm": _kept(profile, "gemm", dense) | set(DTYPES_OF_BITS[16]),
+        "moe": _kept(profile, "moe", expert_dtypes(model)),
+    }
+    unused = _ATTENTION if model.kv_lora_rank else _LATENT
+    ops = tuple(
+        table
+        for table in profile.ops
+        if table.operation not in unused
+        and (table.operation not in dtypes or table.dtype in dtypes[table.operation])
+    )
     return replace(profile, ops=ops)
+
+
+def _kept(profile: Profile, operation: str, wanted: Sequence[str]) -> set[str]:
+    """Return those of the precisions that were measured, else all that were."""
+    there = {table.dtype for table in profile.tables(operation)}
+    return there & set(wanted) or there
 
 
 def measured_ranks(profile: Profile) -> tuple[int, ...]:
@@ -205,15 +231,14 @@ def _entry(fits: Fits, profile: Profile, attention: AttentionTables) -> dict[str
             f"{model.name}'s; import the tables of {model.name}"
         )
     estimated = attention.estimated()
-    rest = None
-    if model.num_experts:
-        rest = attention.rest()
+    tokens = TokenTables(attention, name, is_own=is_own).tables()
+    if model.num_experts and "experts" not in tokens:
         estimated.append("gemm")
     return {
         "model": model.name,
         "geometry": geometry_of(model, tp, itemsize),
         **attention.tables(),
-        **TokenTables(fits, name, model, tp, rest, is_own=is_own).tables(),
+        **tokens,
         **({"estimated": estimated} if estimated else {}),
     }
 

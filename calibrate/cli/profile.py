@@ -246,9 +246,9 @@ def aiconfigurator(
     from calibrate.tabulate import check_model, with_tables
 
     architecture = load_model(model)
-    check_model(architecture)
     tell(f"reading the tables of {system}", quiet)
     profile = import_aiconfigurator(system, path)
+    check_model(profile, architecture)
     kept = import_aiconfigurator(system, path, architecture)
     points = sum(table.num_points for table in profile.ops)
     tell(f"fitting {points:,} points for {model}, about a minute", quiet)

@@ -10,6 +10,8 @@ from calibrate.estimators.attention import (
 from calibrate.estimators.curves import AllReduce, Copy, Layer, Swap
 from calibrate.estimators.gemm import Gemm
 from calibrate.estimators.kernel import KernelEstimator
+from calibrate.estimators.latent import LatentDecode, LatentPrefill
+from calibrate.estimators.moe import Moe
 
 ESTIMATORS: dict[str, type[KernelEstimator]] = {
     kind.operation: kind
@@ -17,7 +19,10 @@ ESTIMATORS: dict[str, type[KernelEstimator]] = {
         DecodeAttention,
         PrefillAttention,
         MixedAttention,
+        LatentDecode,
+        LatentPrefill,
         Gemm,
+        Moe,
         AllReduce,
         Layer,
         Swap,
@@ -33,8 +38,11 @@ __all__ = [
     "DecodeAttention",
     "Gemm",
     "KernelEstimator",
+    "LatentDecode",
+    "LatentPrefill",
     "Layer",
     "MixedAttention",
+    "Moe",
     "PrefillAttention",
     "Swap",
 ]

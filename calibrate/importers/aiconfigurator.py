@@ -1,4 +1,4 @@
-"""Tables of ``aiconfigurator-core``: attention, GEMM and all-reduce under vLLM.
+"""Tables of ``aiconfigurator-core``: kernels and whole layers under vLLM.
 
 Two layouts are read, the package's (``systems/data/SYSTEM/FAMILY/vllm/VERSION/``, with
 ``systems/SYSTEM.yaml``) and a flat copy (``SYSTEM/FAMILY/vllm-VERSION/``, with
@@ -22,12 +22,21 @@ import pandas as pd
 import yaml
 
 from calibrate.device import DeviceFacts, chip_facts
+from calibrate.importers.aiconfigurator_layers import (
+    ITEMSIZE,
+    MS,
+    check_columns,
+    latent_decode_ops,
+    latent_prefill_ops,
+    moe_ops,
+    weight_bits,
+)
 from calibrate.importers.geometry import model_shapes
 from calibrate.writing import build_profile, op_table
 from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from calibrate.importers.geometry import ModelShapes
     from sim.costs.profile import Profile
@@ -45,10 +54,7 @@ _ROOTS: Final = (
     "aiconfigurator/systems/data",
 )
 """Where the folders of systems may lie below the one that is given."""
-_ITEMSIZE: Final = {"bfloat16": 2, "float16": 2, "half": 2}
-"""Bytes an element; every other precision of these tables has 1."""
 _ELEMENT_BYTES: Final = 2
-_MS: Final = 1e-3
 
 _EXTRAPOLATED: Final = ("swap", "copy", "prefill_with_past")
 """Operations that the tables lack; a cost model takes them from the datasheet."""
@@ -104,6 +110,9 @@ def import_aiconfigurator(
         ("attention", "context_attention_perf.parquet", _prefill_ops),
         ("gemm", "gemm_perf.parquet", _gemm_ops),
         ("comm", "custom_allreduce_perf.parquet", _allreduce_ops),
+        ("moe", "moe_perf.parquet", moe_ops),
+        ("mla", "mla_generation_module_perf.parquet", latent_decode_ops),
+        ("mla", "mla_context_module_perf.parquet", latent_prefill_ops),
     ):
         if (found := tables.find(family, name)) is not None:
             path, versions[name.removesuffix("_perf.parquet")] = found
@@ -197,19 +206,11 @@ def _read(path: Path) -> pd.DataFrame:
     return measured
 
 
-def _columns(frame: pd.DataFrame, names: Sequence[str], table: str) -> None:
-    if missing := [name for name in names if name not in frame]:
-        raise UserError(
-            f"the {table} table has no column '{missing[0]}'; it has "
-            f"{', '.join(map(str, frame.columns))[:200]}"
-        )
-
-
 def _attention(
     frame: pd.DataFrame, table: str, shapes: ModelShapes | None
 ) -> pd.DataFrame:
     names = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads"]
-    _columns(frame, [*names, "head_dim", "kv_cache_dtype"], table)
+    check_columns(frame, [*names, "head_dim", "kv_cache_dtype"], table)
     kv_heads = frame["num_key_value_heads"]
     frame = frame.assign(
         # upstream writes 0 where every head has its own keys
@@ -234,7 +235,7 @@ def _groups(
         constants: dict[str, Any] = {
             "head_dim": int(head_dim),
             "window": int(window),
-            "kv_itemsize": _ITEMSIZE.get(dtype, 1),
+            "kv_itemsize": ITEMSIZE.get(dtype, 1),
         }
         yield dtype, constants, rows
 
@@ -249,7 +250,7 @@ def _decode_ops(
         keys = rows["batch_size"] * np.minimum(context, window)
         # timed by repeating one call: what fits the cache was read from there, and
         # tells only what starting a call costs at least
-        constants["launch_s"] = float(f"{rows['latency'].min() * _MS:.6g}")
+        constants["launch_s"] = float(f"{rows['latency'].min() * MS:.6g}")
         cold = keys * rows["num_key_value_heads"] * key_bytes > device.l2_bytes
         if cold.any():
             kept = rows[cold]
@@ -263,7 +264,7 @@ def _decode_ops(
                 "decode_attention",
                 dtype,
                 axes,
-                kept["latency"] * _MS,
+                kept["latency"] * MS,
                 variant="vllm",
                 constants=constants,
             )
@@ -280,7 +281,7 @@ def _prefill_ops(
             "query": rows["isl"],
             "past": rows["step"],
         }
-        seconds = rows["latency"] * _MS
+        seconds = rows["latency"] * MS
         yield op_table(
             "prefill_attention",
             dtype,
@@ -294,31 +295,24 @@ def _prefill_ops(
 def _gemm_ops(
     frame: pd.DataFrame, device: DeviceFacts, shapes: ModelShapes | None
 ) -> Iterator[dict[str, Any]]:
-    _columns(frame, ["gemm_dtype", "m", "n", "k"], "GEMM")
+    check_columns(frame, ["gemm_dtype", "m", "n", "k"], "GEMM")
     if shapes is not None:
         pairs = list(zip(frame["n"], frame["k"], strict=True))
         keep = [pair in shapes.weights for pair in pairs]
         frame = frame[np.array(keep, dtype=bool)]
     for dtype, rows in frame.groupby("gemm_dtype", sort=True):
         axes = {"m": rows["m"], "n": rows["n"], "k": rows["k"]}
-        constants = {"weight_bits": _weight_bits(str(dtype))}
-        seconds = rows["latency"] * _MS
+        constants = {"weight_bits": weight_bits(str(dtype))}
+        seconds = rows["latency"] * MS
         yield op_table(
             "gemm", str(dtype), axes, seconds, variant="vllm", constants=constants
         )
 
 
-def _weight_bits(dtype: str) -> int:
-    """Return bits an element of ``bfloat16``, ``fp8_block``, ``int4_wo``, ``nvfp4``."""
-    if dtype in _ITEMSIZE:
-        return 16
-    return 4 if "4" in dtype else 8
-
-
 def _allreduce_ops(
     frame: pd.DataFrame, device: DeviceFacts, shapes: ModelShapes | None
 ) -> Iterator[dict[str, Any]]:
-    _columns(frame, ["num_gpus", "message_size", "allreduce_dtype"], "all-reduce")
+    check_columns(frame, ["num_gpus", "message_size", "allreduce_dtype"], "all-reduce")
     if "backend" not in frame:
         frame = frame.assign(backend="vllm")
     keys = ["backend", "allreduce_dtype"]
@@ -328,5 +322,5 @@ def _allreduce_ops(
             "num_gpus": rows["num_gpus"],
             "bytes": rows["message_size"] * _ELEMENT_BYTES,
         }
-        seconds = rows["latency"] * _MS
+        seconds = rows["latency"] * MS
         yield op_table("allreduce", dtype, axes, seconds, variant=backend)

@@ -16,6 +16,15 @@ RANKS: Final = (1, 2, 4, 8)
 _NO_GEMM: Final = frozenset(
     {TensorRole.EMBEDDING, TensorRole.SMALL, TensorRole.DERIVED}
 )
+LATENT_SIZES: Final = (
+    "hidden_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+"""What decides, beside the heads, how long a layer of latent attention takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,10 @@ class ModelShapes:
     weights: frozenset[tuple[int, int]]
     """(n, k) of the linear layers."""
     ranks: frozenset[int]
+    experts: frozenset[tuple[int, int, int, int]]
+    """(hidden size, width, experts a token, experts), of all ranks together."""
+    latent: tuple[int, ...] | None
+    """Sizes of latent attention as `LATENT_SIZES` names them; None without."""
 
 
 def model_shapes(model: ModelArchitecture) -> ModelShapes:
@@ -57,4 +70,21 @@ def model_shapes(model: ModelArchitecture) -> ModelShapes:
         windows=frozenset(windows),
         weights=frozenset(weights),
         ranks=frozenset(ranks),
+        experts=frozenset({expert_shape(model)} if model.num_experts else ()),
+        latent=latent_sizes(model),
     )
+
+
+def expert_shape(model: ModelArchitecture) -> tuple[int, int, int, int]:
+    return (
+        model.hidden_size,
+        model.expert_size,
+        model.num_experts_per_tok,
+        model.num_experts,
+    )
+
+
+def latent_sizes(model: ModelArchitecture) -> tuple[int, ...] | None:
+    if not model.kv_lora_rank:
+        return None
+    return tuple(getattr(model, key) or 0 for key in LATENT_SIZES)

@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from calibrate.device import DeviceFacts
+from calibrate.estimators.moe import CHOSEN
 from calibrate.fit_report import EVEN, SKEWED
 from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
@@ -173,8 +174,23 @@ def _ops(folder: Path, model: ModelArchitecture) -> Iterator[dict[str, Any]]:
     if (path := folder / "moe.csv").is_file():
         frame = _read(path, ["tokens", "activated_experts"])
         axes = {key: frame[key] for key in ("tokens", "activated_experts")}
-        seconds = frame["time_us"] * _US
-        yield op_table("moe", model.dtype, axes, seconds, variant=f"tp{tp}")
+        sizes: dict[str, Any] = {
+            "hidden_size": model.hidden_size,
+            "inter_size": -(-model.expert_size // tp),
+            "num_experts": model.num_experts,
+            "top_k": model.num_experts_per_tok,
+            "num_ranks": 1,
+            "weight_bits": 8 * _ITEMSIZE,
+            "routing": CHOSEN,
+        }
+        yield op_table(
+            "moe",
+            model.dtype,
+            axes,
+            frame["time_us"] * _US,
+            variant=f"tp{tp}",
+            constants=sizes,
+        )
 
 
 def _skewed(

@@ -17,6 +17,7 @@ from calibrate.tables.fits import (
     product,
     rounded,
 )
+from calibrate.tables.latent import LatentTables
 from sim.costs import RooflineCost
 from sim.hardware.gpus import load_gpu
 from sim.scheduler.batch import BatchShape
@@ -54,6 +55,9 @@ class AttentionTables:
         self.ranks = ranks
         self.itemsize = itemsize
         self.gpu = gpu
+        self.latent: LatentTables | None = None
+        if model.kv_lora_rank:
+            self.latent = LatentTables(fits, model, ranks, itemsize)
 
     @property
     def windows(self) -> list[int]:
@@ -64,6 +68,8 @@ class AttentionTables:
 
     def tables(self) -> Table:
         """Return what an entry of a profile's `fit` says of attention."""
+        if self.latent is not None:
+            return self.latent.tables()
         found: Table = {
             "decode": {str(w): self._decode(w) for w in self.windows},
             "prefill": {str(w): self._prefill(w) for w in self.windows},
@@ -85,6 +91,8 @@ class AttentionTables:
 
     def estimated(self) -> list[str]:
         """Return the operations whose tables come from the datasheet."""
+        if self.latent is not None:
+            return []
         wanted = ("decode_attention", "prefill_attention")
         return [name for name in wanted if name not in self.fits.estimators]
 

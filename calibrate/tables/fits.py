@@ -34,6 +34,12 @@ BATCHES: Final = 2 ** np.arange(13)
 CONTEXTS: Final = 2 ** np.arange(21)
 QUERIES: Final = np.unique([1, *(2 ** np.arange(4, 18)), *(3 * 2 ** np.arange(9, 16))])
 TOKENS: Final = 2 ** np.arange(18)
+DTYPES_OF_BITS: Final[Mapping[int, tuple[str, ...]]] = {
+    16: ("bfloat16", "float16"),
+    8: ("fp8", "fp8_block", "int8_wo"),
+    4: ("int4_wo", "nvfp4", "w4a16_mxfp4"),
+}
+"""Bits of a weight to the precisions of tables that are taken for it, best first."""
 _GAP: Final = 4
 _MAX_NODES: Final = 128
 """Measured values of an axis beyond which only some of them are nodes."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from calibrate.estimators import Layer
-from calibrate.tables.fits import TOKENS, nodes, rounded
+from calibrate.tables.experts import expert_table
+from calibrate.tables.fits import DTYPES_OF_BITS, TOKENS, nodes, rounded
 from sim.costs.measured.reading import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.models.weights import TensorRole, weight_tensors
@@ -18,9 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibrate.points import Points
-    from calibrate.tables.fits import Fits
-    from sim.costs import RooflineCost
-    from sim.hardware.models.architecture import ModelArchitecture
+    from calibrate.tables.attention import AttentionTables
+    from sim.hardware.models.weights import WeightTensor
 
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 ROWS: Final = 2 ** np.arange(13)
-DTYPES_OF_BITS: Final[Mapping[int, tuple[str, ...]]] = {
-    16: ("bfloat16", "float16"),
-    8: ("fp8", "fp8_block", "int8_wo"),
-    4: ("int4_wo", "nvfp4"),
-}
-"""Bits of a weight to the precisions of tables that are taken for it, best first."""
 
 
 class Layers(NamedTuple):
@@ -41,6 +36,8 @@ class Layers(NamedTuple):
 
     products: tuple[str, ...]
     """Once a layer."""
+    mlp: frozenset[str]
+    """Those among all of them that belong to dense MLPs."""
     elementwise: Mapping[str, int]
     """Times a layer."""
     once: Mapping[str, int]
@@ -52,6 +49,7 @@ class Layers(NamedTuple):
 SOURCES: Final[Mapping[str, Layers]] = {
     "llmservingsim": Layers(
         products=("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+        mlp=frozenset({"gate_up_proj", "act_fn", "down_proj"}),
         elementwise={"layernorm": 2, "rotary_emb": 1, "act_fn": 1, "qk_norm": 1},
         once={"embedding": 1, "final_layernorm": 1},
         head="lm_head",
@@ -59,6 +57,7 @@ SOURCES: Final[Mapping[str, Layers]] = {
     ),
     "vidur": Layers(
         products=("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj"),
+        mlp=frozenset({"mlp_up_proj", "mlp_act", "mlp_down_proj"}),
         elementwise={
             "input_layernorm": 1,
             "post_attention_layernorm": 1,
@@ -70,6 +69,7 @@ SOURCES: Final[Mapping[str, Layers]] = {
     ),
     "calibrate": Layers(
         products=(),
+        mlp=frozenset({"activation"}),
         elementwise={"norm": 2, "rope": 1, "activation": 1, "cache_write": 1},
         once={"norm": 1},
         sampler="sampler",
@@ -81,34 +81,26 @@ _OPTIONAL: Final = frozenset({"qk_norm", "add"})
 
 
 class TokenTables:
-    """Tables of one model on so many ranks.
+    """Tables of the model and the ranks that `attention` is of.
 
-    `source` is a key of `SOURCES`; `rest` gives the datasheet's times, for models with
-    routed experts; `is_own` says whether the layer tables, which hold no shapes, are
-    this model's.
+    `source` is a key of `SOURCES`; `is_own` says whether the layer tables, which hold
+    no shapes, are this model's.
     """
 
     def __init__(
-        self,
-        fits: Fits,
-        source: str,
-        model: ModelArchitecture,
-        ranks: int,
-        rest: RooflineCost | None = None,
-        *,
-        is_own: bool = True,
+        self, attention: AttentionTables, source: str, *, is_own: bool = True
     ) -> None:
-        self.rest = rest
-        self.fits = fits
+        self.attention = attention
+        self.fits, self.model = attention.fits, attention.model
+        self.ranks, self.latent = attention.ranks, attention.latent
         self.is_own = is_own
         self.layers = SOURCES.get(source, SOURCES["calibrate"])
-        self.model = model
-        self.ranks = ranks
 
     def tables(self) -> Table:
         """Return what an entry of a profile's `fit` says of tokens and requests."""
         found: Table = {"tokens": self._tokens()}
         for key, table in (
+            ("experts", self._experts()),
             ("elementwise", self._elementwise()),
             ("head", self._head()),
             ("sampler", self._rows(self.layers.sampler)),
@@ -117,20 +109,25 @@ class TokenTables:
                 found[key] = table
         return found
 
+    def _experts(self) -> Table | None:
+        return expert_table(self.fits, self.model, self.ranks, is_own=self.is_own)
+
     # -- products and collectives -------------------------------------------------
 
     def _tokens(self) -> Table:
         if "gemm" in self.fits.estimators:
             tokens = np.array(nodes(self._gemm.columns["m"], TOKENS))
             seconds, beyond = self._by_shape(tokens)
-        elif curve := self._curve(self.layers.products):
+        elif curve := self._curve(each := self._in_layer(self.layers.products)):
             tokens = np.array(nodes(curve.tokens, TOKENS))
-            each = curve.sums(tokens, dict.fromkeys(self.layers.products, 1))
-            seconds, beyond = self.model.num_hidden_layers * each, curve.beyond(tokens)
-        elif self.rest is not None and self.model.num_experts:
+            layer_s = curve.sums(tokens, each)
+            seconds = self.model.num_hidden_layers * layer_s
+            beyond = curve.beyond(tokens)
+        elif self.model.num_experts:
             # the cost model takes products of such models from the datasheet, too
             tokens = TOKENS
-            parts = [self.rest.token_parts(count) for count in tokens.tolist()]
+            rest = self.attention.rest()
+            parts = [rest.token_parts(count) for count in tokens.tolist()]
             seconds = np.array([part[0] for part in parts])
             beyond = np.ones(len(tokens), dtype=np.bool_)
         else:
@@ -155,12 +152,29 @@ class TokenTables:
     def _by_shape(self, tokens: Integers) -> tuple[Floats, NDArray[np.bool_]]:
         """Return seconds of the linear layers from products of any shape."""
         total, beyond = np.zeros(len(tokens)), np.zeros(len(tokens), dtype=np.bool_)
-        for tensor in weight_tensors(self.model, self.ranks):
-            if tensor.role is TensorRole.LINEAR and tensor.columns > 1:
-                seconds, outside = self._product(tokens, tensor.rows, tensor.columns)
-                total += tensor.count * tensor.num_groups * seconds
-                beyond |= outside
+        for tensor in self._linear():
+            seconds, outside = self._product(tokens, tensor.rows, tensor.columns)
+            total += tensor.count * tensor.num_groups * seconds
+            beyond |= outside
+        if self.latent is not None:
+            seconds, outside = self.latent.projections_s(tokens)
+            total += self.model.num_hidden_layers * seconds
+            beyond |= outside
         return total, beyond
+
+    def _linear(self) -> list[WeightTensor]:
+        """Return linear layers but for those timed with latent attention."""
+        found = [
+            tensor
+            for tensor in weight_tensors(self.model, self.ranks)
+            if tensor.role is TensorRole.LINEAR and tensor.columns > 1
+        ]
+        if self.latent is not None:
+            bare = replace(self.model, intermediate_size=0, num_experts=0)
+            for tensor in weight_tensors(bare, self.ranks):
+                if tensor in found:
+                    found.remove(tensor)
+        return found
 
     def _product(
         self, m: Integers, n: int, k: int, bits: int | None = None
@@ -192,9 +206,19 @@ class TokenTables:
 
     # -- layers ---------------------------------------------------------------------
 
+    def _in_layer(self, names: Iterable[str]) -> dict[str, float]:
+        """Return how often each runs in a layer: dense MLPs are in some layers only."""
+        model, counts = self.model, self.layers.elementwise
+        dense = 1.0 - model.num_moe_layers / model.num_hidden_layers
+        each = {
+            name: counts.get(name, 1) * (dense if name in self.layers.mlp else 1.0)
+            for name in names
+        }
+        return {name: count for name, count in each.items() if count}
+
     def _elementwise(self) -> Table | None:
         """Return seconds of norms, rotary embedding, activation and what is beside."""
-        each, once = self.layers.elementwise, self.layers.once
+        each, once = self._in_layer(self.layers.elementwise), self.layers.once
         needed = [name for name in (*each, *once) if name not in _OPTIONAL]
         curve = self._curve(needed)
         if curve is None:
@@ -273,7 +297,7 @@ class _LayerCurves:
         rows = (own[:, None, :] == np.array(wanted).reshape(1, -1, 2)).all(axis=2)
         self.tokens = points.columns["tokens"][rows.any(axis=1)]
 
-    def sums(self, tokens: Integers, counts: Mapping[str, int]) -> Floats:
+    def sums(self, tokens: Integers, counts: Mapping[str, float]) -> Floats:
         """Return seconds of so many of each layer that is there."""
         total = np.zeros(len(tokens))
         for name, count in counts.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numpy import ndarray
 
+from sim.costs.experts import touched_experts, touched_experts_spread
 from sim.costs.parts import (
     Count,
     FormulaCost,
@@ -40,6 +41,8 @@ _NO_GEMM: Final = frozenset(
     {TensorRole.EMBEDDING, TensorRole.SMALL, TensorRole.DERIVED}
 )
 """Tensors that are no linear layer of a transformer layer; the head is its own part."""
+_NINE_OF_TEN: Final = 1.645
+"""Standard deviations on either side of the mean that hold nine of ten."""
 
 
 def _derived() -> Any:
@@ -110,7 +113,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _gemm_token_memory_s: float = _derived()
     _gemm_token_compute_s: float = _derived()
     _num_experts: int = _derived()
-    _expert_miss_share: float = _derived()
     _expert_s: float = _derived()
     _expert_token_memory_s: float = _derived()
     _expert_token_compute_s: float = _derived()
@@ -184,7 +186,6 @@ class RooflineCost(RooflineParameters, FormulaCost):
         if not self._num_experts:
             return
         chosen = self.model.num_experts_per_tok / self._num_experts
-        self._expert_miss_share = 1.0 - chosen
         self._expert_s = experts.bytes / self._num_experts / bandwidth
         traffic = experts.activations * chosen * itemsize
         self._expert_token_memory_s = traffic / bandwidth
@@ -206,7 +207,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         kv_heads = 1 if model.kv_lora_rank else model.kv_heads_per_rank(tp)
         self._decode_sequence_s = layers * kv_heads * self.decode_sequence_head_s
         peak = self._peak(self.prefill_attention_efficiency)
-        self._pair_s = layers * _pair_flops(model, tp) / peak
+        self._pair_s = layers * pair_flops(model, tp) / peak
         self._decode_key_compute_s = layers * _decode_key_flops(model, tp) / peak
         self._mixed_decode_key_s = max(
             self._decode_key_compute_s, self._pair_s * self.mixed_tile_tokens()
@@ -333,15 +334,29 @@ class RooflineCost(RooflineParameters, FormulaCost):
         compute_s = self._gemm_token_compute_s * num_tokens
         gemm_s = sqrt(memory_s * memory_s + compute_s * compute_s)
         if self._num_experts:
-            # the share of experts that none of the tokens chose
-            missed = self._expert_miss_share**num_tokens
-            touched = self._num_experts * (1.0 - missed)
+            touched = touched_experts(
+                self._num_experts, self.model.num_experts_per_tok, num_tokens
+            )
             memory_s = (
                 self._expert_s * touched + self._expert_token_memory_s * num_tokens
             )
             compute_s = self._expert_token_compute_s * num_tokens
             gemm_s += sqrt(memory_s * memory_s + compute_s * compute_s)
         return gemm_s
+
+    def expert_spread_s(self, num_tokens: int) -> float:
+        """Return by how much the choice of experts moves nine steps of ten, in seconds.
+
+        Layers choose independently: the spread of their sum grows with the root of
+        their number.
+        """
+        model, layers = self.model, self.model.num_moe_layers
+        if not self._num_experts:
+            return 0.0
+        spread = touched_experts_spread(
+            model.num_experts, model.num_experts_per_tok, num_tokens
+        )
+        return _NINE_OF_TEN * spread * self._expert_s / sqrt(layers)
 
     def row_parts(self, num_rows: int) -> tuple[float, float]:
         """Return seconds of the head and of the host for so many requests."""
@@ -448,7 +463,7 @@ def _itemsize_bytes(
     return scheme.weight_bits / 8 + scales
 
 
-def _pair_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:
+def pair_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:
     """Return FLOPs of a query-key pair in one layer on one rank."""
     heads = model.num_attention_heads / tensor_parallel_size
     if model.kv_lora_rank:
@@ -460,7 +475,7 @@ def _pair_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:
 def _decode_key_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:
     """Return FLOPs of a key of a decode: MLA attends to the latent itself."""
     if not model.kv_lora_rank:
-        return _pair_flops(model, tensor_parallel_size)
+        return pair_flops(model, tensor_parallel_size)
     heads = model.num_attention_heads / tensor_parallel_size
     return 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
 

@@ -14,6 +14,7 @@ from sim.costs.measured.tables import (
     read_table,
 )
 from sim.costs.profile import DRY_RUN
+from sim.costs.roofline import pair_flops
 from sim.errors import ConfigError
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import TensorRole, weight_tensors
@@ -44,7 +45,7 @@ def geometry_of(
 ) -> dict[str, int]:
     """Return what a table depends on; two models that agree on it share tables."""
     tp = tensor_parallel_size
-    return {
+    found = {
         "tensor_parallel_size": tp,
         "kv_itemsize_bytes": kv_itemsize_bytes,
         "weight_bits": weight_bits_of(model),
@@ -55,6 +56,31 @@ def geometry_of(
         "head_dim": model.head_dim,
         "window": model.sliding_window or 0,
         "linear_elements": linear_elements(model, tp),
+    }
+    if model.kv_lora_rank:
+        found["kv_lora_rank"] = model.kv_lora_rank
+    return found
+
+
+def expert_weight_bits(model: ModelArchitecture) -> int:
+    """Return the bits of a weight of the routed experts: 16, 8 or 4."""
+    scheme = quantization_scheme(model.quantization)
+    if scheme is None:
+        return 16
+    return 8 if scheme.weight_bits > 4.5 else 4
+
+
+def expert_geometry(
+    model: ModelArchitecture, tensor_parallel_size: int
+) -> dict[str, int]:
+    """Return what a table of routed experts depends on, as `geometry_of`."""
+    return {
+        "num_layers": model.num_moe_layers,
+        "hidden_size": model.hidden_size,
+        "inter_size": -(-model.expert_size // tensor_parallel_size),
+        "num_experts": model.num_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "weight_bits": expert_weight_bits(model),
     }
 
 
@@ -200,11 +226,10 @@ def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     """Return seconds over query-key pairs of a chunk without a past."""
     model = rest.model
     query = np.array(next(iter(tables.values()))["amounts"], np.int64)
-    heads = model.num_attention_heads / rest.tensor_parallel_size
     peak = rest.gpu.bf16_flops_per_s
     if rest.kv_itemsize_bytes() == 1:  # kernels may multiply in this precision, too
         peak = rest.gpu.fp8_flops_per_s or peak
-    pair_s = 4.0 * heads * model.head_dim / peak / BOOST
+    pair_s = pair_flops(model, rest.tensor_parallel_size) / peak / BOOST
 
     def floor(counts: Seconds, window: int) -> Seconds:
         ramp = np.minimum(query, window) if window else query

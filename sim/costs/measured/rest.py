@@ -15,6 +15,7 @@ from sim.costs.measured.rest_tables import (
     Part,
     read_copies,
     read_curve,
+    read_experts,
     read_factor,
     read_seconds,
     read_transfer,
@@ -87,8 +88,10 @@ class MeasuredRest:
         self._correction = correction
         self._graphs = graphs
         gemm, self._allreduce = token_curves(entry["tokens"], rest)
-        # experts are not in the tables
-        self._gemm = None if rest.model.num_experts else gemm
+        self._experts = read_experts(entry, rest)
+        # without a table of its experts a model's products are the datasheet's
+        whole = self._experts is not None or not rest.model.num_experts
+        self._gemm = gemm if whole else None
         self._gemm_widths = (
             _ESTIMATES if self._gemm is None else read_widths(fit, "gemm")
         )
@@ -122,7 +125,7 @@ class MeasuredRest:
             gemm_s, outside = self._gemm.at(num_tokens)
         if self._allreduce is not None:
             allreduce_s, apart = self._allreduce.at(num_tokens)
-        down = up = 0.0
+        experts_s, few, down, up = self.experts(num_tokens)
         for width, seconds in (
             (self._gemm_widths[outside], gemm_s),
             (self._allreduce_widths[apart], allreduce_s),
@@ -132,12 +135,12 @@ class MeasuredRest:
             down += more_down
             up += more_up
         parts = TokenParts(
-            gemm_s,
+            gemm_s + experts_s,
             allreduce_s,
             kernels_s,
             self.launching_s(num_tokens, 0),
             self.launching_s(num_tokens, 1),
-            outside or apart,
+            outside or few or apart,
             down,
             up,
         )
@@ -154,6 +157,19 @@ class MeasuredRest:
         return self.rows.keep(num_rows, RowParts(head_s, host_s, down, up))
 
     # -- kernels ----------------------------------------------------------------
+
+    def experts(self, num_tokens: int) -> tuple[float, bool, float, float]:
+        """Return seconds of measured experts, their flag and squares of their width.
+
+        That of the table, and what the tokens' choice of experts adds.
+        """
+        if self._experts is None:
+            return 0.0, False, 0.0, 0.0
+        experts_s, beyond, width = self._experts.at(num_tokens)
+        down, up = width.squares(experts_s)
+        spread_s = self._rest.expert_spread_s(num_tokens)
+        square = spread_s * spread_s
+        return experts_s, beyond, down + square, up + square
 
     def kernels(self, num_tokens: int) -> Part:
         """Return seconds of element-wise kernels, their starts included."""
@@ -260,6 +276,7 @@ class MeasuredRest:
     def describe(self) -> dict[str, Any]:
         found = {
             "elementwise": self._kernels,
+            "experts": self._experts,
             "head": self._head,
             "sampler": self._sampler,
             "copy": self._copy,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sim.costs.measured.reading import expert_geometry
 from sim.costs.measured.tables import Curve, read_table
 from sim.costs.transfers import Moved
 from sim.costs.widths import Width, Widths, read_widths
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages
 
     Seconds = NDArray[np.float64]
@@ -75,6 +77,14 @@ def read_curve(
         return None
     nodes, (seconds,), (beyond,) = _rows(table, axis, name, key, flat=True)
     return MeasuredCurve(Curve(nodes, seconds, beyond), _widths(table, name))
+
+
+def read_experts(entry: Mapping[str, Any], rest: RooflineCost) -> MeasuredCurve | None:
+    """Return the routed experts of all layers; None where none of this shape are."""
+    wanted = expert_geometry(rest.model, rest.tensor_parallel_size)
+    if (entry.get("experts") or {}).get("geometry") != wanted:
+        return None
+    return read_curve(entry, "experts", "tokens")
 
 
 def _widths(table: Mapping[str, Any], name: str) -> Widths:
