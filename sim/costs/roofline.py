@@ -25,7 +25,7 @@ from sim.costs.roofline_parameters import RooflineParameters
 from sim.costs.transfers import Batch, ByPageSize, CopyKernel, Loop, Swapping, pages_of
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.quantization import quantization_scheme
-from sim.hardware.models.weights import TensorRole, weight_tensors
+from sim.hardware.models.weights import TensorRole, is_quantised, weight_tensors
 
 if TYPE_CHECKING:
     from sim.costs.parts import Parts, Rest
@@ -457,10 +457,10 @@ def _itemsize_bytes(
     model: ModelArchitecture, tensor: WeightTensor, scheme: QuantizationScheme | None
 ) -> float:
     """Return bytes of an element of a linear layer, scales included."""
-    if scheme is None or (scheme.only_experts and tensor.num_groups == 1):
+    if scheme is None or not is_quantised(tensor, scheme):
         return dtype_bytes(model.dtype)
     scales = scheme.scale_bytes / (scheme.group_size or tensor.columns)
-    return scheme.weight_bits / 8 + scales
+    return scheme.weight_bits / 8 + scales / scheme.group_rows
 
 
 def pair_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:

@@ -195,7 +195,7 @@ def test_ranks_divide_the_heads():
     assert mixed.constants["num_kv_heads"] == 4
     folder = shared("profiles/llmservingsim/RTXPRO6000/Qwen3-30B-A3B-Instruct-2507")
     profile = import_llmservingsim(folder)
-    assert profile.provenance["model"] == "Qwen/Qwen3-30B-A3B-Instruct"
+    assert profile.provenance["model"] == "Qwen/Qwen3-30B-A3B-Instruct-2507"
     (experts,) = profile.tables("moe")
     assert experts.num_points == 50
 
@@ -240,7 +240,7 @@ def test_folders_above_a_model_are_taken_with_its_name():
     for folder in (gpu, gpu.parent, profiles):
         assert import_llmservingsim(folder, LLAMA_8B, None, name).ops == own
     found = import_llmservingsim(gpu, None, None, "Qwen/Qwen3-30B-A3B-Instruct-2507")
-    assert found.provenance["model"] == "Qwen/Qwen3-30B-A3B-Instruct"
+    assert found.provenance["model"] == "Qwen/Qwen3-30B-A3B-Instruct-2507"
     message = "must choose one of Llama-3.1-8B, Qwen3-30B-A3B-Instruct-2507, Qwen3-32B"
     with pytest.raises(UserError, match=message):
         import_llmservingsim(gpu)

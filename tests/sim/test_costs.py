@@ -15,6 +15,7 @@ from sim.hardware.capacity import estimate_capacity
 from sim.hardware.gpus import GpuSpec
 from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, ModelArchitecture
 from sim.hardware.models.bundled import resolved_model
+from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape
 
 EMPTY = BatchShape(0, 0, 0, 0, 0, 0)
@@ -112,7 +113,12 @@ MODELS = {
     "roofline fa2": RooflineCost(model=LLAMA_8B, gpu=ROUND, kv_cache_dtype="fp8"),
     "roofline moe": RooflineCost(model=MOE, gpu=ROUND),
     "roofline sliding": RooflineCost(
-        model=replace(TINY, sliding_window=128, num_sliding_layers=1), gpu=ROUND
+        model=replace(
+            TINY,
+            sliding_window=128,
+            mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION, LayerKind.FULL_ATTENTION),
+        ),
+        gpu=ROUND,
     ),
     "roofline mla": RooflineCost(
         model=replace(
@@ -345,7 +351,13 @@ def test_experts_are_read_as_often_as_they_are_touched():
 
 
 def test_a_window_bounds_the_layers_that_slide():
-    half = bare(replace(TINY, sliding_window=100, num_sliding_layers=1))
+    half = bare(
+        replace(
+            TINY,
+            sliding_window=100,
+            mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION, LayerKind.FULL_ATTENTION),
+        )
+    )
     full = bare()
     long, short = decodes(4, 1000), decodes(4, 100)
     expected_s = (
@@ -362,7 +374,11 @@ def test_a_window_bounds_the_layers_that_slide():
 def test_a_window_bounds_the_context_of_chunks():
     window, past, tokens = 100, 10_000, 64
     all_slide = bare(
-        replace(TINY, sliding_window=window, num_sliding_layers=2),
+        replace(
+            TINY,
+            sliding_window=window,
+            mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION,) * 2,
+        ),
         prefill_tile_tokens=32.0,
     )
     cost = all_slide.step(chunk(tokens, past=past))
@@ -376,7 +392,13 @@ def test_a_window_bounds_the_context_of_chunks():
     twice_s = all_slide.step(two).prefill_attention_s
     assert twice_s == pytest.approx(2 * cost.prefill_attention_s)
     # few queries: what is read is the window, not the context
-    short = bare(replace(TINY, sliding_window=window, num_sliding_layers=2))
+    short = bare(
+        replace(
+            TINY,
+            sliding_window=window,
+            mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION,) * 2,
+        )
+    )
     read_s = (window + 1) * 2 * 2 * 2 * 64 * 2 / 1e12
     assert short.step(chunk(1, past=past)).prefill_attention_s == pytest.approx(read_s)
 

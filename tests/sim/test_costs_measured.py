@@ -18,6 +18,7 @@ from sim.costs.pricing import decode_ends_of
 from sim.costs.profile import canonical_json, profile_id
 from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
+from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import H200, LLAMA_8B, MOE, TINY, chunk, decodes, shapes
 from tests.sim.test_costs_pricer import (
@@ -29,7 +30,12 @@ from tests.sim.test_costs_pricer import (
     bits,
 )
 
-SLIDING = replace(TINY, name="sliding", sliding_window=128, num_sliding_layers=1)
+SLIDING = replace(
+    TINY,
+    name="sliding",
+    sliding_window=128,
+    mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION, LayerKind.FULL_ATTENTION),
+)
 BATCHES = [1, 4, 64, 1024]
 CONTEXTS = [16, 1024, 8192, 131072]
 QUERIES = [1, 128, 2048, 16384]

@@ -17,6 +17,7 @@ from sim.costs.base import CostModel, StepCost, StepPricer, pricer_of
 from sim.costs.parts import Memo, cost_columns, step_cost
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.costs.transfers import LAYOUTS, VARIANTS
+from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import (
     BARE,
@@ -31,7 +32,11 @@ from tests.sim.test_costs import (
     shapes,
 )
 
-SLIDING = replace(TINY, sliding_window=128, num_sliding_layers=1)
+SLIDING = replace(
+    TINY,
+    sliding_window=128,
+    mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION, LayerKind.FULL_ATTENTION),
+)
 MLA = replace(
     MOE, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64
 )
@@ -44,7 +49,9 @@ ARCHITECTURES = {
     "mla": MLA,
     "mla compute": MLA_OF_MANY_HEADS,
     "sliding": SLIDING,
-    "all sliding": replace(MOE, sliding_window=100, num_sliding_layers=2),
+    "all sliding": replace(
+        MOE, sliding_window=100, mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION,) * 2
+    ),
     "fp8": replace(LLAMA_8B, quantization="fp8"),
     "awq": replace(LLAMA_8B, quantization="awq"),
 }

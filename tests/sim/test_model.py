@@ -7,11 +7,13 @@ import pytest
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.bundled import bundled_models, load_model, resolved_model
+from sim.hardware.models.layers import LayerKind
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import (
     MIB,
     TensorRole,
     allocated_bytes,
+    count_active_parameters,
     count_parameters,
     weight_bytes,
     weight_tensors,
@@ -56,6 +58,45 @@ PUBLISHED_PARAMETERS = {
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "openai/gpt-oss-20b": 20_914_757_184,
     "openai/gpt-oss-120b": 116_829_156_672,
+    "google/gemma-3-1b-pt": 999_885_952,
+    "google/gemma-3-4b-pt": 4_300_079_472,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-4-Maverick-17B-128E": 401_583_781_376,
+    "microsoft/Phi-4-mini-instruct": 3_836_021_760,
+    "mistralai/Mistral-Large-Instruct-2411": 122_610_069_504,
+    "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
+    "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+}
+
+# Billions in all, and those that a token meets, as announced; a draft head and, for
+# some, the embedding left out, as the announcement does.
+ANNOUNCED_BILLIONS = {
+    "deepseek-ai/DeepSeek-V3": (671, 37),
+    "deepseek-ai/DeepSeek-V3.2": (671, 37),
+    "ibm-granite/granite-4.0-h-micro": (3.19, 3.19),
+    "ibm-granite/granite-4.0-h-small": (32.2, 9),
+    "ibm-granite/granite-4.0-h-tiny": (6.94, 1.5),
+    "MiniMaxAI/MiniMax-M2": (229, 10),
+    "mistralai/Mistral-Large-3-675B-Instruct-2512": (673, 39),
+    "moonshotai/Kimi-K2-Instruct": (1026, 32),
+    "nvidia/Nemotron-H-8B-Base-8K": (8.1, 7.6),
+    "nvidia/Nemotron-H-56B-Base-8K": (56, 55),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (31.6, 3.2),
+    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": (120.6, 12.2),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (80, 3.5),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": (31.1, 3),
+    "Qwen/Qwen3-VL-32B-Instruct": (33.4, 32),
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": (235.7, 22),
+    "Qwen/Qwen3.5-27B": (27.4, 26),
+    "Qwen/Qwen3.5-35B-A3B": (35, 3),
+    "Qwen/Qwen3.5-122B-A10B": (122.6, 9.4),
+    "Qwen/Qwen3.5-397B-A17B": (397, 17),
+    "XiaomiMiMo/MiMo-V2-Flash": (309, 15),
+    "zai-org/GLM-4.5": (355, 32),
+    "zai-org/GLM-4.5-Air": (106, 12.5),
+    "zai-org/GLM-5": (744, 40),
 }
 
 
@@ -64,8 +105,16 @@ def test_parameters_equal_the_published_count(name: str, published: int) -> None
     assert count_parameters(load_model(name)) == published
 
 
+@pytest.mark.parametrize(("name", "billions"), ANNOUNCED_BILLIONS.items())
+def test_parameters_are_as_announced(name: str, billions: tuple[float, float]) -> None:
+    model, (total, active) = load_model(name), billions
+    assert count_parameters(model) / 1e9 == pytest.approx(total, rel=0.01)
+    assert count_active_parameters(model) / 1e9 == pytest.approx(active, rel=0.05)
+
+
 def test_every_bundled_file_is_checked_against_a_published_count() -> None:
-    counts = set(PUBLISHED_PARAMETERS.values())
+    checked = (*PUBLISHED_PARAMETERS, *ANNOUNCED_BILLIONS)
+    counts = {count_parameters(load_model(name)) for name in checked}
     for name in bundled_models():
         assert count_parameters(load_model(name)) in counts, name
 
@@ -135,6 +184,38 @@ def test_sliding_layers() -> None:
     assert (scout.num_sliding_layers, scout.chunked_attention) == (36, True)
 
 
+def test_layers_with_a_state() -> None:
+    qwen = load_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    assert qwen.num_layers_of(LayerKind.GATED_DELTA_NET) == 36
+    assert qwen.layer_kinds[3] is qwen.layer_kinds[47] is LayerKind.FULL_ATTENTION
+    assert qwen.state_shape is not None
+    assert qwen.state_shape.state_shapes(2) == ((3, 4096), (16, 128, 128))
+    granite = load_model("ibm-granite/granite-4.0-h-small")
+    attention = [i for i, of in enumerate(granite.layer_kinds) if of.is_attention]
+    assert attention == [5, 15, 25, 35]
+    assert granite.state_shape is not None
+    # A group is copied to every rank.
+    assert granite.state_shape.state_shapes(4) == ((3, 2304), (32, 64, 128))
+    nemotron = load_model("nvidia/Nemotron-H-8B-Base-8K")
+    assert (nemotron.num_mlps, nemotron.num_state_layers) == (24, 24)
+    assert nemotron.num_attention_layers == 4
+    assert nemotron.state_dtype == "float32"
+
+
+def test_sliding_layers_may_have_heads_of_their_own() -> None:
+    mimo = load_model("XiaomiMiMo/MiMo-V2-Flash")
+    assert mimo.kv_bytes_per_layer() == 4 * (192 + 128) * 2
+    sliding = LayerKind.SLIDING_ATTENTION
+    assert mimo.kv_bytes_per_layer(kind=sliding) == 8 * (192 + 128) * 2
+    assert mimo.kv_bytes_per_token() == (9 * 4 + 39 * 8) * (192 + 128) * 2
+
+
+def test_an_indexer_keeps_keys_of_its_own_and_is_not_simulated() -> None:
+    model = load_model("deepseek-ai/DeepSeek-V3.2")
+    assert model.kv_bytes_per_layer(8) == 576 * 2 + 132
+    assert "an indexer picks 2048 tokens" in model.not_simulated[0]
+
+
 def test_unknown_name_gives_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*Llama-3\.1-8B"):
         load_model("meta-llama/Llama-3.1-9B")
@@ -180,7 +261,7 @@ def test_packed_experts_are_padded_as_the_kernel_lays_them_out() -> None:
     model = load_model("openai/gpt-oss-20b")
     gate_up = next(t for t in weight_tensors(model) if t.role is TensorRole.EXPERT)
     scheme = quantization_scheme("mxfp4")
-    alone = replace(model, num_hidden_layers=1, num_sliding_layers=0)
+    alone = replace(model, num_hidden_layers=1, mixed_layer_kinds=())
     none = weight_bytes(
         replace(alone, num_experts=0, intermediate_size=1), 1, 2, scheme
     )
@@ -230,6 +311,31 @@ def test_quantization_leaves_embeddings_and_norms() -> None:
     int4 = weight_bytes(model, 1, 2, quantization_scheme("w4a16"))
     assert plain - fp8 == pytest.approx(linear, rel=0.01)
     assert plain - int4 == pytest.approx(linear * (2 - 0.5 - 2 / 128), rel=0.01)
+
+
+def test_fp8_by_blocks_has_a_scale_for_each_block() -> None:
+    model = load_model("deepseek-ai/DeepSeek-V3")
+    assert model.quantization == "fp8-block128"
+    scheme = quantization_scheme("fp8-block128")
+    # One byte an element, one more for 1.85e9 of the vocabulary, and two for the
+    # 1.02e9 that are kept a second time, absorbed; a scale is four bytes.
+    expected = 671.03e9 * (1 + 4 / 128**2) + 1.85e9 + 2 * 1.02e9
+    assert weight_bytes(model, 1, 2, scheme) == pytest.approx(expected, rel=0.001)
+
+
+def test_parts_of_a_model_may_keep_their_precision() -> None:
+    model = load_model("Qwen/Qwen3-30B-A3B")
+    sizes = [
+        weight_bytes(model, 1, 2, quantization_scheme(name)) / 2**30
+        for name in ("nvfp4", "nvfp4-mlp", "nvfp4-experts")
+    ]
+    assert sizes[0] < sizes[1] == sizes[2]  # no shared experts, no dense MLP
+    attention = 48 * 2048 * (4096 + 1024 + 4096)
+    assert (sizes[1] - sizes[0]) * 2**30 == pytest.approx(
+        attention * (2 - 0.5 - 1 / 16), rel=0.02
+    )
+    with pytest.raises(CapacityError, match="unknown quantization: 'fp4-mlp'"):
+        quantization_scheme("fp4-mlp")
 
 
 def test_norms_and_latent_projections_are_replicated() -> None:

@@ -323,6 +323,27 @@ def test_unreadable_configs(tmp_path: Path) -> None:
         ({"num_bits": 4, "type": "int", "group_size": 32}, "w4a16-g32"),
         ({"num_bits": 4, "type": "int", "strategy": "channel"}, "w4a16-gchannel"),
         ({"num_bits": 3, "type": "int"}, "compressed-tensors"),
+        ({"num_bits": 8, "type": "float", "strategy": "block"}, "fp8-block128"),
+        ({"num_bits": 4, "type": "float", "group_size": 16}, "nvfp4"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block128"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "modelopt"),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["lm_head", "model.layers.0.self_attn*"],
+            },
+            "nvfp4-mlp",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*"],
+            },
+            "nvfp4-experts",
+        ),
     ],
 )
 def test_quantization_config(

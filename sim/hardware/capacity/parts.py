@@ -321,10 +321,10 @@ def _quantization_terms(
 ) -> Iterator[tuple[float, str]]:
     name = arguments.quantization or ""
     gib = constants.UNCERTAIN_WEIGHTS_SHARE * weights_gib
-    packed = ("w4a16", "gptq", "awq", "mxfp4")
+    packed = ("w4a16", "gptq", "awq", "mxfp4", "nvfp4")
     if name.startswith(packed) and arguments.weights_gib is None:
         yield gib, f"{name}: packed layouts differ by kernel"
-    if name == "fp8" and arguments.gpu.fp8_flops_per_s is None:
+    if name.startswith("fp8") and arguments.gpu.fp8_flops_per_s is None:
         yield gib, f"{arguments.gpu.name} has no FP8 units: weight-only kernels"
 
 

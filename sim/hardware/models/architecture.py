@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from sim.errors import CapacityError
+from sim.hardware.models.layers import AttentionHeads, LayerKind, StateShape
 
 DTYPE_BYTES: dict[str, int] = {
     "bfloat16": 2,
@@ -56,22 +58,41 @@ class ModelArchitecture:
     """Whether every head has a learned sink."""
     sliding_window: int | None = None
     """Keys that a sliding (or chunked) layer sees; None where no layer slides."""
-    num_sliding_layers: int = 0
-    chunked_attention: bool = False
-    """Whether the sliding layers see fixed chunks instead (Llama 4)."""
+    mixed_layer_kinds: tuple[LayerKind, ...] = ()
+    """Kinds of the layers in order of depth; empty where all are alike."""
+    sliding_heads: AttentionHeads | None = None
+    """Heads of sliding layers, where they differ from those of the others."""
+    attention_output_gate: bool = False
+    """Whether a gate as wide as the queries scales the output of attention."""
+    state_shape: StateShape | None = None
+    """What layers with a state remember."""
+    state_dtype: str | None = None
+    """Precision of that state; None for the model's."""
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int | None = None
     num_shared_experts: int = 0
+    shared_expert_intermediate_size: int | None = None
+    """Of all shared experts together; None where each has the size of a routed one."""
+    shared_expert_gate: bool = False
+    moe_latent_size: int | None = None
+    """Width that routed experts work in; None for the hidden size."""
     num_dense_layers: int = 0
     """Layers of a mixture of experts whose MLP is dense."""
     expert_bias: bool = False
+    router_bias: bool = False
+    mlp_has_gate: bool = True
+    """Whether MLPs and experts have a gate beside their up-projection."""
     kv_lora_rank: int | None = None
     """Width of MLA's latent; None for ordinary attention."""
     q_lora_rank: int | None = None
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    """Width of a value; 0 for `head_dim`."""
+    index_num_heads: int = 0
+    """Heads of the indexer that chooses which tokens attention reads; 0 for none."""
+    index_head_dim: int = 0
     num_rotary_positions: int | None = None
     """Positions in the rotary tables; None for `max_position_embeddings`."""
     num_multimodal_parameters: int = 0
@@ -81,14 +102,80 @@ class ModelArchitecture:
     """Whether the model has an encoder for images or sound."""
     doubts: tuple[str, ...] = ()
     """Why the shape may be counted wrongly, in words; empty for known models."""
+    not_simulated: tuple[str, ...] = ()
+    """What the model does that a run does not show, a line each."""
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Kinds of all layers, in order of depth."""
+        if self.mixed_layer_kinds:
+            return self.mixed_layer_kinds
+        latent = self.kv_lora_rank is not None
+        kind = LayerKind.LATENT_ATTENTION if latent else LayerKind.FULL_ATTENTION
+        return (kind,) * self.num_hidden_layers
+
+    def num_layers_of(self, *kinds: LayerKind) -> int:
+        """Return how many layers are of one of `kinds`."""
+        count = Counter(self.layer_kinds)
+        return sum(count[kind] for kind in kinds)
+
+    @property
+    def num_sliding_layers(self) -> int:
+        """Layers that see a window, or a chunk, only."""
+        return self.num_layers_of(
+            LayerKind.SLIDING_ATTENTION, LayerKind.CHUNKED_ATTENTION
+        )
+
+    @property
+    def chunked_attention(self) -> bool:
+        """Whether the sliding layers see fixed chunks instead (Llama 4)."""
+        return LayerKind.CHUNKED_ATTENTION in self.mixed_layer_kinds
+
+    @property
+    def num_attention_layers(self) -> int:
+        return sum(kind.is_attention for kind in self.layer_kinds)
+
+    @property
+    def num_state_layers(self) -> int:
+        return sum(kind.has_state for kind in self.layer_kinds)
+
+    @property
+    def num_mlps(self) -> int:
+        """MLPs, dense or sparse: one a layer, unless some layers are MLPs alone."""
+        alone = self.num_layers_of(LayerKind.MLP)
+        return alone or self.num_hidden_layers
 
     @property
     def num_moe_layers(self) -> int:
-        return self.num_hidden_layers - self.num_dense_layers if self.num_experts else 0
+        return self.num_mlps - self.num_dense_layers if self.num_experts else 0
+
+    @property
+    def num_dense_mlps(self) -> int:
+        return self.num_mlps - self.num_moe_layers
 
     @property
     def expert_size(self) -> int:
         return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def shared_expert_size(self) -> int:
+        """Inner size of all shared experts together; 0 where there is none."""
+        if self.shared_expert_intermediate_size is not None:
+            return self.shared_expert_intermediate_size
+        return self.num_shared_experts * self.expert_size
+
+    def attention_heads(
+        self, kind: LayerKind = LayerKind.FULL_ATTENTION
+    ) -> AttentionHeads:
+        """Return the heads of layers of `kind`; of MLA, before absorption."""
+        if kind is LayerKind.SLIDING_ATTENTION and self.sliding_heads is not None:
+            return self.sliding_heads
+        return AttentionHeads(
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.v_head_dim or self.head_dim,
+        )
 
     @property
     def rotary_dim(self) -> int:
@@ -100,24 +187,38 @@ class ModelArchitecture:
         return max(1, self.num_key_value_heads // tensor_parallel_size)
 
     def kv_bytes_per_layer(
-        self, tensor_parallel_size: int = 1, kv_itemsize_bytes: int | None = None
+        self,
+        tensor_parallel_size: int = 1,
+        kv_itemsize_bytes: int | None = None,
+        kind: LayerKind = LayerKind.FULL_ATTENTION,
     ) -> int:
-        """Return the bytes that one token takes in one layer on one rank.
+        """Return the bytes that one token takes in one attention layer on one rank.
 
-        MLA stores one latent with the rotary key and replicates it over the ranks.
+        MLA stores one latent with the rotary key and replicates it over the ranks; an
+        indexer beside it, its own keys in FP8 with a scale.
         """
         itemsize = kv_itemsize_bytes or dtype_bytes(self.dtype)
         if self.kv_lora_rank:
-            return (self.kv_lora_rank + self.qk_rope_head_dim) * itemsize
-        heads = self.kv_heads_per_rank(tensor_parallel_size)
-        return 2 * heads * self.head_dim * itemsize
+            latent = (self.kv_lora_rank + self.qk_rope_head_dim) * itemsize
+            return latent + self.index_bytes_per_layer
+        heads = self.attention_heads(kind)
+        width = heads.head_dim + heads.v_head_dim
+        return heads.kv_heads_per_rank(tensor_parallel_size) * width * itemsize
+
+    @property
+    def index_bytes_per_layer(self) -> int:
+        """Bytes of an indexer's key of one token: FP8, a scale for every 128."""
+        return self.index_head_dim + self.index_head_dim // 128 * 4
 
     def kv_bytes_per_token(
         self, tensor_parallel_size: int = 1, kv_itemsize_bytes: int | None = None
     ) -> int:
         """Return the KV bytes of one token over all layers, on one rank."""
-        per_layer = self.kv_bytes_per_layer(tensor_parallel_size, kv_itemsize_bytes)
-        return self.num_hidden_layers * per_layer
+        return sum(
+            self.kv_bytes_per_layer(tensor_parallel_size, kv_itemsize_bytes, kind)
+            for kind in self.layer_kinds
+            if kind.is_attention
+        )
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -16,7 +16,11 @@ class QuantizationScheme:
     group_size: int | None
     """Input elements per scale; None is one scale per output row."""
     scale_bytes: float
+    group_rows: int = 1
+    """Output rows that share those scales."""
     only_experts: bool = False
+    only_mlps: bool = False
+    """Whether attention, and layers with a state, keep the model's precision."""
     expert_row_alignment: int = 1
     expert_alignment: int = 1
     """Packed experts are padded to multiples of these, along output and input."""
@@ -33,6 +37,9 @@ class QuantizationScheme:
 _INT8 = QuantizationScheme(8, None, 4, quantized_activation=True)
 QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
     "fp8": replace(_INT8, needs_fp8_units=True),
+    "fp8-block128": replace(
+        _INT8, group_size=128, group_rows=128, needs_fp8_units=True
+    ),
     "w8a8": _INT8,
     "int8": _INT8,
     # E2M1 weights with one byte of scale per 32. On Hopper the kernel's layout pads
@@ -40,6 +47,8 @@ QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
     "mxfp4": QuantizationScheme(
         4, 32, 1, only_experts=True, expert_row_alignment=256, expert_alignment=128
     ),
+    # E2M1 weights with one byte of scale per 16.
+    "nvfp4": QuantizationScheme(4, 16, 1),
 }
 """Scheme by vLLM's ``quantization`` name; those of packed integers are in
 `PACKED_BITS`. Embeddings, head, norms, routers and biases keep the model's precision
@@ -55,6 +64,8 @@ PACKED_BITS: dict[str, tuple[int, ...]] = {
 """Bits that each scheme of packed integers has, the usual ones first. A name may add
 bits and group, as in ``gptq-8bit-g32`` (``gchannel`` for one group a row)."""
 USUAL_GROUP_SIZE = 128
+_PARTS = {"-mlp": {"only_mlps": True}, "-experts": {"only_experts": True}}
+"""What ends the name of a scheme that only part of a model is stored in."""
 _PACKED_NAME = re.compile(r"([a-z0-9_]+?)(?:-(\d)bit)?(?:-g(\d{1,9}|channel))?")
 
 
@@ -84,14 +95,18 @@ def quantization_scheme(name: str | None) -> QuantizationScheme | None:
             "quantization must name a scheme: 'compressed-tensors' says neither bits"
             " nor groups; use 'fp8', 'w8a8' or 'w4a16', or the path of a config.json"
         )
-    scheme = QUANTIZATION_SCHEMES.get(name) or _packed_scheme(name)
+    whole, part = name, {}
+    for ending, fields in _PARTS.items():
+        if name.endswith(ending):
+            whole, part = name.removesuffix(ending), fields
+    scheme = QUANTIZATION_SCHEMES.get(whole) or _packed_scheme(whole)
     if scheme is None:
         known = ", ".join(sorted({*QUANTIZATION_SCHEMES, *PACKED_BITS}))
         raise CapacityError(
             f"unknown quantization: {name[:40]!r}; use one of {known}, or, for a"
             " checkpoint's own scheme, give weights_gib"
         )
-    return scheme
+    return replace(scheme, **part) if part else scheme
 
 
 def _packed_scheme(name: str) -> QuantizationScheme | None:

@@ -7,14 +7,18 @@ the rounding is 56 MiB of the 14.2487 GiB that the engine reports.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind, Mamba2Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sim.hardware.models.architecture import ModelArchitecture
+    from sim.hardware.models.layers import AttentionHeads
     from sim.hardware.models.quantization import QuantizationScheme
 
 MIB = 1 << 20
@@ -50,6 +54,8 @@ class WeightTensor:
     columns: int = 1
     num_groups: int = 1
     count: int = 1
+    is_mlp: bool = True
+    """Whether the tensor belongs to an MLP or its experts, not to a mixer of tokens."""
 
     @property
     def num_elements(self) -> int:
@@ -74,10 +80,8 @@ def weight_tensors(
         count=1 if model.tie_word_embeddings else 2,
     )
     yield from _norms(model)
-    if model.kv_lora_rank:
-        yield from _latent_attention(model, tp)
-    else:
-        yield from _attention(model, tp)
+    for tensor in _mixers(model, tp):
+        yield replace(tensor, is_mlp=False)
     yield from _mlp(model, tp)
     if model.num_multimodal_parameters:
         yield WeightTensor(
@@ -92,6 +96,24 @@ def count_parameters(model: ModelArchitecture) -> int:
         for tensor in weight_tensors(model, padded=False)
         if tensor.role is not TensorRole.DERIVED
     )
+
+
+def count_active_parameters(model: ModelArchitecture) -> int:
+    """Return the parameters that one token meets: of its own experts only.
+
+    The input embedding is left out, of which a token meets one row.
+    """
+    active: float = 0
+    for tensor in weight_tensors(model, padded=False):
+        share = 1.0
+        if tensor.role is TensorRole.DERIVED:
+            share = 0.0
+        elif tensor.role is TensorRole.EXPERT:
+            share = model.num_experts_per_tok / model.num_experts
+        active += share * tensor.num_elements * tensor.count
+    tied = model.tie_word_embeddings
+    embedding = 0 if tied else model.vocab_size * model.hidden_size
+    return round(active) - embedding - model.num_multimodal_parameters
 
 
 def weight_bytes(
@@ -135,7 +157,7 @@ def _padded(amount: int, multiple: int) -> int:
 def _tensor_bytes(
     tensor: WeightTensor, itemsize_bytes: int, scheme: QuantizationScheme | None
 ) -> int:
-    if scheme is None or not _is_quantised(tensor.role, scheme):
+    if scheme is None or not is_quantised(tensor, scheme):
         return tensor.num_elements * itemsize_bytes
     rows, columns = tensor.num_groups * tensor.rows, tensor.columns
     scales_per_row = 1 if scheme.group_size is None else columns / scheme.group_size
@@ -145,13 +167,17 @@ def _tensor_bytes(
         one = _padded(tensor.rows, scheme.expert_row_alignment)
         packed_rows = tensor.num_groups * one
     packed = packed_rows * columns * scheme.weight_bits / 8
-    return int(packed + rows * scales_per_row * scheme.scale_bytes)
+    scales = rows * scales_per_row / scheme.group_rows
+    return int(packed + scales * scheme.scale_bytes)
 
 
-def _is_quantised(role: TensorRole, scheme: QuantizationScheme) -> bool:
-    if role is TensorRole.EXPERT:
+def is_quantised(tensor: WeightTensor, scheme: QuantizationScheme) -> bool:
+    """Return whether a scheme stores the tensor in its own precision."""
+    if tensor.role is TensorRole.EXPERT:
         return True
-    return role is TensorRole.LINEAR and not scheme.only_experts
+    if tensor.role is not TensorRole.LINEAR or scheme.only_experts:
+        return False
+    return tensor.is_mlp or not scheme.only_mlps
 
 
 def _norms(model: ModelArchitecture) -> Iterator[WeightTensor]:
@@ -161,26 +187,76 @@ def _norms(model: ModelArchitecture) -> Iterator[WeightTensor]:
         small, model.hidden_size, count=1 + layers * model.num_norms_per_layer
     )
     if model.qk_norm:
-        yield WeightTensor(small, model.head_dim, count=2 * layers)
+        yield WeightTensor(small, model.head_dim, count=2 * model.num_attention_layers)
 
 
-def _attention(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
-    layers, hidden = model.num_hidden_layers, model.hidden_size
-    query = model.num_attention_heads // tp * model.head_dim
-    both = 2 * model.kv_heads_per_rank(tp) * model.head_dim
-    yield WeightTensor(TensorRole.LINEAR, query + both, hidden, count=layers)
-    yield WeightTensor(TensorRole.LINEAR, hidden, query, count=layers)
+def _mixers(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
+    """Yield the tensors of attention and of layers with a state, kind by kind."""
+    for kind, layers in Counter(model.layer_kinds).items():
+        if kind is LayerKind.LATENT_ATTENTION:
+            yield from _latent_attention(model, tp, layers)
+        elif kind.is_attention:
+            yield from _attention(model, model.attention_heads(kind), tp, layers)
+        elif kind is LayerKind.MAMBA2:
+            yield from _mamba2(model, tp, layers)
+        elif kind is LayerKind.GATED_DELTA_NET:
+            yield from _gated_delta_net(model, tp, layers)
+
+
+def _attention(
+    model: ModelArchitecture, heads: AttentionHeads, tp: int, layers: int
+) -> Iterator[WeightTensor]:
+    hidden = model.hidden_size
+    query = heads.num_attention_heads // tp * heads.head_dim
+    output = heads.num_attention_heads // tp * heads.v_head_dim
+    kv_heads = heads.kv_heads_per_rank(tp)
+    projected = query + kv_heads * (heads.head_dim + heads.v_head_dim)
+    if model.attention_output_gate:
+        projected += output
+    yield WeightTensor(TensorRole.LINEAR, projected, hidden, count=layers)
+    yield WeightTensor(TensorRole.LINEAR, hidden, output, count=layers)
     if model.qkv_bias:
-        yield WeightTensor(TensorRole.SMALL, query + both, count=layers)
+        yield WeightTensor(TensorRole.SMALL, projected, count=layers)
     if model.attention_output_bias:
         yield WeightTensor(TensorRole.SMALL, hidden, count=layers)
     if model.attention_sinks:
-        heads = model.num_attention_heads // tp
-        yield WeightTensor(TensorRole.SMALL, heads, count=layers)
+        sinks = heads.num_attention_heads // tp
+        yield WeightTensor(TensorRole.SMALL, sinks, count=layers)
 
 
-def _latent_attention(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
-    layers, hidden, role = model.num_hidden_layers, model.hidden_size, TensorRole.LINEAR
+def _mamba2(model: ModelArchitecture, tp: int, layers: int) -> Iterator[WeightTensor]:
+    shape, hidden = model.state_shape, model.hidden_size
+    assert isinstance(shape, Mamba2Shape)
+    inner, heads = shape.inner_size // tp, shape.num_heads // tp
+    channels = shape.state_shapes(tp)[0][1]
+    small, linear = TensorRole.SMALL, TensorRole.LINEAR
+    yield WeightTensor(linear, inner + channels + heads, hidden, count=layers)
+    yield WeightTensor(linear, hidden, inner, count=layers)
+    yield WeightTensor(small, channels, shape.conv_kernel + 1, count=layers)
+    yield WeightTensor(small, heads, count=3 * layers)
+    yield WeightTensor(small, inner, count=layers)
+
+
+def _gated_delta_net(
+    model: ModelArchitecture, tp: int, layers: int
+) -> Iterator[WeightTensor]:
+    shape, hidden = model.state_shape, model.hidden_size
+    assert isinstance(shape, GatedDeltaNetShape)
+    value, heads = shape.value_size // tp, shape.num_value_heads // tp
+    channels = shape.conv_channels // tp
+    small, linear = TensorRole.SMALL, TensorRole.LINEAR
+    yield WeightTensor(linear, channels + value, hidden, count=layers)
+    yield WeightTensor(linear, 2 * heads, hidden, count=layers)
+    yield WeightTensor(linear, hidden, value, count=layers)
+    yield WeightTensor(small, channels, shape.conv_kernel, count=layers)
+    yield WeightTensor(small, heads, count=2 * layers)
+    yield WeightTensor(small, shape.value_head_dim, count=layers)
+
+
+def _latent_attention(
+    model: ModelArchitecture, tp: int, layers: int
+) -> Iterator[WeightTensor]:
+    hidden, role = model.hidden_size, TensorRole.LINEAR
     heads = model.num_attention_heads // tp
     latent, rope = model.kv_lora_rank or 0, model.qk_rope_head_dim
     query = heads * (model.qk_nope_head_dim + rope)
@@ -197,25 +273,43 @@ def _latent_attention(model: ModelArchitecture, tp: int) -> Iterator[WeightTenso
     yield WeightTensor(role, hidden, heads * model.v_head_dim, count=layers)
     # vLLM keeps the up-projection a second time, absorbed into query and output.
     yield WeightTensor(TensorRole.DERIVED, up, latent, count=layers)
+    if model.index_num_heads:
+        yield from _indexer(model, layers)
+
+
+def _indexer(model: ModelArchitecture, layers: int) -> Iterator[WeightTensor]:
+    """Yield the projections that choose which tokens are read, on every rank alike."""
+    heads, width = model.index_num_heads, model.index_head_dim
+    low_rank = model.q_lora_rank or model.hidden_size
+    hidden, role = model.hidden_size, TensorRole.LINEAR
+    yield WeightTensor(role, heads * width, low_rank, count=layers)
+    yield WeightTensor(role, width, hidden, count=layers)
+    yield WeightTensor(TensorRole.SMALL, heads, hidden, count=layers)
+    yield WeightTensor(TensorRole.SMALL, width, count=2 * layers)
 
 
 def _mlp(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
     sparse = model.num_moe_layers
     yield from _dense_mlp(
-        model, _divide(model.intermediate_size, tp), model.num_hidden_layers - sparse
+        model, _divide(model.intermediate_size, tp), model.num_dense_mlps
     )
     if not sparse:
         return
-    inner, hidden = _divide(model.expert_size, tp), model.hidden_size
-    experts, small = model.num_experts, TensorRole.SMALL
-    yield WeightTensor(TensorRole.EXPERT, 2 * inner, hidden, experts, sparse)
-    yield WeightTensor(TensorRole.EXPERT, hidden, inner, experts, sparse)
+    hidden, small = model.hidden_size, TensorRole.SMALL
+    inner, width = _divide(model.expert_size, tp), model.moe_latent_size or hidden
+    experts, up = model.num_experts, inner * (1 + model.mlp_has_gate)
+    yield WeightTensor(TensorRole.EXPERT, up, width, experts, sparse)
+    yield WeightTensor(TensorRole.EXPERT, width, inner, experts, sparse)
     yield WeightTensor(small, experts, hidden, count=sparse)
+    if model.moe_latent_size:
+        yield WeightTensor(TensorRole.LINEAR, width, hidden, count=2 * sparse)
     if model.expert_bias:
-        yield WeightTensor(small, 2 * inner + hidden, 1, experts, sparse)
+        yield WeightTensor(small, up + hidden, 1, experts, sparse)
+    if model.router_bias:
         yield WeightTensor(small, experts, count=sparse)
-    shared = _divide(model.num_shared_experts * model.expert_size, tp)
-    yield from _dense_mlp(model, shared, sparse)
+    yield from _dense_mlp(model, _divide(model.shared_expert_size, tp), sparse)
+    if model.shared_expert_gate:
+        yield WeightTensor(small, 1, hidden, count=sparse)
 
 
 def _dense_mlp(
@@ -223,8 +317,8 @@ def _dense_mlp(
 ) -> Iterator[WeightTensor]:
     if not inner or not layers:
         return
-    hidden = model.hidden_size
-    yield WeightTensor(TensorRole.LINEAR, 2 * inner, hidden, count=layers)
+    hidden, up = model.hidden_size, inner * (1 + model.mlp_has_gate)
+    yield WeightTensor(TensorRole.LINEAR, up, hidden, count=layers)
     yield WeightTensor(TensorRole.LINEAR, hidden, inner, count=layers)
     if model.mlp_bias:
-        yield WeightTensor(TensorRole.SMALL, 2 * inner + hidden, count=layers)
+        yield WeightTensor(TensorRole.SMALL, up + hidden, count=layers)

@@ -1,0 +1,70 @@
+"""From the ``quantization_config`` of a checkpoint to the name of a scheme."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sim.hardware.models.quantization import packed_scheme_name
+
+if TYPE_CHECKING:
+    from sim.hardware.models.facts import Facts
+
+
+def quantization_name(config: Facts) -> str | None:
+    """Return the scheme of a ``quantization_config``, or the name of its method."""
+    if not config.values:
+        return None
+    method = config.text("quant_method")
+    if not method:
+        raise config.wrong("quant_method", "the name of a method")
+    if method.split("_")[0] in {"gptq", "awq"}:
+        bits = "w_bit" if "w_bit" in config.values else "bits"
+        group = "q_group_size" if "q_group_size" in config.values else "group_size"
+        size = config.optional(group, least=-1)
+        if size is None:
+            raise config.wrong(group, "the weights of a group, or -1")
+        return packed_scheme_name(method, config.count(bits), size)
+    if method == "fp8" and config.items("weight_block_size"):
+        return _of_part("fp8-block128", config)
+    if method == "modelopt" and config.text("quant_algo") in _ALGORITHMS:
+        return _of_part(_ALGORITHMS[config.text("quant_algo")], config)
+    if method != "compressed-tensors":
+        return method
+    groups = config.mapping("config_groups")
+    names = {_group_name(groups.mapping(key)) for key in groups.values}
+    name = names.pop() if len(names) == 1 else None
+    return _of_part(name, config) if name else method
+
+
+_NVFP4_GROUP = 16
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
+_WHOLE_ATTENTION = re.compile(r"attn\W*$")
+_SHARED_EXPERTS = re.compile(r"shared_experts?\W*$")
+
+
+def _of_part(name: str, config: Facts) -> str:
+    """Return the name of a scheme that leaves out the modules of ``ignore``."""
+    listed = [str(module) for module in config.items("ignore")]
+    if not any(map(_WHOLE_ATTENTION.search, listed)):
+        return name
+    only_experts = any(map(_SHARED_EXPERTS.search, listed))
+    return f"{name}-experts" if only_experts else f"{name}-mlp"
+
+
+def _group_name(group: Facts) -> str | None:
+    """Return the scheme of one of the groups of compressed-tensors."""
+    weights = group.mapping("weights")
+    bits, kind = weights.natural("num_bits"), weights.text("type")
+    size = weights.optional("group_size", least=-1)
+    if bits == 8:
+        if kind != "float":
+            return "w8a8"
+        return "fp8-block128" if weights.text("strategy") == "block" else "fp8"
+    if bits == 4 and kind == "float" and size == _NVFP4_GROUP:
+        return "nvfp4"
+    if bits == 4 and kind == "int":
+        if weights.text("strategy") == "channel":
+            size = -1
+        return packed_scheme_name("w4a16", bits, size)
+    return None
