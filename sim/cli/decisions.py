@@ -13,7 +13,7 @@ from sim.cli.console import print_json
 from sim.cli.main import EXIT_DIFFERENT
 
 if TYPE_CHECKING:
-    from sim.studies.conformance import DecisionDriver, DecisionWorkload
+    from sim.studies.conformance import DecisionDriver, DecisionWorkload, SizingCases
 
 
 def decisions(
@@ -34,7 +34,8 @@ def decisions(
     ----------
     workload
         Workload file (JSON): requests by step, and the engine. Its "reference", such
-        as "vllm 0.33.0" or "transformers 5.17.0", picks the generation.
+        as "vllm 0.33.0" or "transformers 5.17.0", picks the generation. A file with
+        "cases" asks which pools an engine plans, and is answered a line a case.
     out
         Where to write the log, a JSON object a step; compressed if it ends in .gz.
         Default: standard output.
@@ -63,8 +64,15 @@ def decisions(
             raise ConfigError(f"{out} exists; name another --out, or give --overwrite")
         if workload.exists() and out.samefile(workload):
             raise ConfigError(f"{out} is the workload itself; name another --out")
-    from sim.studies.conformance import load_workload
+    from sim.studies.conformance import load_sizing_cases, load_workload
 
+    if (cases := load_sizing_cases(workload)) is not None:
+        if scheduler is not None:
+            raise ConfigError(
+                f"{workload} asks for pools, which no scheduler decides; leave "
+                f"--scheduler out"
+            )
+        return _write_sizing(workload, cases, out, quiet=quiet, as_json=json)
     asked = load_workload(workload)
     driver = _driver(workload, asked, check=check, hosted=scheduler is not None)
     return _write(asked, driver, out, quiet=quiet, as_json=json)
@@ -121,6 +129,37 @@ def _write(
             f"{len(workload.requests):,} requests, {driver.num_steps:,} steps, "
             f"{driver.num_preemptions:,} preemptions; {_ENDINGS[driver.ending]}; "
             f"log in {out}"
+        )
+    return 0
+
+
+def _write_sizing(
+    path: Path, asked: SizingCases, out: Path | None, *, quiet: bool, as_json: bool
+) -> int:
+    from json import dumps
+
+    from sim.studies.conformance import write_log
+
+    lines = list(asked.lines())
+    if out is None:
+        for line in lines:
+            print(dumps(line, separators=(",", ":")))
+        return 0
+    write_log(lines, out)
+    refused = sum("error" in line for line in lines)
+    if as_json:
+        print_json(
+            {
+                "reference": asked.reference,
+                "num_cases": len(lines),
+                "num_refused": refused,
+                "log": str(out),
+            }
+        )
+    elif not quiet:
+        print(
+            f"{path.name}: {len(lines)} pools as {asked.reference} plans them, "
+            f"{refused} of them refused; log in {out}"
         )
     return 0
 

@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from sim.errors import ConfigError, OutputError
 
@@ -105,7 +105,13 @@ def _is_header(row: str) -> bool:
 
 
 def _line(row: str) -> Line:
+    """Return a step, the header before the steps, or the answer of a sizing case."""
     line = json.loads(row)
-    if not isinstance(line, dict) or not isinstance(line.get("t"), int):
-        raise ValueError("it is no object with a step 't'")  # noqa: TRY004  # bad file
-    return line
+    known = isinstance(line, dict) and (
+        isinstance(line.get("t"), int)
+        or isinstance(line.get("header"), dict)
+        or isinstance(line.get("name"), str)
+    )
+    if not known:
+        raise ValueError("it is no object with a step 't'")
+    return cast("Line", line)

@@ -28,6 +28,8 @@ _STATE = (
     "hashes",
 )
 _MEANING = {
+    "name": "the sizing cases answered",
+    "header": "groups, pages and blocks",
     "t": "the steps taken",
     "abort": "requests aborted before the call",
     "kind": "prompt step or decode step",
@@ -61,7 +63,8 @@ class Difference:
     line
         From 1.
     step
-        Step `t` of the line in A (in B if A has ended).
+        Step `t` of the line in A (in B if A has ended); for a line that is no step, the
+        name of its sizing case, or "header".
     field
         First field that differs, in the order of the format; None if one log ended.
     expected, got
@@ -73,7 +76,7 @@ class Difference:
     """
 
     line: int
-    step: int
+    step: int | str
     field: str | None
     expected: Any
     got: Any
@@ -86,22 +89,23 @@ class Difference:
         if self.field is None:
             ended, other = (first, second) if self.here[0] is None else (second, first)
             lines = [
-                f"line {self.line}: {ended} has ended, {other} goes on with step "
-                f"{self.step}"
+                f"line {self.line}: {ended} has ended, {other} goes on with "
+                f"{_named(self.step)}"
             ]
         else:
             lines = [
-                f"step {self.step} (line {self.line}), field '{self.field}' "
+                f"{_named(self.step)} (line {self.line}), field '{self.field}' "
                 f"({_MEANING.get(self.field, 'unknown to this format')}):",
                 f"  expected ({first}): {_shown(self.expected)}",
                 f"  got      ({second}): {_shown(self.got)}",
                 *(f"  {note}" for note in _notes(self.expected, self.got)),
             ]
         if self.before is not None:
-            lines.append(f"before, after step {self.before['t']} (equal in both):")
+            before = _named(_step_of(self.before))
+            lines.append(f"before, after {before} (equal in both):")
             lines += _state(self.before)
         for name, line in zip(names, self.here, strict=True):
-            if line is not None:
+            if line is not None and "t" in line:
                 lines.append(f"after the call of step {line['t']} in {name}:")
                 lines += _state(line)
         return "\n".join(lines)
@@ -138,13 +142,24 @@ def first_difference(
         if first is None and second is None:
             return None
         if first is None or second is None:
-            step = (first or second or {})["t"]
+            step = _step_of(first or second or {})
             return Difference(number, step, None, None, None, before, here)
         for field in _fields(first, second):
             mine, other = first.get(field), second.get(field)
             if mine != other and not (mine in _EMPTY and other in _EMPTY):
-                return Difference(number, first["t"], field, mine, other, before, here)
+                step = _step_of(first)
+                return Difference(number, step, field, mine, other, before, here)
         before = first
+
+
+def _step_of(line: Line) -> int | str:
+    return line["t"] if "t" in line else str(line.get("name", "header"))
+
+
+def _named(step: int | str) -> str:
+    if isinstance(step, int):
+        return f"step {step}"
+    return "the header" if step == "header" else f"case {step}"
 
 
 def _fields(first: Line, second: Line) -> list[str]:

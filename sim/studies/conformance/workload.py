@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -20,6 +19,15 @@ from cache.hashing import NONE_HASH, hash_block
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
 from sim.scheduler.generations import GENERATIONS, OURS
+from sim.studies.conformance.fields import (
+    MAX_BLOCKS,
+    Count,
+    Positive,
+    Share,
+    Table,
+    Whole,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -31,13 +39,6 @@ _REFERENCE = re.compile(
     r"(?:vllm|transformers)?[\s=_-]*v?([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})(?:\.post[0-9]+)?(?:\+[\w.]+)?",
     re.IGNORECASE | re.ASCII,
 )
-
-
-def whole(value: Any) -> Any:
-    """Return ``1.0`` as ``1``, anything else as it is."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
 
 
 def as_tuple(value: Any) -> Any:
@@ -74,15 +75,10 @@ MAX_LEN = 1 << 40
 """Stands for no limit, where a release has none."""
 
 # Far beyond any engine; a slip of the pen is refused rather than run out of memory.
-MAX_BLOCKS = 1 << 22
 MAX_PROMPT_TOKENS = 1 << 24
 MAX_WIDTH = 1 << 10
 MAX_STEP = 1 << 50
 
-Whole = Annotated[int, BeforeValidator(whole)]
-Count = Annotated[Whole, Field(ge=0)]
-Positive = Annotated[Whole, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Step = Annotated[Count, Field(le=MAX_STEP)]
 Segment = Annotated[
     tuple[Whole, Annotated[Whole, Field(ge=0, le=MAX_PROMPT_TOKENS)]],
@@ -90,11 +86,7 @@ Segment = Annotated[
 ]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class DecisionRequest(_Model):
+class DecisionRequest(Table):
     """One request of a workload; its place in the list is its arrival time."""
 
     id: str
@@ -136,7 +128,7 @@ class DecisionRequest(_Model):
         return self
 
 
-class _Engine(_Model):
+class _Engine(Table):
     """Keys that all references have."""
 
     block_size: Positive
@@ -243,7 +235,7 @@ def read_config(data: Any) -> Any:
     return data
 
 
-class DecisionWorkload(_Model):
+class DecisionWorkload(Table):
     """A workload file: the format of `kvsim decisions`.
 
     Keys beside these say how a file came about, and are not read.
@@ -338,14 +330,17 @@ def generation_of(engine_version: str) -> str:
 
 def load_workload(path: Path | str) -> DecisionWorkload:
     """Read a workload file."""
-    path = Path(path)
+    return parse_workload(read_text(Path(path)), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, and refuse what is none in one line."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a JSON file: {error}") from error
-    return parse_workload(text, str(path))
 
 
 def parse_workload(text: str, where: str) -> DecisionWorkload:
@@ -354,11 +349,12 @@ def parse_workload(text: str, where: str) -> DecisionWorkload:
         workload = DecisionWorkload.model_validate_json(text)
         workload.engine  # noqa: B018  # validates the engine's keys
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_in_words(error)}") from error
+        raise ConfigError(f"{where}: {in_words(error)}") from error
     return workload
 
 
-def _in_words(error: ValidationError) -> str:
+def in_words(error: ValidationError) -> str:
+    """Return the first problem of a file in one line."""
     problem = error.errors()[0]
     keys = [str(part) for part in problem["loc"]]
     if error.title in {model.__name__ for model in _ENGINES.values()}:

@@ -1,0 +1,214 @@
+"""The ``kv`` table of a workload: which layers there are, and the pool they get."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from importlib import resources
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from cache.v1.planning import plan_kv_cache
+from cache.v1.specs import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from sim.config.plug import did_you_mean
+from sim.errors import ConfigError
+from sim.hardware.models.bundled import bundled_models, load_model
+from sim.hardware.models.kv_layers import attention_spec, element_type, kv_cache_layers
+from sim.hardware.models.layers import AttentionHeads, LayerKind
+from sim.studies.conformance.fields import MAX_BLOCKS, Count, Positive, Table
+
+if TYPE_CHECKING:
+    from cache.v1.planning import KVCachePlan
+    from cache.v1.specs import KVCacheGroup, KVCacheSpec
+
+
+class LocalOverride(Table):
+    """A smaller window or chunk than the model's."""
+
+    swa: Positive | None = None
+    chunk: Positive | None = None
+
+
+class KvCache(Table):
+    """What the pool is planned from."""
+
+    model: str
+    block_size: Positive
+    available_bytes: Count
+    prefix_cache_retention_interval: Count | None = 0  # null keeps all of a window
+    prefix_match_unit: Positive | None = None
+    override: LocalOverride = LocalOverride()
+    disable_hybrid_kv_cache_manager: bool = False
+    num_gpu_blocks_override: Annotated[Positive, Field(le=MAX_BLOCKS)] | None = None
+    prefill_checkpoint: bool = False
+    cache_dtype: Literal[
+        "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"
+    ] = "auto"
+    ssm_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    tp: Positive = 1
+    original_max_model_len: Literal[-1] | None = None
+
+    def plan(
+        self,
+        *,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        enable_prefix_caching: bool,
+        async_scheduling: bool = False,
+    ) -> KVCachePlan:
+        """Plan the pool as the release does at its start.
+
+        Raises
+        ------
+        ConfigError
+            When there is no model of that name.
+        KVCacheTooSmallError, CacheConfigError
+            As `plan_kv_cache` does.
+        """
+        return plan_kv_cache(
+            self._layers(enable_prefix_caching=enable_prefix_caching),
+            block_size=self.block_size,
+            available_bytes=self.available_bytes,
+            max_model_len=max_model_len,
+            max_in_flight_tokens=max_num_batched_tokens * (1 + async_scheduling),
+            fit_max_model_len=self.original_max_model_len == -1,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_match_unit=self.prefix_match_unit,
+            disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
+        )
+
+    def _layers(self, *, enable_prefix_caching: bool) -> dict[str, KVCacheSpec]:
+        known = _models()
+        named = known.get(self.model, self.model)
+        if isinstance(named, dict):
+            return self._spelled_out(named)
+        if self.model not in known and self.model not in bundled_models():
+            raise ConfigError(
+                f"kv.model must be one of {', '.join(known)}, or a bundled model; got"
+                f" {self.model[:80]!r}{did_you_mean(self.model, list(known))}"
+            )
+        model = load_model(named)
+        local = self.override.chunk if model.chunked_attention else self.override.swa
+        return kv_cache_layers(
+            replace(model, sliding_window=local or model.sliding_window),
+            block_size=self.block_size,
+            tensor_parallel_size=self.tp,
+            kv_cache_dtype=self.cache_dtype,
+            mamba_ssm_cache_dtype=self.ssm_dtype,
+            enable_prefix_caching=enable_prefix_caching,
+            prefill_checkpoint=self.prefill_checkpoint,
+        )
+
+    def _spelled_out(self, layers: dict[str, Any]) -> dict[str, KVCacheSpec]:
+        """Return the layers of a model that nobody made: a few kinds, repeated."""
+        dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
+        kinds = []
+        for spec in layers["repeated"]:
+            window, heads = spec.get("sliding_window", 0), spec["num_kv_heads"]
+            sliding, full = LayerKind.SLIDING_ATTENTION, LayerKind.FULL_ATTENTION
+            kinds.append(
+                attention_spec(
+                    sliding if window else full,
+                    AttentionHeads(heads, heads, spec["head_size"], spec["head_size"]),
+                    block_size=self.block_size,
+                    tensor_parallel_size=self.tp,
+                    element=element_type(dtype),
+                    window=self.override.swa or window,
+                )
+            )
+        return {
+            f"model.layers.{index}.attn": kinds[index % len(kinds)]
+            for index in range(layers["num_layers"])
+        }
+
+
+def _models() -> dict[str, Any]:
+    """Return bundled names, or the layers of made-up models, by name."""
+    folder = resources.files("sim.studies.conformance")
+    text = (folder / "kv_models.json").read_text(encoding="utf-8")
+    models: dict[str, Any] = json.loads(text)
+    return models
+
+
+# -- the first line of a log ---------------------------------------------------------
+
+
+def header_of(plan: KVCachePlan, available_bytes: int) -> dict[str, Any]:
+    """Return what a log says of groups, pages and blocks before the first step."""
+    layout = plan.layout
+    counted = Counter(plan.layers.values())
+    return {
+        "max_model_len": plan.max_model_len,
+        "available_bytes": available_bytes,
+        "layer_specs": [
+            [count, dict(sorted(spec_fields(spec).items()))]
+            for spec, count in counted.items()
+        ],
+        "groups": [
+            _group_fields(group, blocks)
+            for group, blocks in zip(
+                layout.groups, plan.blocks_per_request, strict=True
+            )
+        ],
+        "bytes_per_block": layout.bytes_per_block,
+        "num_blocks": layout.num_blocks,
+        "kv_cache_size_tokens": plan.kv_cache_size_tokens,
+        "max_concurrency": round(plan.max_concurrency, 6),
+        "printed": plan.printed,
+        "block_size": plan.block_size,
+        "scheduler_block_size": layout.scheduler_block_size,
+        "hash_block_size": layout.hash_block_size,
+        "cache_hit_alignment": layout.cache_hit_alignment,
+        "max_in_flight_tokens": plan.max_in_flight_tokens,
+    }
+
+
+def _group_fields(group: KVCacheGroup, blocks_per_request: int) -> dict[str, Any]:
+    return {
+        "layers": len(group.layer_names),
+        "first": list(group.layer_names[:2]),
+        "spec": spec_fields(group.spec),
+        "blocks_per_request": blocks_per_request,
+    }
+
+
+def spec_fields(spec: KVCacheSpec) -> dict[str, Any]:
+    """Return a spec under the names of the log."""
+    sizes = {"block_size": spec.block_size, "page": spec.page_size_bytes}
+    if isinstance(spec, MambaSpec):
+        return {
+            "kind": "mamba",
+            **sizes,
+            "state_bytes": spec.state_bytes,
+            "shapes": [list(shape) for shape in spec.shapes],
+            "dtypes": list(spec.dtypes),
+            "mode": spec.mamba_cache_mode.value,
+            "checkpoint_blocks": spec.num_checkpoint_blocks,
+            "checkpoint_alignment": spec.checkpoint_alignment,
+        }
+    assert isinstance(spec, AttentionSpec)
+    kinds: dict[type[AttentionSpec], str] = {
+        SlidingWindowSpec: "sliding_window",
+        ChunkedLocalAttentionSpec: "chunked_local_attention",
+        MLAAttentionSpec: "mla_attention",
+    }
+    fields = {
+        "kind": kinds.get(type(spec), "full_attention"),
+        **sizes,
+        "kv_heads": spec.num_kv_heads,
+        "head_size": spec.head_size,
+        "dtype": spec.dtype,
+    }
+    for name in ("sliding_window", "attention_chunk_size"):
+        if (tokens := getattr(spec, name, None)) is not None:
+            fields[name] = tokens
+    return fields
