@@ -96,9 +96,15 @@ def tabulated(
 
 
 def check_model(profile: Profile, model: ModelArchitecture) -> None:
-    """Refuse a model with latent attention (MLA) of sizes that were not measured."""
+    """Refuse a model with attention of sizes that were not measured."""
     sizes = latent_sizes(model)
     if sizes is None:
+        same = model.v_head_dim in {0, model.head_dim}
+        if model.sliding_heads is not None or not same:
+            raise UserError(
+                f"{model.name} has heads of several sizes, which these tables do not "
+                "measure; use cost: {kind: roofline}"
+            )
         return
     there = {
         tuple(table.constants.get(key) for key in LATENT_SIZES)

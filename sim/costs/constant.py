@@ -35,7 +35,7 @@ class ConstantCost(FormulaCost):
         return 0.0, 0.0, 0.0, self.step_s, None
 
     def steady_decodes(self, num_decodes: int) -> SteadyDecodes:
-        return self.along(num_decodes, Line(0, 0.0, 0.0))
+        return self.along(num_decodes, [Line(0, 0.0, 0.0)])
 
     def describe(self) -> dict[str, Any]:
         value = {"value": self.step_s, "unit": "s/step", "source": "configuration"}

@@ -110,7 +110,7 @@ class LinearCost(FormulaCost):
         return self.decode_context_token_s * num_context_tokens
 
     def steady_decodes(self, num_decodes: int) -> SteadyDecodes:
-        return self.along(num_decodes, Line(0, 0.0, self.decode_context_token_s))
+        return self.along(num_decodes, [Line(0, 0.0, self.decode_context_token_s)])
 
     def rest(self, shape: BatchShape, parts: Parts) -> Rest:
         del parts

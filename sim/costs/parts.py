@@ -284,9 +284,9 @@ class FormulaCost:
         del num_decodes
         return None
 
-    def along(self, num_decodes: int, line: Line) -> SteadyDecodes:
-        """Return them for attention that is one line."""
-        return SteadyDecodes(*self.counted(num_decodes, 0, 0)[:4], [line])
+    def along(self, num_decodes: int, lines: Sequence[Line]) -> SteadyDecodes:
+        """Return them for attention along these lines."""
+        return SteadyDecodes(*self.counted(num_decodes, 0, 0)[:4], lines)
 
     def parts(  # noqa: PLR0917 - the fields of `BatchShape`
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Final
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numpy import ndarray
 
 from sim.costs.experts import touched_experts, touched_experts_spread
+from sim.costs.mixture import LayerGroup, Mixture
 from sim.costs.parts import (
     Count,
     FormulaCost,
@@ -23,24 +25,29 @@ from sim.costs.parts import (
 )
 from sim.costs.roofline_parameters import RooflineParameters
 from sim.costs.transfers import Batch, ByPageSize, CopyKernel, Loop, Swapping, pages_of
+from sim.costs.volumes import (
+    NO_GEMM,
+    Volume,
+    decode_key_flops,
+    elementwise_elements,
+    is_mixture,
+    pair_flops,
+    state_layers,
+    window_of,
+)
 from sim.hardware.models.architecture import dtype_bytes
+from sim.hardware.models.layers import LayerKind
 from sim.hardware.models.quantization import quantization_scheme
-from sim.hardware.models.weights import TensorRole, is_quantised, weight_tensors
+from sim.hardware.models.weights import weight_tensors
 
 if TYPE_CHECKING:
     from sim.costs.parts import Parts, Rest
     from sim.costs.transfers import Pages, Transfer
-    from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.quantization import QuantizationScheme
-    from sim.hardware.models.weights import WeightTensor
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.generation import KvLayout, SwapVariant
 
 
-_NO_GEMM: Final = frozenset(
-    {TensorRole.EMBEDDING, TensorRole.SMALL, TensorRole.DERIVED}
-)
-"""Tensors that are no linear layer of a transformer layer; the head is its own part."""
 _NINE_OF_TEN: Final = 1.645
 """Standard deviations on either side of the mean that hold nine of ten."""
 
@@ -85,9 +92,9 @@ class RooflineCost(RooflineParameters, FormulaCost):
     FlashAttention 2 (`mixed_decode_tile_tokens`): its queries are padded to a tile of
     which one row is used, and every query head reads the KV again.
 
-    Layers with a sliding window see at most ``window`` keys a query, and ``window``
-    keys before a chunk. The shape holds sums only, so the bounds are applied to sums:
-    upper bounds where some contexts are longer than the window and some shorter.
+    A model whose layers are of several kinds has a term for each: a window or a chunk
+    bounds what its layers read and multiply, layers with a state read and write it once
+    a sequence and scan prompts; see `sim.costs.mixture`.
 
     Not modelled: skew of contexts within a batch, tile quantisation of GEMMs, clocks
     under power limits, collectives of embedding and head, expert parallelism.
@@ -121,9 +128,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _decode_sequence_s: float = _derived()
     _mixed_decode_key_s: float = _derived()
     _pair_s: float = _derived()
-    _window_tokens: int = _derived()
-    _sliding_share: float = _derived()
-    _full_share: float = _derived()
+    _window_tokens: int | None = field(init=False, repr=False, default=None)
+    mixture: Mixture | None = field(init=False, repr=False, default=None)
     _head_s: float = _derived()
     _head_row_memory_s: float = _derived()
     _head_row_compute_s: float = _derived()
@@ -172,16 +178,17 @@ class RooflineCost(RooflineParameters, FormulaCost):
     def _derive_gemm(self) -> None:
         scheme = quantization_scheme(self.model.quantization)
         bandwidth = self._bandwidth(self.gemm_bandwidth_efficiency)
-        dense, experts = _Volume(), _Volume()
+        dense, experts = Volume(), Volume()
         for tensor in weight_tensors(self.model, self.tensor_parallel_size):
             volume = experts if tensor.num_groups > 1 else dense
-            if tensor.role not in _NO_GEMM:
-                volume.add(tensor, _itemsize_bytes(self.model, tensor, scheme))
+            if tensor.role not in NO_GEMM:
+                volume.add(tensor, self.model, scheme)
         itemsize = dtype_bytes(self.model.dtype)
         self._weights_s = dense.bytes / bandwidth
         self._gemm_token_memory_s = dense.activations * itemsize / bandwidth
-        peak = self._gemm_peak(scheme, self.gemm_compute_efficiency)
-        self._gemm_token_compute_s = 2.0 * dense.elements / peak
+        self._gemm_token_compute_s = self._compute_s(
+            dense, scheme, self.gemm_compute_efficiency
+        )
         self._num_experts = self.model.num_experts if experts.elements else 0
         if not self._num_experts:
             return
@@ -189,33 +196,75 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._expert_s = experts.bytes / self._num_experts / bandwidth
         traffic = experts.activations * chosen * itemsize
         self._expert_token_memory_s = traffic / bandwidth
-        peak = self._gemm_peak(scheme, self.moe_compute_efficiency)
-        self._expert_token_compute_s = 2.0 * experts.elements * chosen / peak
+        experts.scale_elements(chosen)
+        self._expert_token_compute_s = self._compute_s(
+            experts, scheme, self.moe_compute_efficiency
+        )
+
+    def _compute_s(
+        self, volume: Volume, scheme: QuantizationScheme | None, efficiency: float
+    ) -> float:
+        """Return seconds to multiply one token, each tensor in its own precision."""
+        seconds = 2.0 * volume.quantised_elements / self._gemm_peak(scheme, efficiency)
+        return seconds + 2.0 * volume.plain_elements / self._peak(efficiency)
 
     def _derive_attention(self) -> None:
         model, tp = self.model, self.tensor_parallel_size
-        layers = model.num_hidden_layers
         itemsize = self.kv_itemsize_bytes()
-        kv_token_bytes = layers * model.kv_bytes_per_layer(tp, itemsize)
         efficiency = (
             self.fp8_decode_bandwidth_efficiency
             if itemsize == 1
             else self.decode_bandwidth_efficiency
         )
-        self._kv_token_s = kv_token_bytes / self._bandwidth(efficiency)
+        peak = self._peak(self.prefill_attention_efficiency)
+        bandwidth = self._bandwidth(efficiency)
+        if is_mixture(model):
+            self.mixture = self._mixed_layers(itemsize, bandwidth, peak)
+            return
+        layers = model.num_attention_layers
+        kv_token_bytes = layers * model.kv_bytes_per_layer(tp, itemsize)
+        self._kv_token_s = kv_token_bytes / bandwidth
         # MLA has one latent for all heads
         kv_heads = 1 if model.kv_lora_rank else model.kv_heads_per_rank(tp)
         self._decode_sequence_s = layers * kv_heads * self.decode_sequence_head_s
-        peak = self._peak(self.prefill_attention_efficiency)
         self._pair_s = layers * pair_flops(model, tp) / peak
-        self._decode_key_compute_s = layers * _decode_key_flops(model, tp) / peak
+        self._decode_key_compute_s = layers * decode_key_flops(model, tp) / peak
         self._mixed_decode_key_s = max(
             self._decode_key_compute_s, self._pair_s * self.mixed_tile_tokens()
         )
-        if model.sliding_window:
-            self._window_tokens = model.sliding_window
-            self._sliding_share = model.num_sliding_layers / layers
-        self._full_share = 1.0 - self._sliding_share
+        self._window_tokens = model.sliding_window if model.num_sliding_layers else None
+
+    def _mixed_layers(self, itemsize: int, bandwidth: float, peak: float) -> Mixture:
+        """Return attention of a model whose layers are of several kinds."""
+        model, tp = self.model, self.tensor_parallel_size
+        kinds = Counter(kind for kind in model.layer_kinds if kind.is_attention)
+        groups = [
+            LayerGroup(
+                layers * model.kv_bytes_per_layer(tp, itemsize, kind) / bandwidth,
+                layers * pair_flops(model, tp, kind) / peak,
+                window_of(model, kind),
+                kind is LayerKind.CHUNKED_ATTENTION,
+            )
+            for kind, layers in kinds.items()
+        ]
+        num_heads = sum(
+            layers * model.attention_heads(kind).kv_heads_per_rank(tp)
+            for kind, layers in kinds.items()
+        )
+        times = max((group.pair_s / group.kv_token_s for group in groups), default=0.0)
+        return Mixture(
+            groups,
+            state_layers(
+                model,
+                tp,
+                bandwidth=self._bandwidth(self.decode_bandwidth_efficiency),
+                peak=self._peak(1.0),
+            ),
+            num_heads * self.decode_sequence_head_s,
+            self.prefill_tile_tokens,
+            times,
+            times * max(1, self.mixed_tile_tokens()),
+        )
 
     def _derive_head(self) -> None:
         model = self.model
@@ -235,7 +284,9 @@ class RooflineCost(RooflineParameters, FormulaCost):
         tp = self.tensor_parallel_size
         if tp == 1:
             return
-        count = 2 * self.model.num_hidden_layers
+        # one behind each mixer of tokens, one behind each MLP
+        model = self.model
+        count = model.num_attention_layers + model.num_state_layers + model.num_mlps
         ring_bytes = (
             2.0 * (tp - 1) / tp * self.model.hidden_size * dtype_bytes(self.model.dtype)
         )
@@ -244,11 +295,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._collective_token_s = count * ring_bytes / link
 
     def _derive_copies(self) -> None:
-        model, tp = self.model, self.tensor_parallel_size
-        layers = model.num_hidden_layers
-        per_layer = model.kv_bytes_per_layer(tp, self.kv_itemsize_bytes())
         # every rank moves its own heads over its own link
-        self._block_bytes = layers * per_layer * self.block_size
+        token_bytes = self.model.kv_bytes_per_token(
+            self.tensor_parallel_size, self.kv_itemsize_bytes()
+        )
+        self._block_bytes = token_bytes * self.block_size
         self._swaps = self.swapping()
         self._copy_block_s = (
             2.0 * self._block_bytes / self._bandwidth(self.copy_efficiency)
@@ -293,7 +344,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         model, tp = self.model, self.tensor_parallel_size
         self._kernels_s = model.num_hidden_layers * self.layer_latency_s
         bandwidth = self._bandwidth(self.elementwise_bandwidth_efficiency)
-        traffic = _elementwise_elements(model, tp) * dtype_bytes(model.dtype)
+        traffic = elementwise_elements(model, tp) * dtype_bytes(model.dtype)
         self._elementwise_token_s = model.num_hidden_layers * traffic / bandwidth
 
     # -- what counts decide ------------------------------------------------------
@@ -380,10 +431,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
     def decode_attention_s(
         self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
     ) -> Seconds:
+        if self.mixture is not None:
+            return self.mixture.decode_s(num_decodes, num_context_tokens, num_prefills)
         tokens = num_context_tokens
-        if self._sliding_share:
-            seen = smaller(tokens, num_decodes * self._window_tokens)
-            tokens = self._full_share * tokens + self._sliding_share * seen
+        if self._window_tokens:
+            tokens = smaller(tokens, num_decodes * self._window_tokens)
         decode_s = self._kv_token_s * tokens + self._decode_sequence_s * num_decodes
         if self._mixed_decode_key_s <= self._kv_token_s:
             # rounding keeps order: where a key takes longer to read, any number does
@@ -394,10 +446,13 @@ class RooflineCost(RooflineParameters, FormulaCost):
         return larger(decode_s, key_s * tokens)
 
     def steady_decodes(self, num_decodes: int) -> SteadyDecodes | None:
-        if self._sliding_share or self._decode_key_compute_s > self._kv_token_s:
+        if self.mixture is not None:
+            lines = self.mixture.steady(num_decodes)
+            return self.along(num_decodes, lines) if lines else None
+        if self._window_tokens or self._decode_key_compute_s > self._kv_token_s:
             return None
         sequences_s = self._decode_sequence_s * num_decodes
-        return self.along(num_decodes, Line(0, sequences_s, self._kv_token_s))
+        return self.along(num_decodes, [Line(0, sequences_s, self._kv_token_s)])
 
     def prefill_attention_s(
         self,
@@ -406,17 +461,17 @@ class RooflineCost(RooflineParameters, FormulaCost):
         num_context_tokens: Count,
         num_pairs: Count,
     ) -> Seconds:
-        if self._sliding_share:
-            window, full, sliding = (
-                self._window_tokens,
-                self._full_share,
-                self._sliding_share,
+        if self.mixture is not None:
+            return self.mixture.prefill_s(
+                num_prefills, num_tokens, num_context_tokens, num_pairs
             )
-            seen_pairs = smaller(num_pairs, num_tokens * window)
+        if self._window_tokens:
+            window = self._window_tokens
+            num_pairs = smaller(num_pairs, num_tokens * window)
             # a chunk reaches back one window from its first token
-            seen = smaller(num_context_tokens, num_prefills * window + num_tokens)
-            num_pairs = full * num_pairs + sliding * seen_pairs
-            num_context_tokens = full * num_context_tokens + sliding * seen
+            num_context_tokens = smaller(
+                num_context_tokens, num_prefills * window + num_tokens
+            )
         compute_s = self._pair_s * (
             num_pairs + self.prefill_tile_tokens * num_context_tokens
         )
@@ -432,65 +487,3 @@ class RooflineCost(RooflineParameters, FormulaCost):
             gpu_s = gemm_s + prefill_s + decode_s + head_s + allreduce_s + kernels_s
             swap_s = self._swaps.exposed_s(num_loaded, num_stored, gpu_s)
         return swap_s, self.copy_part_s(num_copied), False, 0.0, 0.0
-
-
-class _Volume:
-    """What the GEMMs of some tensors read and multiply on one rank."""
-
-    __slots__ = ("activations", "bytes", "elements")
-
-    def __init__(self) -> None:
-        self.elements = 0
-        self.bytes = 0.0
-        self.activations = 0
-        """Elements that a token reads and writes."""
-
-    def add(self, tensor: WeightTensor, itemsize_bytes: float) -> None:
-        elements = tensor.num_elements * tensor.count
-        self.elements += elements
-        self.bytes += elements * itemsize_bytes
-        width = (tensor.rows + tensor.columns) * tensor.num_groups
-        self.activations += width * tensor.count
-
-
-def _itemsize_bytes(
-    model: ModelArchitecture, tensor: WeightTensor, scheme: QuantizationScheme | None
-) -> float:
-    """Return bytes of an element of a linear layer, scales included."""
-    if scheme is None or not is_quantised(tensor, scheme):
-        return dtype_bytes(model.dtype)
-    scales = scheme.scale_bytes / (scheme.group_size or tensor.columns)
-    return scheme.weight_bits / 8 + scales / scheme.group_rows
-
-
-def pair_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:
-    """Return FLOPs of a query-key pair in one layer on one rank."""
-    heads = model.num_attention_heads / tensor_parallel_size
-    if model.kv_lora_rank:
-        key_width = model.qk_nope_head_dim + model.qk_rope_head_dim
-        return 2.0 * heads * (key_width + model.v_head_dim)
-    return 4.0 * heads * model.head_dim
-
-
-def _decode_key_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:
-    """Return FLOPs of a key of a decode: MLA attends to the latent itself."""
-    if not model.kv_lora_rank:
-        return pair_flops(model, tensor_parallel_size)
-    heads = model.num_attention_heads / tensor_parallel_size
-    return 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
-
-
-def _elementwise_elements(model: ModelArchitecture, tensor_parallel_size: int) -> float:
-    """Return elements that a token reads and writes outside GEMM and attention.
-
-    In one layer on one rank: two residual norms (two reads and two writes each),
-    rotary embedding in place, the write of the KV cache, the gated activation (two
-    reads, one write).
-    """
-    tp = tensor_parallel_size
-    query = model.num_attention_heads / tp * model.head_dim
-    key = model.kv_heads_per_rank(tp) * model.head_dim
-    inner: float = model.intermediate_size
-    if model.num_experts:
-        inner = model.num_experts_per_tok * model.expert_size
-    return 8.0 * model.hidden_size + 2.0 * (query + key) + 4.0 * key + 3.0 * inner / tp

@@ -17,7 +17,7 @@ from sim.costs.base import CostModel, StepCost, StepPricer, pricer_of
 from sim.costs.parts import Memo, cost_columns, step_cost
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.costs.transfers import LAYOUTS, VARIANTS
-from sim.hardware.models.layers import LayerKind
+from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind
 from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import (
     BARE,
@@ -49,6 +49,21 @@ ARCHITECTURES = {
     "mla": MLA,
     "mla compute": MLA_OF_MANY_HEADS,
     "sliding": SLIDING,
+    "chunked": replace(
+        MOE,
+        sliding_window=100,
+        mixed_layer_kinds=(LayerKind.CHUNKED_ATTENTION, LayerKind.FULL_ATTENTION),
+    ),
+    "states": replace(
+        TINY,
+        num_hidden_layers=4,
+        sliding_window=128,
+        state_shape=GatedDeltaNetShape(2, 4, 64, 32, 4),
+        mixed_layer_kinds=(
+            *(LayerKind.GATED_DELTA_NET, LayerKind.SLIDING_ATTENTION),
+            *(LayerKind.FULL_ATTENTION, LayerKind.MLP),
+        ),
+    ),
     "all sliding": replace(
         MOE, sliding_window=100, mixed_layer_kinds=(LayerKind.SLIDING_ATTENTION,) * 2
     ),

@@ -15,6 +15,7 @@ from sim.costs.measured.reading import (
     past_factor,
     prefill_surface,
     read_correction,
+    unlike_layers,
 )
 from sim.costs.measured.rest import MeasuredRest
 from sim.costs.measured.tables import mean_chunk
@@ -156,6 +157,7 @@ class MeasuredCost(FormulaCost):
         fit, rest = self.profile.fit, self._rest
         decode = self.decode_table = decode_surface(entry["decode"], rest)
         prefill = self._prefill = prefill_surface(entry["prefill"], rest)
+        self._unlike = unlike_layers(entry["prefill"], rest)
         self._key_s = kv_key_s(rest)
         self._past = past_factor(entry, rest, prefill)
         self._beside = beside_factor(entry, rest, self._past, prefill, decode)
@@ -244,6 +246,10 @@ class MeasuredCost(FormulaCost):
                 factor, beyond = self._past.at(query, past)
                 prefill_s *= factor
                 region = 1 if beyond else 0
+        if self._unlike is not None:
+            more_s, beyond = self._unlike.at(num_chunks, num_tokens, context, pairs)
+            prefill_s += more_s
+            region = region or (1 if beyond else 0)
         read_s = self._key_s * context
         if read_s > prefill_s:  # noqa: PLR1730 - a call of `max` takes longer
             prefill_s = read_s

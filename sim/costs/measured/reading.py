@@ -11,10 +11,11 @@ from sim.costs.measured.tables import (
     Curve,
     PastFactor,
     Surface,
+    UnlikeLayers,
     read_table,
 )
 from sim.costs.profile import DRY_RUN
-from sim.costs.roofline import pair_flops
+from sim.costs.volumes import pair_flops
 from sim.errors import ConfigError
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import TensorRole, weight_tensors
@@ -172,22 +173,21 @@ def kv_key_s(rest: RooflineCost) -> float:
 
 
 def _layer_key_s(rest: RooflineCost) -> float:
-    token_bytes = rest.model.kv_bytes_per_token(
+    layer_bytes = rest.model.kv_bytes_per_layer(
         rest.tensor_parallel_size, rest.kv_itemsize_bytes()
     )
-    layer_bytes = token_bytes / rest.model.num_hidden_layers
     return layer_bytes / rest.gpu.memory_bandwidth_bytes_per_s / BOOST
 
 
 def _over_layers(
     tables: Mapping[str, Any],
-    rest: RooflineCost,
+    layers: Mapping[int, int],
     floor: Callable[[Seconds, int], Seconds],
 ) -> tuple[list[int], list[int], Seconds, NDArray[np.bool_]]:
     """Return nodes, and seconds of all layers, raised to the floor of each kind."""
     total: Any = 0.0
     outside: Any = False
-    for window, count in _layers_of(rest).items():
+    for window, count in layers.items():
         where = f"profile: table of window {window}"
         if str(window) not in tables:
             raise ConfigError(f"{where} is missing; import it with --model again")
@@ -200,10 +200,10 @@ def _over_layers(
 
 
 def _layers_of(rest: RooflineCost) -> dict[int, int]:
-    """Return the number of layers of each window; 0 is a layer that sees all."""
+    """Return the attention layers of each window; 0 is a layer that sees all."""
     model = rest.model
     num_sliding = model.num_sliding_layers if model.sliding_window else 0
-    layers = {0: model.num_hidden_layers - num_sliding}
+    layers = {0: model.num_attention_layers - num_sliding}
     if num_sliding:
         layers[model.sliding_window or 0] = num_sliding
     return layers
@@ -211,19 +211,52 @@ def _layers_of(rest: RooflineCost) -> dict[int, int]:
 
 def decode_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     """Return seconds of all layers over decodes and their mean context."""
-    amounts = np.array(next(iter(tables.values()))["amounts"], float)
+    context = np.array(next(iter(tables.values()))["amounts"], float)
     key_s = _layer_key_s(rest)
 
     def floor(counts: Seconds, window: int) -> Seconds:
-        seen = np.minimum(amounts, window) if window else amounts
+        seen = np.minimum(context, window) if window else context
         least: Seconds = counts * seen * key_s
         return least
 
-    return Surface(*_over_layers(tables, rest, floor))
+    counts, amounts, seconds, beyond = _over_layers(tables, _layers_of(rest), floor)
+    if rest.mixture is not None and rest.model.num_state_layers:
+        # no table has states
+        seconds = seconds + rest.mixture.states.sequence_s * np.array(counts)[:, None]
+        beyond = np.ones_like(beyond)
+    return Surface(counts, amounts, seconds, beyond)
 
 
 def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
-    """Return seconds over query-key pairs of a chunk without a past."""
+    """Return seconds over query-key pairs of a chunk without a past.
+
+    Where layers differ, of those that see all alone; see `unlike_layers`.
+    """
+    layers = _layers_of(rest)
+    if rest.mixture is not None:
+        layers = {0: layers[0]}
+    counts, queries, seconds, beyond = _chunks_of(tables, rest, layers)
+    return Surface(counts, [q * (q + 1) // 2 for q in queries], seconds, beyond)
+
+
+def unlike_layers(tables: Mapping[str, Any], rest: RooflineCost) -> UnlikeLayers | None:
+    """Return what chunks cost layers that do not see all; None where all are alike."""
+    if rest.mixture is None:
+        return None
+    found = []
+    for group in rest.mixture.groups:
+        if group.window:
+            layers = {group.window: _layers_of(rest)[group.window]}
+            counts, queries, seconds, beyond = _chunks_of(tables, rest, layers)
+            seen = [int(group.seen(1, q, q, q * (q + 1) // 2)[1]) for q in queries]
+            found.append((group, Surface(counts, seen, seconds, beyond)))
+    return UnlikeLayers(found, rest.mixture.states)
+
+
+def _chunks_of(
+    tables: Mapping[str, Any], rest: RooflineCost, layers: Mapping[int, int]
+) -> tuple[list[int], list[int], Seconds, NDArray[np.bool_]]:
+    """Return nodes, and seconds of chunks in these layers, raised to the floor."""
     model = rest.model
     query = np.array(next(iter(tables.values()))["amounts"], np.int64)
     peak = rest.gpu.bf16_flops_per_s
@@ -234,11 +267,12 @@ def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     def floor(counts: Seconds, window: int) -> Seconds:
         ramp = np.minimum(query, window) if window else query
         pairs = ramp * (ramp + 1) // 2 + (query - ramp) * ramp
+        if window and model.chunked_attention:
+            pairs = pairs // 2
         least: Seconds = counts * pairs * pair_s
         return least
 
-    counts, queries, seconds, beyond = _over_layers(tables, rest, floor)
-    return Surface(counts, [q * (q + 1) // 2 for q in queries], seconds, beyond)
+    return _over_layers(tables, layers, floor)
 
 
 def past_factor(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import pairwise
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from sim.costs.mixture import LayerGroup, StateLayers
 
     Seconds = NDArray[np.float64]
     Counts = NDArray[np.int64]
@@ -107,10 +109,34 @@ class Surface:
         flags = zip(self._beyond[place], self._beyond[place + 1], strict=True)
         return values, [outside or x or (y and step > 0) for x, y in flags]
 
-    def at(self, count: int, total: int) -> tuple[float, bool]:
+    def at(self, count: int, total: float) -> tuple[float, bool]:
         row = self.row(count)
         value, slope, start, beyond = row[bisect_right(self.amounts, total // count)]
         return value + slope * (total - start), beyond
+
+
+class UnlikeLayers(NamedTuple):
+    """Layers that see a window or a chunk, or hold a state, beside those that see all.
+
+    Chunks are taken for equal ones (`sim.costs.mixture`).
+    """
+
+    surfaces: Sequence[tuple[LayerGroup, Surface]]
+    """Over the query-key pairs that the layers of a group see."""
+    states: StateLayers
+
+    def at(
+        self, count: int, num_tokens: int, context: int, pairs: int
+    ) -> tuple[float, bool]:
+        """Return seconds of chunks, and whether they were extrapolated."""
+        seconds: float = self.states.prefill_s(count, num_tokens)
+        outside = seconds > 0.0
+        for group, surface in self.surfaces:
+            _, seen = group.seen(count, num_tokens, context, pairs)
+            own_s, beyond = surface.at(count, seen)
+            seconds += own_s
+            outside = outside or beyond
+        return seconds, outside
 
 
 class Curve:

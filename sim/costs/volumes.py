@@ -1,0 +1,174 @@
+"""What the layers of a model move and multiply, in bytes and FLOPs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from sim.costs.mixture import StateLayers
+from sim.hardware.models.architecture import dtype_bytes
+from sim.hardware.models.layers import LayerKind, Mamba2Shape
+from sim.hardware.models.weights import TensorRole, is_quantised
+
+if TYPE_CHECKING:
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.hardware.models.layers import StateShape
+    from sim.hardware.models.quantization import QuantizationScheme
+    from sim.hardware.models.weights import WeightTensor
+
+NO_GEMM: Final = frozenset({TensorRole.EMBEDDING, TensorRole.SMALL, TensorRole.DERIVED})
+"""Tensors that are no linear layer of a transformer layer; the head is its own part."""
+
+
+class Volume:
+    """What the GEMMs of some tensors read and multiply on one rank."""
+
+    __slots__ = ("activations", "bytes", "plain_elements", "quantised_elements")
+
+    def __init__(self) -> None:
+        self.quantised_elements = 0.0
+        self.plain_elements = 0.0
+        """Those that a scheme leaves in the model's precision."""
+        self.bytes = 0.0
+        self.activations = 0
+        """Elements that a token reads and writes."""
+
+    @property
+    def elements(self) -> float:
+        return self.quantised_elements + self.plain_elements
+
+    def add(
+        self,
+        tensor: WeightTensor,
+        model: ModelArchitecture,
+        scheme: QuantizationScheme | None,
+    ) -> None:
+        elements = tensor.num_elements * tensor.count
+        if scheme is not None and is_quantised(tensor, scheme):
+            self.quantised_elements += elements
+        else:
+            self.plain_elements += elements
+        self.bytes += elements * itemsize_bytes(model, tensor, scheme)
+        width = (tensor.rows + tensor.columns) * tensor.num_groups
+        self.activations += width * tensor.count
+
+    def scale_elements(self, share: float) -> None:
+        """Take the share of them that a token is multiplied with."""
+        self.quantised_elements *= share
+        self.plain_elements *= share
+
+
+def itemsize_bytes(
+    model: ModelArchitecture, tensor: WeightTensor, scheme: QuantizationScheme | None
+) -> float:
+    """Return bytes of an element of a linear layer, scales included."""
+    if scheme is None or not is_quantised(tensor, scheme):
+        return dtype_bytes(model.dtype)
+    scales = scheme.scale_bytes / (scheme.group_size or tensor.columns)
+    return scheme.weight_bits / 8 + scales / scheme.group_rows
+
+
+def pair_flops(
+    model: ModelArchitecture,
+    tensor_parallel_size: int,
+    kind: LayerKind = LayerKind.FULL_ATTENTION,
+) -> float:
+    """Return FLOPs of a query-key pair in one layer on one rank."""
+    heads = model.num_attention_heads / tensor_parallel_size
+    if model.kv_lora_rank:
+        key_width = model.qk_nope_head_dim + model.qk_rope_head_dim
+        return 2.0 * heads * (key_width + model.v_head_dim)
+    of_kind = model.attention_heads(kind)
+    heads = of_kind.num_attention_heads / tensor_parallel_size
+    return 2.0 * heads * (of_kind.head_dim + of_kind.v_head_dim)
+
+
+def decode_key_flops(model: ModelArchitecture, tensor_parallel_size: int) -> float:
+    """Return FLOPs of a key of a decode: MLA attends to the latent itself."""
+    if not model.kv_lora_rank:
+        return pair_flops(model, tensor_parallel_size)
+    heads = model.num_attention_heads / tensor_parallel_size
+    return 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
+
+
+def elementwise_elements(model: ModelArchitecture, tensor_parallel_size: int) -> float:
+    """Return elements that a token reads and writes outside GEMM and attention.
+
+    In one layer on one rank: two residual norms (two reads and two writes each),
+    rotary embedding in place, the write of the KV cache, the gated activation (two
+    reads, one write).
+    """
+    tp = tensor_parallel_size
+    query = model.num_attention_heads / tp * model.head_dim
+    key = model.kv_heads_per_rank(tp) * model.head_dim
+    inner: float = model.intermediate_size
+    if model.num_experts:
+        inner = model.num_experts_per_tok * model.expert_size
+    return 8.0 * model.hidden_size + 2.0 * (query + key) + 4.0 * key + 3.0 * inner / tp
+
+
+# -- layers of several kinds -----------------------------------------------------------
+
+_SCAN_EFFICIENCY: Final = 0.33
+"""Share of peak that the scan of a prompt reaches where all of the GPU works: gated
+delta nets of 16 heads and more, 16 sequences and more, aiconfigurator tables of h100
+and h200 (0.31 to 0.34; b200 0.19, whose tensor units are not used)."""
+_SCAN_TOKENS: Final = {LayerKind.GATED_DELTA_NET: 64, LayerKind.MAMBA2: 256}
+"""Tokens that the scan multiplies together. Source: vLLM ``fla/ops/chunk.py``,
+``mamba_chunk_size`` of the models' ``config.json``."""
+_NUM_SMS: Final = 132
+"""Streaming multiprocessors of an H100, each of which scans one head of a chunk."""
+_CONVOLUTION_BYTES: Final = 8
+"""Memory traffic of the convolution, an element of a channel; the same tables."""
+
+
+def is_mixture(model: ModelArchitecture) -> bool:
+    """Return whether the layers of a model remember tokens in unlike ways."""
+    kinds = set(model.layer_kinds) - {LayerKind.MLP}
+    chunked = LayerKind.CHUNKED_ATTENTION in kinds
+    return len(kinds) != 1 or chunked or any(kind.has_state for kind in kinds)
+
+
+def window_of(model: ModelArchitecture, kind: LayerKind) -> int:
+    """Return the keys that a layer sees at most, or those of a chunk; 0 for all."""
+    if kind in {LayerKind.SLIDING_ATTENTION, LayerKind.CHUNKED_ATTENTION}:
+        return model.sliding_window or 0
+    return 0
+
+
+def state_layers(
+    model: ModelArchitecture, tp: int, *, bandwidth: float, peak: float
+) -> StateLayers:
+    """Return seconds of all layers with a state, from bytes and FLOPs a second."""
+    shape, layers = model.state_shape, model.num_state_layers
+    if shape is None or not layers:
+        return StateLayers()
+    convolution, matrices = (math.prod(part) for part in shape.state_shapes(tp))
+    itemsize = dtype_bytes(model.dtype)
+    state_itemsize = dtype_bytes(model.state_dtype or model.dtype)
+    state_bytes = convolution * itemsize + matrices * state_itemsize
+    heads = max(1, shape.num_heads // tp)
+    channels = convolution // (shape.conv_kernel - 1)
+    flops = heads * _scan_flops(shape)
+    return StateLayers(
+        sequence_s=layers * 2.0 * state_bytes / bandwidth,
+        token_s=layers * flops / (_SCAN_EFFICIENCY * peak),
+        token_memory_s=layers * channels * _CONVOLUTION_BYTES / bandwidth,
+        full_count=_NUM_SMS / heads,
+    )
+
+
+def _scan_flops(shape: StateShape) -> float:
+    """Return FLOPs of a head and a token of a prompt.
+
+    Within as many tokens as are multiplied together, each attends to all; between
+    those the state is read and written.
+    """
+    if isinstance(shape, Mamba2Shape):
+        together = _SCAN_TOKENS[LayerKind.MAMBA2]
+        groups = shape.num_groups / shape.num_heads
+        within = together * (shape.head_dim + groups * shape.state_size)
+        return within + 4.0 * shape.head_dim * shape.state_size
+    together = _SCAN_TOKENS[LayerKind.GATED_DELTA_NET]
+    key, value = shape.key_head_dim, shape.value_head_dim
+    return 6.0 * key * value + together * (3.0 * key + 2.0 * value)
