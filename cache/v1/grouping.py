@@ -129,7 +129,12 @@ def _is_one_type(specs: Sequence[KVCacheSpec]) -> bool:
         return len(chunks) == 1 and _are(specs, ChunkedLocalAttentionSpec)
     if isinstance(first, MambaSpec):
         kinds = {
-            (s.num_checkpoint_blocks, s.checkpoint_alignment, s.page_size_bytes)
+            (
+                s.num_checkpoint_blocks,
+                s.num_speculative_blocks,
+                s.checkpoint_alignment,
+                s.page_size_bytes,
+            )
             for s in specs
             if isinstance(s, MambaSpec)
         }

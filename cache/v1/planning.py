@@ -15,7 +15,7 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from cache.errors import CacheConfigError, KVCacheTooSmallError
-from cache.v1.grouping import group_layers, resized
+from cache.v1.grouping import PADDING_LIMIT, group_layers, resized
 from cache.v1.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -70,6 +70,10 @@ class KVCachePlan:
     def blocks_per_request(self) -> tuple[int, ...]:
         """Blocks of a request of `max_model_len`, group by group."""
         return self.blocks_for(self.max_model_len)
+
+    def of_size(self, num_blocks: int) -> KVCachePlan:
+        """Return the plan of a pool of so many blocks, the null block included."""
+        return replace(self, layout=replace(self.layout, num_blocks=num_blocks))
 
     def blocks_for(self, num_tokens: int) -> tuple[int, ...]:
         """Return the most blocks that a request of so many tokens holds, by group."""
@@ -139,6 +143,44 @@ def plan_kv_cache(
     CacheConfigError
         When pages cannot be made equal, or `prefix_match_unit` divides no block.
     """
+    plan = plan_groups(
+        layers,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_in_flight_tokens=max_in_flight_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        prefix_match_unit=prefix_match_unit,
+        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+    )
+    bytes_per_block = plan.layout.bytes_per_block
+    if num_gpu_blocks_override:
+        available_bytes = num_gpu_blocks_override * bytes_per_block
+    plan = plan.of_size(available_bytes // bytes_per_block)
+    return _checked(plan, available_bytes - bytes_per_block, fit=fit_max_model_len)
+
+
+def plan_groups(
+    layers: Layers,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_in_flight_tokens: int,
+    enable_prefix_caching: bool = True,
+    prefix_match_unit: int | None = None,
+    disable_hybrid_kv_cache_manager: bool = False,
+    padding_limit: float = PADDING_LIMIT,
+) -> KVCachePlan:
+    """Plan groups and pages alone, as for a pool without blocks.
+
+    Parameters
+    ----------
+    layers, block_size, max_model_len, max_in_flight_tokens
+        As `plan_kv_cache` takes them.
+    enable_prefix_caching, prefix_match_unit, disable_hybrid_kv_cache_manager
+        As `plan_kv_cache` takes them.
+    padding_limit
+        As `group_layers` takes it: releases differ.
+    """
     layers = align_states(
         layers,
         block_size=block_size,
@@ -146,10 +188,10 @@ def plan_kv_cache(
         prefix_match_unit=prefix_match_unit if enable_prefix_caching else None,
     )
     groups = group_layers(
-        layers, disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager
+        layers,
+        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        padding_limit=padding_limit,
     )
-    bytes_per_block = max(group.bytes_per_block for group in groups)
-    num_blocks = num_gpu_blocks_override or available_bytes // bytes_per_block
     scheduler_block_size, hash_block_size, alignment = resolve_block_sizes(
         groups,
         enable_prefix_caching=enable_prefix_caching,
@@ -157,16 +199,13 @@ def plan_kv_cache(
     )
     layout = KVCacheLayout(
         groups=groups,
-        num_blocks=num_blocks,
-        bytes_per_block=bytes_per_block,
+        num_blocks=0,
+        bytes_per_block=max(group.bytes_per_block for group in groups),
         hash_block_size=hash_block_size,
         scheduler_block_size=scheduler_block_size,
         cache_hit_alignment=alignment,
     )
-    plan = KVCachePlan(layers, layout, max_model_len, max_in_flight_tokens)
-    if num_gpu_blocks_override:
-        available_bytes = num_blocks * bytes_per_block
-    return _checked(plan, available_bytes - bytes_per_block, fit=fit_max_model_len)
+    return KVCachePlan(layers, layout, max_model_len, max_in_flight_tokens)
 
 
 def _checked(plan: KVCachePlan, available_bytes: int, *, fit: bool) -> KVCachePlan:
@@ -213,7 +252,8 @@ def blocks_per_request(
         return _ceil(kept, spec.block_size)
     if isinstance(spec, MambaSpec):
         is_aligned = spec.mamba_cache_mode is MambaCacheMode.ALIGN
-        return 2 + spec.num_checkpoint_blocks if is_aligned else 1
+        own = 2 + spec.num_checkpoint_blocks if is_aligned else 1
+        return own + spec.num_speculative_blocks
     return _ceil(max_model_len, spec.block_size)
 
 

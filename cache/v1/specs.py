@@ -8,11 +8,12 @@ from math import prod
 
 ELEMENT_BYTES: dict[str, int] = {
     "uint8": 1,
+    "int8": 1,
     "bfloat16": 2,
     "float16": 2,
     "float32": 4,
 }
-"""Bytes of an element of a cache, by the name of its type; FP8 is kept as ``uint8``."""
+"""Bytes of an element of a cache, by its type; FP8 and FP4 are kept as ``uint8``."""
 
 
 class MambaCacheMode(Enum):
@@ -105,6 +106,8 @@ class MambaSpec(KVCacheSpec):
         1 where a prefill can write a second state, in the middle of a chunk.
     checkpoint_alignment
         Tokens after which it can write one, counted from the chunk's first.
+    num_speculative_blocks
+        States that a request holds for its draft tokens, one each.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -112,6 +115,7 @@ class MambaSpec(KVCacheSpec):
     mamba_cache_mode: MambaCacheMode
     num_checkpoint_blocks: int = 0
     checkpoint_alignment: int | None = None
+    num_speculative_blocks: int = 0
 
     @property
     def state_bytes(self) -> int:

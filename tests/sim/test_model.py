@@ -75,6 +75,8 @@ PUBLISHED_PARAMETERS = {
 ANNOUNCED_BILLIONS = {
     "deepseek-ai/DeepSeek-V3": (671, 37),
     "deepseek-ai/DeepSeek-V3.2": (671, 37),
+    "google/gemma-4-26B-A4B": (25.2, 3.8),
+    "google/gemma-4-31B": (30.7, 30.7),
     "ibm-granite/granite-4.0-h-micro": (3.19, 3.19),
     "ibm-granite/granite-4.0-h-small": (32.2, 9),
     "ibm-granite/granite-4.0-h-tiny": (6.94, 1.5),
@@ -208,6 +210,13 @@ def test_sliding_layers_may_have_heads_of_their_own() -> None:
     sliding = LayerKind.SLIDING_ATTENTION
     assert mimo.kv_bytes_per_layer(kind=sliding) == 8 * (192 + 128) * 2
     assert mimo.kv_bytes_per_token() == (9 * 4 + 39 * 8) * (192 + 128) * 2
+
+
+def test_global_heads_are_the_full_layers_own() -> None:
+    gemma = load_model("google/gemma-4-31B")
+    assert gemma.kv_bytes_per_layer() == 4 * 2 * 512 * 2
+    sliding = LayerKind.SLIDING_ATTENTION
+    assert gemma.kv_bytes_per_layer(kind=sliding) == 16 * 2 * 256 * 2
 
 
 def test_an_indexer_keeps_keys_of_its_own_and_is_not_simulated() -> None:

@@ -62,6 +62,8 @@ class ModelArchitecture:
     """Kinds of the layers in order of depth; empty where all are alike."""
     sliding_heads: AttentionHeads | None = None
     """Heads of sliding layers, where they differ from those of the others."""
+    shares_key_and_value: bool = False
+    """Whether full attention projects keys and values by the same weights."""
     attention_output_gate: bool = False
     """Whether a gate as wide as the queries scales the output of attention."""
     state_shape: StateShape | None = None

@@ -25,6 +25,7 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "deepseek_v32",
         "gemma2",
         "gemma3",
+        "gemma4",
         "glm4_moe",
         "glm_moe_dsa",
         "gpt_oss",
@@ -81,12 +82,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 Source: transformers 5.17, ``models/*/configuration_*.py``."""
 
-_QK_NORMS = frozenset({"gemma3", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"}) | (
-    DELTA_NETS
-)
+_QK_NORMS = frozenset(
+    {"gemma3", "gemma4", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"}
+) | (DELTA_NETS)
 _OWN_QK_NORM = frozenset({"glm4_moe", "minimax_m2"})
 """Families with a norm of queries and keys, always or where ``use_qk_norm`` says so."""
-_NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "nemotron_h": 1}
+_NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma4": 4, "nemotron_h": 1}
 
 _UNSCALED_ROPE = frozenset({"su", "longrope", "llama3", "mrope", "default"})
 """Rope scalings that ``max_position_embeddings`` already includes, or that do not
@@ -132,6 +133,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
         "qk_norm": kind in _QK_NORMS or (kind in _OWN_QK_NORM and use_qk_norm),
         "num_norms_per_layer": _NORMS_PER_LAYER.get(kind, 2),
         "attention_sinks": kind == "gpt_oss",
+        "shares_key_and_value": text.flag("attention_k_eq_v"),
         "num_multimodal_parameters": encoder,
         "has_encoder": bool(encoder or any(towers)),
         "doubts": _doubts(kind),

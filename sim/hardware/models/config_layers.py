@@ -34,7 +34,7 @@ _PATTERN = {
     "E": LayerKind.MLP,
 }
 """Letters of Nemotron-H: a Mamba2, an attention, an MLP and a sparse MLP layer."""
-_USUAL_PATTERN = {"gemma2": 2, "gemma3": 6, "gpt_oss": 2}
+_USUAL_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "gpt_oss": 2}
 _FULL_EVERY = 4
 """Full attention among delta nets, and among the chunks of Llama 4."""
 
@@ -123,8 +123,18 @@ def _every(period: int, layers: int, other: LayerKind) -> list[LayerKind]:
     return [_FULL if (index + 1) % period == 0 else other for index in range(layers)]
 
 
+_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+
+
+def nemotron_pattern(text: Facts) -> str:
+    """Return a letter a layer; newer files name the layers in words."""
+    words = text.items("layers_block_type")
+    spelled = "".join(_LETTERS.get(str(word), "?") for word in words)
+    return spelled or text.text("hybrid_override_pattern")
+
+
 def _nemotron_kinds(text: Facts, layers: int) -> list[LayerKind]:
-    pattern = text.text("hybrid_override_pattern")
+    pattern = nemotron_pattern(text)
     if len(pattern) != layers or not set(pattern) <= set(_PATTERN):
         raise text.wrong(
             "hybrid_override_pattern", f"{layers} letters of {', '.join(_PATTERN)}"
@@ -141,6 +151,14 @@ def _flagged_kinds(text: Facts, layers: int) -> list[LayerKind]:
 
 def _sliding_heads(text: Facts, kind: str) -> dict[str, Any]:
     """Return the heads of sliding layers, where a file tells them apart."""
+    if "global_head_dim" in text.values:  # Gemma 4: the others are the ones apart
+        count, width = text.count("num_attention_heads"), text.count("head_dim")
+        kv_heads = text.count("num_key_value_heads", count)
+        return {
+            "sliding_heads": AttentionHeads(count, kv_heads, width, width),
+            "head_dim": text.count("global_head_dim", width),
+            "num_key_value_heads": text.count("num_global_key_value_heads", kv_heads),
+        }
     if "swa_num_key_value_heads" not in text.values:
         return {}
     heads = AttentionHeads(
@@ -196,7 +214,7 @@ def expert_facts(text: Facts, kind: str, layers: int) -> dict[str, Any]:
     experts = next(filter(None, map(text.natural, keys)), 0)
     if not experts:
         return {}
-    chosen = text.count("num_experts_per_tok", 1)
+    chosen = text.count("num_experts_per_tok", text.count("top_k_experts", 1))
     if chosen > experts:
         raise text.wrong("num_experts_per_tok", f"at most the {experts} experts")
     dense = _num_dense_layers(text, layers)
@@ -222,6 +240,8 @@ def expert_facts(text: Facts, kind: str, layers: int) -> dict[str, Any]:
         ),
         None,
     )
+    if kind == "gemma4":  # a dense MLP beside the experts of every layer
+        shared = text.count("intermediate_size")
     return {
         "num_experts": experts,
         "num_experts_per_tok": chosen,
@@ -254,8 +274,8 @@ _ROUTERS_WITH_BIAS = frozenset(
 
 def _num_dense_layers(text: Facts, layers: int) -> int:
     """Count the layers of a mixture of experts whose MLP is dense."""
-    if text.text("hybrid_override_pattern"):  # letters say which are sparse
-        return text.text("hybrid_override_pattern").count("-")
+    if pattern := nemotron_pattern(text):  # letters say which are sparse
+        return pattern.count("-")
     if isinstance(text.values.get("moe_layer_freq"), list):
         return text.items("moe_layer_freq").count(0)
     for key in ("interleave_moe_layer_step", "decoder_sparse_step"):

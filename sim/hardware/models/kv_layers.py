@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cache.v1.specs import (
@@ -21,27 +22,24 @@ if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.layers import AttentionHeads
 
+PACKED_KV_CACHE_DTYPES = (
+    "nvfp4",
+    "int8_per_token_head",
+    "fp8_per_token_head",
+    "int4_per_token_head",
+    "fp8_ds_mla",
+)
+"""Caches whose vectors carry scales of their own, by vLLM's ``kv_cache_dtype``."""
 DELTA_NET_CHECKPOINT_ALIGNMENT = 64
 """Tokens between states that the prefill of FlashInfer's delta net can write."""
-_INDEX_DTYPE = "uint8"
 
 
-def kv_cache_layers(
-    model: ModelArchitecture,
-    *,
-    block_size: int,
-    tensor_parallel_size: int = 1,
-    kv_cache_dtype: str = "auto",
-    mamba_ssm_cache_dtype: str = "auto",
-    enable_prefix_caching: bool = True,
-    prefill_checkpoint: bool = False,
-) -> dict[str, KVCacheSpec]:
-    """Return the cache of each layer of one rank, under the release's names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheOptions:
+    """Arguments of an engine that the cache of a layer depends on.
 
     Parameters
     ----------
-    model
-        A transformer.
     block_size
         Tokens of an attention block, before it may grow to cover a state.
     tensor_parallel_size
@@ -53,6 +51,26 @@ def kv_cache_layers(
     prefill_checkpoint
         Whether the kernel of gated delta nets can write a state inside a prefill; that
         of Mamba2 always can.
+    num_speculative_tokens
+        Draft tokens a step, each with a state of its own.
+    num_draft_layers
+        Layers of a draft head, with the cache of the last attention layer.
+    """
+
+    block_size: int
+    tensor_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    prefill_checkpoint: bool = False
+    num_speculative_tokens: int = 0
+    num_draft_layers: int = 0
+
+
+def kv_cache_layers(
+    model: ModelArchitecture, options: KVCacheOptions
+) -> dict[str, KVCacheSpec]:
+    """Return the cache of each layer of one rank, under the release's names.
 
     Notes
     -----
@@ -60,67 +78,50 @@ def kv_cache_layers(
     ``layers/mamba`` and ``models/deepseek_v2.py``. A spec of states has no block size
     yet: `cache.v1.planning.align_states` gives it one.
     """
-    dtype = model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    element = element_type(dtype)
-    mode = MambaCacheMode.ALIGN if enable_prefix_caching else MambaCacheMode.NONE
-    checkpoints = prefill_checkpoint and mode is MambaCacheMode.ALIGN
     specs: dict[LayerKind, KVCacheSpec] = {}
     for kind in set(model.layer_kinds):
         if kind.is_attention:
-            specs[kind] = _attention(
-                model, kind, block_size, tensor_parallel_size, element
-            )
+            specs[kind] = _attention(model, kind, options)
         elif kind.has_state:
-            state_dtype = mamba_ssm_cache_dtype
-            if state_dtype == "auto":
-                state_dtype = model.state_dtype or model.dtype
-            specs[kind] = _state(
-                model,
-                kind,
-                tensor_parallel_size,
-                element_type(state_dtype),
-                mode,
-                checkpoints=checkpoints,
-            )
+            specs[kind] = _state(model, kind, options)
+    attention = [kind for kind in model.layer_kinds if kind.is_attention]
+    drafts = attention[-1:] * options.num_draft_layers
     layers: dict[str, KVCacheSpec] = {}
-    for index, kind in enumerate(model.layer_kinds):
+    for index, kind in enumerate([*model.layer_kinds, *drafts]):
         if kind in specs:
             ending = "mixer" if kind.has_state else "attn"
             layers[f"model.layers.{index}.{ending}"] = specs[kind]
         if model.index_num_heads and kind.is_attention:
-            layers[f"model.layers.{index}.indexer"] = _indexer(model, block_size)
+            layers[f"model.layers.{index}.indexer"] = _indexer(model, options)
     return layers
 
 
 def _attention(
-    model: ModelArchitecture, kind: LayerKind, block_size: int, tp: int, element: str
-) -> KVCacheSpec:
-    if kind is LayerKind.LATENT_ATTENTION:
-        width = (model.kv_lora_rank or 0) + model.qk_rope_head_dim
-        return MLAAttentionSpec(
-            block_size=block_size,
-            page_size_bytes=block_size * width * ELEMENT_BYTES[element],
-            num_kv_heads=1,
-            head_size=width,
-            dtype=element,
-        )
-    return attention_spec(
-        kind,
-        model.attention_heads(kind),
-        block_size=block_size,
-        tensor_parallel_size=tp,
-        element=element,
-        window=model.sliding_window or 0,
+    model: ModelArchitecture, kind: LayerKind, options: KVCacheOptions
+) -> AttentionSpec:
+    dtype = options.kv_cache_dtype
+    dtype = model.dtype if dtype == "auto" else dtype
+    if kind is not LayerKind.LATENT_ATTENTION:
+        heads, window = model.attention_heads(kind), model.sliding_window or 0
+        return attention_spec(kind, heads, options, dtype, window)
+    latent, rope = model.kv_lora_rank or 0, model.qk_rope_head_dim
+    width = vector_bytes(latent + rope, dtype)
+    if dtype == "fp8_ds_mla":  # FP8 with a scale for every 128, the rotary key in BF16
+        width = latent + latent // 128 * 4 + rope * 2
+    return MLAAttentionSpec(
+        block_size=options.block_size,
+        page_size_bytes=options.block_size * width,
+        num_kv_heads=1,
+        head_size=latent + rope,
+        dtype=element_type(dtype),
     )
 
 
 def attention_spec(
     kind: LayerKind,
     heads: AttentionHeads,
-    *,
-    block_size: int,
-    tensor_parallel_size: int = 1,
-    element: str = "bfloat16",
+    options: KVCacheOptions,
+    dtype: str,
     window: int = 0,
 ) -> AttentionSpec:
     """Return the cache of a layer with keys and values of each head.
@@ -131,23 +132,25 @@ def attention_spec(
         Full, sliding or chunked.
     heads
         Of the whole model; each rank has one KV head at least.
-    block_size
-        Tokens of a block.
-    tensor_parallel_size
-        Ranks.
-    element
-        Type of an element; FP8 is ``uint8``.
+    options
+        Blocks and ranks.
+    dtype
+        Precision of the cache.
     window
         Tokens of the window, or of the chunk.
     """
-    num_kv_heads = heads.kv_heads_per_rank(tensor_parallel_size)
-    width = (heads.head_dim + heads.v_head_dim) * ELEMENT_BYTES[element]
+    num_kv_heads = heads.kv_heads_per_rank(options.tensor_parallel_size)
+    widths = (
+        vector_bytes(heads.head_dim, dtype),
+        vector_bytes(heads.v_head_dim, dtype),
+    )
     shape = {
-        "block_size": block_size,
-        "page_size_bytes": block_size * num_kv_heads * width,
+        "block_size": options.block_size,
+        "page_size_bytes": options.block_size * num_kv_heads * sum(widths),
         "num_kv_heads": num_kv_heads,
         "head_size": heads.head_dim,
     }
+    element = element_type(dtype)
     if kind is LayerKind.SLIDING_ATTENTION:
         return SlidingWindowSpec(**shape, dtype=element, sliding_window=window)
     if kind is LayerKind.CHUNKED_ATTENTION:
@@ -158,43 +161,59 @@ def attention_spec(
 
 
 def _state(
-    model: ModelArchitecture,
-    kind: LayerKind,
-    tp: int,
-    state_dtype: str,
-    mode: MambaCacheMode,
-    *,
-    checkpoints: bool,
+    model: ModelArchitecture, kind: LayerKind, options: KVCacheOptions
 ) -> MambaSpec:
     assert model.state_shape is not None
+    keeps_ends = options.enable_prefix_caching
     alignment: int | None = 1
     if kind is LayerKind.GATED_DELTA_NET:
+        checkpoints = options.prefill_checkpoint and keeps_ends
         alignment = DELTA_NET_CHECKPOINT_ALIGNMENT if checkpoints else None
+    dtype = options.mamba_ssm_cache_dtype
+    if dtype == "auto":
+        dtype = model.state_dtype or model.dtype
+    drafts = options.num_speculative_tokens
     return MambaSpec(
         block_size=0,
         page_size_bytes=0,
-        shapes=model.state_shape.state_shapes(tp),
-        dtypes=(element_type(model.dtype), state_dtype),
-        mamba_cache_mode=mode,
+        shapes=model.state_shape.state_shapes(options.tensor_parallel_size, drafts),
+        dtypes=(element_type(model.dtype), element_type(dtype)),
+        mamba_cache_mode=MambaCacheMode.ALIGN if keeps_ends else MambaCacheMode.NONE,
         num_checkpoint_blocks=int(alignment is not None),
         checkpoint_alignment=alignment,
+        num_speculative_blocks=drafts,
     )
 
 
-def _indexer(model: ModelArchitecture, block_size: int) -> MLAAttentionSpec:
+def _indexer(model: ModelArchitecture, options: KVCacheOptions) -> MLAAttentionSpec:
     """Return the cache of the indexer's own keys, FP8 with scales, on every rank."""
     width = model.index_bytes_per_layer
     return MLAAttentionSpec(
-        block_size=block_size,
-        page_size_bytes=block_size * width,
+        block_size=options.block_size,
+        page_size_bytes=options.block_size * width,
         num_kv_heads=1,
         head_size=width,
-        dtype=_INDEX_DTYPE,
+        dtype="uint8",
     )
+
+
+def vector_bytes(width: int, dtype: str) -> int:
+    """Return the bytes of a cached vector of `width` elements, scales included.
+
+    Source: vLLM 0.33, ``customize_spec`` of ``v1/attention/backends/triton_attn.py``
+    (a float a head) and ``flashinfer.py`` (a byte for every 16 elements).
+    """
+    if dtype == "nvfp4":
+        return width // 2 + width // 16
+    if dtype.endswith("_per_token_head"):
+        return (width // 2 if dtype.startswith("int4") else width) + 4
+    return width * ELEMENT_BYTES[element_type(dtype)]
 
 
 def element_type(dtype: str) -> str:
     """Return the type of an element of a cache in a precision of vLLM's name."""
-    if dtype.startswith("fp8"):
+    if dtype.startswith(("fp8", "nvfp4", "int4")):
         return "uint8"
+    if dtype.startswith("int8"):
+        return "int8"
     return {"half": "float16", "float": "float32"}.get(dtype, dtype)

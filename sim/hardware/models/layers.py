@@ -80,7 +80,7 @@ class Mamba2Shape:
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     def state_shapes(
-        self, tensor_parallel_size: int = 1
+        self, tensor_parallel_size: int = 1, num_draft_tokens: int = 0
     ) -> tuple[tuple[int, ...], ...]:
         """Return what one rank remembers: the convolution's tail, and the matrices.
 
@@ -90,7 +90,7 @@ class Mamba2Shape:
         groups = self.num_groups if self.num_groups % tp == 0 else tp
         channels = self.inner_size + 2 * groups * self.state_size
         return (
-            (self.conv_kernel - 1, channels // tp),
+            (self.conv_kernel - 1 + num_draft_tokens, channels // tp),
             (self.num_heads // tp, self.head_dim, self.state_size),
         )
 
@@ -119,12 +119,12 @@ class GatedDeltaNetShape:
         return 2 * self.num_key_heads * self.key_head_dim + self.value_size
 
     def state_shapes(
-        self, tensor_parallel_size: int = 1
+        self, tensor_parallel_size: int = 1, num_draft_tokens: int = 0
     ) -> tuple[tuple[int, ...], ...]:
         """Return what one rank remembers: the convolution's tail, and the matrices."""
         tp = tensor_parallel_size
         return (
-            (self.conv_kernel - 1, self.conv_channels // tp),
+            (self.conv_kernel - 1 + num_draft_tokens, self.conv_channels // tp),
             (self.num_value_heads // tp, self.value_head_dim, self.key_head_dim),
         )
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sim.hardware.models.architecture import ModelArchitecture
-    from sim.hardware.models.layers import AttentionHeads
     from sim.hardware.models.quantization import QuantizationScheme
 
 MIB = 1 << 20
@@ -196,7 +195,7 @@ def _mixers(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
         if kind is LayerKind.LATENT_ATTENTION:
             yield from _latent_attention(model, tp, layers)
         elif kind.is_attention:
-            yield from _attention(model, model.attention_heads(kind), tp, layers)
+            yield from _attention(model, kind, tp, layers)
         elif kind is LayerKind.MAMBA2:
             yield from _mamba2(model, tp, layers)
         elif kind is LayerKind.GATED_DELTA_NET:
@@ -204,15 +203,20 @@ def _mixers(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
 
 
 def _attention(
-    model: ModelArchitecture, heads: AttentionHeads, tp: int, layers: int
+    model: ModelArchitecture, kind: LayerKind, tp: int, layers: int
 ) -> Iterator[WeightTensor]:
-    hidden = model.hidden_size
+    hidden, heads = model.hidden_size, model.attention_heads(kind)
     query = heads.num_attention_heads // tp * heads.head_dim
     output = heads.num_attention_heads // tp * heads.v_head_dim
     kv_heads = heads.kv_heads_per_rank(tp)
     projected = query + kv_heads * (heads.head_dim + heads.v_head_dim)
     if model.attention_output_gate:
         projected += output
+    if model.shares_key_and_value and kind is LayerKind.FULL_ATTENTION:
+        shared = kv_heads * heads.head_dim
+        projected -= shared
+        # vLLM loads the weights of keys a second time, for values.
+        yield WeightTensor(TensorRole.DERIVED, shared, hidden, count=layers)
     yield WeightTensor(TensorRole.LINEAR, projected, hidden, count=layers)
     yield WeightTensor(TensorRole.LINEAR, hidden, output, count=layers)
     if model.qkv_bias:

@@ -21,7 +21,11 @@ from cache.v1.specs import (
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
 from sim.hardware.models.bundled import bundled_models, load_model
-from sim.hardware.models.kv_layers import attention_spec, element_type, kv_cache_layers
+from sim.hardware.models.kv_layers import (
+    KVCacheOptions,
+    attention_spec,
+    kv_cache_layers,
+)
 from sim.hardware.models.layers import AttentionHeads, LayerKind
 from sim.studies.conformance.fields import MAX_BLOCKS, Count, Positive, Table
 
@@ -87,10 +91,18 @@ class KvCache(Table):
         )
 
     def _layers(self, *, enable_prefix_caching: bool) -> dict[str, KVCacheSpec]:
+        options = KVCacheOptions(
+            block_size=self.block_size,
+            tensor_parallel_size=self.tp,
+            kv_cache_dtype=self.cache_dtype,
+            mamba_ssm_cache_dtype=self.ssm_dtype,
+            enable_prefix_caching=enable_prefix_caching,
+            prefill_checkpoint=self.prefill_checkpoint,
+        )
         known = _models()
         named = known.get(self.model, self.model)
         if isinstance(named, dict):
-            return self._spelled_out(named)
+            return self._spelled_out(named, options)
         if self.model not in known and self.model not in bundled_models():
             raise ConfigError(
                 f"kv.model must be one of {', '.join(known)}, or a bundled model; got"
@@ -99,16 +111,12 @@ class KvCache(Table):
         model = load_model(named)
         local = self.override.chunk if model.chunked_attention else self.override.swa
         return kv_cache_layers(
-            replace(model, sliding_window=local or model.sliding_window),
-            block_size=self.block_size,
-            tensor_parallel_size=self.tp,
-            kv_cache_dtype=self.cache_dtype,
-            mamba_ssm_cache_dtype=self.ssm_dtype,
-            enable_prefix_caching=enable_prefix_caching,
-            prefill_checkpoint=self.prefill_checkpoint,
+            replace(model, sliding_window=local or model.sliding_window), options
         )
 
-    def _spelled_out(self, layers: dict[str, Any]) -> dict[str, KVCacheSpec]:
+    def _spelled_out(
+        self, layers: dict[str, Any], options: KVCacheOptions
+    ) -> dict[str, KVCacheSpec]:
         """Return the layers of a model that nobody made: a few kinds, repeated."""
         dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
         kinds = []
@@ -119,10 +127,9 @@ class KvCache(Table):
                 attention_spec(
                     sliding if window else full,
                     AttentionHeads(heads, heads, spec["head_size"], spec["head_size"]),
-                    block_size=self.block_size,
-                    tensor_parallel_size=self.tp,
-                    element=element_type(dtype),
-                    window=self.override.swa or window,
+                    options,
+                    dtype,
+                    self.override.swa or window,
                 )
             )
         return {
