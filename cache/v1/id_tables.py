@@ -8,7 +8,7 @@ from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from cache.stats import BlockObserver
     from cache.v1.tables import TableRequest
@@ -91,61 +91,39 @@ class IdTables:
 
     def append_blocks(self, requests: Collection[TableRequest]) -> None:
         num_blocks = len(requests)
+        if not self._is_stack or self.observer is not None:
+            block_ids = self.take(num_blocks)
+            for request, block_id in zip(requests, block_ids, strict=True):
+                request.table.append(block_id)
+            return
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
-        if self.observer is not None:
-            for request in requests:
-                request.table += self.take(1)
-            return
-        if self._is_stack:
-            pop = self._free.pop
-            for request in requests:
-                request.table.append(pop())
-        else:
-            free, start = self._free, self._num_taken
-            for index, request in enumerate(requests, start):
-                request.table.append(free[index])
-            self._num_taken = start + num_blocks
+        pop = self._free.pop
+        for request in requests:
+            request.table.append(pop())
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
 
     def append_rounds(
-        self, buckets: Sequence[Mapping[Any, None]], first: int, num_rounds: int
+        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
     ) -> list[int]:
-        """Call `append_blocks` for one bucket after the other.
-
-        Parameters
-        ----------
-        buckets
-            Requests whose next block opens in the same rounds, modulo their number.
-        first, num_rounds
-            Rounds to go through; the caller has tested that the blocks suffice.
-
-        Returns
-        -------
-        list of int
-            Number of blocks of each round.
-        """
-        num_buckets = len(buckets)
-        num_opened: list[int] = []
+        start = first % len(buckets)
+        rounds = list(buckets[start : start + num_rounds])
+        while len(rounds) < num_rounds:
+            rounds += buckets[: num_rounds - len(rounds)]
         if not self._is_stack or self.observer is not None:
-            for now in range(first, first + num_rounds):
-                opening = buckets[now % num_buckets]
+            for opening in rounds:
                 self.append_blocks(opening)
-                num_opened.append(len(opening))
-            return num_opened
-        free = self._free
-        pop = free.pop
-        num_before = len(free)
-        for now in range(first, first + num_rounds):
-            opening = buckets[now % num_buckets]
-            for request in opening:
-                request.table.append(pop())
-            num_opened.append(len(opening))
-        num_blocks = num_before - len(free)
+            return [*map(len, rounds)]
+        pop, num_before = self._free.pop, len(self._free)
+        for opening in rounds:
+            if opening:
+                for request in opening:
+                    request.table.append(pop())
+        num_blocks = num_before - len(self._free)
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
-        return num_opened
+        return [*map(len, rounds)]
 
     def register_blocks(self, requests: Iterable[TableRequest]) -> None:
         pass  # without prefix caching there is nothing to register
@@ -175,7 +153,7 @@ class IdTables:
         return False
 
     def take(self, num_blocks: int) -> list[int]:
-        """Return a table of at least one new block, from the front of the queue.
+        """Take blocks from the front of the queue.
 
         Raises
         ------
@@ -184,6 +162,8 @@ class IdTables:
         """
         if num_blocks > self.num_free_blocks:
             raise self._lack_of_blocks(num_blocks)
+        if not num_blocks:
+            return []
         free = self._free
         if self._is_stack:
             taken = free[: -num_blocks - 1 : -1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from cache.stats import BlockObserver
     from cache.tokens import TokenIds
@@ -244,5 +244,25 @@ class QuickTables(Tables, Protocol):
         """Make the oldest unregistered block of each request findable, in order.
 
         The caller knows that a decode has just filled it.
+        """
+        ...
+
+    def append_rounds(
+        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
+    ) -> list[int]:
+        """Let decodes go on for some steps: append and register, step after step.
+
+        Parameters
+        ----------
+        buckets
+            Requests that open a block in the same steps, and have filled their last one
+            in the step before; by step, modulo the number of buckets.
+        first, num_rounds
+            Steps to go through; the caller has tested that the free blocks suffice.
+
+        Returns
+        -------
+        list of int
+            Number of new blocks of each step.
         """
         ...

@@ -204,18 +204,20 @@ class Engine:
         horizon, sample, update = self.horizon, self.sample, scheduler.update
         arrived, add_request = recorder.arrived, scheduler.add_request
         admission_error = scheduler.admission_error
-        checks_admission = self.admission_check
+        if not self.admission_check:
+            admission_error = _no_error
+        num_unquestioned_tokens = 0
         if not is_clocked:
             is_quick = False
             running: Any = ()
             waiting: Any = ()
-            usage_facts: Callable[[], tuple[float, ...]] = scheduler.cache_usage
         else:
             is_quick = self._prices_columns
             running, waiting = clocked.running, clocked.waiting
             form, quiet_steps = clocked.form, clocked.quiet_steps
             advance_decodes, usage_facts = clocked.advance, clocked.usage_facts
             clock, tables = clocked.clock, clocked.tables
+            num_unquestioned_tokens = clocked.num_unquestioned_tokens
             log.num_usable_blocks = tables.num_usable_blocks
 
         step = self.num_steps
@@ -241,7 +243,7 @@ class Engine:
 
             # -- what begins now: a stretch of quiet steps, or a step in full
             output: SchedulerOutput | None = None
-            pack, num_steps = pack_unswapped, 0
+            num_steps = 0
             if is_clocked and not listeners and tables.observer is None:
                 last, look = calendar.next_step + 1, self._next_look
                 most = (last if last < look else look) - step
@@ -273,7 +275,6 @@ class Engine:
                     total_s = batch_total(*shape)
                 else:
                     decided = output = scheduler.schedule(now_s)
-                    pack = pack_facts
                     cost = cost_model.step(output.shape)
                     shape, total_s = output.shape, cost.total_s
                 end_s = now_s + total_s
@@ -285,23 +286,31 @@ class Engine:
             # -- its row in the log
             if len(ends_s) >= CHUNK_ROWS:
                 log.flush()
-            if is_clocked:
-                num_running, num_waiting, num_swapped = len(running), len(waiting), 0
-            else:
-                num_running, num_waiting, num_swapped = _queue_lengths(scheduler)
-            packed.append(
-                pack(
-                    step,
-                    now_s,
-                    num_running,
-                    num_waiting,
-                    num_swapped,
-                    *shape,
-                    *usage_facts(),
-                    num_preempted,
-                    num_recomputed_tokens,
+            if output is None:
+                packed.append(
+                    pack_unswapped(
+                        step,
+                        now_s,
+                        len(running),
+                        len(waiting),
+                        *shape,
+                        *usage_facts(),
+                        num_preempted,
+                        num_recomputed_tokens,
+                    )
                 )
-            )
+            else:
+                packed.append(
+                    pack_facts(
+                        step,
+                        now_s,
+                        *_queue_lengths(scheduler),
+                        *shape,
+                        *scheduler.cache_usage(),
+                        num_preempted,
+                        num_recomputed_tokens,
+                    )
+                )
             lengths.append(num_steps)
             if num_steps:
                 ends_s.extend(ends)
@@ -331,7 +340,12 @@ class Engine:
                 request, upcoming = upcoming, next(arrivals, None)
                 next_s = inf if upcoming is None else upcoming.arrival_s
                 arrived(request)
-                error = admission_error(request) if checks_admission else None
+                error = (
+                    None
+                    if request.num_prompt_tokens < num_unquestioned_tokens
+                    and request.max_num_tokens <= num_unquestioned_tokens
+                    else admission_error(request)
+                )
                 if error is None:
                     add_request(request)
                 else:
@@ -470,13 +484,17 @@ class Engine:
 
 def _forms_itself(scheduler: Scheduler) -> bool:
     """Whether it keeps a decode clock, and no subclass redefines what it passes by."""
-    passed_by = {"cache_usage", "schedule", "update"}
+    passed_by = {"admission_error", "cache_usage", "schedule", "update"}
     for kind in type(scheduler).__mro__:
         if "form" in vars(kind):
             return True
         if not passed_by.isdisjoint(vars(kind)):
             return False
     return False
+
+
+def _no_error(request: Request) -> None:
+    """Admit every request."""
 
 
 def _queue_lengths(scheduler: Scheduler) -> tuple[int, int, int]:

@@ -47,10 +47,21 @@ _CODES_OF_FACTS = [_CODES[schema.STEPS.get(name, "int64")] for name in FACTS]
 pack_facts = Struct("=" + "".join(_CODES_OF_FACTS)).pack
 """From `FACTS` to a packed row of `StepLog.packed`."""
 
-_MOVES = slice(FACTS.index("num_swapped_in_blocks"), FACTS.index("num_physical_blocks"))
-_CODES_OF_FACTS[_MOVES] = ["8x"] * 3
-pack_unswapped = Struct("=" + "".join(_CODES_OF_FACTS)).pack
-"""The same without the blocks that are swapped or copied, which are 0."""
+_UNSWAPPED = {
+    "num_swapped",
+    *BatchShape._fields[6:],
+    "kv_cache_usage",
+    "cpu_cache_usage",
+}
+pack_unswapped = Struct(
+    "="
+    + "".join(
+        "8x" if name in _UNSWAPPED else code
+        for name, code in zip(FACTS, _CODES_OF_FACTS, strict=True)
+    )
+).pack
+"""The same of an engine that neither swaps nor copies blocks: without what is 0 then,
+and without the usage, which follows; see `StepLog.num_usable_blocks`."""
 
 _COST_FIELDS = list(schema.STEPS)[2 : 2 + len(StepCost._fields)]
 # Words of 8 bytes, until they are emitted.
@@ -96,7 +107,8 @@ class StepLog:
     finished
         Index in the log, and how many requests the output of that step finished.
     num_usable_blocks
-        What a stretch takes its blocks from.
+        Size of the pool if its usage is to follow from the blocks that tables hold, or
+        None if rows say it.
     """
 
     def __init__(self, emit: Callable[[Batch], bool]) -> None:
@@ -106,7 +118,7 @@ class StepLog:
         self.new_blocks = array("q")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
-        self.num_usable_blocks = 1
+        self.num_usable_blocks: int | None = None
         self._emit = emit
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
@@ -154,11 +166,24 @@ class StepLog:
         num_steps = np.maximum(lengths, 1)
         is_quiet = np.repeat(lengths > 0, num_steps)
         facts = np.repeat(packed, num_steps, axis=1)
-        if not is_quiet.any():
-            return facts, is_quiet
+        integers, floats = facts.view(np.int64), facts.view(np.float64)
+        if is_quiet.any():
+            self._go_on(integers, floats, num_steps, is_quiet)
+        if self.num_usable_blocks is not None:
+            num_blocks = integers[_AT["num_physical_blocks"]]
+            floats[_AT["kv_cache_usage"]] = num_blocks / self.num_usable_blocks
+        return facts, is_quiet
+
+    def _go_on(
+        self,
+        integers: Integers,
+        floats: Floats,
+        num_steps: Integers,
+        is_quiet: npt.NDArray[np.bool_],
+    ) -> None:
+        """Make steps of a stretch, each like its first, follow one another."""
         first = np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
         offset = np.arange(len(first)) - first
-        integers, floats = facts.view(np.int64), facts.view(np.float64)
         integers[_AT["step"]] += offset
         is_later = np.flatnonzero(offset)
         floats[_AT["start_s"]][is_later] = np.frombuffer(self.ends_s)[is_later - 1]
@@ -172,9 +197,6 @@ class StepLog:
         taken -= (taken - new_blocks)[first]
         for name in ("num_physical_blocks", "num_logical_blocks"):
             integers[_AT[name]] += taken
-        num_blocks = integers[_AT["num_physical_blocks"]][is_quiet]
-        floats[_AT["kv_cache_usage"]][is_quiet] = num_blocks / self.num_usable_blocks
-        return facts, is_quiet
 
     def _priced(self, shapes: Integers, is_quiet: npt.NDArray[np.bool_]) -> Floats:
         """Return a `StepCost` a row."""

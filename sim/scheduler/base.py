@@ -173,8 +173,12 @@ class ClockedScheduler(Scheduler, Protocol):
         Decodes that run and get no token in the latest batch.
     preemptions, num_recomputed_tokens
         See `SchedulerOutput`; of the latest batch.
+    num_unquestioned_tokens
+        A request whose prompt is shorter than this, and which ends there at the latest,
+        has no `admission_error`.
     """
 
+    num_unquestioned_tokens: int
     running: Any
     waiting: Any
     clock: Any
@@ -194,8 +198,8 @@ class ClockedScheduler(Scheduler, Protocol):
         """Return the decisions of the latest `form` as an object."""
         ...
 
-    def usage_facts(self) -> tuple[int, int, int, int, float, float]:
-        """Return the fields of `cache_usage`."""
+    def usage_facts(self) -> tuple[int, int, int, int]:
+        """Return blocks and tokens of `cache_usage`, which holds no swapped ones."""
         ...
 
     def quiet_steps(self, most: int) -> int:

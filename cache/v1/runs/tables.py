@@ -13,7 +13,7 @@ from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
 from cache.v1.tables import Found
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from cache.stats import BlockObserver
     from cache.v1.runs.extents import Extent
@@ -182,6 +182,21 @@ class RunTables:
         pop = self._pool.ids_to_pop(num_blocks).pop
         for request in requests:
             request.table.unregistered.append(pop())
+
+    def append_rounds(
+        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
+    ) -> list[int]:
+        num_buckets = len(buckets)
+        num_opened: list[int] = []
+        filling = buckets[first % num_buckets]
+        for following in range(first + 1, first + num_rounds + 1):
+            opening, filling = filling, buckets[following % num_buckets]
+            num_opened.append(len(opening))
+            if opening:
+                self.append_blocks(opening)
+            if filling:
+                self.register_blocks(filling)
+        return num_opened
 
     def register_blocks(self, requests: Collection[TableRequest]) -> None:
         watched = self._watched

@@ -62,9 +62,41 @@ class Holdings:
         The blocks.
     num_chunk_tokens
         Computed tokens of `prefilling`.
+    num_unquestioned_tokens
+        A request whose prompt is shorter than this, and which ends there at the latest,
+        has no `admission_error`, whatever the settings say.
     prefix_cache_stats
         Queries and hits of admissions.
     """
+
+    # A class shares the keys of its instances up to thirty attributes; a scheduler that
+    # derives from this one has more, and would look each of them up by name.
+    __slots__ = (
+        "_blocked_head",
+        "_choice",
+        "_desk",
+        "_is_admitting",
+        "_most_slots",
+        "_num_admitted",
+        "_unseen",
+        "block_size",
+        "clock",
+        "completing",
+        "enable_caching",
+        "max_model_len",
+        "max_num_seqs",
+        "num_chunk_tokens",
+        "num_unquestioned_tokens",
+        "preemptions",
+        "prefilling",
+        "prefix_cache_stats",
+        "running",
+        "settings",
+        "step",
+        "tables",
+        "waiting",
+        "window",
+    )
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         self.settings = settings
@@ -93,8 +125,7 @@ class Holdings:
         self._blocked_head: Request | None = None
         self._is_admitting = False
         self._unseen: list[Request] = []  # decodes whose window has not moved yet
-        # Whatever is shorter fits, whatever the settings say.
-        self._most_unquestioned_tokens = (
+        self.num_unquestioned_tokens = (
             min(settings.max_model_len, self.tables.num_usable_blocks * block_size)
             if settings.enable_chunked_prefill
             else 0
@@ -117,11 +148,6 @@ class Holdings:
         return 0  # this generation preempts by recomputation only
 
     def admission_error(self, request: Request) -> str | None:
-        if (
-            request.num_prompt_tokens < self._most_unquestioned_tokens
-            and request.max_num_tokens <= self._most_unquestioned_tokens
-        ):
-            return None
         num_usable_blocks = self.tables.num_usable_blocks
         return admission_error(
             request, self.settings, num_usable_blocks, self.block_size, self.window
@@ -143,28 +169,33 @@ class Holdings:
 
     def begin_decoding(self, requests: Sequence[Request]) -> None:
         """Put those of `completing` that go on onto the clock, in batch order."""
-        prefilling = self.prefilling
-        for request in requests:
-            self.num_chunk_tokens -= request.num_computed_tokens
-            del prefilling[request]
+        if len(requests) == len(self.prefilling):
+            self.prefilling.clear()
+            self.num_chunk_tokens = 0
+        else:
+            for request in requests:
+                self._end_prefill(request)
         self.clock.join_all(requests, self.step)
         if self.window is not None:
             self._unseen += requests
         self.completing = []
+
+    def _end_prefill(self, request: Request) -> None:
+        del self.prefilling[request]
+        self.num_chunk_tokens -= request.num_computed_tokens
 
     def update(self, finished: Sequence[Request]) -> None:
         if self.completing:
             self.begin_decoding([r for r in self.completing if r.status is _RUNNING])
         if not finished:
             return
-        running, prefilling, free = self.running, self.prefilling, self.tables.free
+        running, free = self.running, self.tables.free
         decodes = finished
-        if prefilling:
-            decodes = [each for each in finished if each not in prefilling]
+        if self.prefilling:
+            decodes = [each for each in finished if each not in self.prefilling]
             if len(decodes) < len(finished):
-                for request in prefilling.keys() & set(finished):
-                    del prefilling[request]
-                    self.num_chunk_tokens -= request.num_computed_tokens
+                for request in self.prefilling.keys() & set(finished):
+                    self._end_prefill(request)
         self.clock.leave_all(decodes)
         for request in finished:
             del running[request]
@@ -222,8 +253,7 @@ class Holdings:
         """Take an unfinished request from those that run, its tokens written down."""
         del self.running[request]
         if request in self.prefilling:
-            del self.prefilling[request]
-            self.num_chunk_tokens -= request.num_computed_tokens
+            self._end_prefill(request)
         else:
             self.clock.settle(request, self.step)
             self.clock.leave(request)
@@ -280,30 +310,27 @@ class Holdings:
         return num_used / tables.num_usable_blocks
 
     def cache_usage(self) -> CacheUsage:
-        return CacheUsage(*self.usage_facts())
+        return CacheUsage(*self.usage_facts(), self._usage(), 0.0)
 
-    def usage_facts(self) -> tuple[int, int, int, int, float, float]:
-        """Return the fields of `cache_usage`. O(1)."""
-        tables, clock, block_size = self.tables, self.clock, self.block_size
+    def usage_facts(self) -> tuple[int, int, int, int]:
+        """Return blocks and tokens of `cache_usage`. O(1)."""
+        tables, clock = self.tables, self.clock
         num_logical_blocks = tables.num_logical_blocks
-        num_usable_blocks = tables.num_usable_blocks
-        num_physical_blocks = num_usable_blocks - tables.num_free_blocks
+        num_physical_blocks = tables.num_usable_blocks - tables.num_free_blocks
         # Only full blocks lie behind a window, and only full blocks are ever shared:
         # each null block, and each extra entry, is a block of tokens.
         num_logical_tokens = (
             clock.num_base_tokens
             + clock.num_decodes * (self.step - 1)
             + self.num_chunk_tokens
-            - tables.num_skipped_blocks * block_size
+            - tables.num_skipped_blocks * self.block_size
         )
-        num_shared_tokens = (num_logical_blocks - num_physical_blocks) * block_size
+        num_shared_blocks = num_logical_blocks - num_physical_blocks
         return (
             num_physical_blocks,
             num_logical_blocks,
-            num_logical_tokens - num_shared_tokens,
+            num_logical_tokens - num_shared_blocks * self.block_size,
             num_logical_tokens,
-            num_physical_blocks / num_usable_blocks,
-            0.0,
         )
 
     def tiers(self) -> list[BlockTier]:

@@ -17,7 +17,7 @@ from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1.clock import DecodeColumns
 from sim.scheduler.v1.holdings import Holdings
 from sim.scheduler.v1.policies import AdmissionDesk, PrefillInterval
-from sim.scheduler.v1.queues import urgency
+from sim.scheduler.v1.queues import FCFSRequestQueue, urgency
 from sim.scheduler.v1.settings import Settings
 from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
 from sim.scheduler.views import WaitingRequest
@@ -192,6 +192,7 @@ class Scheduler(Holdings):
         # Whether admission asks for nothing but free blocks, and nothing is cached.
         self._admits_plainly = (
             self._ids is not None
+            and isinstance(self.waiting, FCFSRequestQueue)
             and self._heads_stay_blocked
             and not settings.long_prefill_token_threshold
         )
@@ -228,16 +229,15 @@ class Scheduler(Holdings):
         budget = self._schedule_running()
         self.step += 1
         self._first_admitted = self._num_admitted
-        if not self.preemptions:
-            if self.waiting:
-                if self._admits_plainly:
-                    self._admit_plainly(budget, now_s)
-                else:
-                    self._schedule_waiting(budget, now_s)
-            if interval is not None and not self._holds_prefill:
-                interval.saw_queue(len(self.waiting))
+        if self.waiting and not self.preemptions:
+            if self._admits_plainly:
+                self._admit_plainly(budget, now_s)
+            else:
+                self._schedule_waiting(budget, now_s)
         shape = self._shape()
         if interval is not None:
+            if not (self.preemptions or self._holds_prefill):
+                interval.saw_queue(len(self.waiting))
             num_tokens = shape[0] + shape[3]
             interval.stepped(num_tokens, carries_prefill=self._carries_prefill)
         return shape
@@ -464,14 +464,15 @@ class Scheduler(Holdings):
         """Do as `_schedule_waiting` where nothing is cached, in half the time."""
         waiting, running, ids = self.waiting, self.running, self._ids
         assert ids is not None
+        assert isinstance(waiting, FCFSRequestQueue)
         block_size, chunks = self.block_size, self.settings.enable_chunked_prefill
         reserves_all = self.settings.reserve_full_isl
         num_spare = 0
         while waiting and budget and len(running) < self._most_running:
-            request = waiting.peek_request()
-            num_whole = num_tokens = request.num_tokens
+            request = waiting[0]
             if request is self._blocked_head:
                 return
+            num_whole = num_tokens = request.num_tokens
             if num_whole > self.max_model_len:
                 self._schedule_waiting(budget, now_s)
                 return
@@ -562,9 +563,10 @@ class Scheduler(Holdings):
         clock, step = self.clock, self.step - 1
         num_decodes = clock.num_decodes
         num_context_tokens = clock.num_base_tokens + num_decodes * step
-        for request in self.passed_over:
-            num_decodes -= 1
-            num_context_tokens -= request.base_tokens + step
+        if self.passed_over:
+            for request in self.passed_over:
+                num_decodes -= 1
+                num_context_tokens -= request.base_tokens + step
         num_prefills = num_tokens = num_prefill_context_tokens = num_pairs = 0
         for _, before, after in self.prompts:
             num_new_tokens = after - before
@@ -618,11 +620,21 @@ class Scheduler(Holdings):
 
         Changes nothing.
         """
-        clock = self.clock
+        clock, waiting = self.clock, self.waiting
+        if waiting:
+            head = self._blocked_head
+            if head is None or head is not waiting.peek_request():
+                looks_at_head = len(self.running) < self._most_running
+            else:  # it looks again in the step that fills a block it waits for
+                looks_at_head = self.tables.will_fill_watched(self.running)
+            if looks_at_head or self._interval is not None:
+                return 0
         num_decodes = clock.num_decodes
-        if self.prefilling or not 0 < num_decodes <= self._budget:
-            return 0
-        if self.window is not None or (self.waiting and self._looks_at_head()):
+        if (
+            self.prefilling
+            or not 0 < num_decodes <= self._budget
+            or self.window is not None
+        ):
             return 0
         num_free = self.tables.num_free_blocks
         if (most // self.block_size + 1) * num_decodes <= num_free:
@@ -633,39 +645,20 @@ class Scheduler(Holdings):
                 return num_steps
         return most
 
-    def _looks_at_head(self) -> bool:
-        """Whether one of the next quiet steps may look at the head of the queue.
-
-        It may if a decode may fill a block that the head waits for.
-        """
-        if self._interval is not None:
-            return True
-        if self.waiting.peek_request() is self._blocked_head:
-            return self.tables.will_fill_watched(self.running)
-        return len(self.running) < self._most_running
-
     def advance(self, num_steps: int) -> list[int]:
         """Take `num_steps` quiet steps; return how many blocks each opens."""
         step, quick = self.step, self._quick
         self.step = step + num_steps
         if self._interval is not None:
             self._interval.stepped_quietly(num_steps)
-        if self._ids is not None:
-            return self._ids.append_rounds(self.clock.buckets, step, num_steps)
+        if quick is not None:
+            return quick.append_rounds(self.clock.buckets, step, num_steps)
         num_opened: list[int] = []
         for now in range(step, step + num_steps):
-            opening = self.clock.opening(now)
-            num_opened.append(len(opening))
-            if quick is None:
-                for request in self._in_need(now):
-                    before = request.base_tokens + now - 1
-                    self.tables.extend(request, before + 1, before)
-                continue
-            if opening:
-                quick.append_blocks(opening)
-            filling = self.clock.filling(now)
-            if filling:
-                quick.register_blocks(filling)
+            for request in self._in_need(now):
+                before = request.base_tokens + now - 1
+                self.tables.extend(request, before + 1, before)
+            num_opened.append(len(self.clock.opening(now)))
         return num_opened
 
 
