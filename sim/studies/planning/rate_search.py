@@ -30,6 +30,8 @@ Margin = Callable[[float], float]
 
 _NEAR = 1.1
 """Ends of a bracket so close that a line between their margins can be trusted."""
+_ROUNDING = 1e-9
+"""Of logarithms of rates, and far below any tolerance."""
 _EDGE = 0.1
 """The slope may choose a point within the middle of a bracket, 80 % of it."""
 
@@ -72,7 +74,8 @@ class _Bracket:
         if self.ratio > _NEAR or not self.has_slope:
             return False
         width, below = log(self.ratio), log(self.crossing() / self.holds)
-        return min(below, width - below) <= log(1 + tolerance) / 2
+        # `next_inside` goes as far beyond the crossing, but for rounding.
+        return min(below, width - below) <= log(1 + tolerance) / 2 + _ROUNDING
 
     @property
     def has_slope(self) -> bool:
