@@ -124,8 +124,11 @@ class BlockStack:
         require(
             len(free) == len(self._free), f"{self.name} pool: a block is free twice"
         )
-        for block_id, block in self._blocks.items():
-            held = references.get(block_id, 0)
+        # Most blocks of a large pool are free, and nothing else.
+        idle = {block.block_id for block in self._free if not block.ref_cnt}
+        idle = idle.difference(references, outside)
+        for block_id in [each for each in self._blocks if each not in idle]:
+            block, held = self._blocks[block_id], references.get(block_id, 0)
             require(
                 block.ref_cnt == held,
                 f"{self.name} pool: block {block_id} counts {block.ref_cnt} references,"

@@ -91,7 +91,11 @@ class InvariantError(CacheError):
     """A structure's own proof (`check()`) found it inconsistent."""
 
 
-def require(condition: object, rule: str) -> None:
-    """Raise `InvariantError` stating `rule` unless `condition` holds."""
+def require(condition: object, rule: str, *facts: object) -> None:
+    """Raise `InvariantError` stating `rule` unless `condition` holds.
+
+    Where blocks are proven one by one, `facts` take the places of ``{}`` in `rule`:
+    they are put into words only if it is broken.
+    """
     if not condition:
-        raise InvariantError(rule)
+        raise InvariantError(rule.format(*facts) if facts else rule)

@@ -163,20 +163,25 @@ class BlockManager:
             held = references.get(block_id, 0)
             require(
                 count == held,
-                f"block {block_id} counts {count} references, {held} tables hold it",
+                "block {} counts {} references, {} tables hold it",
+                block_id,
+                count,
+                held,
             )
             places = (
                 (held > 0) + (block_id in waiting) + (block_id in self._initialized)
             )
             require(
                 places == 1,
-                f"block {block_id} must be in use or in one free queue, it is in "
-                f"{places} of them",
+                "block {} must be in use or in one free queue, it is in {} of them",
+                block_id,
+                places,
             )
             require(
                 (block_id in self._initialized) <= (block_id in self._key_of)
                 and not (block_id in waiting and block_id in self._key_of),
-                f"free block {block_id} stands in the wrong queue for its content",
+                "free block {} stands in the wrong queue for its content",
+                block_id,
             )
         index = {key: block_id for block_id, key in self._key_of.items()}
         require(index == self._block_of, "keys and blocks do not match each other")

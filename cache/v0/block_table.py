@@ -225,8 +225,11 @@ class BlockTable:
             expected = min(max(self.num_full_slots - index * size, 0), size)
             require(
                 size - block.num_empty_slots == expected == len(block.token_ids),
-                f"{block!r} is entry {index} of a table of {self.num_full_slots} "
-                f"tokens, and should hold {expected}",
+                "{!r} is entry {} of a table of {} tokens, and should hold {}",
+                block,
+                index,
+                self.num_full_slots,
+                expected,
             )
 
     # -- steps of an append ---------------------------------------------------

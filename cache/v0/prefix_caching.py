@@ -279,16 +279,19 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
             key = physical.block_hash
             require(
                 key is None or self._cached.get(key) is physical,
-                f"block {block_id} has a key under which it is not cached",
+                "block {} has a key under which it is not cached",
+                block_id,
             )
             require(
                 physical.ref_cnt or (key is not None) == (block_id in held),
-                f"block {block_id} is unused: it must be in the evictor if and only if "
-                f"it is cached",
+                "block {} is unused: it must be in the evictor if and only if it is "
+                "cached",
+                block_id,
             )
             require(
                 physical.ref_cnt or block_id not in self._last_accessed,
-                f"block {block_id} is unused, but has a last access",
+                "block {} is unused, but has a last access",
+                block_id,
             )
         require(
             all(block.block_hash == key for key, block in self._cached.items()),

@@ -280,12 +280,16 @@ class BlockPool:
         for block in self.blocks[1:]:
             require(
                 block.ref_cnt >= 0,
-                f"pool: block {block.block_id} has {block.ref_cnt} references",
+                "pool: block {} has {} references",
+                block.block_id,
+                block.ref_cnt,
             )
             require(
                 (block.ref_cnt == 0) == (block.block_id in free_ids),
-                f"pool: block {block.block_id} has {block.ref_cnt} references and "
-                f"is {'' if block.block_id in free_ids else 'not '}in the free queue",
+                "pool: block {} has {} references and is {}in the free queue",
+                block.block_id,
+                block.ref_cnt,
+                "not " if block.ref_cnt == 0 else "",
             )
             num_hashed += block.block_hash is not None
         num_indexed = 0
@@ -293,7 +297,8 @@ class BlockPool:
             num_indexed += 1
             require(
                 block.block_hash == block_hash,
-                f"pool: block {block.block_id} is indexed under a hash not its own",
+                "pool: block {} is indexed under a hash not its own",
+                block.block_id,
             )
         require(
             num_indexed == num_hashed,

@@ -325,6 +325,8 @@ class BlockTables:
         for block in self.pool.blocks[1:]:
             require(
                 block.ref_cnt == references[block.block_id],
-                f"block {block.block_id}: {block.ref_cnt} references counted, "
-                f"{references[block.block_id]} tables hold it",
+                "block {}: {} references counted, {} tables hold it",
+                block.block_id,
+                block.ref_cnt,
+                references[block.block_id],
             )

@@ -160,12 +160,14 @@ class FreeKVCacheBlockQueue:
         for block in self:
             require(
                 block.prev_free_block is before,
-                f"free queue: block {block.block_id} does not link back to "
-                f"{before.block_id}",
+                "free queue: block {} does not link back to {}",
+                block.block_id,
+                before.block_id,
             )
             require(
                 block.block_id not in seen,
-                f"free queue: block {block.block_id} stands twice",
+                "free queue: block {} stands twice",
+                block.block_id,
             )
             seen.add(block.block_id)
             before = block

@@ -53,22 +53,34 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "format_", ["svg", pytest.param("png", marks=SLOW), pytest.param("pdf", marks=SLOW)]
+    ("figure", "format_"),
+    [
+        ("latency_cdfs", "svg"),
+        pytest.param("heat_map", "svg", marks=SLOW),
+        *(
+            pytest.param(figure, format_, marks=SLOW)
+            for figure in ("latency_cdfs", "heat_map")
+            for format_ in ("png", "pdf")
+        ),
+    ],
 )
 def test_the_same_figure_has_the_same_bytes_in_any_process(
-    format_: str, two_runs: list[Path], pressed_sweep: Path, tmp_path: Path
+    figure: str, format_: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    for name, given in (("runs", two_runs), ("sweep", [pressed_sweep])):
-        here, there = tmp_path / name / "here", tmp_path / name / "there"
-        options = ["--format", format_, "--quiet", "--out"]
-        chosen = ["--figure", "latency_cdfs" if name == "runs" else "heat_map"]
-        assert plot(*given, *chosen, *options, here) == 0
-        command = [sys.executable, "-m", "sim", "plot", *map(str, given), *chosen]
-        subprocess.run([*command, *options, str(there)], check=True, cwd=ROOT)
-        assert files(here) == files(there)
-        (content,) = files(here).values()
-        if format_ != "png":
-            assert b"date" not in content.lower()
+    given = (
+        [request.getfixturevalue("pressed_sweep")]
+        if figure == "heat_map"
+        else request.getfixturevalue("two_runs")
+    )
+    here, there = tmp_path / "here", tmp_path / "there"
+    asked = ["--figure", figure, "--format", format_, "--quiet", "--out"]
+    assert plot(*given, *asked, here) == 0
+    command = [sys.executable, "-m", "sim", "plot", *map(str, given), *asked]
+    subprocess.run([*command, str(there)], check=True, cwd=ROOT)
+    assert files(here) == files(there)
+    (content,) = files(here).values()
+    if format_ != "png":
+        assert b"date" not in content.lower()
 
 
 def test_a_sweep_gives_its_figures_and_a_style_changes_them(

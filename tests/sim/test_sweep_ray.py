@@ -36,6 +36,8 @@ QUICK_TO_SEE_A_DEATH = {
 
 
 @needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_node_changes_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -115,9 +115,9 @@ class ExtentQueue:
         """
         before = self.end
         for extent in self:
-            require(extent.prev is before, f"queue: {extent} does not link back")
-            require(extent.ids, f"queue: {extent} holds no block")
-            require(not extent.num_refs, f"queue: {extent} is held")
+            require(extent.prev is before, "queue: {} does not link back", extent)
+            require(extent.ids, "queue: {} holds no block", extent)
+            require(not extent.num_refs, "queue: {} is held", extent)
             before = extent
         require(self.end.prev is before, f"queue: its end does not link to {before}")
 

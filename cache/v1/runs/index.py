@@ -149,12 +149,16 @@ class RunIndex:
             while extent is not None:
                 require(
                     extent.key == key and extent.start == end,
-                    f"index: {extent} does not go on at block {end} of run {key}",
+                    "index: {} does not go on at block {} of run {}",
+                    extent,
+                    end,
+                    key,
                 )
-                require(extent.before is before, f"index: {extent} does not link back")
+                require(extent.before is before, "index: {} does not link back", extent)
                 require(
                     extent.ids and not extent.is_copy,
-                    f"index: {extent} is findable, and is empty or a copy",
+                    "index: {} is findable, and is empty or a copy",
+                    extent,
                 )
                 end += len(extent.ids)
                 before, extent = extent, extent.after
@@ -162,14 +166,20 @@ class RunIndex:
         for (key, index), copies in self.copies.items():
             require(
                 copies and index < ends.get(key, 0),
-                f"index: block {index} of run {key} has copies {copies} only",
+                "index: block {} of run {} has copies {} only",
+                index,
+                key,
+                copies,
             )
             for copy in copies:
                 require(
                     copy.is_copy and (copy.key, copy.start) == (key, index),
-                    f"index: {copy} is among the copies of block {index} of {key}",
+                    "index: {} is among the copies of block {} of {}",
+                    copy,
+                    index,
+                    key,
                 )
-                require(len(copy.ids) == 1, f"index: {copy} is not one block")
+                require(len(copy.ids) == 1, "index: {} is not one block", copy)
 
 
 def _link(extent: Extent, after: Extent | None) -> None:

@@ -265,10 +265,13 @@ class RunPool:
         for extent in cached:
             require(
                 extent.num_refs == num_refs[extent],
-                f"pool: {num_refs[extent]} tables hold {extent}",
+                "pool: {} tables hold {}",
+                num_refs[extent],
+                extent,
             )
         for extent in [*num_refs, *self._queue]:
             require(
                 extent.key is None or extent in cached,
-                f"pool: {extent} has a key and is not indexed",
+                "pool: {} has a key and is not indexed",
+                extent,
             )

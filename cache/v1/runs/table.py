@@ -91,10 +91,14 @@ class RunTable:
             index = position - (runs.ends[run - 1] if run else 0)
             require(
                 (extent.key, extent.start) == (runs.keys[run], index),
-                f"{who}: {extent} stands for block {index} of run {runs.keys[run]}",
+                "{}: {} stands for block {} of run {}",
+                who,
+                extent,
+                index,
+                runs.keys[run],
             )
             position += len(extent.ids)
-            require(position <= runs.ends[run], f"{who}: {extent} leaves its run")
+            require(position <= runs.ends[run], "{}: {} leaves its run", who, extent)
         require(
             position == self.num_registered,
             f"{who}: {position} blocks in extents, {self.num_registered} registered",
