@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _FULL: Final = 0
 _MOST_QUERIES: Final = 32
+_FAR: Final = 2
+"""Windows from which on the times of tables do not change with the context."""
 _ITEMSIZES: Final = {2: "auto", 1: "fp8"}
 Table = dict[str, Any]
 
@@ -131,6 +133,9 @@ class AttentionTables:
         shape = len(batches), len(contexts)
         head = {"counts": batches, "amounts": contexts}
         if operation in self.fits.estimators:
+            if window and window in self._measured(operation, "window"):
+                # far beyond the window a decode reads no more, however long it is
+                axes["context"] = np.minimum(axes["context"], _FAR * window)
             return head | self._fitted(operation, shape, window, **axes)
 
         def one(batch: int, context: int) -> BatchShape:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
+from typing import Any, Final
+
+_LARGEST: Final = {2: 0.564, 4: 1.029, 8: 1.424, 16: 1.766, 32: 2.070, 64: 2.344}
+"""Deviations by which the largest of so many normal numbers lies above their mean."""
 
 
 def touched_experts(num_experts: Any, experts_per_token: Any, num_tokens: Any) -> Any:
@@ -34,3 +37,23 @@ def touched_experts_spread(
         both - missed * missed
     )
     return sqrt(max(variance, 0.0))
+
+
+def busiest_rank(
+    num_experts: int, experts_per_token: int, num_tokens: int, num_ranks: int
+) -> tuple[float, float]:
+    """Return the experts and the rows of the rank that has most to do.
+
+    Ranks divide the experts, and all wait for the last. What a rank has of both is
+    close to normal, so that the largest of several lies so many deviations above the
+    mean; ranks are taken for independent.
+    """
+    own, share = num_experts / num_ranks, 1.0 / num_ranks
+    above = max((d for ranks, d in _LARGEST.items() if ranks <= num_ranks), default=0.0)
+    touched = touched_experts(num_experts, experts_per_token, num_tokens) / num_ranks
+    missed = (1.0 - experts_per_token / num_experts) ** num_tokens
+    spread = sqrt(own * missed * (1.0 - missed))
+    rest = (num_experts - experts_per_token) / max(num_experts - 1, 1)
+    rows = experts_per_token * num_tokens * share
+    rows_spread = sqrt(max(rows * (1.0 - share) * rest, 0.0))
+    return min(touched + above * spread, own), rows + above * rows_spread

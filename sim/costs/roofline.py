@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Final
 
 from numpy import ndarray
 
-from sim.costs.experts import touched_experts, touched_experts_spread
-from sim.costs.mixture import LayerGroup, Mixture
+from sim.costs.collectives import all_reduce_s
+from sim.costs.experts import (
+    busiest_rank,
+    touched_experts,
+    touched_experts_spread,
+)
+from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.parts import (
     Count,
     FormulaCost,
@@ -31,12 +35,12 @@ from sim.costs.volumes import (
     decode_key_flops,
     elementwise_elements,
     is_mixture,
+    mixed_layers,
     pair_flops,
     state_layers,
-    window_of,
 )
+from sim.hardware.interconnects import Interconnect, load_interconnect
 from sim.hardware.models.architecture import dtype_bytes
-from sim.hardware.models.layers import LayerKind
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import weight_tensors
 
@@ -76,7 +80,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
                              at least KV bytes / bandwidth
         head_s               soft(head bytes / bandwidth, 2 · head · R / peak)
                              + sampler passes over R · vocabulary logits
-        allreduce_s          2 · layers · (latency + 2 (tp-1)/tp · bytes / link)
+        allreduce_s          2 · layers · (latency + 2 (tp-1)/tp · bytes / link), or
+                             by size and link; see `sim.costs.collectives`
         swap_s               by variant, each way; see `sim.costs.transfers`
         copy_s               fixed + 2 · bytes / bandwidth
         host_s               host, requests, latency of kernels, element-wise kernels
@@ -97,7 +102,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
     a sequence and scan prompts; see `sim.costs.mixture`.
 
     Not modelled: skew of contexts within a batch, tile quantisation of GEMMs, clocks
-    under power limits, collectives of embedding and head, expert parallelism.
+    under power limits, collectives of embedding and head, experts
+    divided over data-parallel engines.
 
     Raises
     ------
@@ -128,7 +134,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _decode_sequence_s: float = _derived()
     _mixed_decode_key_s: float = _derived()
     _pair_s: float = _derived()
-    _window_tokens: int | None = field(init=False, repr=False, default=None)
+    _window_tokens: int = _derived()
+    _is_bounded: bool = field(init=False, repr=False, default=False)
     mixture: Mixture | None = field(init=False, repr=False, default=None)
     _head_s: float = _derived()
     _head_row_memory_s: float = _derived()
@@ -136,6 +143,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _sampler_row_s: float = _derived()
     _collectives_s: float = _derived()
     _collective_token_s: float = _derived()
+    _num_collectives: int = _derived()
+    _link: Interconnect | None = field(init=False, repr=False, default=None)
     _block_bytes: float = _derived()
     _swaps: Swapping = field(init=False, repr=False)
     _copy_block_s: float = _derived()
@@ -219,7 +228,10 @@ class RooflineCost(RooflineParameters, FormulaCost):
         peak = self._peak(self.prefill_attention_efficiency)
         bandwidth = self._bandwidth(efficiency)
         if is_mixture(model):
-            self.mixture = self._mixed_layers(itemsize, bandwidth, peak)
+            self._is_bounded = True
+            memory = self._bandwidth(self.decode_bandwidth_efficiency)
+            states = state_layers(model, tp, bandwidth=memory, peak=self._peak(1.0))
+            self.mixture = mixed_layers(self, states, bandwidth, peak)
             return
         layers = model.num_attention_layers
         kv_token_bytes = layers * model.kv_bytes_per_layer(tp, itemsize)
@@ -232,39 +244,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._mixed_decode_key_s = max(
             self._decode_key_compute_s, self._pair_s * self.mixed_tile_tokens()
         )
-        self._window_tokens = model.sliding_window if model.num_sliding_layers else None
-
-    def _mixed_layers(self, itemsize: int, bandwidth: float, peak: float) -> Mixture:
-        """Return attention of a model whose layers are of several kinds."""
-        model, tp = self.model, self.tensor_parallel_size
-        kinds = Counter(kind for kind in model.layer_kinds if kind.is_attention)
-        groups = [
-            LayerGroup(
-                layers * model.kv_bytes_per_layer(tp, itemsize, kind) / bandwidth,
-                layers * pair_flops(model, tp, kind) / peak,
-                window_of(model, kind),
-                kind is LayerKind.CHUNKED_ATTENTION,
-            )
-            for kind, layers in kinds.items()
-        ]
-        num_heads = sum(
-            layers * model.attention_heads(kind).kv_heads_per_rank(tp)
-            for kind, layers in kinds.items()
-        )
-        times = max((group.pair_s / group.kv_token_s for group in groups), default=0.0)
-        return Mixture(
-            groups,
-            state_layers(
-                model,
-                tp,
-                bandwidth=self._bandwidth(self.decode_bandwidth_efficiency),
-                peak=self._peak(1.0),
-            ),
-            num_heads * self.decode_sequence_head_s,
-            self.prefill_tile_tokens,
-            times,
-            times * max(1, self.mixed_tile_tokens()),
-        )
+        self._is_bounded = bool(model.num_sliding_layers)
+        self._window_tokens = model.sliding_window or 0
 
     def _derive_head(self) -> None:
         model = self.model
@@ -287,6 +268,9 @@ class RooflineCost(RooflineParameters, FormulaCost):
         # one behind each mixer of tokens, one behind each MLP
         model = self.model
         count = model.num_attention_layers + model.num_state_layers + model.num_mlps
+        self._num_collectives = count
+        if self.interconnect is not None:
+            self._link = load_interconnect(self.interconnect)
         ring_bytes = (
             2.0 * (tp - 1) / tp * self.model.hidden_size * dtype_bytes(self.model.dtype)
         )
@@ -375,25 +359,40 @@ class RooflineCost(RooflineParameters, FormulaCost):
         if num_tokens:
             parts = (
                 self._gemm_s(num_tokens),
-                self._collectives_s + self._collective_token_s * num_tokens,
+                self._allreduce_s(num_tokens),
                 self._kernels_s + self._elementwise_token_s * num_tokens,
             )
         return self._token_parts.keep(num_tokens, parts)
+
+    def _allreduce_s(self, num_tokens: int) -> float:
+        if self._link is None:
+            return self._collectives_s + self._collective_token_s * num_tokens
+        message = num_tokens * self.model.hidden_size * dtype_bytes(self.model.dtype)
+        one_s = all_reduce_s(self._link, self.tensor_parallel_size, message)
+        return self._num_collectives * one_s
 
     def _gemm_s(self, num_tokens: int) -> float:
         memory_s = self._weights_s + self._gemm_token_memory_s * num_tokens
         compute_s = self._gemm_token_compute_s * num_tokens
         gemm_s = sqrt(memory_s * memory_s + compute_s * compute_s)
         if self._num_experts:
-            touched = touched_experts(
-                self._num_experts, self.model.num_experts_per_tok, num_tokens
-            )
-            memory_s = (
-                self._expert_s * touched + self._expert_token_memory_s * num_tokens
-            )
-            compute_s = self._expert_token_compute_s * num_tokens
+            touched, tokens = self._touched(num_tokens)
+            memory_s = self._expert_s * touched + self._expert_token_memory_s * tokens
+            compute_s = self._expert_token_compute_s * tokens
             gemm_s += sqrt(memory_s * memory_s + compute_s * compute_s)
         return gemm_s
+
+    def _touched(self, num_tokens: int) -> tuple[float, float]:
+        """Return experts that are read, and tokens that each takes its share of.
+
+        Where ranks divide the experts, those of the rank with most to do, times the
+        ranks: what a rank holds is as much either way.
+        """
+        chosen, ranks = self.model.num_experts_per_tok, self.tensor_parallel_size
+        if not self.enable_expert_parallel or ranks == 1:
+            return touched_experts(self._num_experts, chosen, num_tokens), num_tokens
+        touched, rows = busiest_rank(self._num_experts, chosen, num_tokens, ranks)
+        return ranks * touched, ranks * rows / chosen
 
     def expert_spread_s(self, num_tokens: int) -> float:
         """Return by how much the choice of experts moves nine steps of ten, in seconds.
@@ -431,10 +430,10 @@ class RooflineCost(RooflineParameters, FormulaCost):
     def decode_attention_s(
         self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
     ) -> Seconds:
-        if self.mixture is not None:
-            return self.mixture.decode_s(num_decodes, num_context_tokens, num_prefills)
         tokens = num_context_tokens
-        if self._window_tokens:
+        if self._is_bounded:
+            if self.mixture is not None:
+                return self.mixture.decode_s(num_decodes, tokens, num_prefills)
             tokens = smaller(tokens, num_decodes * self._window_tokens)
         decode_s = self._kv_token_s * tokens + self._decode_sequence_s * num_decodes
         if self._mixed_decode_key_s <= self._kv_token_s:
@@ -449,7 +448,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         if self.mixture is not None:
             lines = self.mixture.steady(num_decodes)
             return self.along(num_decodes, lines) if lines else None
-        if self._window_tokens or self._decode_key_compute_s > self._kv_token_s:
+        if self._is_bounded or self._decode_key_compute_s > self._kv_token_s:
             return None
         sequences_s = self._decode_sequence_s * num_decodes
         return self.along(num_decodes, [Line(0, sequences_s, self._kv_token_s)])
@@ -461,11 +460,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
         num_context_tokens: Count,
         num_pairs: Count,
     ) -> Seconds:
-        if self.mixture is not None:
-            return self.mixture.prefill_s(
-                num_prefills, num_tokens, num_context_tokens, num_pairs
-            )
-        if self._window_tokens:
+        if self._is_bounded:
+            if self.mixture is not None:
+                return self.mixture.prefill_s(
+                    num_prefills, num_tokens, num_context_tokens, num_pairs
+                )
             window = self._window_tokens
             num_pairs = smaller(num_pairs, num_tokens * window)
             # a chunk reaches back one window from its first token

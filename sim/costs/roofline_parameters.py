@@ -9,6 +9,7 @@ from sim.costs.checks import at_least_zero, check_choice, check_factor, share
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves the annotations
+from sim.hardware.interconnects import load_interconnect
 from sim.hardware.models.architecture import (
     KV_CACHE_DTYPE_BYTES,
     ModelArchitecture,
@@ -74,7 +75,13 @@ class RooflineParameters:
     sampler_bytes_per_logit
         Memory traffic of the sampler a logit.
     allreduce_latency_s, allreduce_efficiency
-        Seconds a collective, and the share of the link that ring traffic reaches.
+        Seconds a collective, and the share of the link that ring traffic reaches;
+        without `interconnect`.
+    interconnect
+        Name of the link between the ranks, by which collectives cost what their size
+        says (`sim.costs.collectives`); None takes the GPU's datasheet and both above.
+    enable_expert_parallel
+        Whether ranks divide the experts rather than each of them.
     swap_rule
         How the engine swaps; injected. The next three override it, None leaves it.
     swap_variant, swap_layout, swap_overlap
@@ -108,6 +115,12 @@ class RooflineParameters:
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
+    interconnect: str | None = field(
+        default=None, metadata={"unit": "choice", "source": "sim/hardware"}
+    )
+    enable_expert_parallel: bool = field(
+        default=False, metadata={"unit": "choice", "source": "vLLM's flag"}
+    )
 
     gemm_compute_efficiency: float = _parameter(
         0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
@@ -222,6 +235,13 @@ class RooflineParameters:
                 f"tensor_parallel_size must divide the {heads} attention heads of "
                 f"{self.model.name}; got {tp}: use a divisor"
             )
+        if self.interconnect is not None:
+            link = load_interconnect(self.interconnect)
+            if tp > link.max_gpus:
+                raise ConfigError(
+                    f"interconnect {link.name} connects {link.max_gpus} GPUs; got "
+                    f"tensor_parallel_size {tp}: name a network such as infiniband_ndr"
+                )
         if self.block_size < 1:
             raise ConfigError(f"block_size must be >= 1; got {self.block_size}")
 
@@ -263,6 +283,10 @@ class RooflineParameters:
             if parameter.metadata.get("unit", "choice") != "choice"
         }
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
+        chosen = {
+            "interconnect": self.interconnect,
+            "enable_expert_parallel": self.enable_expert_parallel,
+        }
         return {
             "kind": "roofline",
             "bounds": False,
@@ -273,4 +297,4 @@ class RooflineParameters:
             "kv_cache_dtype": self.kv_cache_dtype,
             "swap": asdict(self.swapping_rule()),
             "parameters": parameters,
-        }
+        } | {key: value for key, value in chosen.items() if value}

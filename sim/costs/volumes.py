@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from sim.costs.mixture import StateLayers
+from sim.costs.mixture import LayerGroup, Mixture, StateLayers
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.layers import LayerKind, Mamba2Shape
 from sim.hardware.models.weights import TensorRole, is_quantised
 
 if TYPE_CHECKING:
+    from sim.costs.roofline_parameters import RooflineParameters
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.layers import StateShape
     from sim.hardware.models.quantization import QuantizationScheme
@@ -129,7 +131,44 @@ def is_mixture(model: ModelArchitecture) -> bool:
     return len(kinds) != 1 or chunked or any(kind.has_state for kind in kinds)
 
 
-def window_of(model: ModelArchitecture, kind: LayerKind) -> int:
+def mixed_layers(
+    parameters: RooflineParameters,
+    states: StateLayers,
+    bandwidth: float,
+    peak: float,
+) -> Mixture:
+    """Return attention of a model whose layers are of several kinds.
+
+    `bandwidth` is that at which decodes read, `peak` that of chunks.
+    """
+    model, tp = parameters.model, parameters.tensor_parallel_size
+    itemsize = parameters.kv_itemsize_bytes()
+    kinds = Counter(kind for kind in model.layer_kinds if kind.is_attention)
+    groups = [
+        LayerGroup(
+            layers * model.kv_bytes_per_layer(tp, itemsize, kind) / bandwidth,
+            layers * pair_flops(model, tp, kind) / peak,
+            _window_of(model, kind),
+            kind is LayerKind.CHUNKED_ATTENTION,
+        )
+        for kind, layers in kinds.items()
+    ]
+    num_heads = sum(
+        layers * model.attention_heads(kind).kv_heads_per_rank(tp)
+        for kind, layers in kinds.items()
+    )
+    times = max((group.pair_s / group.kv_token_s for group in groups), default=0.0)
+    return Mixture(
+        groups,
+        states,
+        num_heads * parameters.decode_sequence_head_s,
+        parameters.prefill_tile_tokens,
+        times,
+        times * max(1, parameters.mixed_tile_tokens()),
+    )
+
+
+def _window_of(model: ModelArchitecture, kind: LayerKind) -> int:
     """Return the keys that a layer sees at most, or those of a chunk; 0 for all."""
     if kind in {LayerKind.SLIDING_ATTENTION, LayerKind.CHUNKED_ATTENTION}:
         return model.sliding_window or 0

@@ -1,0 +1,60 @@
+"""Seconds of a collective by its size, ranks and link.
+
+vLLM reduces small messages with a kernel of its own, in which every rank reads all
+others (one step), or reduces a share and gathers the others (two steps), where GPUs can
+read each other; large ones, and all where they cannot, by NCCL's ring.
+
+Source: vLLM ``csrc/custom_all_reduce.cuh``, ``custom_all_reduce.py``. Shares and
+seconds are fitted to aiconfigurator's tables in CUDA graphs: of a100, h100 and h200
+half of the sizes up to 64 MiB are within 5 to 12 %, nine of ten within 13 to 30 %; of
+two to eight RTX PRO 6000 on PCIe within 6 to 9 %, and 9 to 23 %.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sim.hardware.interconnects import Interconnect
+
+_MIB: Final = 1 << 20
+CUSTOM_BYTES: Final = 8 * _MIB
+"""Messages from this size on are NCCL's."""
+_ONE_STEP_BYTES: Final = ((2, CUSTOM_BYTES), (4, _MIB // 2), (8, _MIB // 4))
+"""Ranks up to which, and bytes below which, every rank reads all others."""
+_ONE_STEP_S: Final = 4.7e-6
+_TWO_STEPS_S: Final = 9e-6
+_SWITCHED_RING_S: Final = 20e-6
+_ONE_STEP_SHARE: Final = 0.6
+_TWO_STEPS_SHARE: Final = 0.65
+_SWITCHED_RING_SHARE: Final = 0.77
+_RING_SHARE: Final = 0.68
+_SHARED_ROOTS: Final = 1.0 / 3.0
+"""Power of the ranks by which they slow each other where they share a path."""
+
+
+def all_reduce_s(link: Interconnect, num_ranks: int, num_bytes: float) -> float:
+    """Return seconds to add up a message of all ranks on each of them."""
+    if num_ranks == 1 or not num_bytes:
+        return 0.0
+    rate = link.bytes_per_s
+    custom = link.is_switched or num_ranks == 2
+    if custom and num_bytes < CUSTOM_BYTES and num_ranks <= 8:
+        limit = next(most for n, most in _ONE_STEP_BYTES if num_ranks <= n)
+        read = (num_ranks - 1) * min(num_bytes, limit)
+        one_step_s = _ONE_STEP_S + read / (_ONE_STEP_SHARE * rate)
+        if num_bytes < limit:
+            return one_step_s
+        sent = _around(num_ranks, num_bytes)
+        # more bytes take no less
+        return max(_TWO_STEPS_S + sent / (_TWO_STEPS_SHARE * rate), one_step_s)
+    sent = _around(num_ranks, num_bytes)
+    if link.is_switched:
+        return _SWITCHED_RING_S + sent / (_SWITCHED_RING_SHARE * rate)
+    share = _RING_SHARE / float(num_ranks**_SHARED_ROOTS)
+    return 2 * (num_ranks - 1) * link.hop_s + sent / (share * rate)
+
+
+def _around(num_ranks: int, num_bytes: float) -> float:
+    """Return the bytes that a rank sends: its share of the message, to all, twice."""
+    return 2.0 * (num_ranks - 1) / num_ranks * num_bytes

@@ -1,0 +1,123 @@
+"""All-reduces by size, ranks and link; experts that ranks divide."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.costs import RooflineCost
+from sim.costs.collectives import all_reduce_s
+from sim.costs.experts import busiest_rank
+from sim.errors import ConfigError
+from sim.hardware.interconnects import INTERCONNECTS, load_interconnect
+from tests.shared import shared
+from tests.sim.test_costs import BARE, H200, LLAMA_8B, MOE, ROUND, decodes
+
+LINKS = st.sampled_from(sorted(INTERCONNECTS))
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "median", "ninth"),
+    [
+        ("a100_sxm", "nvlink3", 0.13, 0.32),
+        ("h100_sxm", "nvlink4", 0.07, 0.20),
+        ("h200_sxm", "nvlink4", 0.07, 0.20),
+    ],
+)
+def test_published_all_reduces(system, name, median, ninth):
+    folder = shared(f"profiles/aiconfigurator/{system}/comm")
+    (path,) = folder.glob("vllm-*/custom_allreduce_perf.parquet")
+    rows = pd.read_parquet(path)
+    rows = rows[rows["backend"] == "vllm_graph"]
+    link = load_interconnect(name)
+    errors = [
+        abs(
+            all_reduce_s(link, row.num_gpus, 2 * row.message_size) * 1e3 / row.latency
+            - 1
+        )
+        for row in rows.itertuples()
+        if 2 * row.message_size <= 64 << 20
+    ]
+    assert len(errors) >= 50
+    assert np.median(errors) <= median
+    assert np.quantile(errors, 0.9) <= ninth
+
+
+@given(
+    LINKS, st.sampled_from([2, 4, 8]), st.integers(1, 1 << 30), st.integers(0, 1 << 20)
+)
+def test_more_bytes_take_no_less(name, num_ranks, num_bytes, more):
+    link = INTERCONNECTS[name]
+    few_s = all_reduce_s(link, num_ranks, num_bytes)
+    assert 0.0 < few_s <= all_reduce_s(link, num_ranks, num_bytes + more)
+    # no rank sends less than its share of the message, twice
+    sent = 2 * (num_ranks - 1) / num_ranks * num_bytes
+    assert few_s >= sent / link.bytes_per_s
+
+
+def test_one_rank_waits_for_nobody():
+    link = load_interconnect("NVLink4")
+    assert all_reduce_s(link, 1, 1 << 20) == 0.0
+    assert all_reduce_s(link, 8, 0) == 0.0
+
+
+def test_a_slower_link_is_named_in_the_configuration():
+    fast, slow = (
+        RooflineCost(
+            model=LLAMA_8B, gpu=H200, tensor_parallel_size=4, interconnect=name
+        )
+        for name in ("nvlink4", "pcie5")
+    )
+    step = decodes(64, 1000)
+    message = 64 * 4096 * 2
+    expected = 64 * all_reduce_s(load_interconnect("pcie5"), 4, message)
+    assert slow.step(step).allreduce_s == pytest.approx(expected)
+    assert fast.step(step).allreduce_s < 0.3 * expected
+    assert slow.step(step).gemm_s == fast.step(step).gemm_s
+    assert slow.describe()["interconnect"] == "pcie5"
+    assert "interconnect" not in RooflineCost(model=LLAMA_8B, gpu=H200).describe()
+
+
+def test_links_that_are_not_known_or_too_small_are_refused():
+    with pytest.raises(ConfigError, match="did you mean nvlink"):
+        load_interconnect("nvlink9")
+    many = replace(LLAMA_8B, num_attention_heads=64)
+    with pytest.raises(ConfigError, match="nvlink4 connects 8 GPUs; got tensor_par"):
+        RooflineCost(
+            model=many, gpu=H200, tensor_parallel_size=16, interconnect="nvlink4"
+        )
+
+
+@pytest.mark.parametrize(("num_tokens", "ranks"), [(4, 4), (16, 8), (256, 8), (64, 2)])
+def test_the_busiest_rank_is_that_of_many_draws(num_tokens, ranks):
+    random = np.random.default_rng(0)
+    touched, rows = [], []
+    for _ in range(400):
+        chosen = np.argsort(random.random((num_tokens, 128)), axis=1)[:, :8]
+        counts = np.bincount(chosen.ravel(), minlength=128).reshape(ranks, -1)
+        touched.append((counts > 0).sum(axis=1).max())
+        rows.append(counts.sum(axis=1).max())
+    found = busiest_rank(128, 8, num_tokens, ranks)
+    assert found[0] == pytest.approx(np.mean(touched), rel=0.08)
+    assert found[1] == pytest.approx(np.mean(rows), rel=0.08)
+
+
+def test_ranks_that_divide_the_experts_wait_for_the_busiest():
+    whole, divided = (
+        RooflineCost(
+            model=MOE,
+            gpu=ROUND,
+            tensor_parallel_size=2,
+            enable_expert_parallel=given_,
+            **BARE,
+        )
+        for given_ in (False, True)
+    )
+    few, many = decodes(1, 10), decodes(4000, 10)
+    assert divided.step(few).gemm_s > whole.step(few).gemm_s
+    assert divided.step(many).gemm_s == pytest.approx(whole.step(many).gemm_s, rel=0.05)
+    assert divided.step(few).allreduce_s == whole.step(few).allreduce_s
+    assert divided.describe()["enable_expert_parallel"]
