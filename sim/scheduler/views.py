@@ -6,10 +6,11 @@ the length at which the model will end it, but a view of one (invariant 4).
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sim.scheduler.request import Request
 
@@ -159,9 +160,9 @@ class WaitingRequest(RequestView):
 class RunningColumns(NamedTuple):
     """Running requests in columns of integers, in no order that means anything."""
 
-    num_prompt_tokens: Ints
+    num_tokens: Ints
     num_output_tokens: Ints
-    max_num_tokens: Ints
+    most_output_tokens: Ints
     num_blocks: Ints
 
     @classmethod
@@ -169,8 +170,29 @@ class RunningColumns(NamedTuple):
         """Return columns of requests that are seen one by one."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
-        rows = [tuple(getattr(each, name) for name in cls._fields) for each in running]
+        rows = [
+            (
+                each.num_tokens,
+                each.num_output_tokens,
+                each.max_num_tokens - each.num_prompt_tokens,
+                each.num_blocks,
+            )
+            for each in running
+        ]
         return cls(*np.array(rows, np.int64).reshape(-1, len(cls._fields)).T)
+
+
+class ColumnHoldings(Holdings, Protocol):
+    """Holdings that have most running requests in columns."""
+
+    @property
+    def prefilling(self) -> Mapping[Request, None]:
+        """The others, in running order."""
+        ...
+
+    def columns(self) -> RunningColumns:
+        """Return the columns, the same as long as requests are only admitted."""
+        ...
 
 
 class EngineView:
@@ -201,7 +223,7 @@ class EngineView:
         block_size: int,
         num_available_blocks: int,
         running: Callable[[], Sequence[RunningRequest]],
-        columns: Callable[[], RunningColumns] | None = None,
+        columns: ColumnHoldings | None = None,
     ) -> None:
         self.num_gpu_blocks = num_gpu_blocks
         self.block_size = block_size
@@ -211,10 +233,26 @@ class EngineView:
 
     @property
     def columns(self) -> RunningColumns:
-        """The same requests as `running`, to be looked at all at once."""
+        """The running requests but `beside_columns`, to be looked at all at once.
+
+        What is the same object says the same, so what follows from it need not be
+        computed again for every request that is admitted in one step.
+        """
         if self._columns is None:
             return RunningColumns.of(self.running)
-        return self._columns()
+        return self._columns.columns()
+
+    def beside_columns(self, first: int = 0) -> list[RunningRequest]:
+        """Return running requests that `columns` lacks, from index `first` on.
+
+        As long as `columns` is the same object, others only join them at the end.
+        """
+        held = self._columns
+        if held is None:
+            return []
+        return [
+            RunningRequest(each, held) for each in islice(held.prefilling, first, None)
+        ]
 
     @property
     def running(self) -> Sequence[RunningRequest]:

@@ -142,3 +142,38 @@ def test_all_are_rejected_on_both_paths_in_the_same_words() -> None:
     config = parse_config({"workload": {"trace": trace}, "engine": engine})
     compared = assert_equal_paths(config)
     assert "1 of 1 requests were rejected" in compared.chosen.error
+
+
+def test_a_learned_rule_is_asked_again_where_a_copy_may_take_over() -> None:
+    """Nothing ends before, yet what the last request needs becomes less.
+
+    A free block that it would take out of the cache is evicted, and its copy, which
+    others hold, is found instead.
+    """
+    chat = [[0, 1], [202, 8], [3, 99], [204, 5], [5, 318], [206, 2], [7, 265], [210, 6]]
+    turns = [(2, 97), (4, 152), (6, 266), (8, 340), (8, 118), (8, 220)]
+    prompts = [(chat[:length], out) for length, out in turns]
+    prompts[4][0].append([11, 340])
+    prompts[5][0].extend([[11, 340], [214, 8]])
+    prompts.insert(3, ([[0, 1], [200, 5], [1, 172], [208, 9]], 40))
+    prompts.append(([*chat[:4], [5, 317], [216, 5]], 173))
+    prompts.append(([[0, 1], [218, 1]], 169))
+    prompts.append(([[0, 1], [218, 1], [19, 82], [220, 7]], 340))
+    compared = on_both_paths(
+        [
+            request(0.0, prompt, out, 3 + 2 * index)
+            for index, (prompt, out) in enumerate(prompts)
+        ],
+        block_size=8,
+        num_gpu_blocks_override=239,
+        max_num_seqs=100,
+        max_num_batched_tokens=216,
+        admission={
+            "kind": "conservative",
+            "conservativeness": 0.9,
+            "output_tokens": {"kind": "uniform", "low": 1, "high": 50},
+        },
+    )
+    steps = steps_of(compared)
+    # Without an end in between, one more runs.
+    assert 8 in steps["num_running"][steps["num_finished"].cumsum() == 2].tolist()

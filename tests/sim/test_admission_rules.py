@@ -201,7 +201,7 @@ def test_the_peak_is_that_of_a_plain_replay() -> None:
             )
             most = max(most, taken)
         growth = 16.0 * np.array(rests)
-        assert _peak(growth, np.array(held), np.zeros(6, int), 16) == most
+        assert _peak(growth / 16, np.array(held)) == most
 
 
 @pytest.mark.parametrize(

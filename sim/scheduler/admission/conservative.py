@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import SchedulerError
 from sim.scheduler.admission.output_lengths import OutputLengths
 from workloads.lengths import LengthDistribution  # noqa: TC001 - read by sim.config.plug
 
 if TYPE_CHECKING:
-    from sim.scheduler.views import EngineView, RequestView, WaitingRequest
+    from sim.scheduler.views import (
+        EngineView,
+        RequestView,
+        RunningColumns,
+        RunningRequest,
+        WaitingRequest,
+    )
 
 
 class Conservative:
@@ -61,26 +67,62 @@ class Conservative:
             )
         self.conservativeness = conservativeness
         self.lengths = OutputLengths(output_tokens, window, min_known)
+        self._columns: RunningColumns | None = None
+        self._num_beside = 0  # requests beside those that are looked through
+        self._num_blocks_to_come = 0
 
     def finished(self, request: RequestView) -> None:
         """Learn how long an output was; see `AdmissionRule`."""
         self.lengths.finished(request)
+        self._columns = None
 
     def admits(self, head: WaitingRequest, engine: EngineView) -> bool:
         """Whether all requests fit, grown as expected; see `AdmissionRule`."""
+        available, size = engine.num_available_blocks, engine.block_size
         if not self.lengths.is_known:
-            return head.num_full_blocks <= engine.num_available_blocks
+            return head.num_full_blocks <= available
+        self._look_through(engine)
+        num_blocks = self._num_blocks_to_come + head.num_full_blocks
+        num_blocks += self._num_grown_blocks(head, size) - ceil(head.num_tokens / size)
+        return num_blocks <= available
+
+    def _look_through(self, engine: EngineView) -> None:
+        """Count what running requests will take; those counted in this step stay so."""
+        columns, size = engine.columns, engine.block_size
+        if columns is not self._columns:
+            self._columns, self._num_beside = columns, 0
+            self._begin(columns, size)
+        for request in engine.beside_columns(self._num_beside):
+            self._num_beside += 1
+            self._add(request, size)
+
+    def _begin(self, running: RunningColumns, size: int) -> None:
+        """Count those in columns, and no others."""
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
-        size, available = engine.block_size, engine.num_available_blocks
-        factor, rest_of = self.conservativeness, self.lengths.expected_rest
-        num_known_blocks = ceil(head.num_tokens / size)
-        num_blocks = head.num_full_blocks - num_known_blocks
-        num_blocks += ceil((head.num_tokens + factor * rest_of(head)) / size)
-        running = engine.columns
-        most = running.max_num_tokens - running.num_prompt_tokens
-        rests = self.lengths.expected_rests(running.num_output_tokens, most)
-        num_tokens = running.num_prompt_tokens + running.num_output_tokens
-        grown = np.ceil((num_tokens + factor * rests) / size)
-        num_blocks += int(grown.sum()) - int(running.num_blocks.sum())
-        return num_blocks <= available
+        grown = self._growths(running)
+        grown += running.num_tokens
+        grown /= size
+        num_grown_blocks = int(np.ceil(grown, out=grown).sum())
+        self._num_blocks_to_come = num_grown_blocks - int(running.num_blocks.sum())
+
+    def _add(self, request: RunningRequest, size: int) -> None:
+        """Count one more."""
+        num_grown_blocks = self._num_grown_blocks(request, size)
+        self._num_blocks_to_come += num_grown_blocks - request.num_blocks
+
+    def _num_grown_blocks(self, request: RequestView, size: int) -> int:
+        """Return how many blocks a request will have in the end."""
+        return ceil((request.num_tokens + self._growth(request)) / size)
+
+    def _growth(self, request: RequestView) -> float:
+        """Return the tokens that a request is expected to grow by, and the margin."""
+        return self.conservativeness * self.lengths.expected_rest(request)
+
+    def _growths(self, running: RunningColumns) -> Any:
+        """Return `_growth` of requests in columns."""
+        rests = self.lengths.expected_rests(
+            running.num_output_tokens, running.most_output_tokens
+        )
+        rests *= self.conservativeness
+        return rests

@@ -74,37 +74,36 @@ class OutputLengths:
         At least 1, for it has not ended; at most what the engine lets it have.
         """
         num_output_tokens = request.num_output_tokens
-        lengths, sums = self._lengths_and_sums()
-        num_longer = len(lengths) - bisect_right(self._sorted, num_output_tokens)
-        rest = 1.0
-        if num_longer:
-            rest = int(sums[num_longer]) / num_longer - num_output_tokens
-        most = request.max_num_tokens - request.num_prompt_tokens - num_output_tokens
-        return rest if rest < most else max(1.0, most)
-
-    def _lengths_and_sums(self) -> tuple[Any, Any]:
-        """Return known lengths, sorted, and the sum of the longest by their number."""
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
-
-        if self._columns is None:
-            lengths = np.array(self._sorted)
-            sums = np.zeros(len(lengths) + 1, np.int64)
-            lengths[::-1].cumsum(out=sums[1:])
-            self._columns = lengths, sums
-        return self._columns
+        _, means = self._lengths_and_means()
+        mean = float(means[bisect_right(self._sorted, num_output_tokens)])
+        most = request.max_num_tokens - request.num_prompt_tokens
+        return max(min(mean, most) - num_output_tokens, 1.0)
 
     def expected_rests(self, num_output_tokens: Any, most_output_tokens: Any) -> Any:
         """Return `expected_rest` of requests in columns."""
+        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+
+        lengths, means = self._lengths_and_means()
+        rests = means[lengths.searchsorted(num_output_tokens, "right")]
+        np.minimum(rests, most_output_tokens, out=rests)
+        rests -= num_output_tokens
+        return np.maximum(rests, 1.0, out=rests)
+
+    def _lengths_and_means(self) -> tuple[Any, Any]:
+        """Return known lengths, sorted, and the means of each and all longer ones.
+
+        Behind the longest stands a 0: where no output got as far, 1 token is expected.
+        """
         import numpy as np  # noqa: PLC0415 - see above
 
-        lengths, sums = self._lengths_and_sums()
-        num_longer = len(lengths) - lengths.searchsorted(num_output_tokens, "right")
-        rest = sums[num_longer] / np.maximum(num_longer, 1) - num_output_tokens
-        # The mean of longer outputs is longer by 1 at least; where there are none, the
-        # rest is 1, too.
-        np.maximum(rest, 1.0, out=rest)
-        most = np.maximum(most_output_tokens - num_output_tokens, 1.0)
-        return np.minimum(rest, most, out=rest)
+        if self._columns is None:
+            lengths = np.array(self._sorted)
+            num_lengths = len(lengths)
+            means = np.zeros(num_lengths + 1)
+            sums = lengths[::-1].cumsum()[::-1]
+            np.divide(sums, np.arange(num_lengths, 0, -1), out=means[:-1])
+            self._columns = lengths, means
+        return self._columns
 
 
 def _quantiles(distribution: LengthDistribution) -> list[int]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.admission.conservative import Conservative
 
 if TYPE_CHECKING:
-    from sim.scheduler.views import EngineView, WaitingRequest
+    from sim.scheduler.views import (
+        EngineView,
+        RunningColumns,
+        RunningRequest,
+        WaitingRequest,
+    )
 
 
 class PastFuture(Conservative):
@@ -33,37 +39,52 @@ class PastFuture(Conservative):
         available = engine.num_available_blocks
         if not self.lengths.is_known or head.num_full_blocks > available:
             return head.num_full_blocks <= available
+        self._look_through(engine)
+        num_full_blocks = head.num_full_blocks
+        self._put(self._growth(head), engine.block_size, num_full_blocks)
+        peak = (
+            _peak(*self._table[:, : self._num_counted + 1]) + self._num_lacking_blocks
+        )
+        return bool(peak + num_full_blocks <= available)
+
+    def _begin(self, running: RunningColumns, size: int) -> None:
         import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
-        size, factor, running = engine.block_size, self.conservativeness, engine.columns
-        most = running.max_num_tokens - running.num_prompt_tokens
-        rests = self.lengths.expected_rests(running.num_output_tokens, most)
-        num_tokens = running.num_prompt_tokens + running.num_output_tokens
-        num_running = len(rests)
-        grown = np.empty(num_running + 1)
-        np.multiply(rests, factor, out=grown[:-1])
-        grown[-1] = factor * self.lengths.expected_rest(head)
-        held = np.empty(num_running + 1, np.int64)
-        held[:-1] = running.num_blocks
-        held[-1] = head.num_full_blocks
-        lacking = np.zeros(num_running + 1, np.int64)
-        np.maximum(-(-num_tokens // size) - held[:-1], 0, out=lacking[:-1])
-        peak = _peak(grown, held, lacking, size)
-        return bool(peak + head.num_full_blocks <= available)
+        num_running = self._num_counted = len(running.num_tokens)
+        table = self._table = np.empty((2, num_running + 8))
+        np.divide(self._growths(running), size, out=table[0, :num_running])
+        known = np.maximum(-(-running.num_tokens // size), running.num_blocks)
+        table[1, :num_running] = known
+        self._num_lacking_blocks = int((known - running.num_blocks).sum())
+
+    def _add(self, request: RunningRequest, size: int) -> None:
+        num_blocks = request.num_blocks
+        num_known_blocks = max(ceil(request.num_tokens / size), num_blocks)
+        self._put(self._growth(request), size, num_known_blocks)
+        self._num_lacking_blocks += num_known_blocks - num_blocks
+        self._num_counted += 1
+
+    def _put(self, growth: float, size: int, num_known_blocks: int) -> None:
+        """Write down one more, which is not counted yet."""
+        row = self._num_counted
+        if row == self._table.shape[1]:
+            import numpy as np  # noqa: PLC0415 - see above
+
+            self._table = np.hstack([self._table, np.empty_like(self._table)])
+        self._table[0, row] = growth / size
+        self._table[1, row] = num_known_blocks
 
 
-def _peak(rests: Any, held: Any, lacking: Any, block_size: int) -> float:
-    """Return the most blocks that are ever taken beside those held now.
+def _peak(growths: Any, known: Any) -> float:
+    """Return the most blocks that are ever taken beside those of known tokens.
 
-    Of each request: tokens to come, blocks held, and blocks that its known tokens lack.
+    Of each request: growth in blocks, rounded up here, and blocks of known tokens.
     """
     import numpy as np  # noqa: PLC0415 - see above
 
-    order = np.lexsort((lacking, held, rests))
-    rests, held, lacking = rests[order], held[order], lacking[order]
-    # At the end of each, all that are left have grown by its rest.
-    num_left = np.arange(len(rests), 0, -1)
-    growth = num_left * np.ceil(rests / block_size)
-    num_lacking = lacking[::-1].cumsum()[::-1]
-    num_given_back = held.cumsum() - held
-    return float(max((growth + num_lacking - num_given_back).max(), 0))
+    order = growths.argsort()
+    # At the end of each, all that are left have grown by as much. Where several end
+    # together the first has the most left, whichever it is.
+    peaks = np.ceil(growths[order]) * np.arange(len(order), 0, -1)
+    peaks[1:] -= known[order].cumsum()[:-1]
+    return float(peaks.max())

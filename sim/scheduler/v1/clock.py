@@ -44,9 +44,10 @@ class DecodeColumns:
             import numpy as np  # noqa: PLC0415 - see above
 
             table = self._table = np.hstack([table, np.zeros_like(table)])
-        table[0, row] = request.base_tokens
-        table[1, row] = request.num_prompt_tokens
-        table[2, row] = request.max_num_tokens
+        base_tokens, num_prompt_tokens = request.base_tokens, request.num_prompt_tokens
+        table[0, row] = base_tokens
+        table[1, row] = base_tokens - num_prompt_tokens
+        table[2, row] = request.max_num_tokens - num_prompt_tokens
 
     def leave(self, request: Request) -> None:
         """Put the last row in the place of that of `request`."""
@@ -56,9 +57,11 @@ class DecodeColumns:
             self._last[row] = other
             self._table[:, row] = self._table[:, len(self._last)]
 
-    def rows(self) -> Any:
-        """Return `base_tokens`, `num_prompt_tokens` and `max_num_tokens` of each."""
-        return self._table[:, : len(self._last)]
+    def rows(self, step: int) -> Any:
+        """Return tokens and output tokens at the start of `step`, and most of these."""
+        rows = self._table[:, : len(self._last)].copy()
+        rows[:2] += step
+        return rows
 
 
 class DecodeClock:

@@ -124,6 +124,7 @@ class Holdings:
         self._num_admitted = 0
         self._blocked_head: Request | None = None
         self._is_admitting = False
+        self._columns_step = -1
         self._unseen: list[Request] = []  # decodes whose window has not moved yet
         self.num_unquestioned_tokens = (
             min(settings.max_model_len, self.tables.num_usable_blocks * block_size)
@@ -283,24 +284,16 @@ class Holdings:
         return self.tables.num_shared_blocks(request) * self.block_size
 
     def columns(self) -> RunningColumns:
-        """Return all that run while requests are admitted; without a sliding window."""
-        import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
+        """Return the decodes while requests are admitted; without a sliding window."""
+        if self._columns_step != self.step:
+            import numpy as np  # noqa: PLC0415 - 0.2 s that `--help` need not pay
 
-        assert self.clock.columns is not None
-        base, prompts, most = self.clock.columns.rows()
-        num_tokens = base + (self.step - 1)
-        others = [
-            (r.num_tokens, r.num_prompt_tokens, r.max_num_tokens, r.num_computed_tokens)
-            for r in self.prefilling
-        ]
-        if others:
-            columns = np.array([num_tokens, prompts, most, num_tokens])
-            columns = np.hstack([columns, np.array(others).T])
-            num_tokens, prompts, most, computed = columns
-        else:
-            computed = num_tokens
-        blocks = -(-np.minimum(computed, self._most_slots) // self.block_size)
-        return RunningColumns(prompts, num_tokens - prompts, most, blocks)
+            assert self.clock.columns is not None
+            num_tokens, num_outputs, most = self.clock.columns.rows(self.step - 1)
+            blocks = -(-np.minimum(num_tokens, self._most_slots) // self.block_size)
+            self._columns = RunningColumns(num_tokens, num_outputs, most, blocks)
+            self._columns_step = self.step
+        return self._columns
 
     # -- counts and proof -----------------------------------------------------
 

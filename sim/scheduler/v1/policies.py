@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
+from sim.scheduler.admission.conservative import Conservative
 from sim.scheduler.views import (
     EngineView,
     RequestView,
@@ -13,11 +14,11 @@ from sim.scheduler.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from sim.scheduler.admission.base import AdmissionRule
     from sim.scheduler.request import Request
-    from sim.scheduler.views import Holdings, RunningColumns
+    from sim.scheduler.views import ColumnHoldings, Holdings
 
 
 class AdmissionDesk:
@@ -32,7 +33,13 @@ class AdmissionDesk:
     num_gpu_blocks, block_size
         Of the pool.
     columns
-        Returns all running requests at once, where that is quicker than one by one.
+        The same as `holdings`, where it has running requests in columns.
+
+    Attributes
+    ----------
+    refusals_stand
+        Whether the rule says no to a head of which nothing is cached until something
+        is, or a request ends, is preempted or withdrawn.
     """
 
     def __init__(
@@ -41,7 +48,7 @@ class AdmissionDesk:
         holdings: Holdings,
         num_gpu_blocks: int,
         block_size: int,
-        columns: Callable[[], RunningColumns] | None,
+        columns: ColumnHoldings | None,
     ) -> None:
         self._rule = rule
         self._holdings = holdings
@@ -49,6 +56,10 @@ class AdmissionDesk:
         self._block_size = block_size
         self._columns = columns
         self._finished = getattr(rule, "finished", None)
+        # Decodes are expected to be longer, not shorter, the longer they are, and every
+        # block that they take is one that is free no more. With more than the expected
+        # rest on top, the sum falls while the rest does.
+        self.refusals_stand = type(rule) is Conservative and rule.conservativeness <= 1
 
     def admits(
         self,

@@ -174,16 +174,17 @@ class Scheduler(Holdings):
         if type(admission) is Watermark:
             self._watermark_blocks += admission.num_spare_blocks(num_gpu_blocks)
         elif admission is not None and not self._asks_for_full_prompt:
-            columns = None
-            if isinstance(admission, Conservative) and self.window is None:
-                self.clock.columns, columns = DecodeColumns(), self.columns
+            has_columns = isinstance(admission, Conservative) and self.window is None
+            if has_columns:
+                self.clock.columns = DecodeColumns()
+            columns = self if has_columns else None
             self._desk = AdmissionDesk(
                 admission, self, num_gpu_blocks, self.block_size, columns
             )
         # Whether what keeps the head out cannot end by itself; see `_fits`.
         self._heads_stay_blocked = (
             self._quick is not None
-            and self._desk is None
+            and (self._desk is None or self._desk.refusals_stand)
             and self._interval is None
             and not self._skips_heads
             and not settings.long_prefill_token_threshold_adaptive
@@ -194,6 +195,7 @@ class Scheduler(Holdings):
             self._ids is not None
             and isinstance(self.waiting, FCFSRequestQueue)
             and self._heads_stay_blocked
+            and self._desk is None
             and not settings.long_prefill_token_threshold
         )
 
@@ -535,7 +537,10 @@ class Scheduler(Holdings):
             head = WaitingRequest(
                 request, num_needed_blocks=num_needed, num_full_blocks=num_all
             )
-            return self._desk.admits(head, num_free, self.running)
+            if self._desk.admits(head, num_free, self.running):
+                return True
+            if found.num_blocks:
+                return False  # a free block's copy, held by others, may be found next
         if self._heads_stay_blocked and (
             reserves_all or num_tokens == num_whole or not self.enable_caching
         ):
