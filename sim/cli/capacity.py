@@ -24,6 +24,11 @@ def capacity(
     num_gpu_blocks_override: int | None = None,
     kv_cache_memory_bytes: int | None = None,
     weights_gib: float | None = None,
+    enable_prefix_caching: bool = True,
+    async_scheduling: bool | None = None,
+    disable_hybrid_kv_cache_manager: options.Flag = False,
+    mamba_ssm_cache_dtype: str = "auto",
+    num_speculative_tokens: int = 0,
     quiet: options.Flag = False,
     json: options.Json = False,
 ) -> int:
@@ -55,6 +60,17 @@ def capacity(
         Use this much memory for the cache, whatever fits.
     weights_gib
         Weights of a rank in GiB, from an engine's log, instead of counting them.
+    enable_prefix_caching
+        Whether states of Mamba and gated delta nets are kept at the ends of blocks.
+    async_scheduling
+        Whether two steps are in flight, which windows are sized for; default: the
+        release's.
+    disable_hybrid_kv_cache_manager
+        Windows and chunks keep all their blocks.
+    mamba_ssm_cache_dtype
+        Precision of states: auto (the model's), float32, bfloat16 or float16.
+    num_speculative_tokens
+        Draft tokens of the model's own draft head, which takes a layer more.
     quiet
         Print the number of blocks only.
     """
@@ -78,6 +94,11 @@ def capacity(
         enforce_eager=enforce_eager,
         num_gpu_blocks_override=num_gpu_blocks_override,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        enable_prefix_caching=enable_prefix_caching,
+        async_scheduling=async_scheduling,
+        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        num_speculative_tokens=num_speculative_tokens,
         weights_gib=weights_gib,
     )
     if json:

@@ -76,3 +76,36 @@ def test_fetching_an_unknown_trace(capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "azure_llm_2023_conv" in err
+
+
+def test_groups_pages_and_blocks_are_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = ["--model", "Qwen/Qwen3-Next-80B-A3B-Instruct"]
+    pool = ["--tensor-parallel-size", "4", "--kv-cache-memory-bytes", "13369344000"]
+    base = ["capacity", *model, "--gpu", "h100_sxm", *pool]
+    assert kvsim(base) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "block: 3.1875 MiB (12 layers, KV in bfloat16), whichever group it belongs to",
+        "4 groups in one pool; a request of 262,144 tokens holds at most 970 blocks:",
+        "  3 x 12 layers, a state (kept: align): 272 tokens a block, 2 blocks",
+        "272 KiB, 3 x 2048 + 8 x 128 x 128 in bfloat16 and bfloat16, 4 KiB unused",
+        "  12 layers, full attention: 272 tokens a block, 964 blocks a request",
+    ):
+        assert part in said
+    assert kvsim([*base, "--json", "--no-enable-prefix-caching"]) == 0
+    groups = json.loads(capsys.readouterr().out)["kv_cache_groups"]
+    assert [group["blocks_per_request"] for group in groups] == [1, 964]
+    assert kvsim([*base, "--mamba-ssm-cache-dtype", "int8"]) == 2
+    assert "mamba_ssm_cache_dtype must be one of auto, float32" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_is_not_simulated_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "deepseek-ai/DeepSeek-V3.2", "--tensor-parallel-size", "8"]
+    assert kvsim(["capacity", *model, "--gpu", "h200_sxm"]) == 0
+    said = capsys.readouterr().out
+    assert "page of 61 layers: 2.0625 KiB, 1 head x 132 in uint8" in said
+    assert "not simulated: sparse attention: an indexer picks 2048 tokens" in said

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from sim.hardware.capacity.estimate import (
-    CapacityEstimate,
-    capacity_rows,
-    estimate_capacity,
-    format_capacity,
-)
+from sim.hardware.capacity.estimate import CapacityEstimate, estimate_capacity
+from sim.hardware.capacity.explanation import capacity_rows, format_capacity
 
 __all__ = [
     "CapacityEstimate",

@@ -13,6 +13,7 @@ from sim.hardware.models.architecture import (
     ModelArchitecture,
     dtype_bytes,
 )
+from sim.hardware.models.kv_layers import PACKED_KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +49,11 @@ class EngineArguments:
     kv_cache_memory_bytes: int | None
     weights_gib: float | None
     swap_space: float
+    enable_prefix_caching: bool = True
+    async_scheduling: bool = False
+    disable_hybrid_kv_cache_manager: bool = False
+    mamba_ssm_cache_dtype: str = "auto"
+    num_speculative_tokens: int = 0
     defaults: tuple[str, ...] = field(default=())
     """Names of the arguments that are at the release's defaults."""
 
@@ -61,6 +67,7 @@ class EngineArguments:
 
     @property
     def kv_itemsize_bytes(self) -> int:
+        """Bytes of a cached element; a packed one is refused."""
         if self.kv_cache_dtype in KV_CACHE_DTYPE_BYTES:
             return KV_CACHE_DTYPE_BYTES[self.kv_cache_dtype]
         return dtype_bytes(self.kv_cache_dtype)  # the model's own, as "half"
@@ -89,12 +96,24 @@ def resolve_dtypes(
     """Return the precision of the model and of its KV cache, 'auto' replaced."""
     dtype = model.dtype if dtype == "auto" else dtype
     dtype_bytes(dtype)
-    if kv_cache_dtype not in {"auto", *KV_CACHE_DTYPE_BYTES}:
+    known = {**KV_CACHE_DTYPE_BYTES, **dict.fromkeys(PACKED_KV_CACHE_DTYPES)}
+    if kv_cache_dtype not in {"auto", *known}:
         raise CapacityError(
             f"unknown kv_cache_dtype: {kv_cache_dtype!r}; use 'auto' or one of"
-            f" {', '.join(KV_CACHE_DTYPE_BYTES)}"
+            f" {', '.join(known)}"
         )
     return dtype, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+
+
+def state_dtype(mamba_ssm_cache_dtype: str) -> str:
+    """Return the precision of states, and refuse one that the engine does not take."""
+    known = ("auto", "float32", "bfloat16", "float16")
+    if mamba_ssm_cache_dtype not in known:
+        raise CapacityError(
+            f"mamba_ssm_cache_dtype must be one of {', '.join(known)}; got"
+            f" {str(mamba_ssm_cache_dtype)[:40]!r}"
+        )
+    return mamba_ssm_cache_dtype
 
 
 def default_batch(gpu: GpuSpec, minor: int) -> tuple[int, int]:

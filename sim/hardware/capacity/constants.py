@@ -21,6 +21,18 @@ LAST_MEASURED_MINOR = 19
 FIRST_MEASURED_MINOR = 11
 FIRST_HYBRID_POOL_MINOR = 10
 """From here full and sliding layers share one pool (``HybridKVCacheCoordinator``)."""
+FIRST_PRINTING_REQUESTS_MINOR = 21
+"""From here the printed tokens of a pool are those of `max_concurrency` requests;
+before, blocks of one group times their size. Source: start-up logs; those of 0.19 and
+of the days before 0.20 say the one, those of 0.24 and later the other."""
+FIRST_IN_FLIGHT_MINOR = 25
+"""From here windows are sized for all steps in flight. Source: vLLM, pull request 47728
+(July 2026)."""
+FIRST_ASYNC_MINOR = 14
+"""From here scheduling is asynchronous by default. Source: release notes of 0.14."""
+FIRST_NULL_BLOCK_CHECK_MINOR = 29
+"""From here the start keeps the null block apart from what a request may fill. Source:
+vLLM, pull request 47272, open in August 2026 and in 0.33."""
 MEASURED_FAMILY = "h100"
 
 SAMPLER_BASE_GIB = 0.02
@@ -171,6 +183,16 @@ UNKNOWN_WEIGHTS_SHARE = 0.25
 elements in two thirds of the weights."""
 OTHER_BATCH_SHARE = 0.20
 """Of the activation peak, for batches beyond the 8,192 tokens of the data."""
+
+
+_PADDING_LIMITS = ((0, 1.0), (12, 1.25), (18, 1.5))
+"""Ratio of unlike buckets of layers below which each is one group, by release. Source:
+vLLM, pull requests 29303 (November 2025) and 36684 (March 2026)."""
+
+
+def padding_limit_of(minor: int) -> float:
+    """Return the ratio below which release 0.`minor` pads rather than deals layers."""
+    return next(limit for first, limit in reversed(_PADDING_LIMITS) if minor >= first)
 
 
 def era_of(minor: int) -> EngineEra:

@@ -13,7 +13,7 @@ block.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import CapacityError
@@ -25,13 +25,11 @@ from sim.hardware.capacity.arguments import (
     parse_engine_version,
     resolve_batch,
     resolve_dtypes,
+    state_dtype,
 )
-from sim.hardware.capacity.parts import (
-    MemoryParts,
-    kv_layout,
-    memory_parts,
-    uncertainty,
-)
+from sim.hardware.capacity.groups import shares_of
+from sim.hardware.capacity.parts import MemoryParts, memory_parts, uncertainty
+from sim.hardware.capacity.pool import sized_pool
 from sim.hardware.capacity.transformers import (
     CONSTANTS_SOURCE,
     STAND_IN_MINOR,
@@ -44,14 +42,15 @@ from sim.hardware.models.bundled import load_model
 from sim.hardware.models.quantization import quantization_scheme
 
 if TYPE_CHECKING:
-    from sim.hardware.capacity.parts import KvLayout
+    from collections.abc import Mapping
+
+    from cache.v1.planning import KVCachePlan
     from sim.hardware.models.architecture import ModelArchitecture
 
 
 DEFAULT_UTILIZATION = 0.9
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_ENGINE_VERSION = "0.33"
-LEAST_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,27 @@ class CapacityEstimate:
     warnings: tuple[str, ...]
     """What would not work on a real engine, in words."""
     constants_source: str
+    kv_cache_groups: tuple[Mapping[str, Any], ...] = ()
+    """Groups of layers, alike ones together: see `shares_of`. Empty where a request
+    keeps all blocks of its tokens, in one group of layers alike."""
+    not_simulated: tuple[str, ...] = ()
+    """What the model does that a run does not show, a line each."""
+    plan: KVCachePlan | None = field(default=None, repr=False, compare=False)
+    """Groups and pages, for what is built on them; None in an estimate from a file."""
+
+    @property
+    def kv_cache_size_tokens(self) -> int:
+        """Tokens of the pool as the release prints them.
+
+        Older releases print the blocks of one group, newer ones what `max_concurrency`
+        requests of the longest length hold together.
+        """
+        assert self.plan is not None
+        minor = parse_engine_version(self.engine_version)
+        if minor >= constants.FIRST_PRINTING_REQUESTS_MINOR:
+            return self.plan.kv_cache_size_tokens
+        groups = self.plan.layout.groups
+        return self.num_gpu_blocks // len(groups) * self.plan.block_size
 
     @property
     def left_bytes(self) -> int:
@@ -112,9 +132,16 @@ class CapacityEstimate:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the estimate as plain data; groups only where there are several."""
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        del told["plan"]
+        if sum(len(group["pages"]) for group in self.kv_cache_groups) <= 1:
+            del told["kv_cache_groups"]
+        if not self.not_simulated:
+            del told["not_simulated"]
         return {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(self).items()
+            for key, value in told.items()
         }
 
 
@@ -138,6 +165,11 @@ def estimate_capacity(
     kv_cache_memory_bytes: int | None = None,
     weights_gib: float | None = None,
     swap_space: float = 4.0,
+    enable_prefix_caching: bool = True,
+    async_scheduling: bool | None = None,
+    disable_hybrid_kv_cache_manager: bool = False,
+    mamba_ssm_cache_dtype: str = "auto",
+    num_speculative_tokens: int = 0,
 ) -> CapacityEstimate:
     """Predict the number of KV blocks of a vLLM engine.
 
@@ -171,6 +203,17 @@ def estimate_capacity(
         Measured weights of a rank, in place of the count.
     swap_space
         GiB of CPU blocks (V0).
+    enable_prefix_caching
+        Whether states of Mamba and gated delta nets are kept at the ends of blocks.
+    async_scheduling
+        Whether two steps are in flight, which windows are sized for; None for the
+        release's default.
+    disable_hybrid_kv_cache_manager
+        Whether windows keep all their blocks.
+    mamba_ssm_cache_dtype
+        Precision of states; "auto" is the model's.
+    num_speculative_tokens
+        Draft tokens of the model's own head (MTP), a layer more; 0 for none.
 
     Returns
     -------
@@ -207,6 +250,7 @@ def estimate_capacity(
         "tensor_parallel_size": tensor_parallel_size,
         "block_size": block_size,
         "num_gpu_blocks_override": num_gpu_blocks_override,
+        "num_speculative_tokens": num_speculative_tokens or None,
     }
     check_numbers(
         counts,
@@ -250,6 +294,13 @@ def estimate_capacity(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         weights_gib=weights_gib,
         swap_space=swap_space,
+        enable_prefix_caching=enable_prefix_caching,
+        async_scheduling=minor >= constants.FIRST_ASYNC_MINOR
+        if async_scheduling is None
+        else async_scheduling,
+        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        mamba_ssm_cache_dtype=state_dtype(mamba_ssm_cache_dtype),
+        num_speculative_tokens=num_speculative_tokens,
         defaults=(
             *(name for name, value in given.items() if value is None),
             *(name for name, stands in standing.items() if stands),
@@ -263,8 +314,7 @@ def estimate_capacity(
 def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstimate:
     _refuse_images_on_v0(arguments)
     parts = memory_parts(arguments)
-    layout = kv_layout(arguments)
-    estimate = _assembled(arguments, parts, layout, engine_version)
+    estimate = _assembled(arguments, parts, engine_version)
     if estimate.pool_source != "profile":
         return estimate
     margin, reasons = uncertainty(arguments, parts)
@@ -273,8 +323,8 @@ def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstima
     most = min(available + margin, parts.requested_bytes - parts.weights_bytes)
     return replace(
         estimate,
-        num_gpu_blocks_low=max(0, available - margin) // layout.block_bytes,
-        num_gpu_blocks_high=most // layout.block_bytes,
+        num_gpu_blocks_low=max(0, available - margin) // estimate.block_bytes,
+        num_gpu_blocks_high=most // estimate.block_bytes,
         extrapolated=reasons,
     )
 
@@ -283,7 +333,7 @@ def _estimate_transformers(
     arguments: EngineArguments, engine_version: str
 ) -> CapacityEstimate:
     memory = transformers_memory(arguments)
-    estimate = _assembled(memory.arguments, memory.parts, memory.layout, engine_version)
+    estimate = _assembled(memory.arguments, memory.parts, engine_version)
     estimate = replace(estimate, constants_source=CONSTANTS_SOURCE)
     if estimate.pool_source != "profile":
         return estimate
@@ -295,15 +345,12 @@ def _estimate_transformers(
 
 
 def _assembled(
-    arguments: EngineArguments,
-    parts: MemoryParts,
-    layout: KvLayout,
-    engine_version: str,
+    arguments: EngineArguments, parts: MemoryParts, engine_version: str
 ) -> CapacityEstimate:
     """Return the estimate without an interval around the number of blocks."""
-    available, blocks, source = _pool(arguments, parts, layout)
-    max_model_len = _max_model_len(arguments, layout, blocks, source)
-    cpu_blocks = int(arguments.swap_space * GIB) // layout.block_bytes
+    plan, available, source = sized_pool(arguments, parts)
+    blocks, block_bytes = plan.layout.num_blocks, plan.layout.bytes_per_block
+    cpu_blocks = int(arguments.swap_space * GIB) // block_bytes
     return CapacityEstimate(
         model=arguments.model.name,
         gpu=arguments.gpu.name,
@@ -314,7 +361,7 @@ def _assembled(
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
         quantization=arguments.quantization,
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         enforce_eager=arguments.enforce_eager,
@@ -325,19 +372,31 @@ def _assembled(
         non_torch_bytes=parts.non_torch_bytes,
         cuda_graph_bytes=parts.cuda_graph_bytes,
         available_kv_bytes=available,
-        block_bytes=layout.block_bytes,
+        block_bytes=block_bytes,
         num_gpu_blocks=blocks,
         num_gpu_blocks_low=blocks,
         num_gpu_blocks_high=blocks,
         num_cpu_blocks=0 if arguments.is_v1 else cpu_blocks,
-        kv_cache_tokens=blocks // layout.num_groups * arguments.block_size,
-        max_concurrency=blocks / layout.blocks_for(max_model_len),
+        kv_cache_tokens=_tokens_held(arguments, plan),
+        max_concurrency=plan.max_concurrency,
         pool_source=source,
         extrapolated=(),
         defaults=arguments.defaults,
         warnings=_warnings(arguments, parts, available),
         constants_source=constants.era_of(arguments.engine_minor).source,
+        kv_cache_groups=shares_of(plan),
+        not_simulated=arguments.model.not_simulated,
+        plan=plan,
     )
+
+
+def _tokens_held(arguments: EngineArguments, plan: KVCachePlan) -> int:
+    """Return the tokens that the pool holds, by the measure of the release."""
+    num_groups = len(plan.layout.groups)
+    first = constants.FIRST_PRINTING_REQUESTS_MINOR
+    if num_groups > 1 and arguments.engine_minor >= first:
+        return plan.kv_cache_size_tokens
+    return plan.layout.num_blocks // num_groups * plan.block_size
 
 
 def _refuse_images_on_v0(arguments: EngineArguments) -> None:
@@ -363,137 +422,3 @@ def _warnings(
         f" engine's, {arguments.gpu.name} has {total / GIB:.2f}: a real engine would"
         " run out of memory",
     )
-
-
-def _pool(
-    arguments: EngineArguments, parts: MemoryParts, layout: KvLayout
-) -> tuple[int, int, str]:
-    """Return the pool's bytes and blocks, and what decided them."""
-    if arguments.num_gpu_blocks_override:
-        blocks = arguments.num_gpu_blocks_override
-        available, source = blocks * layout.block_bytes, "num_gpu_blocks_override"
-    elif arguments.kv_cache_memory_bytes:
-        available, source = arguments.kv_cache_memory_bytes, "kv_cache_memory_bytes"
-    else:
-        available, source = parts.available_kv_bytes, "profile"
-    blocks = available // layout.block_bytes
-    if blocks < LEAST_BLOCKS:
-        raise CapacityError(_no_room(arguments, parts, source))
-    return available, blocks, source
-
-
-def _no_room(arguments: EngineArguments, parts: MemoryParts, source: str) -> str:
-    if source != "profile":
-        more = "2" if source == "num_gpu_blocks_override" else "more"
-        return (
-            f"{source} must hold two blocks at least (V1 keeps one as the null block);"
-            f" got {getattr(arguments, source)}; give {more}, or a smaller block_size"
-        )
-    other = parts.non_torch_bytes + parts.cuda_graph_bytes
-    smaller = ", a smaller block_size" if parts.available_kv_bytes > 0 else ""
-    batch = arguments.max_num_batched_tokens, arguments.max_num_seqs
-    named = "max_num_batched_tokens", "max_num_seqs"
-    value = batch[named.index(parts.activation_argument)]
-    less = (
-        f" or less than {value} for {parts.activation_argument}"
-        if parts.available_kv_bytes + parts.activation_peak_bytes > 0
-        else ""
-    )
-    return (
-        f"no room for a KV cache: {arguments.model.name} on {arguments.gpu.name}"
-        f" leaves {parts.available_kv_bytes / GIB:.2f} GiB of"
-        f" {parts.requested_bytes / GIB:.2f} GiB (weights"
-        f" {parts.weights_bytes / GIB:.2f}, activations"
-        f" {parts.activation_peak_bytes / GIB:.2f}, other {other / GIB:.2f}); use a"
-        f" larger tensor_parallel_size, quantization, a larger GPU{smaller}{less}, or"
-        " a larger gpu_memory_utilization"
-    )
-
-
-def _max_model_len(
-    arguments: EngineArguments, layout: KvLayout, blocks: int, source: str
-) -> int:
-    """Return the longest request, and refuse one that the pool cannot hold.
-
-    An override is taken as it is: the engine checks the length against the memory it
-    profiled, not against the override.
-    """
-    asked = arguments.max_model_len
-    # The null block holds no tokens: leave it out of what a request may fill.
-    fitting = layout.longest_request(blocks - 1 if arguments.is_v1 else blocks)
-    if asked is None:
-        return max(1, min(arguments.model.max_position_embeddings, fitting))
-    if layout.blocks_for(asked) > blocks and source != "num_gpu_blocks_override":
-        need = layout.blocks_for(asked) * layout.block_bytes / GIB
-        raise CapacityError(
-            f"max_model_len must fit the KV cache: {asked} tokens need {need:.2f} GiB,"
-            f" the pool has {blocks * layout.block_bytes / GIB:.2f} GiB; lower it to"
-            f" {fitting}, or use a larger gpu_memory_utilization or"
-            " tensor_parallel_size"
-        )
-    return asked
-
-
-# -- in words ------------------------------------------------------------------------
-
-
-def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
-    """Return the parts as (name, GiB, remark), in the order of the sum.
-
-    An override is no part of the sum, and follows it.
-    """
-    share = f"{estimate.gpu_memory_utilization:g} of {estimate.gpu}"
-    graphs = "captured graphs" if estimate.cuda_graph_bytes else "not subtracted"
-    parts = [
-        ("total memory", estimate.total_bytes, estimate.gpu),
-        ("requested", estimate.requested_bytes, f"gpu_memory_utilization {share}"),
-        ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
-        (
-            "- activation peak",
-            estimate.activation_peak_bytes,
-            f"{estimate.max_num_batched_tokens} tokens,"
-            f" {estimate.max_num_seqs} sequences",
-        ),
-        ("- non-torch", estimate.non_torch_bytes, "CUDA context, NCCL"),
-        ("- CUDA graphs", estimate.cuda_graph_bytes, graphs),
-    ]
-    if estimate.pool_source == "profile":
-        parts.append(("= KV cache", estimate.left_bytes, "what is left"))
-    else:
-        parts += [
-            ("= left", estimate.left_bytes, f"not used: {estimate.pool_source} wins"),
-            ("KV cache", estimate.available_kv_bytes, f"by {estimate.pool_source}"),
-        ]
-    return [(name, f"{size / GIB:.2f}", remark) for name, size, remark in parts]
-
-
-def _weights_remark(estimate: CapacityEstimate) -> str:
-    precision = estimate.quantization or estimate.dtype
-    return f"{estimate.model}, {precision}, TP {estimate.tensor_parallel_size}"
-
-
-def format_capacity(estimate: CapacityEstimate) -> str:
-    """Return the estimate as a text table, GiB by GiB, with what it rests on."""
-    rows = capacity_rows(estimate)
-    width = max(len(name) for name, _, _ in rows)
-    lines = [f"{n:<{width}}  {gib:>8} GiB  {remark}" for n, gib, remark in rows]
-    origin = f"by {estimate.pool_source}"
-    if estimate.pool_source == "profile":
-        low, high = estimate.num_gpu_blocks_low, estimate.num_gpu_blocks_high
-        origin = f"interval {low:,} to {high:,}"
-    lines += [
-        f"block: {estimate.block_bytes / 2**20:g} MiB"
-        f" ({estimate.block_size} tokens, KV in {estimate.kv_cache_dtype})",
-        f"num_gpu_blocks: {estimate.num_gpu_blocks:,} ({origin})",
-        f"KV cache: {estimate.kv_cache_tokens:,} tokens,"
-        f" {estimate.max_concurrency:.2f} requests of {estimate.max_model_len:,}",
-        f"engine {estimate.engine_version}: {estimate.constants_source}",
-    ]
-    if estimate.num_cpu_blocks:
-        lines.append(f"num_cpu_blocks: {estimate.num_cpu_blocks:,}")
-    if estimate.defaults:
-        resolved = (f"{name}={getattr(estimate, name)}" for name in estimate.defaults)
-        lines.append(f"at their defaults: {', '.join(resolved)}")
-    lines += [f"warning: {warning}" for warning in estimate.warnings]
-    lines += [f"outside the data: {reason}" for reason in estimate.extrapolated]
-    return "\n".join(lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,77 +37,6 @@ class MemoryParts:
         return (
             self.requested_bytes - held - self.non_torch_bytes - self.cuda_graph_bytes
         )
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """How layers share the pool: a block holds `block_size` tokens of one group.
-
-    Layers of one kind (full, or sliding) are dealt into groups of equal size, and a
-    block covers one layer of each place in a group. A plain model has one group.
-    Source: vLLM 0.11 ``v1/core/kv_cache_utils.py``, ``_get_kv_cache_groups``.
-    """
-
-    block_size: int
-    block_bytes: int
-    num_full_groups: int
-    num_sliding_groups: int
-    window_tokens: int
-    """Most tokens of a sliding group that a request keeps at once."""
-    extra_window_blocks: int
-    """A window need not begin at a block's edge."""
-
-    @property
-    def num_groups(self) -> int:
-        """Groups that draw blocks for the same token."""
-        return self.num_full_groups + self.num_sliding_groups
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that a request of so many tokens needs at most."""
-        full = -(-num_tokens // self.block_size)
-        windowed = min(num_tokens, self.window_tokens)
-        sliding = -(-windowed // self.block_size) + self.extra_window_blocks
-        if not self.num_full_groups:
-            sliding = min(sliding, full)
-        return self.num_full_groups * full + self.num_sliding_groups * sliding
-
-    def longest_request(self, num_blocks: int) -> int:
-        """Return the most tokens of one request that so many blocks hold."""
-        lengths = range(
-            self.block_size, self.block_size * (num_blocks + 2), self.block_size
-        )
-        return self.block_size * bisect_right(lengths, num_blocks, key=self.blocks_for)
-
-
-def kv_layout(arguments: EngineArguments) -> KvLayout:
-    """Return how the model's layers share the pool of one rank."""
-    model, block_size = arguments.model, arguments.block_size
-    sliding = model.num_sliding_layers
-    if arguments.engine_minor < constants.FIRST_HYBRID_POOL_MINOR:
-        sliding = 0
-    full = model.num_hidden_layers - sliding
-    size = _group_size(full, sliding)
-    per_layer = model.kv_bytes_per_layer(
-        arguments.tensor_parallel_size, arguments.kv_itemsize_bytes
-    )
-    chunked = model.chunked_attention
-    window = (model.sliding_window or 0) + arguments.max_num_batched_tokens
-    return KvLayout(
-        block_size=block_size,
-        block_bytes=block_size * per_layer * size,
-        num_full_groups=-(-full // size),
-        num_sliding_groups=-(-sliding // size),
-        window_tokens=window if chunked else window - 1,
-        extra_window_blocks=0 if chunked else 1,
-    )
-
-
-def _group_size(full: int, sliding: int) -> int:
-    if not full or not sliding:
-        return full or sliding
-    fewest, most = min(full, sliding), max(full, sliding)
-    # Nearly equal kinds are padded to one group each.
-    return most if most < 1.25 * fewest else fewest
 
 
 def memory_parts(arguments: EngineArguments) -> MemoryParts:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.errors import CapacityError
-from sim.hardware.capacity.parts import KvLayout, MemoryParts, kv_layout, memory_parts
+from sim.hardware.capacity.parts import MemoryParts, memory_parts
+from sim.hardware.capacity.pool import groups_of
 from sim.hardware.gpus import GIB
 
 if TYPE_CHECKING:
@@ -89,7 +90,6 @@ class TransformersMemory:
 
     arguments: EngineArguments
     parts: MemoryParts
-    layout: KvLayout
     num_blocks_low: int
     num_blocks_high: int
 
@@ -97,10 +97,11 @@ class TransformersMemory:
 def transformers_memory(arguments: EngineArguments) -> TransformersMemory:
     """Return parts and number of blocks of one rank, with the release's own batch."""
     model = arguments.model
-    if model.num_sliding_layers:
+    unlike = model.num_sliding_layers + model.num_state_layers
+    if unlike:
         raise CapacityError(
             f"model must have full attention in all layers for transformers, "
-            f"{model.name} has {model.num_sliding_layers} with a window, whose blocks "
+            f"{model.name} has {unlike} with a window or a state, whose blocks "
             f"are not built; use another model, or a vLLM release"
         )
     weights = memory_parts(arguments).weights_bytes
@@ -117,18 +118,17 @@ def transformers_memory(arguments: EngineArguments) -> TransformersMemory:
         min(peak.most_cached_tokens(room, tokens) for peak in peaks) // block_size
         for room in (available, available - margin, available + margin)
     )
-    layout = kv_layout(arguments)
+    block_bytes = groups_of(arguments).layout.bytes_per_block
     return TransformersMemory(
         arguments,
         MemoryParts(
             requested_bytes=available + weights + context,
             weights_bytes=weights,
-            activation_peak_bytes=available - blocks * layout.block_bytes,
+            activation_peak_bytes=available - blocks * block_bytes,
             non_torch_bytes=context,
             cuda_graph_bytes=0,
             activation_argument="max_num_batched_tokens",
         ),
-        layout,
         max(0, low),
         high,
     )

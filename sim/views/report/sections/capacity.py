@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -53,11 +53,12 @@ def show_capacity(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
 def estimate_of(run: Run) -> CapacityEstimate:
     told = run.summary.get("capacity")
     known: dict[str, Any] = told if isinstance(told, dict) else {}
-    names = [each.name for each in fields(CapacityEstimate)]
-    for name in names:
-        if name not in known:
-            raise lacks(run.path / "summary.json", "number", f"capacity.{name}")
-    values: dict[str, Any] = {name: known[name] for name in names}
+    values: dict[str, Any] = {}
+    for each in fields(CapacityEstimate):
+        if each.name in known:
+            values[each.name] = known[each.name]
+        elif each.default is MISSING:
+            raise lacks(run.path / "summary.json", "number", f"capacity.{each.name}")
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(value)

@@ -1,0 +1,113 @@
+"""The capacity estimate in words: GiB by GiB, group by group, block by block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.hardware.gpus import GIB
+
+if TYPE_CHECKING:
+    from sim.hardware.capacity.estimate import CapacityEstimate
+
+KIB, MIB = 2**10, 2**20
+
+
+def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
+    """Return the parts as (name, GiB, remark), in the order of the sum.
+
+    An override is no part of the sum, and follows it.
+    """
+    share = f"{estimate.gpu_memory_utilization:g} of {estimate.gpu}"
+    graphs = "captured graphs" if estimate.cuda_graph_bytes else "not subtracted"
+    parts = [
+        ("total memory", estimate.total_bytes, estimate.gpu),
+        ("requested", estimate.requested_bytes, f"gpu_memory_utilization {share}"),
+        ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
+        (
+            "- activation peak",
+            estimate.activation_peak_bytes,
+            f"{estimate.max_num_batched_tokens} tokens,"
+            f" {estimate.max_num_seqs} sequences",
+        ),
+        ("- non-torch", estimate.non_torch_bytes, "CUDA context, NCCL"),
+        ("- CUDA graphs", estimate.cuda_graph_bytes, graphs),
+    ]
+    if estimate.pool_source == "profile":
+        parts.append(("= KV cache", estimate.left_bytes, "what is left"))
+    else:
+        parts += [
+            ("= left", estimate.left_bytes, f"not used: {estimate.pool_source} wins"),
+            ("KV cache", estimate.available_kv_bytes, f"by {estimate.pool_source}"),
+        ]
+    return [(name, f"{size / GIB:.2f}", remark) for name, size, remark in parts]
+
+
+def _weights_remark(estimate: CapacityEstimate) -> str:
+    precision = estimate.quantization or estimate.dtype
+    return f"{estimate.model}, {precision}, TP {estimate.tensor_parallel_size}"
+
+
+def format_capacity(estimate: CapacityEstimate) -> str:
+    """Return the estimate as a text table, GiB by GiB, with what it rests on."""
+    rows = capacity_rows(estimate)
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"{n:<{width}}  {gib:>8} GiB  {remark}" for n, gib, remark in rows]
+    origin = f"by {estimate.pool_source}"
+    if estimate.pool_source == "profile":
+        low, high = estimate.num_gpu_blocks_low, estimate.num_gpu_blocks_high
+        origin = f"interval {low:,} to {high:,}"
+    lines += [
+        _block_in_words(estimate),
+        f"num_gpu_blocks: {estimate.num_gpu_blocks:,} ({origin})",
+        *_groups_in_words(estimate),
+        f"KV cache: {estimate.kv_cache_tokens:,} tokens,"
+        f" {estimate.max_concurrency:.2f} requests of {estimate.max_model_len:,}",
+        f"engine {estimate.engine_version}: {estimate.constants_source}",
+    ]
+    if estimate.num_cpu_blocks:
+        lines.append(f"num_cpu_blocks: {estimate.num_cpu_blocks:,}")
+    if estimate.defaults:
+        resolved = (f"{name}={getattr(estimate, name)}" for name in estimate.defaults)
+        lines.append(f"at their defaults: {', '.join(resolved)}")
+    lines += [f"not simulated: {line}" for line in estimate.not_simulated]
+    lines += [f"warning: {warning}" for warning in estimate.warnings]
+    lines += [f"outside the data: {reason}" for reason in estimate.extrapolated]
+    return "\n".join(lines)
+
+
+def _block_in_words(estimate: CapacityEstimate) -> str:
+    size = f"block: {estimate.block_bytes / MIB:g} MiB"
+    groups = estimate.kv_cache_groups
+    if not groups:
+        tokens = f"{estimate.block_size} tokens"
+        return f"{size} ({tokens}, KV in {estimate.kv_cache_dtype})"
+    layers = max(group["num_layers"] for group in groups)
+    return (
+        f"{size} ({layers} layers, KV in {estimate.kv_cache_dtype}), whichever group it"
+        " belongs to"
+    )
+
+
+def _groups_in_words(estimate: CapacityEstimate) -> list[str]:
+    """Return a line for groups alike: layers, tokens, pages, blocks of a request."""
+    groups = estimate.kv_cache_groups
+    if not groups:
+        return []
+    number = sum(group["num_groups"] for group in groups)
+    most = sum(group["num_groups"] * group["blocks_per_request"] for group in groups)
+    lines = [
+        f"{number} group{'s' * (number > 1)} in one pool; a request of"
+        f" {estimate.max_model_len:,} tokens holds at most {most:,} blocks:"
+    ]
+    for group in groups:
+        times = f"{group['num_groups']} x " if group["num_groups"] > 1 else ""
+        lines += [
+            f"  {times}{group['num_layers']} layers, {group['kind']}:"
+            f" {group['block_size']:,} tokens a block,"
+            f" {group['blocks_per_request']:,} blocks a request",
+            *(
+                f"    page of {count} layers: {size / KIB:g} KiB, {words}"
+                for count, size, words in group["pages"]
+            ),
+        ]
+    return lines
