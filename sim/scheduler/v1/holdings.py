@@ -74,6 +74,8 @@ class Holdings:
     __slots__ = (
         "_blocked_head",
         "_choice",
+        "_columns",
+        "_columns_step",
         "_desk",
         "_is_admitting",
         "_most_slots",
