@@ -8,6 +8,7 @@ its public names.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,14 @@ def main(source: Path, out: Path) -> None:
         return config
 
     sim.load_config = load_config
-    code = source.read_text(encoding="utf-8")
+    cells = re.split(r"^# %%", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
     os.chdir(source.parent)
-    exec(compile(code, source.name, "exec"), {"display": lambda *_: None})
+    told = [""]  # what IPython calls `In`: the code of all cells so far
+    names = {"display": lambda *_: None, "In": told}
+    for cell in cells:
+        if not cell.startswith(" [markdown]"):
+            told.append(cell.partition("\n")[2])
+            exec(compile(told[-1], source.name, "exec"), names)
 
 
 if __name__ == "__main__":
