@@ -39,6 +39,11 @@ def hash_block(parent: int, content: Hashable) -> int:
     return hash((parent, content))
 
 
+def group_salt(number: int) -> int:
+    """Return what is xored into keys of a KV cache group; nothing into the first's."""
+    return hash((number, NONE_HASH)) if number else 0
+
+
 class BlockRuns:
     """The runs of a request's full blocks."""
 

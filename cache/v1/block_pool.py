@@ -61,6 +61,13 @@ class PrefixCacheIndex:
         else:
             raise CacheError(f"block {block.block_id} is not in the prefix cache")
 
+    def has(self, block_hash: int, block: KVCacheBlock) -> bool:
+        """Whether `block` is indexed under a hash. O(1)."""
+        found = self._blocks.get(block_hash)
+        if isinstance(found, dict):
+            return block.block_id in found
+        return found is block
+
     def __len__(self) -> int:
         """Return the number of distinct hashes."""
         return len(self._blocks)
@@ -194,7 +201,10 @@ class BlockPool:
             block.ref_cnt += 1
 
     def cache_full_blocks(
-        self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[int]
+        self,
+        blocks: Sequence[KVCacheBlock],
+        block_hashes: Sequence[int],
+        first_depth: int = 0,
     ) -> None:
         """Make full blocks findable under their hashes.
 
@@ -202,12 +212,15 @@ class BlockPool:
         ----------
         blocks, block_hashes
             Equally long; each block must be in use and not cached yet.
+        first_depth
+            Blocks before the first of them in its table, for eviction policies.
 
         Raises
         ------
         CacheError
             If a block has a hash already; nothing changes for it and those behind.
         """
+        del first_depth
         insert = self.cached_blocks.insert
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if block.block_hash is not None:
@@ -276,7 +289,6 @@ class BlockPool:
         self.free_block_queue.check()
         free_ids = {block.block_id for block in self.free_block_queue}
         require(0 not in free_ids, "pool: the null block is in the free queue")
-        num_hashed = 0
         for block in self.blocks[1:]:
             require(
                 block.ref_cnt >= 0,
@@ -291,23 +303,29 @@ class BlockPool:
                 block.ref_cnt,
                 "not " if block.ref_cnt == 0 else "",
             )
-            num_hashed += block.block_hash is not None
+        num_hashed = self._num_keys()
         num_indexed = 0
         for block_hash, block in self.cached_blocks.blocks():
             num_indexed += 1
             require(
-                block.block_hash == block_hash,
+                self._is_key(block_hash, block),
                 "pool: block {} is indexed under a hash not its own",
                 block.block_id,
             )
         require(
             num_indexed == num_hashed,
-            f"pool: {num_hashed} blocks carry a hash, {num_indexed} are indexed",
+            f"pool: blocks carry {num_hashed} hashes, {num_indexed} are indexed",
         )
         require(
             self.enable_caching or num_hashed == 0,
             "pool: blocks are cached with prefix caching off",
         )
+
+    def _is_key(self, key: int, block: KVCacheBlock) -> bool:
+        return block.block_hash == key
+
+    def _num_keys(self) -> int:
+        return sum(block.block_hash is not None for block in self.blocks)
 
 
 def _tell(report: Callable[[list[int]], None], blocks: Sequence[KVCacheBlock]) -> None:

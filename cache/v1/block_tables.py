@@ -1,14 +1,19 @@
-"""Block tables of the V1 engine, block by block: windows and eviction policies."""
+"""Block tables of the V1 engine, block by block: groups, windows, eviction policies."""
 
 from __future__ import annotations
 
 from collections import Counter
+from math import lcm
 from typing import TYPE_CHECKING
 
-from cache.errors import CacheError, require
+from cache.errors import CacheConfigError, require
 from cache.v1.block_pool import BlockPool
+from cache.v1.fine_pool import FineBlockPool
+from cache.v1.groups.base import GroupTable
+from cache.v1.groups.kinds import check_layout, make_managers
+from cache.v1.groups.lookup import Lookup
+from cache.v1.groups.mamba import ChunkEnds
 from cache.v1.policy_pool import PolicyBlockPool
-from cache.v1.sliding_window import SlidingWindow
 from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
@@ -16,8 +21,28 @@ if TYPE_CHECKING:
 
     from cache.block import KVCacheBlock
     from cache.stats import BlockObserver
+    from cache.v1.groups.kinds import EngineLimits
     from cache.v1.policies.base import CachePolicy
+    from cache.v1.specs import KVCacheLayout
     from cache.v1.tables import TableRequest
+
+
+class Known:
+    """What is known of the content of a request.
+
+    Attributes
+    ----------
+    hashes
+        Chained, of its leading full hash blocks.
+    junction
+        See `cache.v1.groups.lookup.Hit`; of the latest look-up.
+    """
+
+    __slots__ = ("hashes", "junction")
+
+    def __init__(self) -> None:
+        self.hashes: list[int] = []
+        self.junction = 0
 
 
 class BlockTable:
@@ -25,24 +50,27 @@ class BlockTable:
 
     Attributes
     ----------
-    blocks
-        In logical order; the null block stands for those behind a sliding window.
-    hashes
-        Keys of the leading full blocks.
-    num_cached
-        Leading blocks that are in the prefix cache.
+    groups
+        A table for each group.
+    known
+        Of its content.
+    num_registered_tokens
+        Tokens that were looked at for registration.
     """
 
-    __slots__ = ("blocks", "hashes", "num_cached")
+    __slots__ = ("groups", "known", "num_registered_tokens")
 
-    def __init__(self, blocks: list[KVCacheBlock], hashes: list[int]) -> None:
-        self.blocks = blocks
-        self.hashes = hashes
-        self.num_cached = len(blocks)
+    def __init__(self, num_groups: int, known: Known) -> None:
+        self.groups = [GroupTable() for _ in range(num_groups)]
+        self.known = known
+        self.num_registered_tokens = 0
 
 
 class BlockTables:
     """Tables over a `BlockPool`, in which every block is an object of its own.
+
+    Every group of layers has a table for each request; all draw from one pool. What
+    groups of a kind do is said by their managers; one group is the usual case.
 
     ::
 
@@ -50,27 +78,45 @@ class BlockTables:
                                                                     v
         free queue --popleft--> new blocks ------------------> request.table
              ^                                                      |
-             +------------- free, last block first -----------------+
+             +------- free, group by group, last block first -------+
 
     Parameters
     ----------
-    num_gpu_blocks
-        Size of the pool, the null block included.
-    block_size
-        Tokens a block, at least 1.
+    layout
+        Groups and pool.
+    limits
+        See `cache.v1.groups.kinds.EngineLimits`.
     enable_caching
         Prefix caching.
-    sliding_window
-        Tokens that attention looks back, the token itself included; None for all.
+    retention_interval
+        ``prefix_cache_retention_interval``: see `cache.v1.groups.base.GroupTerms`.
     unhashed_first
         See `BlockPool`.
     policy
-        What is evicted, of prefix caching; None for the release's own order.
+        What is evicted, of prefix caching and one group; None for the release's own
+        order.
+
+    Attributes
+    ----------
+    block_size
+        Tokens of the smallest block.
+    hit_alignment
+        Tokens that the blocks of `Found` stand for.
+    period, phases
+        A decode needs `extend` when its computed tokens, modulo `period`, are one of
+        `phases`, and in its first step; in others nothing would come of it.
+    chunk_ends
+        Where chunks of prompts must end, or None.
+
+    Raises
+    ------
+    CacheConfigError
+        If what is asked for does not go together.
 
     Notes
     -----
-    Source: vLLM 0.11.2, ``vllm/v1/core/kv_cache_manager.py`` and
-    ``single_type_kv_cache_manager.py``, one group of layers.
+    Source: vLLM 0.33, ``vllm/v1/core/kv_cache_manager.py`` and
+    ``kv_cache_coordinator.py``; one group, 0.11.2.
     """
 
     watch_hit = True
@@ -78,35 +124,75 @@ class BlockTables:
 
     def __init__(
         self,
-        num_gpu_blocks: int,
-        block_size: int,
+        layout: KVCacheLayout,
+        limits: EngineLimits,
         *,
         enable_caching: bool,
-        sliding_window: int | None = None,
-        unhashed_first: bool = False,
+        retention_interval: int | None = 0,
+        unhashed_first: bool = True,
         policy: CachePolicy | None = None,
     ) -> None:
-        if block_size < 1:
-            raise CacheError(f"block_size must be at least 1, got {block_size}")
-        self.block_size = block_size
+        check_layout(layout, retention_interval)
+        if policy is not None and len(layout.groups) > 1:
+            raise CacheConfigError(
+                f"eviction policies know one KV cache group, the model has "
+                f"{len(layout.groups)}; leave evictor out"
+            )
+        self.layout = layout
         self.enable_caching = enable_caching
-        self.window = (
-            None
-            if sliding_window is None
-            else SlidingWindow(sliding_window, block_size)
-        )
-        self._policy_pool = (
-            PolicyBlockPool(num_gpu_blocks, policy, unhashed_first=unhashed_first)
-            if policy is not None and enable_caching
-            else None
-        )
-        self.pool = self._policy_pool or BlockPool(
-            num_gpu_blocks, enable_caching=enable_caching, unhashed_first=unhashed_first
-        )
+        self.block_size = layout.block_size
+        self.hit_alignment = layout.cache_hit_alignment
+        self._hash_block_size = layout.hash_block_size
+        is_fine = layout.cache_hit_alignment < layout.scheduler_block_size
+        self._registers_every = 1 if is_fine else layout.scheduler_block_size
+        self.pool = self._make_pool(unhashed_first=unhashed_first, policy=policy)
         self.num_usable_blocks = self.pool.num_usable_blocks
-        self.num_logical_blocks = 0
-        self.num_skipped_blocks = 0
-        self._hashes: dict[int, list[int]] = {}  # of requests looked up, by request id
+        self.managers = make_managers(layout, limits, self.pool, retention_interval)
+        self._lookup = Lookup(layout, self.managers, self.pool)
+        self._known: dict[int, Known] = {}  # of requests looked up, by request id
+        self._givers = [
+            (number, manager)
+            for number, manager in enumerate(self.managers)
+            if manager.gives_up_blocks
+        ]
+        self._no_hits: list[list[KVCacheBlock]] = [[] for _ in layout.groups]
+        self.chunk_ends = ChunkEnds.of(layout, limits.most_chunk_tokens)
+        self.period, self.phases = self._looks()
+
+    def _make_pool(
+        self, *, unhashed_first: bool, policy: CachePolicy | None
+    ) -> BlockPool:
+        layout, caching = self.layout, self.enable_caching
+        self._policy_pool = None
+        if policy is not None and caching:
+            self._policy_pool = PolicyBlockPool(
+                layout.num_blocks, policy, unhashed_first=unhashed_first
+            )
+            return self._policy_pool
+        is_fine = any(
+            group.spec.block_size > layout.hash_block_size for group in layout.groups
+        )
+        kind = FineBlockPool if is_fine and caching else BlockPool
+        return kind(
+            layout.num_blocks, enable_caching=caching, unhashed_first=unhashed_first
+        )
+
+    def _looks(self) -> tuple[int, tuple[int, ...]]:
+        """Return `period` and `phases`."""
+        managers = [manager for manager in self.managers if manager.phases()]
+        sizes = [manager.block_size for manager in managers]
+        period = lcm(*sizes)
+        phases = {
+            phase + start
+            for manager in managers
+            for phase in manager.phases()
+            for start in range(0, period, manager.block_size)
+        }
+        if self.enable_caching:
+            every = self._registers_every
+            ends = sizes if every == 1 else [every]
+            phases |= {e - 1 for end in ends for e in range(end, period + 1, end)}
+        return period, tuple(sorted(phases))
 
     @property
     def num_free_blocks(self) -> int:
@@ -121,6 +207,14 @@ class BlockTables:
         return len(self.pool.cached_blocks)
 
     @property
+    def num_logical_blocks(self) -> int:
+        return sum([manager.num_held_blocks for manager in self.managers])
+
+    @property
+    def num_skipped_blocks(self) -> int:
+        return sum([manager.num_null_blocks for manager in self.managers])
+
+    @property
     def observer(self) -> BlockObserver | None:
         return self.pool.observer
 
@@ -128,60 +222,84 @@ class BlockTables:
     def observer(self, observer: BlockObserver | None) -> None:
         self.pool.observer = observer
 
-    # -- a request's table ----------------------------------------------------
+    # -- admission ------------------------------------------------------------
 
     def find(self, request: TableRequest, num_tokens: int) -> Found:
         if not self.enable_caching:
             return NOTHING_FOUND
-        num_blocks = (num_tokens - 1) // self.block_size
-        hashes = self._hashes.setdefault(request.request_id, [])
-        self._hash(request, hashes, num_blocks)
-        get, null_block = self.pool.get_cached_block, self.pool.null_block
-        hits: list[KVCacheBlock] = []
-        if self.window is not None:
-            hits = self.window.longest_hit(hashes, num_blocks, get, null_block)
-        else:
-            for index in range(num_blocks):
-                block = get(hashes[index])
-                if block is None:
-                    break
-                hits.append(block)
+        known = self._known.setdefault(request.request_id, Known())
+        limit = num_tokens - 1
+        self._hash(request, known.hashes, limit)
+        hit = self._lookup.longest_hit(known.hashes, limit)
+        known.junction = hit.junction
+        null_block = self.pool.null_block
         # A hit in the free queue is used up as a new block would be.
         num_revived = sum(
-            block.ref_cnt == 0 and block is not null_block for block in hits
+            [
+                block.ref_cnt == 0 and block is not null_block
+                for blocks in hit.blocks
+                for block in blocks
+            ]
         )
-        return Found(len(hits), num_revived, hits, [])
+        num_blocks = hit.num_tokens // self.hit_alignment
+        return Found(num_blocks, num_revived, hit.blocks, [])
+
+    def num_needed_blocks(
+        self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
+    ) -> int:
+        """Return how many free blocks `begin` would use up.
+
+        Parameters
+        ----------
+        request, num_tokens, found
+            See `begin`.
+        is_whole
+            Whether `num_tokens` are all of the request's: then blocks that it will
+            have given up by then do not count.
+        """
+        hits = found.parts or self._no_hits
+        num_hit_tokens = found.num_blocks * self.hit_alignment
+        num_blocks = found.num_revived
+        for manager, blocks in zip(self.managers, hits, strict=True):
+            num_blocks += manager.num_new_blocks_of_head(
+                request, blocks, num_hit_tokens, num_tokens, is_whole=is_whole
+            )
+        return num_blocks
 
     def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
-        hits: list[KVCacheBlock] = found.parts
-        hashes = self._hashes.pop(request.request_id, [])
-        table = request.table = BlockTable([], hashes)
+        known = self._known.pop(request.request_id, None) or Known()
+        table = request.table = BlockTable(len(self.managers), known)
         if self._policy_pool is not None:
             self._policy_pool.begins(request.parent_id)
             self._expect(request, self._policy_pool, found.num_blocks, num_tokens)
-        if hits:
-            table.blocks += hits
-            table.num_cached = len(hits)
-            null_block = self.pool.null_block
-            held = [block for block in hits if block is not null_block]
-            self.num_skipped_blocks += len(hits) - len(held)
-            self.num_logical_blocks += len(held)
-            self.pool.touch(held)
-        self._lengthen(request, num_tokens)
+        num_hit_tokens = found.num_blocks * self.hit_alignment
+        if found.parts:
+            for manager, own, hits in zip(
+                self.managers, table.groups, found.parts, strict=True
+            ):
+                manager.adopt(own, hits, num_hit_tokens)
+        self._lengthen(request, num_hit_tokens, num_tokens)
+
+    # -- growth ---------------------------------------------------------------
 
     def extend(
         self, request: TableRequest, num_tokens: int, num_computed_tokens: int
     ) -> bool:
         table: BlockTable = request.table
-        if self.window is not None:
-            num_skipped = self.window.num_skipped_blocks(num_computed_tokens)
-            self._give_up(table.blocks, num_skipped)
-        num_held = len(table.blocks)
-        if -(-num_tokens // self.block_size) - num_held > self.num_free_blocks:
+        groups = table.groups
+        for number, manager in self._givers:
+            manager.give_up(groups[number], num_computed_tokens)
+        num_new_blocks = 0
+        for manager, own in zip(self.managers, groups, strict=True):
+            num_new_blocks += manager.num_new_blocks(
+                own, request, num_computed_tokens, num_tokens
+            )
+        if num_new_blocks > self.pool.num_free_blocks:
             return False
         if self._policy_pool is not None:
+            num_held = len(groups[0].blocks)
             self._expect(request, self._policy_pool, num_held, num_tokens)
-        self._lengthen(request, num_tokens)
+        self._lengthen(request, num_computed_tokens, num_tokens)
         return True
 
     def _expect(
@@ -192,60 +310,68 @@ class BlockTables:
         num_tokens: int,
     ) -> None:
         """Tell the eviction policy what the blocks that are taken next will hold."""
-        num_full_blocks = num_tokens // self.block_size
-        self._hash(request, request.table.hashes, num_full_blocks)
-        pool.expect(request.table.hashes[num_held_blocks:num_full_blocks])
+        hashes = request.table.known.hashes
+        self._hash(request, hashes, num_tokens)
+        pool.expect(hashes[num_held_blocks : num_tokens // self.block_size])
 
-    def _give_up(self, blocks: list[KVCacheBlock], num_skipped: int) -> None:
-        """Put the null block in place of leading blocks that nobody reads any more."""
-        null_block = self.pool.null_block
-        skipped = []
-        for index in range(num_skipped - 1, -1, -1):
-            if blocks[index] is null_block:
-                break  # and so are those before it
-            skipped.append(blocks[index])
-            blocks[index] = null_block
-        if skipped:
-            self.pool.free_blocks(skipped)
-            self.num_logical_blocks -= len(skipped)
-            self.num_skipped_blocks += len(skipped)
-
-    def _lengthen(self, request: TableRequest, num_tokens: int) -> None:
+    def _lengthen(
+        self, request: TableRequest, num_computed_tokens: int, num_tokens: int
+    ) -> None:
         """Add the blocks that are missing, and register those that tokens fill."""
         table: BlockTable = request.table
-        num_new_blocks = -(-num_tokens // self.block_size) - len(table.blocks)
-        if num_new_blocks > 0:
-            table.blocks += self.pool.get_new_blocks(num_new_blocks)
-            self.num_logical_blocks += num_new_blocks
-        first, stop = table.num_cached, num_tokens // self.block_size
-        if not self.enable_caching or stop <= first:
+        for manager, own in zip(self.managers, table.groups, strict=True):
+            manager.lengthen(own, request, num_computed_tokens, num_tokens)
+        if not self.enable_caching:
             return
-        self._hash(request, table.hashes, stop)
-        blocks, hashes = table.blocks[first:stop], table.hashes[first:stop]
-        table.num_cached = stop
-        if self._policy_pool is None:
-            self.pool.cache_full_blocks(blocks, hashes)
-        else:
-            self._policy_pool.cache_full_blocks(blocks, hashes, first)
+        num_full = num_tokens - num_tokens % self._registers_every
+        if num_full <= table.num_registered_tokens:
+            return
+        table.num_registered_tokens = num_full
+        known = table.known
+        self._hash(request, known.hashes, num_full)
+        for manager, own in zip(self.managers, table.groups, strict=True):
+            manager.register(own, request, known.hashes, num_full, known.junction)
 
-    def _hash(self, request: TableRequest, hashes: list[int], num_blocks: int) -> None:
-        """Extend keys to at least `num_blocks` full blocks."""
+    def _hash(self, request: TableRequest, hashes: list[int], num_tokens: int) -> None:
+        """Extend keys to what fills a hash block of `num_tokens` tokens."""
+        num_blocks = num_tokens // self._hash_block_size
         if num_blocks > len(hashes):
-            request.tokens.extend_block_hashes(hashes, num_blocks, self.block_size)
+            request.tokens.extend_block_hashes(
+                hashes, num_blocks, self._hash_block_size
+            )
+
+    def cut_chunk(self, request: TableRequest, start: int, num_new_tokens: int) -> int:
+        """Return how many of the next tokens a chunk of a prompt gets.
+
+        See `cache.v1.groups.mamba.ChunkEnds.cut`; there is a `chunk_ends`.
+        """
+        assert self.chunk_ends is not None
+        junction = self.junction(request)
+        return self.chunk_ends.cut(request, start, num_new_tokens, junction)
+
+    def end_call(self) -> list[tuple[int, int]]:
+        """End a call of the scheduler; return blocks to copy, source and target.
+
+        They are copied before the step runs, so nothing holds on to them any more.
+        """
+        copies = [pair for manager in self.managers for pair in manager.copies]
+        self.pool.free_blocks([block for pair in copies for block in pair])
+        for manager in self.managers:
+            manager.end_call()
+        return [(source.block_id, target.block_id) for source, target in copies]
+
+    # -- release --------------------------------------------------------------
 
     def free(self, request: TableRequest) -> int:
         table: BlockTable | None = request.table
         if table is None:
-            self._hashes.pop(request.request_id, None)
+            self._known.pop(request.request_id, None)
             return 0
         request.table = None
-        pool = self.pool
-        held = [block for block in table.blocks[::-1] if block is not pool.null_block]
-        num_free_before = pool.num_free_blocks
-        pool.free_blocks(held)
-        self.num_skipped_blocks -= len(table.blocks) - len(held)
-        self.num_logical_blocks -= len(held)
-        return pool.num_free_blocks - num_free_before
+        num_free = self.pool.num_free_blocks
+        for manager, own in zip(self.managers, table.groups, strict=True):
+            manager.free(own)
+        return self.pool.num_free_blocks - num_free
 
     def watch(
         self, request: TableRequest | None, num_tokens: int, found: Found
@@ -258,26 +384,52 @@ class BlockTables:
 
     # -- looking in -----------------------------------------------------------
 
+    def junction(self, request: TableRequest) -> int:
+        """Return the junction of the latest look-up of a request, or 0."""
+        table: BlockTable | None = request.table
+        if table is not None:
+            return table.known.junction
+        known = self._known.get(request.request_id)
+        return 0 if known is None else known.junction
+
+    def num_entries(self, num_tokens: int) -> int:
+        """Return how many entries the tables of a request of so many tokens have."""
+        return sum(-(-num_tokens // manager.block_size) for manager in self.managers)
+
     def num_blocks(self, request: TableRequest) -> int:
-        """See `Tables.num_blocks`; O(blocks) with a sliding window."""
-        blocks = request.table.blocks
-        if self.window is None:
-            return len(blocks)
+        """See `Tables.num_blocks`; O(blocks)."""
         null_block = self.pool.null_block
-        return sum(block is not null_block for block in blocks)
+        return sum(
+            block is not null_block
+            for own in request.table.groups
+            for block in own.blocks
+        )
 
     def num_shared_blocks(self, request: TableRequest) -> int:
-        table: BlockTable = request.table
-        num_shared = 0
-        for block in table.blocks[: table.num_cached]:
-            if block.ref_cnt < 2:
-                break
-            num_shared += 1
-        return num_shared
+        """See `Tables.num_shared_blocks`; what all groups share, in `block_size`."""
+        null_block = self.pool.null_block
+        fewest = []
+        for manager, own in zip(self.managers, request.table.groups, strict=True):
+            num_shared = 0
+            for block in own.blocks[: own.num_seen]:
+                if block.ref_cnt < 2 and (
+                    len(self.managers) == 1 or block is not null_block
+                ):
+                    break
+                num_shared += 1
+            fewest.append(num_shared * manager.block_size)
+        return min(fewest) // self.block_size
 
     def block_ids(self, request: TableRequest) -> list[int]:
+        """See `Tables.block_ids`; one group after the other."""
+        return [each for ids in self.group_block_ids(request) for each in ids]
+
+    def group_block_ids(self, request: TableRequest) -> list[list[int]]:
+        """Return the block table of each group; nothing without a table."""
         table: BlockTable | None = request.table
-        return [] if table is None else [block.block_id for block in table.blocks]
+        if table is None:
+            return []
+        return [[block.block_id for block in own.blocks] for own in table.groups]
 
     def free_block_ids(self) -> list[int]:
         return [block.block_id for block in self.pool.free_block_queue]
@@ -286,42 +438,17 @@ class BlockTables:
         return self.pool.cached_block_ids()
 
     def num_registered_blocks(self, request: TableRequest) -> int:
+        """See `Tables.num_registered_blocks`; of the first group."""
         table: BlockTable | None = request.table
-        return 0 if table is None else table.num_cached
+        return 0 if table is None else table.groups[0].num_seen
 
     def check(self, requests: Iterable[TableRequest]) -> None:
         self.pool.check()
-        null_block = self.pool.null_block
         references: Counter[int] = Counter()
-        num_skipped_blocks = 0
-        for request in requests:
-            table: BlockTable = request.table
-            held = [block for block in table.blocks if block is not null_block]
-            num_skipped = len(table.blocks) - len(held)
-            num_skipped_blocks += num_skipped
-            references.update(block.block_id for block in held)
-            require(
-                all(block is null_block for block in table.blocks[:num_skipped]),
-                f"request {request.request_id}: a null block behind others",
-            )
-            hashes = table.hashes[: table.num_cached]
-            hashes += [None] * (len(table.blocks) - len(hashes))  # type: ignore[list-item]
-            require(
-                all(
-                    block.block_hash == key
-                    for block, key in zip(table.blocks, hashes, strict=True)
-                    if block is not null_block
-                ),
-                f"request {request.request_id}: its cached blocks do not carry the "
-                f"hashes of its leading {table.num_cached} blocks",
-            )
-        num_logical_blocks = references.total()
-        require(
-            num_logical_blocks == self.num_logical_blocks
-            and num_skipped_blocks == self.num_skipped_blocks,
-            f"tables: {num_logical_blocks} entries and {num_skipped_blocks} null "
-            f"blocks, {self.num_logical_blocks} and {self.num_skipped_blocks} counted",
-        )
+        requests = list(requests)
+        for number, manager in enumerate(self.managers):
+            tables = [(r, r.table.groups[number]) for r in requests]
+            references.update(manager.check(tables))
         for block in self.pool.blocks[1:]:
             require(
                 block.ref_cnt == references[block.block_id],

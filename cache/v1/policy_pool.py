@@ -64,15 +64,7 @@ class PolicyBlockPool(BlockPool):
         block_hashes: Sequence[int],
         first_depth: int = 0,
     ) -> None:
-        """See `BlockPool.cache_full_blocks`.
-
-        Parameters
-        ----------
-        blocks, block_hashes
-            See there.
-        first_depth
-            Blocks before the first of them in its table.
-        """
+        """See `BlockPool.cache_full_blocks`."""
         super().cache_full_blocks(blocks, block_hashes)
         cached = self.policy.cached
         for depth, (block, content) in enumerate(

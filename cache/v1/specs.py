@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from typing import Any
 
 ELEMENT_BYTES: dict[str, int] = {
     "uint8": 1,
@@ -174,3 +175,39 @@ class KVCacheLayout:
     hash_block_size: int
     scheduler_block_size: int
     cache_hit_alignment: int
+
+    @classmethod
+    def of_one_group(
+        cls, num_blocks: int, block_size: int, sliding_window: int | None = None
+    ) -> KVCacheLayout:
+        """Return a pool for layers of one kind, whose bytes do not matter."""
+        spec: KVCacheSpec = (
+            FullAttentionSpec(block_size=block_size, **_NO_BYTES)
+            if sliding_window is None
+            else SlidingWindowSpec(
+                block_size=block_size, sliding_window=sliding_window, **_NO_BYTES
+            )
+        )
+        group = KVCacheGroup(("layers",), spec, 0)
+        return cls((group,), num_blocks, 0, block_size, block_size, block_size)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of the smallest block."""
+        return min(group.spec.block_size for group in self.groups)
+
+    @property
+    def keeps_all_blocks(self) -> bool:
+        """Whether it has one group, of layers that read all tokens."""
+        specs = [group.spec for group in self.groups]
+        return len(specs) == 1 and isinstance(
+            specs[0], FullAttentionSpec | MLAAttentionSpec
+        )
+
+
+_NO_BYTES: dict[str, Any] = {
+    "page_size_bytes": 0,
+    "num_kv_heads": 0,
+    "head_size": 0,
+    "dtype": "",
+}

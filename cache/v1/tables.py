@@ -24,6 +24,9 @@ class TableRequest(Protocol):
         No other request that waits has it.
     parent_id
         The workload's request, for eviction policies.
+    num_tokens, num_prompt_tokens
+        Tokens of a prompt in mid-way, outputs of before a preemption included; and of
+        the prompt alone.
     tokens
         Prompt and output.
     table
@@ -32,6 +35,8 @@ class TableRequest(Protocol):
 
     request_id: int
     parent_id: int
+    num_tokens: int
+    num_prompt_tokens: int
     tokens: TokenIds
     table: Any
 
@@ -42,7 +47,8 @@ class Found(NamedTuple):
     Attributes
     ----------
     num_blocks
-        Leading full blocks that are cached, or lie behind a sliding window.
+        Leading full blocks that are cached, or lie behind a sliding window; of
+        `BlockTables.hit_alignment` tokens each.
     num_revived
         Those of them that are free now: each uses up a free block.
     parts, starts
@@ -82,7 +88,6 @@ class Tables(Protocol):
 
     block_size: int
     num_usable_blocks: int
-    num_skipped_blocks: int
     observer: BlockObserver | None
     watch_hit: bool
 
@@ -91,6 +96,9 @@ class Tables(Protocol):
 
     @property
     def num_logical_blocks(self) -> int: ...
+
+    @property
+    def num_skipped_blocks(self) -> int: ...
 
     @property
     def num_evictions(self) -> int:

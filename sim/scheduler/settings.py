@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cache.v1.specs import KVCacheLayout
 from sim.errors import SchedulerError
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ class CacheConfig:
     evictor
         What makes the policy by which cached blocks are evicted; None for the
         generation's own order.
+    layout
+        KV cache groups, where layers need caches of several kinds; the smallest block
+        is of `block_size` tokens. None for one group, of attention.
+    prefix_cache_retention_interval
+        Tokens after which windows and states of a `layout` are kept for hits; 0 keeps
+        those of prompts and of prefixes seen twice, None all.
 
     Raises
     ------
@@ -47,6 +54,8 @@ class CacheConfig:
     sliding_window: int | None = None
     enable_prefix_caching: bool = False
     evictor: Callable[[], Any] | None = None
+    layout: KVCacheLayout | None = None
+    prefix_cache_retention_interval: int | None = 0
 
     def __post_init__(self) -> None:
         at_least(1, block_size=self.block_size, num_gpu_blocks=self.num_gpu_blocks)
@@ -57,6 +66,29 @@ class CacheConfig:
             )
         if self.sliding_window is not None:
             at_least(1, sliding_window=self.sliding_window)
+        layout = self.layout
+        if layout is None:
+            return
+        if (layout.block_size, layout.num_blocks) != (
+            self.block_size,
+            self.num_gpu_blocks,
+        ):
+            raise SchedulerError(
+                f"num_gpu_blocks and block_size must be those of the layout, "
+                f"{layout.num_blocks} and {layout.block_size}, got "
+                f"{self.num_gpu_blocks} and {self.block_size}"
+            )
+        if self.sliding_window is not None:
+            raise SchedulerError(
+                "sliding_window is said by the layers of a layout; leave it out"
+            )
+
+    @property
+    def groups(self) -> KVCacheLayout:
+        """The layout, or that of the one group."""
+        return self.layout or KVCacheLayout.of_one_group(
+            self.num_gpu_blocks, self.block_size, self.sliding_window
+        )
 
 
 def at_least(least: int, **values: float | None) -> None:

@@ -104,7 +104,7 @@ def test_check_finds_a_block_that_the_index_does_not_know() -> None:
     pool = BlockPool(3, enable_caching=True)
     (block,) = pool.get_new_blocks(1)
     block.block_hash = 9
-    with pytest.raises(InvariantError, match="1 blocks carry a hash, 0 are indexed"):
+    with pytest.raises(InvariantError, match="blocks carry 1 hashes, 0 are indexed"):
         pool.check()
 
 

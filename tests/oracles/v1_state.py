@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.stats import PrefixCacheStats
+from cache.v1.specs import KVCacheLayout
 from sim.errors import SchedulerError
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode, check_queues
 from sim.scheduler.request import Request, RequestStatus
@@ -132,8 +133,11 @@ class V1State:
             request,
             self.settings,
             manager.block_pool.num_usable_blocks,
-            manager.block_size,
-            manager.window,
+            KVCacheLayout.of_one_group(
+                manager.block_pool.num_gpu_blocks,
+                manager.block_size,
+                None if manager.window is None else manager.window.window,
+            ),
         )
 
     def add_request(self, request: Request) -> None:

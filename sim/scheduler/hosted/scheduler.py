@@ -82,6 +82,7 @@ class VllmScheduler:
             if cache.sliding_window is None
             else SlidingWindow(cache.sliding_window, cache.block_size)
         )
+        self._groups = cache.groups
         self.prefix_cache_stats = PrefixCacheStats()
         self.engine = HostedEngine(api, self.settings, cache)
         self._requests: dict[str, Request] = {}
@@ -117,7 +118,7 @@ class VllmScheduler:
         # By the rules of the nearest release that we know: vLLM's scheduler itself has
         # no such test.
         return admission_error(
-            request, self.settings, self.num_usable_blocks, self.block_size, self.window
+            request, self.settings, self.num_usable_blocks, self._groups
         )
 
     def add_request(self, request: Request) -> None:

@@ -33,6 +33,7 @@ class V1Lines(ABC):
         admitted = {request.request_id for request in output.admitted}
         cached: dict[str, int] = {}
         tables: dict[str, list[Any]] = {}
+        junctions: dict[str, int] = {}
         sched: list[list[Any]] = []
         for request, num_tokens in zip(
             output.scheduled, output.num_scheduled_tokens, strict=True
@@ -47,11 +48,17 @@ class V1Lines(ABC):
             sched.append([name, num_tokens, kind, computed])
             if change := self._change(request, name, is_new=is_new):
                 tables[name] = change
+            if is_new and (junction := self._junction(request)):
+                junctions[name] = junction
         line: Line = {"sched": sched, "nbt": output.num_batched_tokens}
         if cached and self.scheduler.enable_caching:
             line["cached"] = cached
         if preempted := preemptions(output, self.names):
             line["preempt"] = preempted
+        if junctions:
+            line["junction"] = junctions
+        if copies := self._copies():
+            line["copy"] = [list(pair) for pair in copies]
         if tables:
             line["bt"] = tables
         return line
@@ -59,6 +66,15 @@ class V1Lines(ABC):
     @abstractmethod
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         """Return what to log of the table of a scheduled request, if it changed."""
+
+    def _junction(self, request: Request) -> int:
+        """Return the junction of an admitted request, or 0."""
+        del request
+        return 0
+
+    def _copies(self) -> list[tuple[int, int]]:
+        """Return the blocks to copy before the step runs."""
+        return []
 
     @abstractmethod
     def _num_hashes(self) -> int:
@@ -93,14 +109,49 @@ class V1Log(V1Lines):
 
     scheduler: Scheduler
 
+    def __init__(self, scheduler: Scheduler, names: Names) -> None:
+        super().__init__(scheduler, names)
+        self._group_tables: list[TableChanges] = []
+
+    def forget(self, request: Request) -> None:
+        super().forget(request)
+        for tables in self._group_tables:
+            tables.forget(self.names[request.request_id])
+
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
+        groups = self.scheduler.groups
+        if groups is not None and self.scheduler.has_layout:
+            return self._group_changes(name, groups.group_block_ids(request))
+        change = self._only_change(request, name, is_new=is_new)
+        return [change] if change and self.scheduler.has_layout else change
+
+    def _group_changes(self, name: str, tables: list[list[int]]) -> list[Any] | None:
+        """Return the change of each group's table, or 0; None if there is none."""
+        while len(self._group_tables) < len(tables):
+            self._group_tables.append(TableChanges())
+        changes = [
+            logged.change(name, ids) or 0
+            for logged, ids in zip(self._group_tables, tables, strict=True)
+        ]
+        return changes if any(changes) else None
+
+    def _only_change(
+        self, request: Request, name: str, *, is_new: bool
+    ) -> list[Any] | None:
         tables = self.scheduler.tables
-        if is_new or self.scheduler.window is not None:
+        if is_new or self.scheduler.groups is not None:
             return self._tables.change(name, tables.block_ids(request))
         num_logged = self._tables.length(name)
         if tables.num_blocks(request) == num_logged:
             return None
         return self._tables.grow(name, tables.block_ids(request)[num_logged:])
+
+    def _junction(self, request: Request) -> int:
+        groups = self.scheduler.groups
+        return 0 if groups is None else groups.junction(request)
+
+    def _copies(self) -> list[tuple[int, int]]:
+        return self.scheduler.copies
 
     def _num_hashes(self) -> int:
         return self.scheduler.tables.num_contents

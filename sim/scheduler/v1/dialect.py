@@ -73,6 +73,8 @@ class V1Dialect:
         but got no token in this call: the next running request has its turn all the
         same, as from 0.28 on. Up to 0.27 the position moves back for planned victims
         only, so the request behind the one served is passed over in that call.
+    knows_groups
+        Whether KV caches of several kinds are known to be managed as here: in 0.33.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only.
@@ -89,6 +91,7 @@ class V1Dialect:
     passes_over_self_preempted: bool
     steps_back_for_unplanned_victims: bool
     spaces_prefills: bool
+    knows_groups: bool
 
     @property
     def release(self) -> str:
@@ -170,4 +173,5 @@ def dialect_of(engine_version: str) -> V1Dialect:
         passes_over_self_preempted=minor >= 33,
         steps_back_for_unplanned_victims=minor >= 28,
         spaces_prefills=minor >= 33,
+        knows_groups=minor >= 33,
     )

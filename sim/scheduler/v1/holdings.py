@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import require
 from cache.stats import BlockTier, PrefixCacheStats
 from cache.v1.block_tables import BlockTables
+from cache.v1.groups.kinds import EngineLimits
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
-from cache.v1.sliding_window import SlidingWindow
 from cache.v1.tables import NOTHING_FOUND
+from sim.errors import SchedulerError
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode, check_queues
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.clock import DecodeClock
+from sim.scheduler.v1.dialect import LAST_MINOR
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.queues import REQUEST_QUEUES
 from sim.scheduler.views import RunningColumns
@@ -58,8 +60,10 @@ class Holdings:
         Those whose last chunk it is.
     preemptions
         Of the latest batch.
-    tables
-        The blocks.
+    layout, has_layout
+        Groups of layers that share the pool, and whether they were given as such.
+    tables, groups
+        The blocks; `groups` are `tables` where these go block by block, or None.
     num_chunk_tokens
         Computed tokens of `prefilling`.
     num_unquestioned_tokens
@@ -77,6 +81,7 @@ class Holdings:
         "_columns",
         "_columns_step",
         "_desk",
+        "_gives_up_blocks",
         "_is_admitting",
         "_most_slots",
         "_num_admitted",
@@ -85,6 +90,9 @@ class Holdings:
         "clock",
         "completing",
         "enable_caching",
+        "groups",
+        "has_layout",
+        "layout",
         "max_model_len",
         "max_num_seqs",
         "num_chunk_tokens",
@@ -97,7 +105,6 @@ class Holdings:
         "step",
         "tables",
         "waiting",
-        "window",
     )
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
@@ -106,16 +113,15 @@ class Holdings:
         self.max_model_len = settings.max_model_len
         self.block_size = block_size = cache.block_size
         self.enable_caching = cache.enable_prefix_caching
-        self.window = (
-            None
-            if cache.sliding_window is None
-            else SlidingWindow(cache.sliding_window, block_size)
-        )
-        self.tables = _tables_for(settings, cache)
+        self.layout, self.has_layout = cache.groups, cache.layout is not None
+        self.tables = tables = _tables_for(settings, cache)
+        self.groups = tables if isinstance(tables, BlockTables) else None
         self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
-        self.clock = DecodeClock(block_size)
+        self.clock = DecodeClock(
+            block_size if self.groups is None else self.groups.period
+        )
         self.completing: list[Request] = []
         self.preemptions: list[Preemption] = []
         self.prefix_cache_stats = PrefixCacheStats()
@@ -127,10 +133,11 @@ class Holdings:
         self._blocked_head: Request | None = None
         self._is_admitting = False
         self._columns_step = -1
-        self._unseen: list[Request] = []  # decodes whose window has not moved yet
+        self._unseen: list[Request] = []  # decodes whose tables were not looked at
+        self._gives_up_blocks = not self.layout.keeps_all_blocks
         self.num_unquestioned_tokens = (
             min(settings.max_model_len, self.tables.num_usable_blocks * block_size)
-            if settings.enable_chunked_prefill
+            if settings.enable_chunked_prefill and self.layout.keeps_all_blocks
             else 0
         )
         # Positions beyond max_model_len get no slots but those of the last block.
@@ -152,9 +159,7 @@ class Holdings:
 
     def admission_error(self, request: Request) -> str | None:
         num_usable_blocks = self.tables.num_usable_blocks
-        return admission_error(
-            request, self.settings, num_usable_blocks, self.block_size, self.window
-        )
+        return admission_error(request, self.settings, num_usable_blocks, self.layout)
 
     def add_request(self, request: Request) -> None:
         self.waiting.add_request(request)
@@ -179,7 +184,7 @@ class Holdings:
             for request in requests:
                 self._end_prefill(request)
         self.clock.join_all(requests, self.step)
-        if self.window is not None:
+        if self._gives_up_blocks:
             self._unseen += requests
         self.completing = []
 
@@ -352,7 +357,12 @@ class Holdings:
         for request in self.running:
             num_tokens = self.num_computed_tokens(request)
             num_blocks = len(self.tables.block_ids(request))
-            num_needed = -(-min(num_tokens, self._most_slots) // self.block_size)
+            num_tokens = min(num_tokens, self._most_slots)
+            num_needed = (
+                -(-num_tokens // self.block_size)
+                if self.groups is None
+                else self.groups.num_entries(num_tokens)
+            )
             require(
                 num_blocks == num_needed,
                 f"request {request.request_id}: {num_tokens} tokens computed, "
@@ -362,21 +372,38 @@ class Holdings:
 
 def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
     """Return block tables that do as little as the cache's rules allow."""
+    layout, caches = cache.groups, cache.enable_prefix_caching
     size = cache.num_gpu_blocks, cache.block_size
-    caches, window = cache.enable_prefix_caching, cache.sliding_window
     unhashed_first = settings.dialect.reuses_unhashed_first(
-        caching=caches, windowed=window is not None
+        caching=caches, windowed=not layout.keeps_all_blocks
     )
     policy = cache.evictor() if cache.evictor is not None and caches else None
     is_own_order = policy is None or vars(type(policy)).get("exact_on_fast_path", False)
-    if window is None and not caches:
+    if layout.keeps_all_blocks and not caches:
         return IdTables(*size, unhashed_first=unhashed_first)
-    if window is None and is_own_order:
+    if layout.keeps_all_blocks and is_own_order:
         return RunTables(*size, unhashed_first=unhashed_first)
+    if cache.layout is not None and not settings.dialect.knows_groups:
+        raise SchedulerError(
+            f"engine_version must be 0.{LAST_MINOR} for layers that need KV caches of "
+            f"several kinds, whose rules are known of that release only, got "
+            f"{settings.dialect.release}"
+        )
     return BlockTables(
-        *size,
+        layout,
+        EngineLimits(
+            max_model_len=settings.max_model_len,
+            max_in_flight_tokens=settings.max_num_batched_tokens,
+            most_chunk_tokens=min(
+                settings.token_budget,
+                settings.long_prefill_token_threshold or settings.token_budget,
+            ),
+        ),
         enable_caching=caches,
-        sliding_window=window,
+        # A lone window given by hand is kept whole, as before there were intervals.
+        retention_interval=(
+            None if cache.layout is None else cache.prefix_cache_retention_interval
+        ),
         unhashed_first=unhashed_first,
         policy=policy,
     )

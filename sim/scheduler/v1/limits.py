@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cache.v1.planning import blocks_per_request
+
 if TYPE_CHECKING:
-    from cache.v1.sliding_window import SlidingWindow
+    from cache.v1.specs import KVCacheLayout
     from sim.scheduler.request import Request
     from sim.scheduler.v1.settings import Settings
 
@@ -14,8 +16,7 @@ def admission_error(
     request: Request,
     settings: Settings,
     num_usable_blocks: int,
-    block_size: int,
-    window: SlidingWindow | None = None,
+    layout: KVCacheLayout,
 ) -> str | None:
     """Return why `request` can never be served, or None.
 
@@ -27,8 +28,8 @@ def admission_error(
     ----------
     request
         A request that has just arrived.
-    settings, num_usable_blocks, block_size, window
-        Of the scheduler that it would join, and its pool.
+    settings, num_usable_blocks, layout
+        Of the scheduler that it would join, its pool, and the groups that share it.
     """
     num_tokens = request.num_prompt_tokens
     if num_tokens >= settings.max_model_len:
@@ -43,7 +44,7 @@ def admission_error(
         error = _budget_error(length, settings)
         if error is not None:
             return f"{what} of {length} tokens {error}"
-        num_blocks = _most_blocks(length, settings, block_size, window)
+        num_blocks = _most_blocks(length, settings, layout)
         if num_blocks > num_usable_blocks:
             return (
                 f"{what} of {length} tokens needs {num_blocks} blocks; the cache has "
@@ -67,19 +68,20 @@ def _budget_error(length: int, settings: Settings) -> str | None:
     )
 
 
-def _most_blocks(
-    length: int, settings: Settings, block_size: int, window: SlidingWindow | None
-) -> int:
+def _most_blocks(length: int, settings: Settings, layout: KVCacheLayout) -> int:
     """Return how many blocks a sequence of this length ever needs at a time."""
-    num_blocks = -(-length // block_size)
-    if window is None:
-        return num_blocks
     # The test on admission counts with the whole budget, whatever the chunks.
     num_new_tokens = (
         settings.max_num_batched_tokens
         if settings.reserve_full_isl
         else settings.most_new_tokens
     )
-    return min(
-        num_blocks, window.most_held_blocks(num_new_tokens, settings.max_model_len)
-    )
+    num_blocks = 0
+    for group in layout.groups:
+        spec = group.spec
+        most = blocks_per_request(spec, settings.max_model_len, num_new_tokens)
+        if layout.cache_hit_alignment < spec.block_size:
+            most += 1  # the copy of a block that is hit in part
+        num_entries = -(-length // spec.block_size)
+        num_blocks += num_entries if num_entries < most else most
+    return num_blocks

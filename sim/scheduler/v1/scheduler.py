@@ -108,6 +108,8 @@ class Scheduler(Holdings):
         Decodes that run and get no token in the latest batch.
     num_recomputed_tokens
         Tokens of that batch that had been computed before.
+    copies
+        Blocks to copy before its step, source and target.
 
     Raises
     ------
@@ -136,13 +138,12 @@ class Scheduler(Holdings):
         )
         self._budget = settings.token_budget
         self._most_running = settings.most_running
-        self._most_held_blocks = (
-            None
-            if self.window is None
-            else self.window.most_held_blocks(
-                settings.max_num_batched_tokens, settings.max_model_len
-            )
-        )
+        groups = self.groups
+        self.copies: list[tuple[int, int]] = []
+        self._phases = () if groups is None else groups.phases
+        self._hit_tokens = cache.block_size if groups is None else groups.hit_alignment
+        has_ends = groups is not None and groups.chunk_ends is not None
+        self._cut = groups.cut_chunk if groups is not None and has_ends else None
         self._threshold = settings.long_prefill_token_threshold
         self._interval = (
             PrefillInterval(settings.prefill_schedule_interval)
@@ -174,7 +175,9 @@ class Scheduler(Holdings):
         if type(admission) is Watermark:
             self._watermark_blocks += admission.num_spare_blocks(num_gpu_blocks)
         elif admission is not None and not self._asks_for_full_prompt:
-            has_columns = isinstance(admission, Conservative) and self.window is None
+            has_columns = (
+                isinstance(admission, Conservative) and self.layout.keeps_all_blocks
+            )
             if has_columns:
                 self.clock.columns = DecodeColumns()
             columns = self if has_columns else None
@@ -236,6 +239,8 @@ class Scheduler(Holdings):
                 self._admit_plainly(budget, now_s)
             else:
                 self._schedule_waiting(budget, now_s)
+        if self.groups is not None:
+            self.copies = self.groups.end_call()
         shape = self._shape()
         if interval is not None:
             if not (self.preemptions or self._holds_prefill):
@@ -322,11 +327,15 @@ class Scheduler(Holdings):
         all those behind its prompt's window in its first.
         """
         clock = self.clock
-        in_need = self.prefilling | clock.opening(step)
-        if self.enable_caching:
-            in_need |= clock.filling(step)
-        if self.window is not None:
-            in_need |= clock.opening(step + 1 - self.window.window)
+        if self.groups is None:
+            in_need = self.prefilling | clock.opening(step)
+            if self.enable_caching:
+                in_need |= clock.filling(step)
+            return sorted(in_need, key=_running_order)
+        in_need = self.prefilling.copy()
+        for phase in self._phases:
+            in_need |= clock.opening(step - phase)
+        if self._unseen:
             in_need |= {each: None for each in self._unseen if each in self.running}
             self._unseen = []
         return sorted(in_need, key=_running_order)
@@ -342,6 +351,13 @@ class Scheduler(Holdings):
         # The last position is never computed: nothing can be sampled behind it. So
         # a prompt of that length, admitted unchecked, stays in mid-way for ever.
         return max(min(num_tokens, self.max_model_len - 1 - num_computed_tokens), 0)
+
+    def _chunk_within(self, budget: int, request: Request) -> int:
+        """Return how many tokens a prompt in mid-way gets."""
+        num_tokens = min(self._next_chunk(request), budget)
+        if self._cut is None or not num_tokens:
+            return num_tokens
+        return self._cut(request, request.num_computed_tokens, num_tokens)
 
     def _serve(
         self, requests: Iterable[Request], budget: int, *, counts_decodes: bool = False
@@ -364,7 +380,7 @@ class Scheduler(Holdings):
                 continue
             is_decode, num_new_tokens = request not in prefilling, 1
             if not is_decode:
-                num_new_tokens = min(self._next_chunk(request), plan.budget)
+                num_new_tokens = self._chunk_within(plan.budget, request)
                 if not num_new_tokens:
                     continue
             if self._allocate_or_preempt(request, num_new_tokens, plan):
@@ -418,7 +434,7 @@ class Scheduler(Holdings):
         self.passed_over = [each for each in requests if each not in self.prefilling]
         for request in self.passed_over:
             self.clock.wait(request)
-        if self.window is not None:
+        if self._gives_up_blocks:
             self._unseen = self.passed_over.copy()
 
     # -- waiting requests -----------------------------------------------------
@@ -433,7 +449,7 @@ class Scheduler(Holdings):
             if request is self._blocked_head and not tables.watch_hit:
                 break
             found = tables.find(request, request.num_tokens)
-            num_hits = found.num_blocks * self.block_size
+            num_hits = found.num_blocks * self._hit_tokens
             num_missing_tokens = request.num_tokens - num_hits
             if self._holds_prefill and num_missing_tokens > 1:
                 break
@@ -447,6 +463,10 @@ class Scheduler(Holdings):
                 if not self.settings.enable_chunked_prefill:
                     break
                 num_new_tokens = budget
+            if self._cut is not None:
+                num_new_tokens = self._cut(request, num_hits, num_new_tokens)
+                if not num_new_tokens:
+                    break
             num_tokens = num_hits + num_new_tokens
             if not self._fits(request, num_tokens, found):
                 break
@@ -520,13 +540,17 @@ class Scheduler(Holdings):
         num_free = self.tables.num_free_blocks
         if not is_alone:
             num_free -= self._watermark_blocks
-        num_beside = found.num_revived - found.num_blocks
-        num_blocks = -(-min(num_tokens, self._most_slots) // block_size) + num_beside
+        num_slots = min(num_tokens, self._most_slots)
         num_whole = request.num_tokens
-        num_all = -(-min(num_whole, self._most_slots) // block_size)
-        if self._most_held_blocks is not None and self._most_held_blocks < num_all:
-            num_all = max(self._most_held_blocks, found.num_blocks)
-        num_all += num_beside
+        num_all_slots = min(num_whole, self._most_slots)
+        if self.groups is None:
+            num_beside = found.num_revived - found.num_blocks
+            num_blocks = -(-num_slots // block_size) + num_beside
+            num_all = -(-num_all_slots // block_size) + num_beside
+        else:
+            needed = self.groups.num_needed_blocks
+            num_blocks = needed(request, num_slots, found, is_whole=False)
+            num_all = needed(request, num_all_slots, found, is_whole=True)
         reserves_all = self.settings.reserve_full_isl or (
             self._asks_for_full_prompt and not is_alone
         )
@@ -611,7 +635,7 @@ class Scheduler(Holdings):
             num_scheduled_tokens=[chunks.get(request, 1) for request in scheduled],
             admitted=[each for each in scheduled if each.order >= self._first_admitted],
             preemptions=self.preemptions,
-            shape=BatchShape(*shape),
+            shape=BatchShape(*shape, num_copied_blocks=len(self.copies)),
             num_recomputed_tokens=self.num_recomputed_tokens,
             # Nothing has moved, so nothing will. Or the last running request gave up
             # its own blocks with the pool to itself: it can never be served.
@@ -638,7 +662,7 @@ class Scheduler(Holdings):
         if (
             self.prefilling
             or not 0 < num_decodes <= self._budget
-            or self.window is not None
+            or self._gives_up_blocks
         ):
             return 0
         num_free = self.tables.num_free_blocks

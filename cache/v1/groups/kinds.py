@@ -1,0 +1,105 @@
+"""Which manager serves which kind of group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import CacheConfigError
+from cache.hashing import group_salt
+from cache.v1.groups.base import GroupManager, GroupTerms
+from cache.v1.groups.chunked import ChunkedLocalAttentionManager
+from cache.v1.groups.full import FullAttentionManager
+from cache.v1.groups.mamba import MambaManager, OneStateManager
+from cache.v1.groups.window import SlidingWindowManager
+from cache.v1.planning import blocks_per_request
+from cache.v1.specs import (
+    ChunkedLocalAttentionSpec,
+    MambaCacheMode,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+
+if TYPE_CHECKING:
+    from cache.v1.block_pool import BlockPool
+    from cache.v1.specs import KVCacheLayout, KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine's arguments say of the tables that requests can have.
+
+    Parameters
+    ----------
+    max_model_len
+        Tokens of the longest sequence.
+    max_in_flight_tokens
+        Tokens that steps in flight may hold.
+    most_chunk_tokens
+        Most tokens of one request in a step.
+    """
+
+    max_model_len: int
+    max_in_flight_tokens: int
+    most_chunk_tokens: int
+
+
+def check_layout(layout: KVCacheLayout, retention_interval: int | None) -> None:
+    """Refuse blocks without tokens, and an interval at whose ends no block ends.
+
+    Raises
+    ------
+    CacheConfigError
+        With the rule and the value.
+    """
+    if layout.block_size < 1:
+        raise CacheConfigError(
+            f"block_size must be at least 1, got {layout.block_size}"
+        )
+    unit = layout.scheduler_block_size
+    if retention_interval is not None and (
+        retention_interval < 0 or retention_interval % unit
+    ):
+        raise CacheConfigError(
+            f"prefix_cache_retention_interval must be 0 or a multiple of {unit}, the "
+            f"tokens after which blocks of all groups end, got {retention_interval}"
+        )
+
+
+def make_managers(
+    layout: KVCacheLayout,
+    limits: EngineLimits,
+    pool: BlockPool,
+    retention_interval: int | None,
+) -> list[GroupManager]:
+    """Return a manager for each group of a layout."""
+    managers = []
+    for number, group in enumerate(layout.groups):
+        spec = group.spec
+        kind = _kind_of(spec)
+        terms = GroupTerms(
+            salt=group_salt(number),
+            hash_block_size=layout.hash_block_size,
+            hit_alignment=layout.cache_hit_alignment,
+            retention_interval=retention_interval,
+            most_admitted_blocks=(
+                blocks_per_request(
+                    spec, limits.max_model_len, limits.max_in_flight_tokens
+                )
+                if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
+                else None
+            ),
+        )
+        managers.append(kind(spec, pool, terms))
+    return managers
+
+
+def _kind_of(spec: KVCacheSpec) -> Any:
+    if isinstance(spec, SlidingWindowSpec):
+        return SlidingWindowManager
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return ChunkedLocalAttentionManager
+    if isinstance(spec, MambaSpec):
+        is_aligned = spec.mamba_cache_mode is MambaCacheMode.ALIGN
+        return MambaManager if is_aligned else OneStateManager
+    return FullAttentionManager

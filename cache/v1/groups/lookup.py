@@ -1,0 +1,147 @@
+"""The longest prefix that all groups have cached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cache.v1.groups.full import FullAttentionManager
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cache.block import KVCacheBlock
+    from cache.v1.block_pool import BlockPool
+    from cache.v1.groups.base import GroupManager
+    from cache.v1.specs import KVCacheLayout
+
+
+class Hit(NamedTuple):
+    """What is cached of a request.
+
+    Attributes
+    ----------
+    blocks
+        By group; null blocks for what nothing reads.
+    num_tokens
+        Of the prefix that all groups have.
+    junction
+        Tokens of the longest prefix that one kind of layer has, if that is more: where
+        others who share it would resume, had all groups kept it. Otherwise 0.
+    """
+
+    blocks: list[list[KVCacheBlock]]
+    num_tokens: int
+    junction: int
+
+
+class Bucket:
+    """Groups with equal layers, which are looked up together.
+
+    Parameters
+    ----------
+    managers
+        By number of the group.
+    pool
+        What is cached.
+    """
+
+    def __init__(self, managers: dict[int, GroupManager], pool: BlockPool) -> None:
+        self.numbers = tuple(managers)
+        self.manager = next(iter(managers.values()))
+        self.is_full = isinstance(self.manager, FullAttentionManager)
+        self._null_block = pool.null_block
+        self._get_one = pool.get_cached_block
+        self._salts = tuple(manager.salt for manager in managers.values())
+
+    def longest_hit(
+        self, hashes: list[int], limit: int
+    ) -> tuple[list[list[KVCacheBlock]], int]:
+        """Return the blocks of each group, and how many tokens all of them have."""
+        null_block, find = self._null_block, self.manager.longest_hit
+        if len(self._salts) == 1:
+            found, num_tokens = find(hashes, limit, self._get_one, self._salts[0])
+            if found and found[0] is None:
+                found = [null_block if each is None else each for each in found]
+            return [found], num_tokens
+        found, num_tokens = find(hashes, limit, self._get_all, 0)
+        nulls = (null_block,) * len(self._salts)
+        columns = zip(*(nulls if row is None else row for row in found), strict=True)
+        return [list(blocks) for blocks in columns] or [
+            [] for _ in self._salts
+        ], num_tokens
+
+    def _get_all(self, block_hash: int) -> list[KVCacheBlock] | None:
+        get, found = self._get_one, []
+        for salt in self._salts:
+            block = get(block_hash ^ salt)
+            if block is None:
+                return None
+            found.append(block)
+        return found
+
+
+class Lookup:
+    """Looks requests up in all groups of a layout.
+
+    Parameters
+    ----------
+    layout
+        Its groups with equal specs make a bucket.
+    managers
+        Of the groups.
+    pool
+        What is cached.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/core/kv_cache_coordinator.py``
+    (`HybridKVCacheCoordinator.find_longest_cache_hit`).
+    """
+
+    def __init__(
+        self,
+        layout: KVCacheLayout,
+        managers: Sequence[GroupManager],
+        pool: BlockPool,
+    ) -> None:
+        by_spec: dict[Any, dict[int, GroupManager]] = {}
+        for number, group in enumerate(layout.groups):
+            by_spec.setdefault(group.spec, {})[number] = managers[number]
+        buckets = [Bucket(members, pool) for members in by_spec.values()]
+        self._buckets = sorted(buckets, key=lambda bucket: not bucket.is_full)
+        self._num_groups = len(managers)
+        # Full attention trims to whatever the only other kind has.
+        self._needs_one_pass = len(buckets) == 1 or (
+            len(buckets) == 2 and self._buckets[0].is_full
+        )
+
+    def longest_hit(self, hashes: list[int], limit: int) -> Hit:
+        """Return the longest common prefix of at most `limit` tokens.
+
+        Each bucket takes what the one before it leaves, until a pass changes nothing.
+        """
+        blocks: list[list[KVCacheBlock]] = [[] for _ in range(self._num_groups)]
+        full_hits: dict[Bucket, int] = {}
+        num_tokens, longest = limit, 0
+        while True:
+            candidate = num_tokens
+            for bucket in self._buckets:
+                if bucket in full_hits:
+                    candidate = min(candidate, full_hits[bucket])
+                    continue
+                found, candidate = bucket.longest_hit(hashes, candidate)
+                for number, column in zip(bucket.numbers, found, strict=True):
+                    blocks[number] = column
+                if bucket.is_full:
+                    full_hits[bucket] = candidate
+                longest = max(longest, candidate)
+            if candidate >= num_tokens:
+                break
+            num_tokens = candidate
+            if self._needs_one_pass:
+                break
+        for bucket in full_hits:
+            num_blocks = -(-num_tokens // bucket.manager.block_size)
+            for number in bucket.numbers:
+                del blocks[number][num_blocks:]
+        return Hit(blocks, num_tokens, longest if longest > num_tokens else 0)

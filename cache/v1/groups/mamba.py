@@ -1,0 +1,406 @@
+"""Groups of layers with states: Mamba, Mamba2, gated delta net."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cache.v1.groups.base import Get, GroupManager
+from cache.v1.specs import MambaCacheMode, MambaSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cache.block import KVCacheBlock
+    from cache.v1.block_pool import BlockPool
+    from cache.v1.fine_pool import FineBlockPool
+    from cache.v1.groups.base import GroupTable, GroupTerms
+    from cache.v1.specs import KVCacheLayout
+    from cache.v1.tables import TableRequest
+
+
+def prefill_end(request: TableRequest) -> int:
+    """Return the token at which decoding begins, or begins again."""
+    return max(request.num_prompt_tokens, request.num_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where a prefill can write a state inside a chunk, beside the one at its end.
+
+    Parameters
+    ----------
+    spec
+        Of the layers with states.
+    hash_block_size, hit_alignment
+        See `cache.v1.specs.KVCacheLayout`.
+    """
+
+    spec: MambaSpec
+    hash_block_size: int
+    hit_alignment: int
+
+    def within(self, start: int, end: int, before: int) -> int:
+        """Return the tokens of the state that a chunk can write, or 0.
+
+        Parameters
+        ----------
+        start, end
+            Of the chunk, in tokens.
+        before
+            The state is the last one that a hit can end at before this token.
+        """
+        alignment, block_size = self.spec.checkpoint_alignment, self.spec.block_size
+        if not self.spec.num_checkpoint_blocks or alignment is None:
+            return 0
+        position = (before - 1) // self.hit_alignment * self.hit_alignment
+        can_write = (
+            start % self.hash_block_size == 0
+            and -(-end // block_size) - 2 > (start - 1) // block_size
+            and start + self.hash_block_size <= position < end
+            and (position - start) % alignment == 0
+        )
+        return position if can_write else 0
+
+
+class OneStateManager(GroupManager):
+    """One state a request, in one block from its first token to its last.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/core/single_type_kv_cache_manager.py``
+    (`MambaManager`, mode ``none``).
+    """
+
+    def phases(self) -> set[int]:
+        return set()
+
+
+class MambaManager(GroupManager):
+    """States at the ends of blocks: entry ``i`` is that after ``(i + 1) * b`` tokens.
+
+    A chunk reads the state that it begins with and writes the one it ends with; between
+    the two are null blocks. A hit needs one state. It cannot be used in the call that
+    has registered it: its content does not exist before the step has run.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/core/single_type_kv_cache_manager.py``
+    (`MambaManager`, mode ``align``).
+    """
+
+    gives_up_blocks = True
+
+    def __init__(self, spec: MambaSpec, pool: BlockPool, terms: GroupTerms) -> None:
+        super().__init__(spec, pool, terms)
+        self._checkpoints = Checkpoints(
+            spec, terms.hash_block_size, terms.hit_alignment
+        )
+        self._writes_checkpoints = spec.num_checkpoint_blocks > 0
+        self._fresh: set[int | None] = set()  # keys registered in this call
+        interval = terms.retention_interval
+        self._num_per_segment = 1 if interval is None else interval // spec.block_size
+
+    def num_passed_tokens(self, num_computed_tokens: int) -> int:
+        return num_computed_tokens - 1
+
+    def phases(self) -> set[int]:
+        return {0, 1 % self.block_size}
+
+    # -- blocks ---------------------------------------------------------------
+
+    def num_new_blocks_of_head(
+        self,
+        request: TableRequest,
+        hits: list[KVCacheBlock],
+        num_hit_tokens: int,
+        num_tokens: int,
+        *,
+        is_whole: bool,
+    ) -> int:
+        del is_whole
+        if hits and hits[-1].block_hash in self._fresh:
+            return self.pool.num_gpu_blocks + 1  # it waits for the next call
+        return self._num_missing(
+            -(-num_tokens // self.block_size) - len(hits),
+            self._ends_inside(hits, num_hit_tokens),
+            self._checkpoint(request, num_hit_tokens, num_tokens),
+        )
+
+    def num_new_blocks(
+        self,
+        own: GroupTable,
+        request: TableRequest,
+        num_computed_tokens: int,
+        num_tokens: int,
+    ) -> int:
+        return self._num_missing(
+            -(-num_tokens // self.block_size) - len(own.blocks),
+            own.shared_tail >= 0,
+            self._checkpoint(request, num_computed_tokens, num_tokens),
+        )
+
+    def _num_missing(self, num_entries: int, copies: bool, checkpoint: int) -> int:
+        """Return how many of the missing entries are states, and not null."""
+        return min(num_entries + copies, 1 + copies + (checkpoint > 0))
+
+    def _checkpoint(self, request: TableRequest, start: int, end: int) -> int:
+        """Return the tokens of the state that a chunk writes inside, or 0."""
+        if not self._writes_checkpoints:
+            return 0
+        if self.retention_interval == 0 and end < prefill_end(request):
+            return 0
+        return self._checkpoints.within(start, end, end)
+
+    def lengthen(
+        self,
+        own: GroupTable,
+        request: TableRequest,
+        num_computed_tokens: int,
+        num_tokens: int,
+    ) -> None:
+        blocks, copies = own.blocks, own.shared_tail >= 0
+        own.checkpoint = self._checkpoint(request, num_computed_tokens, num_tokens)
+        num_entries = -(-num_tokens // self.block_size)
+        num_null = num_entries - 1 - (own.checkpoint > 0) - len(blocks)
+        if num_null > 0:
+            blocks += [self.pool.null_block] * num_null
+            self.num_null_blocks += num_null
+        num_new_blocks = num_entries - len(blocks)
+        if num_new_blocks > 0 or copies:
+            new_blocks = self._take(num_new_blocks + copies)
+            if copies:
+                self._copy_tail(own, new_blocks.pop(0))
+            blocks += new_blocks
+            self.num_held_blocks += num_new_blocks
+        own.is_begun = True
+
+    def _copy_tail(self, own: GroupTable, copy: KVCacheBlock) -> None:
+        """See `GroupManager._copy_tail`; a request keeps the block that it writes to.
+
+        There the copy is what the cache finds from now on.
+        """
+        if not own.is_begun:
+            super()._copy_tail(own, copy)
+            return
+        assert self.fine_pool is not None
+        source = own.blocks[own.shared_tail]
+        own.shared_tail = -1
+        self.fine_pool.move_keys(source, copy)
+        source.ref_cnt += 1
+        self.copies.append((source, copy))
+        if copy.block_hash is not None:
+            self._fresh.add(copy.block_hash)
+
+    # -- hits -----------------------------------------------------------------
+
+    def longest_hit(
+        self, hashes: list[int], limit: int, get: Get, salt: int
+    ) -> tuple[list[Any], int]:
+        block_size, alignment = self.block_size, self.hit_alignment
+        unit = alignment if alignment < block_size else block_size
+        num_hashes = unit // self.hash_block_size
+        for index in range(limit // unit - 1, -1, -1):
+            num_tokens = (index + 1) * unit
+            if num_tokens % alignment:
+                continue
+            blocks = get(hashes[(index + 1) * num_hashes - 1] ^ salt)
+            if blocks is not None:
+                return [None] * ((num_tokens - 1) // block_size) + [blocks], num_tokens
+        return [], 0
+
+    def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Iterable[int]:
+        num_per_segment = self._num_per_segment
+        if num_per_segment == 1:
+            return range(first, stop)
+        alignment = self.hit_alignment
+        kept = {
+            boundary // alignment * alignment // self.block_size - 1
+            for boundary in boundaries
+        }
+        if num_per_segment:
+            last = num_per_segment - 1
+            kept |= {i for i in range(first, stop) if i % num_per_segment == last}
+        return sorted(index for index in kept if first <= index < stop)
+
+    def register(
+        self,
+        own: GroupTable,
+        request: TableRequest,
+        hashes: list[int],
+        num_tokens: int,
+        junction: int,
+    ) -> None:
+        first = own.num_seen
+        super().register(own, request, hashes, num_tokens, junction)
+        stop = own.num_seen
+        if self.fine_pool is not None:
+            if own.checkpoint:
+                self._register_checkpoint(
+                    self.fine_pool, own, request, hashes, junction
+                )
+            else:
+                self._register_end(self.fine_pool, own, request, hashes, num_tokens)
+        keys = {block.block_hash for block in own.blocks[first:stop]}
+        self._fresh |= keys - {None}
+
+    def _register_checkpoint(
+        self,
+        pool: FineBlockPool,
+        own: GroupTable,
+        request: TableRequest,
+        hashes: list[int],
+        junction: int,
+    ) -> None:
+        """Give the block before the last the key of the state that it will hold."""
+        position, block_size = own.checkpoint, self.block_size
+        index = len(own.blocks) - 2
+        block, alignment = own.blocks[index], self.hit_alignment
+        last = (request.num_prompt_tokens - 1) // alignment * alignment
+        end = position // block_size - 1
+        is_kept = position in {last, junction} or (
+            position % block_size == 0 and end in self.kept(end, end + 1, ())
+        )
+        if not is_kept:
+            pool.drop_keys(block)
+        elif pool.num_key_tokens(block, (index + 1) * block_size) != position:
+            pool.drop_keys(block)
+            self._cache_state(pool, own, index, hashes, position)
+
+    def _register_end(
+        self,
+        pool: FineBlockPool,
+        own: GroupTable,
+        request: TableRequest,
+        hashes: list[int],
+        num_tokens: int,
+    ) -> None:
+        """Register the state at the last hash of the prompt, inside a block too.
+
+        The request writes on in that block, so the cache gets a copy of it.
+        """
+        unit, block_size = self.hash_block_size, self.block_size
+        if (
+            not num_tokens
+            or num_tokens != (request.num_prompt_tokens - 1) // unit * unit
+        ):
+            return
+        index = -(-num_tokens // block_size) - 1
+        block = own.blocks[index]
+        if (
+            block is pool.null_block
+            or pool.num_key_tokens(block, (index + 1) * block_size) == num_tokens
+        ):
+            return
+        self._cache_state(pool, own, index, hashes, num_tokens)
+        if num_tokens % block_size:
+            own.shared_tail = own.num_seen = index
+
+    def _cache_state(
+        self,
+        pool: FineBlockPool,
+        own: GroupTable,
+        index: int,
+        hashes: list[int],
+        num_tokens: int,
+    ) -> None:
+        key = hashes[num_tokens // self.hash_block_size - 1] ^ self.salt
+        pool.cache_partial_block(
+            own.blocks[index], key, num_tokens, (index + 1) * self.block_size
+        )
+        self._fresh.add(key)
+
+    def end_call(self) -> None:
+        super().end_call()
+        self._fresh.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEnds:
+    """Where a prompt's chunks must end for its states to be kept.
+
+    Parameters
+    ----------
+    checkpoints
+        Of the layers with states; all of them can write checkpoints, or none.
+    block_size
+        Tokens after which a state can be kept.
+    splits_blocks
+        Whether hits end inside blocks.
+    most_chunk_tokens
+        Most tokens of a request in a step.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/core/sched/scheduler.py``
+    (`_mamba_block_aligned_split`).
+    """
+
+    checkpoints: Checkpoints
+    block_size: int
+    splits_blocks: bool
+    most_chunk_tokens: int
+
+    @classmethod
+    def of(cls, layout: KVCacheLayout, most_chunk_tokens: int) -> ChunkEnds | None:
+        """Return the ends that states of a layout ask for; None if there are none."""
+        states = [
+            group.spec
+            for group in layout.groups
+            if isinstance(group.spec, MambaSpec)
+            and group.spec.mamba_cache_mode is MambaCacheMode.ALIGN
+        ]
+        if not states:
+            return None
+        spec = min(states, key=lambda spec: spec.num_checkpoint_blocks)
+        unit, alignment = layout.hash_block_size, layout.cache_hit_alignment
+        block_size = min(group.spec.block_size for group in layout.groups)
+        return cls(
+            Checkpoints(spec, unit, alignment),
+            block_size,
+            alignment == unit < block_size,
+            most_chunk_tokens,
+        )
+
+    def cut(
+        self, request: TableRequest, start: int, num_new_tokens: int, junction: int
+    ) -> int:
+        """Return how many of the next tokens the chunk that begins at `start` gets.
+
+        Parameters
+        ----------
+        request
+            Whose prompt, or whose tokens before a preemption, are computed.
+        start
+            Tokens computed, hits included.
+        num_new_tokens
+            That budget and limits leave to it.
+        junction
+            See `cache.v1.groups.lookup.Hit`.
+        """
+        last_token = prefill_end(request)
+        if start >= last_token:
+            return num_new_tokens
+        block_size, end = self.block_size, start + num_new_tokens
+        writes_inside = end >= last_token and bool(
+            self.checkpoints.within(start, end, last_token)
+        )
+        if end < last_token:
+            whole = end // block_size * block_size
+            if whole > start or block_size <= self.most_chunk_tokens:
+                end = whole
+        stops = []
+        if not writes_inside:
+            last_block = (request.num_tokens - 1) // block_size * block_size
+            stops.append(last_block)
+            if start % block_size:
+                stops.append((start // block_size + 1) * block_size)
+            if self.splits_blocks:
+                unit = self.checkpoints.hash_block_size
+                last_hash = (request.num_prompt_tokens - 1) // unit * unit
+                if last_hash > last_block:
+                    stops.append(last_hash)
+        if start < junction < end:
+            stops.append(start + (junction - start) // block_size * block_size)
+        end = min((stop for stop in stops if start < stop < end), default=end)
+        return max(end - start, 0)
