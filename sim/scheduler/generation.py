@@ -102,8 +102,13 @@ class Parts:
 def cache_of(arguments: Mapping[str, Any]) -> CacheConfig:
     """Return the KV cache that an engine's arguments describe."""
     names = {each.name for each in fields(CacheConfig)}
+    dense = {"prefix_cache_retention_interval"}  # None is a value of its own
     return CacheConfig(
-        **{k: v for k, v in arguments.items() if k in names and v is not None}
+        **{
+            key: value
+            for key, value in arguments.items()
+            if key in names and (value is not None or key in dense)
+        }
     )
 
 

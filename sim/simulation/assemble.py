@@ -18,6 +18,7 @@ from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.models.bundled import resolved_model
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.generation import GraphRule
+from sim.simulation.layout import planned
 from sim.simulation.schedulers import chunks_prefill
 
 if TYPE_CHECKING:
@@ -62,12 +63,9 @@ def make_capacity(
             f"{capacity.num_gpu_blocks:,}; lower num_gpu_blocks_override or "
             f"kv_cache_memory_bytes, or raise block_size"
         )
-    if capacity.kv_cache_tokens != capacity.num_gpu_blocks * engine.block_size:
-        raise ConfigError(
-            f"engine.model: {model.name} has layers of several kinds of attention, "
-            f"whose blocks the scheduler does not tell apart yet; use a model with one "
-            f"kind ('kvsim capacity' knows both)"
-        )
+    capacity, layout = planned(engine, model, capacity)
+    if layout is not None:
+        return capacity
     # An override is not checked: what no table can hold is no length to promise.
     most = engine.generation.longest_sequence(
         capacity.num_gpu_blocks, engine.block_size

@@ -21,6 +21,7 @@ from sim.scheduler.generations import (
 from sim.scheduler.v0 import V0
 from sim.scheduler.victims import VICTIMS, VictimPolicy
 from sim.simulation.evictors import evictor_factory
+from sim.simulation.layout import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,17 @@ def make_scheduler(
 
     def construct(capacity: CapacityEstimate) -> Scheduler:
         arguments = _arguments(config, capacity, make_evictor)
-        return _construct(config, model, arguments)
+        _, layout = planned(config, model, capacity)
+        if layout is not None:
+            arguments |= {"layout": layout, "block_size": layout.block_size}
+        scheduler = _construct(config, model, arguments)
+        if layout is not None and not getattr(scheduler, "has_layout", False):
+            raise ConfigError(
+                f"{_WHERE}: {model.name} has layers of several kinds, which need a "
+                f"scheduler that takes 'layout'; hand it on to V1Scheduler, or use a "
+                f"model with one kind"
+            )
+        return scheduler
 
     scheduler = construct(capacity)
     most = getattr(scheduler, "max_servable_tokens", capacity.max_model_len)

@@ -25,6 +25,7 @@ from sim.scheduler.views import WaitingRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from cache.v1.specs import KVCacheLayout
     from cache.v1.tables import Found, QuickTables
     from sim.scheduler.request import Request
 
@@ -696,7 +697,7 @@ class V1Scheduler(Scheduler):
 
     Parameters
     ----------
-    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor
+    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor, layout
         See `sim.scheduler.settings.CacheConfig`; prefix caching is on by default.
     **settings
         The fields of `Settings`.
@@ -710,6 +711,7 @@ class V1Scheduler(Scheduler):
         enable_prefix_caching: bool = True,
         sliding_window: int | None = None,
         evictor: Any = None,
+        layout: KVCacheLayout | None = None,
         **settings: Any,
     ) -> None:
         cache = CacheConfig(
@@ -718,6 +720,7 @@ class V1Scheduler(Scheduler):
             sliding_window=sliding_window,
             enable_prefix_caching=enable_prefix_caching,
             evictor=evictor,
+            layout=layout,
         )
         super().__init__(Settings(**settings), cache)
 

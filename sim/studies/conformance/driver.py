@@ -13,6 +13,7 @@ from sim.scheduler.hosted import VLLM
 from sim.scheduler.log.lines import Line, StepLog, preemptions
 from sim.scheduler.request import Request
 from sim.scheduler.v1 import V1
+from sim.studies.conformance.kv_planning import coordinator_of, header_of
 from sim.studies.conformance.workload import MAX_LEN, StreamTokens
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class DecisionDriver:
         scheduler: Scheduler | None = None,
     ) -> None:
         self.scheduler = make_scheduler(workload) if scheduler is None else scheduler
+        self._header = schedule_header(workload)
         self.names = [raw.id for raw in workload.requests]
         self.check = check
         self.num_steps = 0
@@ -77,6 +79,8 @@ class DecisionDriver:
 
     def lines(self) -> Iterator[Line]:
         """Run the workload, and yield a line for each scheduler call."""
+        if self._header is not None:
+            yield {"header": self._header}
         step = 0
         while self._arrivals or self._is_busy():
             if not self._is_busy():
@@ -219,7 +223,23 @@ def hosted_scheduler(workload: DecisionWorkload) -> Any:
 def _arguments(workload: DecisionWorkload) -> dict[str, Any]:
     """Return the workload's engine in engine keys."""
     written = {"max_model_len": MAX_LEN, **workload.engine.model_dump()}
-    return {_ENGINE_KEYS.get(key, key): value for key, value in written.items()}
+    arguments = {_ENGINE_KEYS.get(key, key): value for key, value in written.items()}
+    if (plan := workload.plan) is not None and workload.kv is not None:
+        arguments["layout"] = plan.layout
+        key = "prefix_cache_retention_interval"
+        arguments[key] = getattr(workload.kv, key)
+    return arguments
+
+
+def schedule_header(workload: DecisionWorkload) -> dict[str, Any] | None:
+    """Return the first line's content, where the pool is planned from layers."""
+    plan, kv = workload.plan, workload.kv
+    if plan is None or kv is None:
+        return None
+    caches = workload.config.get("enable_prefix_caching", True)
+    return header_of(plan, kv.available_bytes) | coordinator_of(
+        plan, enable_prefix_caching=caches
+    )
 
 
 def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Request:

@@ -179,6 +179,19 @@ def header_of(plan: KVCachePlan, available_bytes: int) -> dict[str, Any]:
     }
 
 
+def coordinator_of(plan: KVCachePlan, *, enable_prefix_caching: bool) -> dict[str, Any]:
+    """Return what a schedule's log says of its coordinator, beside the plan."""
+    layout = plan.layout
+    if not enable_prefix_caching:
+        return {"coordinator": "KVCacheCoordinatorNoPrefixCache"}
+    if len(layout.groups) == 1:
+        return {"coordinator": "UnitaryKVCacheCoordinator"}
+    is_fine = layout.cache_hit_alignment < layout.scheduler_block_size
+    return {"coordinator": "HybridKVCacheCoordinator"} | (
+        {"partial_hash_hits": True} if is_fine else {}
+    )
+
+
 def _group_fields(group: KVCacheGroup, blocks_per_request: int) -> dict[str, Any]:
     return {
         "layers": len(group.layer_names),

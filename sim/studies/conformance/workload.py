@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from cache.errors import CacheError
 from cache.hashing import NONE_HASH, hash_block
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
@@ -28,9 +29,12 @@ from sim.studies.conformance.fields import (
     Whole,
     whole,
 )
+from sim.studies.conformance.kv_planning import KvCache  # noqa: TC001  # pydantic
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
+
+    from cache.v1.planning import KVCachePlan
 
 COMMENTS = frozenset({"comment", "comments", "description", "note", "notes"})
 """Keys for people; they decide nothing."""
@@ -204,6 +208,15 @@ class HfFifoEngine(_Engine):
     max_blocks_per_request: Count = 0  # no block table, as on the CPU
 
 
+class _Planned(V1Engine):
+    """`V1Engine` before its pool is planned."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    block_size: None = None  # type: ignore[assignment]
+    num_gpu_blocks: None = None  # type: ignore[assignment]
+
+
 Engine = CacheflowEngine | V02Engine | V0Engine | V1Engine | HfFifoEngine
 
 _ENGINES: dict[str, type[_Engine]] = {
@@ -249,6 +262,7 @@ class DecisionWorkload(Table):
     name: str = ""
     reference: str
     config: dict[str, Any]
+    kv: KvCache | None = None
     requests: list[DecisionRequest]
 
     @property
@@ -265,8 +279,34 @@ class DecisionWorkload(Table):
     def engine(self) -> Engine:
         """The engine's configuration, typed."""
         model = _ENGINES[self.generation]
-        engine: Engine = model.model_validate(self.config)  # type: ignore[assignment]
+        plan = self.plan
+        planned = {}
+        if plan is not None:
+            num_blocks = plan.layout.num_blocks
+            planned = {"block_size": plan.block_size, "num_gpu_blocks": num_blocks}
+        engine: Engine = model.model_validate(self.config | planned)  # type: ignore[assignment]
         return engine
+
+    @property
+    def plan(self) -> KVCachePlan | None:
+        """Groups and pool, where the layers are given by `kv`.
+
+        Raises
+        ------
+        ConfigError
+            When the release plans no such pool.
+        """
+        if self.kv is None:
+            return None
+        engine = _Planned.model_validate(self.config)
+        try:
+            return self.kv.plan(
+                max_model_len=engine.max_model_len,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                enable_prefix_caching=engine.enable_prefix_caching,
+            )
+        except CacheError as error:
+            raise ConfigError(f"kv: {error}") from error
 
     @field_validator("reference")
     @classmethod
@@ -295,12 +335,27 @@ class DecisionWorkload(Table):
                     f"request ids must differ, {request.id!r} stands twice"
                 )
             seen.add(request.id)
+        self._refuse_sizes()
         steps = [request.arrival_step for request in self.requests]
         if steps != sorted(steps):
             raise ValueError("requests must be in order of arrival_step; sort them")
         if not GENERATIONS[self.generation].schedules_groups:
             self._refuse_groups()
         return self
+
+    def _refuse_sizes(self) -> None:
+        """Refuse what `kv` says, too, and generations that plan no pool."""
+        if self.kv is None:
+            return
+        if self.generation != "v1":
+            raise ValueError(
+                f"kv: KV caches are planned from layers in V1, and the reference "
+                f"{self.reference!r} is of {self.generation}; give block_size and "
+                f"num_gpu_blocks in config"
+            )
+        for key in ("block_size", "num_gpu_blocks", "sliding_window"):
+            if self.config.get(key) is not None:
+                raise ValueError(f"{key!r} follows from 'kv'; leave it out of config")
 
     def _refuse_groups(self) -> None:
         for request in self.requests:
