@@ -177,12 +177,16 @@ class RooflineCost(RooflineParameters, FormulaCost):
         return self.gpu.bf16_flops_per_s * efficiency / halves
 
     def _gemm_peak(self, scheme: QuantizationScheme | None, efficiency: float) -> float:
-        fp8 = self.gpu.fp8_flops_per_s
-        if fp8 is None or scheme is None or not scheme.quantized_activation:
+        peak = None
+        if scheme is not None and scheme.multiplies_fp4:
+            peak = self.gpu.fp4_flops_per_s
+        elif scheme is not None and scheme.quantized_activation:
+            peak = self.gpu.fp8_flops_per_s
+        if peak is None:
             # weights alone are quantised: the kernel multiplies in bf16
             return self._peak(efficiency)
         ratio = self.fp8_gemm_compute_efficiency / self.gemm_compute_efficiency
-        return fp8 * efficiency * ratio
+        return peak * efficiency * ratio
 
     def _derive_gemm(self) -> None:
         scheme = quantization_scheme(self.model.quantization)

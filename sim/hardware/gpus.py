@@ -39,6 +39,8 @@ class GpuSpec:
     """Where the figures come from."""
     family: str = ""
     """Chip behind the name, such as ``h100``; forms of one chip share it."""
+    fp4_flops_per_s: float | None = None
+    """None where the device has no FP4 tensor cores."""
     consumer: bool = False
     """Whether it also drives displays, which take memory that no log shows."""
 
@@ -84,6 +86,16 @@ _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...]
 # fmt: on
 
 
+_FP4: Mapping[str, float] = MappingProxyType(
+    {
+        "b200_sxm": 9000,
+        "rtx_pro_6000_workstation": 2015.2,
+        "rtx_pro_6000_server": 2015.2,
+    }
+)
+"""Dense FP4 rates (TFLOP/s) of the same datasheets: half of those with sparsity."""
+
+
 def _gpu(
     row: tuple[str, float, float, float, float | None, int, int, str],
 ) -> GpuSpec:
@@ -99,6 +111,7 @@ def _gpu(
         host_bytes_per_s=host * 1e9,
         source=source,
         family=_family(name),
+        fp4_flops_per_s=_FP4[name] * 1e12 if name in _FP4 else None,
         consumer=consumer,
     )
 
@@ -216,7 +229,7 @@ def _read_gpu(path: Path) -> GpuSpec:
 def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
     known = {field.name for field in fields(GpuSpec)}
     texts = {"name", "source", "family"}
-    optional = {"source", "family", "consumer"}
+    optional = {"source", "family", "consumer", "fp4_flops_per_s"}
     if missing := sorted(known - optional - content.keys()):
         raise ConfigError(f"{missing[0]} is missing in {path}; add it")
     if unknown := sorted(map(str, content.keys() - known)):
@@ -231,14 +244,14 @@ def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
         raise ConfigError(
             f"consumer must be true or false in {path}; {_got(content['consumer'])}"
         )
-    for key in sorted(known - texts - {"consumer"}):
+    for key in sorted((known - texts - {"consumer"}) & content.keys()):
         checked[key] = _quantity(key, content[key], path)
     return GpuSpec(**checked | {"memory_bytes": int(checked["memory_bytes"])})
 
 
 def _quantity(key: str, value: object, path: Path) -> float | None:
     """Return a rate or a size; YAML reads 3e14, without a point or sign, as text."""
-    if key == "fp8_flops_per_s" and value is None:
+    if key in {"fp8_flops_per_s", "fp4_flops_per_s"} and value is None:
         return None
     number = value
     if isinstance(value, str) and _EXPONENT.fullmatch(value):

@@ -478,6 +478,25 @@ def test_quantised_weights_are_read_faster():
     assert bare(awq_model, H200).step(chunk(16384)).gemm_s > 0.99 * long
     no_fp8 = replace(H200, fp8_flops_per_s=None)
     assert bare(fp8_model, no_fp8).step(chunk(16384)).gemm_s > 0.99 * long
+    # FP4 units double it again; blocks share their scales
+    fp4_model = replace(LLAMA_8B, quantization="nvfp4")
+    assert bare(fp4_model, H200).step(chunk(16384)).gemm_s > 0.99 * long
+    fp4_gpu = replace(H200, fp4_flops_per_s=4 * H200.bf16_flops_per_s)
+    assert bare(fp4_model, fp4_gpu).step(chunk(16384)).gemm_s < 0.27 * long
+    block_model = replace(LLAMA_8B, quantization="fp8-block128")
+    block_s = bare(block_model, H200).step(decodes(1, 100)).gemm_s
+    assert block_s == pytest.approx(plain / 2, rel=0.01)
+    assert bare(block_model, H200).step(chunk(16384)).gemm_s < 0.52 * long
+
+
+def test_what_a_scheme_leaves_alone_is_multiplied_as_before():
+    model = replace(MOE, quantization="fp8-experts")
+    long = chunk(16384)
+    found, plain, whole = (
+        bare(replace(model, quantization=name), H200).step(long).gemm_s
+        for name in ("fp8-experts", None, "fp8")
+    )
+    assert whole < 0.99 * found < 0.99 * plain
 
 
 def test_the_engines_precision_is_priced():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sim.config.tables import parse_config
 from tests.shared import shared
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.config.tables import RunConfig
+    from sim.results.run import Results
 
 RTX = "ground_truth/llmservingsim_bench_vllm0190/RTXPRO6000_Llama-3.1-8B"
 """vLLM 0.19.0, Llama-3.1-8B, one RTX PRO 6000, 300 ShareGPT requests, 10 a second."""
@@ -98,3 +102,145 @@ def _points(path: Path) -> list[ClosedLoopPoint]:
             )
             for row in csv.DictReader(file)
         ]
+
+
+CODE_LLAMA_34B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""The published ``config.json`` of CodeLlama-34b, as far as it counts."""
+_SHARE: float = 0.25
+"""Of each stage so much is simulated: arrivals are even over all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """A run of vLLM 0.15.1 on H100s: stages of even arrivals, prompts that repeat.
+
+    Source: ``ground_truth/h100_vllm0151_stages.md``.
+    """
+
+    name: str
+    model: str
+    tensor_parallel_size: int
+    num_gpu_blocks: int
+    stages: tuple[tuple[int, int], ...]
+    """Requests a second and seconds of each."""
+    num_question_tokens: int
+    num_system_tokens: int
+    num_output_tokens: int
+    mean_tpot_ms: tuple[float, ...]
+    """Of each stage, as measured."""
+
+    def config(self, folder: Path, cost: dict[str, Any]) -> RunConfig:
+        """Draw traffic of the same kind: a hundred prompts in turn, ten openings."""
+        trace = folder / f"{self.name}.jsonl"
+        trace.write_text("\n".join(map(json.dumps, self._rows())), encoding="utf-8")
+        model = self.model
+        if model == "codellama/CodeLlama-34b-Instruct-hf":
+            path = folder / "codellama_34b.json"
+            path.write_text(json.dumps(CODE_LLAMA_34B), encoding="utf-8")
+            model = str(path)
+        reader = {"kind": "mooncake", "path": str(trace), "block_tokens": 16}
+        data = {
+            "workload": {"trace": reader | {"full_blocks_only": True}},
+            "engine": {
+                "model": model,
+                "gpu": "h100_sxm",
+                "tensor_parallel_size": self.tensor_parallel_size,
+                "engine_version": "0.15",
+                "max_num_seqs": 128,
+                "max_num_batched_tokens": 2048,
+                "max_model_len": 4096,
+                "enable_prefix_caching": True,
+                "num_gpu_blocks_override": self.num_gpu_blocks,
+            },
+            "cost": cost,
+        }
+        return parse_config(data)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        random = np.random.default_rng(0)
+        rows: list[dict[str, Any]] = []
+        start_s = 0.0
+        num_tokens = self.num_question_tokens + self.num_system_tokens
+        for rate, seconds in self.stages:
+            lasting_s = seconds * _SHARE
+            gaps = random.exponential(size=round(rate * lasting_s))
+            for arrival_s in start_s + np.cumsum(gaps) * lasting_s / gaps.sum():
+                prompt = len(rows) % 100
+                opening = self.num_system_tokens // 16
+                own = num_tokens // 16 - opening
+                hashes = [1000 * (prompt % 10 + 1) + i for i in range(opening)]
+                hashes += [10**6 + 1000 * prompt + i for i in range(own)]
+                rows.append(
+                    {
+                        "timestamp": float(1e3 * arrival_s),
+                        "input_length": num_tokens,
+                        "output_length": self.num_output_tokens,
+                        "hash_ids": hashes,
+                    }
+                )
+            start_s += lasting_s
+        return rows
+
+    def tpot_ms(self, result: Results) -> list[float]:
+        """Return the mean of each stage, by the arrival of requests."""
+        found, start_s = [], 0.0
+        requests = result.requests
+        for _, seconds in self.stages:
+            end_s = start_s + seconds * _SHARE
+            own = requests[requests["arrival_s"].between(start_s, end_s)]
+            decoding_s = own["finish_s"] - own["first_token_s"]
+            found.append(1e3 * float(decoding_s.mean()) / (self.num_output_tokens - 1))
+            start_s = end_s
+        return found
+
+
+STAGE_RUNS = (
+    StageRun(
+        "mixtral_8x7b",
+        "mistralai/Mixtral-8x7B-v0.1",
+        2,
+        27_511,
+        ((5, 600), (10, 600)),
+        *(466, 100, 247),
+        (18.11, 19.09),
+    ),
+    StageRun(
+        "codellama_34b",
+        "codellama/CodeLlama-34b-Instruct-hf",
+        2,
+        26_603,
+        ((8, 600), (20, 600)),
+        *(447, 100, 248),
+        (14.77, 17.00),
+    ),
+    StageRun(
+        "llama_2_7b",
+        "meta-llama/Llama-2-7b-hf",
+        1,
+        7_463,
+        ((5, 600), (10, 600)),
+        *(466, 100, 247),
+        (7.26, 8.89),
+    ),
+    StageRun(
+        "llama_2_70b",
+        "meta-llama/Llama-2-70b-hf",
+        4,
+        31_357,
+        ((6, 1200),),
+        *(600, 150, 251),
+        (18.03,),
+    ),
+)

@@ -26,6 +26,8 @@ class QuantizationScheme:
     """Packed experts are padded to multiples of these, along output and input."""
     quantized_activation: bool = False
     """Whether the layer's input is copied at one byte an element."""
+    multiplies_fp4: bool = False
+    """Whether a GPU with FP4 units multiplies in four bits."""
     needs_fp8_units: bool = False
     """Whether the input stays as it is on a GPU without FP8 units."""
 
@@ -48,7 +50,7 @@ QUANTIZATION_SCHEMES: dict[str, QuantizationScheme] = {
         4, 32, 1, only_experts=True, expert_row_alignment=256, expert_alignment=128
     ),
     # E2M1 weights with one byte of scale per 16.
-    "nvfp4": QuantizationScheme(4, 16, 1),
+    "nvfp4": QuantizationScheme(4, 16, 1, multiplies_fp4=True),
 }
 """Scheme by vLLM's ``quantization`` name; those of packed integers are in
 `PACKED_BITS`. Embeddings, head, norms, routers and biases keep the model's precision
