@@ -96,7 +96,10 @@ def pool_warnings(
             f"with which a real engine may refuse to start"
         )
     window = model.sliding_window
-    if window is not None and window < held and config.engine.sliding_window is None:
+    is_told_apart = len(set(model.layer_kinds)) > 1  # groups free them
+    if is_told_apart or config.engine.sliding_window is not None:
+        return warnings
+    if window is not None and window < held:
         warnings.append(
             f"blocks behind the model's sliding window stay held and are attended to: "
             f"set engine.sliding_window to {window} to free them"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cache.v1.planning import longest_request
 from sim.config.plug import build
 from sim.costs import COST_MODELS
 from sim.costs.base import CostModel, pricer_of
@@ -18,7 +19,7 @@ from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.models.bundled import resolved_model
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.generation import GraphRule
-from sim.simulation.layout import planned
+from sim.simulation.layout import layout_of
 from sim.simulation.schedulers import chunks_prefill
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def make_capacity(
         num_gpu_blocks_override=engine.num_gpu_blocks_override,
         kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
         swap_space=engine.swap_space,
+        enable_prefix_caching=engine.prefix_caching,
     )
     if engine.generation.has_cpu_tier and capacity.num_cpu_blocks > MAX_NUM_GPU_BLOCKS:
         raise ConfigError(
@@ -63,13 +65,14 @@ def make_capacity(
             f"{capacity.num_gpu_blocks:,}; lower num_gpu_blocks_override or "
             f"kv_cache_memory_bytes, or raise block_size"
         )
-    capacity, layout = planned(engine, model, capacity)
-    if layout is not None:
-        return capacity
     # An override is not checked: what no table can hold is no length to promise.
-    most = engine.generation.longest_sequence(
-        capacity.num_gpu_blocks, engine.block_size
-    )
+    if layout_of(engine, model, capacity) is None:
+        most = engine.generation.longest_sequence(
+            capacity.num_gpu_blocks, engine.block_size
+        )
+    else:
+        assert capacity.plan is not None
+        most = longest_request(capacity.plan, capacity.num_gpu_blocks - 1)
     if engine.admission_check and capacity.max_model_len > most:
         return replace(capacity, max_model_len=most)
     return capacity

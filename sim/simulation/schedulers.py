@@ -21,7 +21,7 @@ from sim.scheduler.generations import (
 from sim.scheduler.v0 import V0
 from sim.scheduler.victims import VICTIMS, VictimPolicy
 from sim.simulation.evictors import evictor_factory
-from sim.simulation.layout import planned
+from sim.simulation.layout import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ def make_scheduler(
 
     def construct(capacity: CapacityEstimate) -> Scheduler:
         arguments = _arguments(config, capacity, make_evictor)
-        _, layout = planned(config, model, capacity)
+        layout = layout_of(config, model, capacity)
         if layout is not None:
             arguments |= {"layout": layout, "block_size": layout.block_size}
         scheduler = _construct(config, model, arguments)
