@@ -7,6 +7,7 @@ its public names.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -28,7 +29,10 @@ def main(source: Path, out: Path) -> None:
         folder = out / str(num_loaded)
         folder.mkdir(parents=True)
         num_loaded += 1
-        sim.simulate(config).write(folder)
+        try:
+            sim.simulate(config).write(folder)
+        except sim.errors.ConfigError as error:  # it is for something else
+            (folder / "error.json").write_text(json.dumps(str(error)), encoding="utf-8")
         return config
 
     sim.load_config = load_config
