@@ -163,7 +163,7 @@ def _with_equal_pages(layers: Layers) -> Layers | None:
             unified[name] = resized(spec, spec.block_size * ratio)
         elif not isinstance(spec, MLAAttentionSpec):
             unified[name] = replace(spec, page_size_bytes=largest)
-        elif any(isinstance(other, SlidingWindowSpec) for other in layers.values()):
+        elif _may_keep_all_blocks(layers):
             return None
         else:
             raise CacheConfigError(
@@ -172,6 +172,12 @@ def _with_equal_pages(layers: Layers) -> Layers | None:
                 " plans such a model"
             )
     return unified
+
+
+def _may_keep_all_blocks(layers: Layers) -> bool:
+    specs = layers.values()
+    chunks = any(isinstance(spec, ChunkedLocalAttentionSpec) for spec in specs)
+    return not chunks and any(isinstance(spec, SlidingWindowSpec) for spec in specs)
 
 
 def _all_full(layers: Layers) -> Layers:
@@ -189,6 +195,7 @@ def _all_full(layers: Layers) -> Layers:
         name: _promoted(spec, sizes) if full and isinstance(spec, local) else spec
         for name, spec in layers.items()
     }
+    _refuse_unlike_windows(list(promoted.values()))
     if _one_group(promoted) is None:
         raise CacheConfigError(
             "the hybrid manager can be off only where all layers are attention, and"
@@ -196,6 +203,18 @@ def _all_full(layers: Layers) -> Layers:
             " model"
         )
     return promoted
+
+
+def _refuse_unlike_windows(specs: Sequence[KVCacheSpec]) -> None:
+    """Raise in the release's words, where full attention has remarks that differ."""
+    if not all(isinstance(spec, FullAttentionSpec) for spec in specs):
+        return
+    for name in ("sliding_window", "attention_chunk_size"):
+        if len({getattr(spec, name) for spec in specs} - {None}) > 1:
+            raise CacheConfigError(
+                "All attention layers in the same KV cache group must have the same"
+                " window size"
+            )
 
 
 def _promoted(

@@ -164,6 +164,18 @@ def test_without_the_hybrid_manager_windows_keep_their_blocks() -> None:
     assert planned.layout.bytes_per_block == 62 * 131_072
 
 
+def test_unlike_windows_need_the_hybrid_manager() -> None:
+    def kind(index: int) -> KVCacheSpec:
+        return attention() if index % 3 == 0 else window(64 * (index % 3))
+
+    assert len(plan(layers(9, kind)).layout.groups) == 3
+    with pytest.raises(CacheConfigError, match="must have the same window size"):
+        plan(layers(9, kind), disable_hybrid_kv_cache_manager=True)
+    states = qwen3_next()
+    with pytest.raises(CacheConfigError, match="can be off only where all layers are"):
+        plan(states, disable_hybrid_kv_cache_manager=True)
+
+
 def test_pages_of_one_group_may_differ() -> None:
     with pytest.raises(KVCacheTooSmallError, match=r"13936$") as caught:
         plan(
