@@ -38,6 +38,7 @@ _COVERED: Final = 0.9
 _LONGEST: Final = {
     "mixed_attention": "decode_context",
     "moe": "tokens",
+    "delta_decode": "batch",
     "gemm": "m",
     "allreduce": "bytes",
     "layer": "tokens",

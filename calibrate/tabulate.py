@@ -18,6 +18,8 @@ from calibrate.importers.geometry import LATENT_SIZES, RANKS, latent_sizes
 from calibrate.tables.attention import AttentionTables
 from calibrate.tables.experts import expert_dtypes
 from calibrate.tables.fits import DTYPES_OF_BITS, ESTIMATED, fit_operations
+from calibrate.tables.states import OPERATIONS as STATES
+from calibrate.tables.states import state_tables
 from calibrate.tables.steps import GRAPH_TOKENS, fit_steps, steps_of
 from calibrate.tables.tokens import TokenTables
 from calibrate.tables.transfers import transfer_tables
@@ -39,8 +41,12 @@ if TYPE_CHECKING:
 
 _NO_TIME_S: Final = 1e-9
 _KV: Final = {"bfloat16": 2, "fp8": 1}
-_LATENT = ("latent_decode", "latent_prefill")
-_ATTENTION = ("decode_attention", "prefill_attention", "mixed_attention")
+_LATENT: tuple[str, ...] = ("latent_decode", "latent_prefill")
+_ATTENTION: tuple[str, ...] = (
+    "decode_attention",
+    "prefill_attention",
+    "mixed_attention",
+)
 _NEEDED = ("decode_attention", "prefill_attention", "gemm")
 """Without points of these no step can be priced."""
 
@@ -129,6 +135,8 @@ def _of_precisions(profile: Profile, model: ModelArchitecture) -> Profile:
         "moe": _kept(profile, "moe", expert_dtypes(model)),
     }
     unused = _ATTENTION if model.kv_lora_rank else _LATENT
+    if not model.num_state_layers:
+        unused += STATES
     ops = tuple(
         table
         for table in profile.ops
@@ -240,9 +248,11 @@ def _entry(fits: Fits, profile: Profile, attention: AttentionTables) -> dict[str
     tokens = TokenTables(attention, name, is_own=is_own).tables()
     if model.num_experts and "experts" not in tokens:
         estimated.append("gemm")
+    states = state_tables(fits, model, tp)
     return {
         "model": model.name,
         "geometry": geometry_of(model, tp, itemsize),
+        **({"states": states} if states else {}),
         **attention.tables(),
         **tokens,
         **({"estimated": estimated} if estimated else {}),

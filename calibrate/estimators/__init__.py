@@ -8,6 +8,7 @@ from calibrate.estimators.attention import (
     PrefillAttention,
 )
 from calibrate.estimators.curves import AllReduce, Copy, Layer, Swap
+from calibrate.estimators.delta import DeltaDecode, DeltaPrefill
 from calibrate.estimators.gemm import Gemm
 from calibrate.estimators.kernel import KernelEstimator
 from calibrate.estimators.latent import LatentDecode, LatentPrefill
@@ -21,6 +22,8 @@ ESTIMATORS: dict[str, type[KernelEstimator]] = {
         MixedAttention,
         LatentDecode,
         LatentPrefill,
+        DeltaDecode,
+        DeltaPrefill,
         Gemm,
         Moe,
         AllReduce,
@@ -36,6 +39,8 @@ __all__ = [
     "AllReduce",
     "Copy",
     "DecodeAttention",
+    "DeltaDecode",
+    "DeltaPrefill",
     "Gemm",
     "KernelEstimator",
     "LatentDecode",

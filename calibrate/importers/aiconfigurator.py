@@ -26,6 +26,7 @@ from calibrate.importers.aiconfigurator_layers import (
     ITEMSIZE,
     MS,
     check_columns,
+    delta_ops,
     latent_decode_ops,
     latent_prefill_ops,
     moe_ops,
@@ -113,6 +114,7 @@ def import_aiconfigurator(
         ("moe", "moe_perf.parquet", moe_ops),
         ("mla", "mla_generation_module_perf.parquet", latent_decode_ops),
         ("mla", "mla_context_module_perf.parquet", latent_prefill_ops),
+        ("linear_attention", "gdn_perf.parquet", delta_ops),
     ):
         if (found := tables.find(family, name)) is not None:
             path, versions[name.removesuffix("_perf.parquet")] = found

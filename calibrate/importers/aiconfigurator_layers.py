@@ -1,9 +1,10 @@
-"""Tables of ``aiconfigurator-core`` that time whole layers: experts, latent attention.
+"""Tables of ``aiconfigurator-core`` that time whole layers: experts, MLA, delta nets.
 
 ``moe_perf`` times the experts that one rank computes, for all tokens of the ranks that
 share them; ``inter_size`` counts all ranks. ``mla_context_module_perf`` and
 ``mla_generation_module_perf`` time a whole attention layer with its projections;
-``num_heads`` is a rank's share.
+``num_heads`` is a rank's share. ``gdn_perf`` times the kernels of a gated delta net,
+the convolution apart from what reads the state.
 
 Source: github.com/ai-dynamo/aiconfigurator, Apache-2.0, ``collector/vllm``.
 """
@@ -34,6 +35,9 @@ _LATENT_MODELS: Final[Mapping[str, tuple[int, int, int, int, int, int]]] = {
 }
 """Sizes of the layer that a table of latent attention was timed with, by the model that
 it names: `LATENT_SIZES`."""
+
+
+_PHASES: Final = {"context": "delta_prefill", "generation": "delta_decode"}
 
 
 def check_columns(frame: pd.DataFrame, names: Sequence[str], table: str) -> None:
@@ -75,6 +79,43 @@ def moe_ops(
         yield op_table(
             "moe", str(dtype), axes, seconds, variant="vllm", constants=constants
         )
+
+
+def delta_ops(
+    frame: pd.DataFrame, _: object, shapes: ModelShapes | None
+) -> Iterator[dict[str, Any]]:
+    """Yield gated delta nets: convolution and state together, by phase."""
+    heads = ["num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv"]
+    names = ["phase", "kernel_source", "batch_size", "seq_len"]
+    check_columns(frame, [*names, *heads], "linear attention")
+    if shapes is not None:
+        own = zip(frame["num_k_heads"], frame["num_v_heads"], strict=True)
+        frame = frame[np.array([pair in shapes.deltas for pair in own], dtype=bool)]
+    # models of several widths share the kernels' shapes
+    each = frame.groupby([*names, *heads], sort=True)["latency"].median().reset_index()
+    shape = [name for name in (*names, *heads) if name != "kernel_source"]
+    whole = each.groupby(shape, sort=True)["latency"].agg(["sum", "count"])
+    whole = whole[whole["count"] > 1].reset_index()
+    for phase, operation in _PHASES.items():
+        for sizes, rows in whole[whole["phase"] == phase].groupby(heads[2:]):
+            axes = {
+                "num_key_heads": rows["num_k_heads"],
+                "num_value_heads": rows["num_v_heads"],
+                "batch": rows["batch_size"],
+            }
+            if phase == "context":
+                axes["query"] = rows["seq_len"]
+            names_of = ("key_head_dim", "value_head_dim", "conv_kernel")
+            widths = [int(str(size)) for size in sizes]
+            constants = dict(zip(names_of, widths, strict=True))
+            yield op_table(
+                operation,
+                "bfloat16",
+                axes,
+                rows["sum"] * MS,
+                variant="vllm",
+                constants=constants,
+            )
 
 
 def latent_decode_ops(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sim.hardware.models.layers import GatedDeltaNetShape
 from sim.hardware.models.weights import TensorRole, weight_tensors
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class ModelShapes:
     ranks: frozenset[int]
     experts: frozenset[tuple[int, int, int, int]]
     """(hidden size, width, experts a token, experts), of all ranks together."""
+    deltas: frozenset[tuple[int, int]]
+    """(key heads, value heads) of gated delta nets on one rank."""
     latent: tuple[int, ...] | None
     """Sizes of latent attention as `LATENT_SIZES` names them; None without."""
 
@@ -49,6 +52,7 @@ class ModelShapes:
 def model_shapes(model: ModelArchitecture) -> ModelShapes:
     """Return the shapes of `model` on 1, 2, 4 and 8 ranks, as far as it divides."""
     ranks = [tp for tp in RANKS if model.num_attention_heads % tp == 0]
+    shape = model.state_shape
     windows = {0}
     if model.sliding_window and model.num_sliding_layers:
         windows.add(model.sliding_window)
@@ -71,6 +75,12 @@ def model_shapes(model: ModelArchitecture) -> ModelShapes:
         weights=frozenset(weights),
         ranks=frozenset(ranks),
         experts=frozenset({expert_shape(model)} if model.num_experts else ()),
+        deltas=frozenset(
+            (max(1, shape.num_key_heads // tp), shape.num_value_heads // tp)
+            for tp in ranks
+        )
+        if isinstance(shape, GatedDeltaNetShape)
+        else frozenset(),
         latent=latent_sizes(model),
     )
 

@@ -41,7 +41,10 @@ def test_whole_tables(system, operation):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("operation", ["latent_decode", "latent_prefill", "moe"])
+@pytest.mark.parametrize(
+    "operation",
+    ["latent_decode", "latent_prefill", "delta_decode", "delta_prefill", "moe"],
+)
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "b200_sxm"])
 def test_layers_of_the_package(system, operation):
     pytest.importorskip("aiconfigurator_core")

@@ -15,6 +15,7 @@ from sim.costs.experts import touched_experts
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.hardware.models.layers import GatedDeltaNetShape, LayerKind
 from sim.hardware.models.weights import TensorRole, weight_tensors
 from sim.scheduler.batch import BatchShape
 from tests.calibrate.synthetic import DEVICE, columns, grid
@@ -190,6 +191,54 @@ def test_a_layer_of_latent_attention_is_taken_apart(tmp_path):
     assert not both.extrapolated
 
 
+def delta_tables():
+    heads = {"num_key_heads": 16, "num_value_heads": 32}
+    constants = {"key_head_dim": 128, "value_head_dim": 128, "conv_kernel": 4}
+    batch = 2 ** np.arange(11)
+    decode = op_table(
+        "delta_decode",
+        "bfloat16",
+        columns(batch=batch, **heads),
+        1e-5 + 1e-6 * batch,
+        constants=constants,
+    )
+    batch, query = grid([1, 4, 16, 64], [16, 64, 256, 1024, 4096])
+    prefill = op_table(
+        "delta_prefill",
+        "bfloat16",
+        columns(batch=batch, query=query, **heads),
+        1e-5 + 1e-8 * batch * query,
+        constants=constants,
+    )
+    return decode, prefill
+
+
+def test_states_of_delta_nets_are_looked_up(tmp_path):
+    kinds = (LayerKind.GATED_DELTA_NET,) * 24 + (LayerKind.FULL_ATTENTION,) * 8
+    model = replace(
+        load_model("meta-llama/Llama-3.1-8B"),
+        name="deltas",
+        state_shape=GatedDeltaNetShape(16, 32, 128, 128, 4),
+        mixed_layer_kinds=kinds,
+    )
+    plain = replace(model, name="plain", num_hidden_layers=8, mixed_layer_kinds=())
+    kernels = decode_table(), prefill_table(), products_table(model)
+    cost = measured(tmp_path, model, *kernels, *delta_tables())
+    few = measured(tmp_path, plain, *kernels)
+    shape = decodes(64)
+    found, bare = cost.step(shape), few.step(shape)
+    states_s = found.decode_attention_s - bare.decode_attention_s
+    assert states_s == pytest.approx(24 * (1e-5 + 64e-6), rel=1e-3)
+    chunk = BatchShape(0, 0, 4, 4096, 4096, 4 * 1024 * 1025 // 2)
+    states_s = (
+        cost.step(chunk).prefill_attention_s - few.step(chunk).prefill_attention_s
+    )
+    assert states_s == pytest.approx(24 * (1e-5 + 4096e-8), rel=1e-3)
+    # what was not timed of this shape is the datasheet's
+    other = replace(model, state_shape=GatedDeltaNetShape(16, 32, 64, 128, 4))
+    assert "states" not in measured(tmp_path, other, *kernels).profile.fit["models"][0]
+
+
 def test_latent_attention_of_other_sizes_is_refused():
     whole = profile_of(products_table(LATENT), *latent_tables())
     with pytest.raises(UserError, match="attends to a latent"):
@@ -228,6 +277,22 @@ def test_layers_are_read_in_seconds_and_on_one_rank(tmp_path):
     assert not profile.tables("latent_prefill")
     assert not import_aiconfigurator("my_gpu", tmp_path, MOE).tables("latent_decode")
     assert import_aiconfigurator("my_gpu", tmp_path, MOE).tables("moe")
+
+
+def test_kernels_of_a_delta_net_are_added_up(tmp_path):
+    sizes = {"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 128, "head_v_dim": 128}
+    rows = pd.DataFrame({"kernel_source": ["conv", "state", "conv", "state"]})
+    rows = rows.assign(latency=[0.01, 0.02, 0.03, 0.04], batch_size=[8, 8, 16, 16])
+    rows = rows.assign(seq_len=1, phase="generation", d_conv=4, **sizes)
+    # one kernel alone is no layer
+    lone = rows[:1].assign(phase="context", seq_len=64)
+    write(tmp_path, "linear_attention", "gdn", pd.concat([rows, rows, lone]))
+    (tmp_path / "my_gpu/attention").mkdir()
+    (tmp_path / "my_gpu/system.yaml").write_text(SHEET)
+    (table,) = import_aiconfigurator("my_gpu", tmp_path).ops
+    assert table.operation == "delta_decode"
+    assert table.axes["batch"] == (8, 16)
+    assert table.quantiles["p50_s"] == pytest.approx((3e-5, 7e-5))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from sim.costs.pricing import decode_ends_of
 from sim.costs.profile import canonical_json, profile_id
 from sim.costs.widths import ESTIMATE, by_factor, read_widths
 from sim.errors import ConfigError
-from sim.hardware.models.layers import LayerKind
+from sim.hardware.models.layers import LayerKind, Mamba2Shape
 from sim.scheduler.batch import BatchShape
 from tests.sim.test_costs import H200, LLAMA_8B, MOE, TINY, chunk, decodes, shapes
 from tests.sim.test_costs_pricer import (
@@ -438,6 +438,46 @@ def test_layers_with_a_window_do_not_read_all_keys(tmp_path):
         for model in (half, full)
     )
     assert two == pytest.approx(2 * one)
+
+
+def test_chunks_of_layers_with_a_window_cost_what_they_see(tmp_path):
+    # a layer's time is a line in the pairs that it sees
+    def sliding_s(batch, query):
+        ramp = min(query, 128)
+        return 1e-4 * batch * (ramp * (ramp + 1) / 2 + (query - ramp) * 128)
+
+    tables = {
+        "0": table([1, 8], QUERIES, prefill_s),
+        "128": table([1, 8], QUERIES, sliding_s),
+    }
+    file = write(tmp_path / "p.json", entry(SLIDING, prefill=tables))
+    cost = MeasuredCost(file, model=SLIDING, gpu=H200)
+    for past in (0, 100, 50_000):
+        pairs = sum(min(past + i + 1, 128) for i in range(512))
+        step = cost.step(chunk(512, past=past))
+        assert step.prefill_attention_s == pytest.approx(1e-4 * pairs, rel=0.01)
+
+
+def test_states_are_the_datasheets_and_say_so(tmp_path):
+    model = replace(
+        TINY,
+        num_hidden_layers=3,
+        state_shape=Mamba2Shape(8, 16, 32, 2, 4),
+        mixed_layer_kinds=(
+            *(LayerKind.MAMBA2, LayerKind.MAMBA2, LayerKind.FULL_ATTENTION),
+        ),
+    )
+    file = write(tmp_path / "p.json", entry(model))
+    cost = MeasuredCost(file, model=model, gpu=H200)
+    states = RooflineCost(model=model, gpu=H200).mixture.states
+    step = cost.step(decodes(4, 1024))
+    expected = decode_s(4, 1024) + 4 * states.sequence_s
+    assert step.decode_attention_s == pytest.approx(expected)
+    prompt = cost.step(chunk(2048))
+    expected = prefill_s(1, 2048) + states.prefill_s(1, 2048)
+    assert prompt.prefill_attention_s == pytest.approx(expected)
+    assert step.extrapolated
+    assert prompt.extrapolated
 
 
 def test_an_8_bit_cache_may_be_faster_than_16_bit_products(tmp_path):

@@ -15,6 +15,7 @@ from sim.costs.measured.reading import (
     past_factor,
     prefill_surface,
     read_correction,
+    read_states,
     unlike_layers,
 )
 from sim.costs.measured.rest import MeasuredRest
@@ -155,9 +156,11 @@ class MeasuredCost(FormulaCost):
 
     def _read_attention(self, entry: Mapping[str, Any]) -> None:
         fit, rest = self.profile.fit, self._rest
-        decode = self.decode_table = decode_surface(entry["decode"], rest)
+        of_decodes, of_chunks = read_states(entry, rest) or (None, None)
+        decode = decode_surface(entry["decode"], rest, of_decodes)
+        self.decode_table = decode
         prefill = self._prefill = prefill_surface(entry["prefill"], rest)
-        self._unlike = unlike_layers(entry["prefill"], rest)
+        self._unlike = unlike_layers(entry["prefill"], rest, of_chunks)
         self._key_s = kv_key_s(rest)
         self._past = past_factor(entry, rest, prefill)
         self._beside = beside_factor(entry, rest, self._past, prefill, decode)

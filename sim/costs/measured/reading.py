@@ -85,6 +85,15 @@ def expert_geometry(
     }
 
 
+def state_geometry(
+    model: ModelArchitecture, tensor_parallel_size: int
+) -> dict[str, Any]:
+    """Return what tables of layers with a state depend on, as `geometry_of`."""
+    shape = model.state_shape
+    shapes = shape.state_shapes(tensor_parallel_size) if shape else ()
+    return {"num_layers": model.num_state_layers, "shapes": [*map(list, shapes)]}
+
+
 def linear_elements(model: ModelArchitecture, tensor_parallel_size: int) -> int:
     return sum(
         tensor.num_elements * tensor.count
@@ -209,8 +218,28 @@ def _layers_of(rest: RooflineCost) -> dict[int, int]:
     return layers
 
 
-def decode_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
-    """Return seconds of all layers over decodes and their mean context."""
+def read_states(
+    entry: Mapping[str, Any], rest: RooflineCost
+) -> tuple[Curve, Surface] | None:
+    """Return states of decodes, and of chunks over count and tokens; None without."""
+    tables = entry.get("states") or {}
+    wanted = state_geometry(rest.model, rest.tensor_parallel_size)
+    if tables.get("geometry") != wanted:
+        return None
+    where = "profile: states"
+    (counts,), seconds, beyond = read_table(tables["decode"], ("counts",), where)
+    chunks = _read_surface(tables["prefill"], where)
+    return Curve(counts, seconds.tolist(), beyond.tolist()), Surface(*chunks)
+
+
+def decode_surface(
+    tables: Mapping[str, Any], rest: RooflineCost, states: Curve | None = None
+) -> Surface:
+    """Return seconds of all layers over decodes and their mean context.
+
+    `states` are those of layers that have one, by the number of decodes; without them
+    the datasheet's.
+    """
     context = np.array(next(iter(tables.values()))["amounts"], float)
     key_s = _layer_key_s(rest)
 
@@ -220,8 +249,11 @@ def decode_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
         return least
 
     counts, amounts, seconds, beyond = _over_layers(tables, _layers_of(rest), floor)
-    if rest.mixture is not None and rest.model.num_state_layers:
-        # no table has states
+    if states is not None:
+        each, outside = zip(*map(states.at, counts), strict=True)
+        seconds = seconds + np.array(each)[:, None]
+        beyond = beyond | np.array(outside)[:, None]
+    elif rest.mixture is not None and rest.model.num_state_layers:
         seconds = seconds + rest.mixture.states.sequence_s * np.array(counts)[:, None]
         beyond = np.ones_like(beyond)
     return Surface(counts, amounts, seconds, beyond)
@@ -239,7 +271,9 @@ def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     return Surface(counts, [q * (q + 1) // 2 for q in queries], seconds, beyond)
 
 
-def unlike_layers(tables: Mapping[str, Any], rest: RooflineCost) -> UnlikeLayers | None:
+def unlike_layers(
+    tables: Mapping[str, Any], rest: RooflineCost, states: Surface | None = None
+) -> UnlikeLayers | None:
     """Return what chunks cost layers that do not see all; None where all are alike."""
     if rest.mixture is None:
         return None
@@ -250,7 +284,7 @@ def unlike_layers(tables: Mapping[str, Any], rest: RooflineCost) -> UnlikeLayers
             counts, queries, seconds, beyond = _chunks_of(tables, rest, layers)
             seen = [int(group.seen(1, q, q, q * (q + 1) // 2)[1]) for q in queries]
             found.append((group, Surface(counts, seen, seconds, beyond)))
-    return UnlikeLayers(found, rest.mixture.states)
+    return UnlikeLayers(found, rest.mixture.states if states is None else states)
 
 
 def _chunks_of(

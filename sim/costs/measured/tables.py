@@ -123,20 +123,26 @@ class UnlikeLayers(NamedTuple):
 
     surfaces: Sequence[tuple[LayerGroup, Surface]]
     """Over the query-key pairs that the layers of a group see."""
-    states: StateLayers
+    states: StateLayers | Surface
+    """The datasheet's, or a table over the tokens of chunks."""
 
     def at(
         self, count: int, num_tokens: int, context: int, pairs: int
     ) -> tuple[float, bool]:
         """Return seconds of chunks, and whether they were extrapolated."""
-        seconds: float = self.states.prefill_s(count, num_tokens)
-        outside = seconds > 0.0
+        seconds, outside = self._states(count, num_tokens)
         for group, surface in self.surfaces:
             _, seen = group.seen(count, num_tokens, context, pairs)
             own_s, beyond = surface.at(count, seen)
             seconds += own_s
             outside = outside or beyond
         return seconds, outside
+
+    def _states(self, count: int, num_tokens: int) -> tuple[float, bool]:
+        if isinstance(self.states, Surface):
+            return self.states.at(count, num_tokens)
+        seconds = float(self.states.prefill_s(count, num_tokens))
+        return seconds, seconds > 0.0
 
 
 class Curve:
