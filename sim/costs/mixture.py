@@ -8,10 +8,12 @@ with one chunk is, too, and one with several as far as they are alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.costs.parts import Count, Line, Seconds, larger, smaller, where
+from numpy import ndarray
+
+from sim.costs.parts import Count, Line, Memo, Seconds, larger, smaller, where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +109,10 @@ class Mixture:
     """Times that a key of a decode takes longer to multiply than to read."""
     mixed_decode_compute: float
     """The same in a batch with chunks."""
+    _kept: Memo[list[tuple[int, float, float]]] = field(
+        init=False, repr=False, compare=False, default_factory=Memo
+    )
+    """Lines by the number of decodes."""
 
     def lines(self, num_decodes: Count) -> list[tuple[Count, Seconds, float]]:
         """Return context, seconds and slope where each line of decodes begins.
@@ -134,17 +140,31 @@ class Mixture:
             return None
         return [
             Line(first, value_s, slope_s, first)
-            for first, value_s, slope_s in self.lines(num_decodes)
+            for first, value_s, slope_s in self._lines(num_decodes)
         ]
+
+    def _lines(self, num_decodes: int) -> list[tuple[int, float, float]]:
+        return self._kept.get(num_decodes) or self._kept.keep(
+            num_decodes, self.lines(num_decodes)
+        )
 
     def decode_s(
         self, num_decodes: Count, num_context_tokens: Count, num_prefills: Count
     ) -> Seconds:
-        (_, sequences_s, slope_s), *more = self.lines(num_decodes)
-        decode_s = sequences_s + slope_s * num_context_tokens
-        for first, value_s, slope_s in more:
-            beyond_s = value_s + slope_s * (num_context_tokens - first)
-            decode_s = where(num_context_tokens >= first, beyond_s, decode_s)
+        if num_decodes.__class__ is ndarray:
+            lines = self.lines(num_decodes)
+            decode_s: Seconds = 0.0
+            for first, value_s, slope_s in lines:
+                beyond_s = value_s + slope_s * (num_context_tokens - first)
+                decode_s = where(num_context_tokens >= first, beyond_s, decode_s)
+        else:
+            lines = self._lines(num_decodes)
+            place = -1
+            while lines[place][0] > num_context_tokens:
+                place -= 1
+            first, value_s, slope_s = lines[place]
+            decode_s = value_s + slope_s * (num_context_tokens - first)
+        sequences_s = lines[0][1]
         if self.mixed_decode_compute <= 1.0:
             return decode_s
         times = where(num_prefills, self.mixed_decode_compute, self.decode_compute)
