@@ -43,6 +43,38 @@ class PrefixCacheIndex:
             found = self._blocks[block_hash] = {found.block_id: found}
         found[block.block_id] = block
 
+    def insert_new(
+        self, block_hashes: Iterable[int], blocks: Iterable[KVCacheBlock]
+    ) -> None:
+        """Do as `insert` for blocks that carry no hash yet, one by one.
+
+        Raises
+        ------
+        CacheError
+            If a block has a hash already; nothing changes for it and those behind.
+        """
+        index = self._blocks
+        for block_hash, block in zip(block_hashes, blocks, strict=True):
+            if block.block_hash is not None:
+                raise CacheError(f"block {block.block_id} is cached already")
+            block.block_hash = block_hash
+            if index.setdefault(block_hash, block) is not block:
+                self.insert(block_hash, block)
+
+    def remove_all(self, blocks: Iterable[KVCacheBlock]) -> int:
+        """Drop blocks, and their hashes; return how many of them had one."""
+        index, num_dropped = self._blocks, 0
+        for block in blocks:
+            block_hash = block.block_hash
+            if block_hash is not None:
+                if index.get(block_hash) is block:
+                    del index[block_hash]
+                else:
+                    self.remove(block_hash, block)
+                block.block_hash = None
+                num_dropped += 1
+        return num_dropped
+
     def remove(self, block_hash: int, block: KVCacheBlock) -> None:
         """Drop `block`. O(1).
 
@@ -183,11 +215,7 @@ class BlockPool:
         return self.free_block_queue.popleft_n(num_blocks)
 
     def _evict(self, blocks: Iterable[KVCacheBlock]) -> None:
-        for block in blocks:
-            if block.block_hash is not None:
-                self.cached_blocks.remove(block.block_hash, block)
-                block.block_hash = None
-                self.num_evictions += 1
+        self.num_evictions += self.cached_blocks.remove_all(blocks)
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Add a reference to each block, reviving those in the free queue."""
@@ -221,12 +249,7 @@ class BlockPool:
             If a block has a hash already; nothing changes for it and those behind.
         """
         del first_depth
-        insert = self.cached_blocks.insert
-        for block, block_hash in zip(blocks, block_hashes, strict=True):
-            if block.block_hash is not None:
-                raise CacheError(f"block {block.block_id} is cached already")
-            block.block_hash = block_hash
-            insert(block_hash, block)
+        self.cached_blocks.insert_new(block_hashes, blocks)
 
     def free_blocks(self, ordered_blocks: Sequence[KVCacheBlock]) -> None:
         """Drop one reference of each block; those left with none join the queue.
@@ -243,22 +266,21 @@ class BlockPool:
             If a block has no reference to drop, or stands there more often than it has
             references; nothing changes.
         """
-        for block in ordered_blocks:
-            if block.ref_cnt <= 0:
-                raise DoubleFreeError(
-                    f"block {block.block_id} is free already; free a table once"
-                )
         freed = []
         for index, block in enumerate(ordered_blocks):
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
+            num_left = block.ref_cnt = block.ref_cnt - 1
+            if num_left == 0:
                 freed.append(block)
-            elif block.ref_cnt < 0:
+            elif num_left < 0:
                 for dropped in ordered_blocks[: index + 1]:
                     dropped.ref_cnt += 1
+                how = (
+                    "to be freed more often than it is held"
+                    if block in ordered_blocks[:index]
+                    else "free already"
+                )
                 raise DoubleFreeError(
-                    f"block {block.block_id} is to be freed more often than it is "
-                    f"held; free a table once"
+                    f"block {block.block_id} is {how}; free a table once"
                 )
         self._queue_freed(freed)
 

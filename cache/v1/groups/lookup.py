@@ -50,7 +50,7 @@ class Bucket:
         self.manager = next(iter(managers.values()))
         self.is_full = isinstance(self.manager, FullAttentionManager)
         self._null_block = pool.null_block
-        self._get_one = pool.get_cached_block
+        self._get_one = pool.cached_blocks.get
         self._salts = tuple(manager.salt for manager in managers.values())
 
     def longest_hit(
