@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from cache.stats import BlockObserver
 
 
+def first_of(found: KVCacheBlock | dict[int, KVCacheBlock]) -> KVCacheBlock:
+    """Return the block that was cached first, of what `get_any` has found."""
+    return next(iter(found.values())) if type(found) is dict else found  # type: ignore[return-value]
+
+
 class PrefixCacheIndex:
     """From block hash to the blocks that carry it, first cached first.
 
@@ -21,18 +26,18 @@ class PrefixCacheIndex:
     side). Tables are append-only, so duplicates are kept and the oldest one answers.
     """
 
-    __slots__ = ("_blocks",)
+    __slots__ = ("_blocks", "get_any")
 
     def __init__(self) -> None:
         # A lone block, the usual case, is stored bare: half the memory.
         self._blocks: dict[int, KVCacheBlock | dict[int, KVCacheBlock]] = {}
+        self.get_any = self._blocks.get
+        """Return what `first_of` makes a block, or None."""
 
     def get(self, block_hash: int) -> KVCacheBlock | None:
         """Return the block that was cached first under `block_hash`. O(1)."""
         found = self._blocks.get(block_hash)
-        if type(found) is dict:
-            return next(iter(found.values()))
-        return found  # type: ignore[return-value]  # a block or None
+        return None if found is None else first_of(found)
 
     def insert(self, block_hash: int, block: KVCacheBlock) -> None:
         """Add `block` behind those that carry the same hash. O(1)."""

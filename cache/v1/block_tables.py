@@ -34,15 +34,21 @@ class Known:
     ----------
     hashes
         Chained, of its leading full hash blocks.
-    junction
+    junction, longest
         See `cache.v1.groups.lookup.Hit`; of the latest look-up.
+    least_blocks, next_key
+        New blocks that it needs at least, to hold all of its tokens, as long as nothing
+        is cached under this key; see `BlockTables.lacks`.
     """
 
-    __slots__ = ("hashes", "junction")
+    __slots__ = ("hashes", "junction", "least_blocks", "longest", "next_key")
 
     def __init__(self) -> None:
         self.hashes: list[int] = []
         self.junction = 0
+        self.longest = 0
+        self.least_blocks = 0
+        self.next_key: int | None = None
 
 
 class BlockTable:
@@ -147,6 +153,7 @@ class BlockTables:
         self._registers_every = 1 if is_fine else layout.scheduler_block_size
         self.pool = self._make_pool(unhashed_first=unhashed_first, policy=policy)
         self.num_usable_blocks = self.pool.num_usable_blocks
+        self._sizes = [group.spec.block_size for group in layout.groups]
         self.managers = make_managers(layout, limits, self.pool, retention_interval)
         self._lookup = Lookup(layout, self.managers, self.pool)
         self._known: dict[int, Known] = {}  # of requests looked up, by request id
@@ -157,6 +164,9 @@ class BlockTables:
         ]
         self._no_hits: list[list[KVCacheBlock]] = [[] for _ in layout.groups]
         self.chunk_ends = ChunkEnds.of(layout, limits.most_chunk_tokens)
+        first = self._lookup.buckets[0]
+        has_bound = first.is_full and self.chunk_ends is None
+        self._full = first.manager if has_bound else None
         self.period, self.phases = self._looks()
 
     def _make_pool(
@@ -231,7 +241,7 @@ class BlockTables:
         limit = num_tokens - 1
         self._hash(request, known.hashes, limit)
         hit = self._lookup.longest_hit(known.hashes, limit)
-        known.junction = hit.junction
+        known.junction, known.longest = hit.junction, hit.longest
         null_block = self.pool.null_block
         # A hit in the free queue is used up as a new block would be.
         num_revived = sum(
@@ -265,6 +275,43 @@ class BlockTables:
                 request, blocks, num_hit_tokens, num_tokens, is_whole=is_whole
             )
         return num_blocks
+
+    def refused(self, request: TableRequest, num_tokens: int) -> None:
+        """Note what a request lacks that was just looked up, and did not fit.
+
+        No hit is longer than that of full attention, which grows block by block.
+
+        Parameters
+        ----------
+        request
+            Was looked up last.
+        num_tokens
+            All of its tokens; they must fit before any of them is computed.
+        """
+        known, full = self._known.get(request.request_id), self._full
+        if known is None or full is None:
+            return
+        longest = known.longest
+        end = longest + full.block_size
+        if end < request.num_tokens:
+            known.next_key = known.hashes[end // self._hash_block_size - 1] ^ full.salt
+        else:
+            known.next_key = None
+        hits = [self.pool.null_block] * (longest // self.block_size)
+        known.least_blocks = sum(
+            manager.num_new_blocks_of_head(
+                request, hits[: longest // size], longest, num_tokens, is_whole=True
+            )
+            for manager, size in zip(self.managers, self._sizes, strict=True)
+        )
+
+    def lacks(self, request: TableRequest) -> bool:
+        """Whether a request that did not fit cannot fit now: spares looking it up."""
+        known = self._known.get(request.request_id)
+        if known is None or known.least_blocks <= self.pool.num_free_blocks:
+            return False
+        key = known.next_key
+        return key is None or self.pool.get_cached_block(key) is None
 
     def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
         known = self._known.pop(request.request_id, None) or Known()
@@ -341,10 +388,7 @@ class BlockTables:
             )
 
     def cut_chunk(self, request: TableRequest, start: int, num_new_tokens: int) -> int:
-        """Return how many of the next tokens a chunk of a prompt gets.
-
-        See `cache.v1.groups.mamba.ChunkEnds.cut`; there is a `chunk_ends`.
-        """
+        """See `cache.v1.groups.mamba.ChunkEnds.cut`; there is a `chunk_ends`."""
         assert self.chunk_ends is not None
         junction = self.junction(request)
         return self.chunk_ends.cut(request, start, num_new_tokens, junction)
@@ -394,16 +438,13 @@ class BlockTables:
 
     def num_entries(self, num_tokens: int) -> int:
         """Return how many entries the tables of a request of so many tokens have."""
-        return sum(-(-num_tokens // manager.block_size) for manager in self.managers)
+        return sum(-(-num_tokens // size) for size in self._sizes)
 
     def num_blocks(self, request: TableRequest) -> int:
         """See `Tables.num_blocks`; O(blocks)."""
         null_block = self.pool.null_block
-        return sum(
-            block is not null_block
-            for own in request.table.groups
-            for block in own.blocks
-        )
+        groups = request.table.groups
+        return sum(len(own.blocks) - own.blocks.count(null_block) for own in groups)
 
     def num_shared_blocks(self, request: TableRequest) -> int:
         """See `Tables.num_shared_blocks`; what all groups share, in `block_size`."""
@@ -444,8 +485,7 @@ class BlockTables:
 
     def check(self, requests: Iterable[TableRequest]) -> None:
         self.pool.check()
-        references: Counter[int] = Counter()
-        requests = list(requests)
+        references, requests = Counter[int](), list(requests)
         for number, manager in enumerate(self.managers):
             tables = [(r, r.table.groups[number]) for r in requests]
             references.update(manager.check(tables))

@@ -22,7 +22,6 @@ from hypothesis.stateful import (
 )
 
 from cache.errors import CacheConfigError
-from cache.hashing import group_salt
 from cache.tokens import SegmentTokens
 from cache.v1.block_tables import BlockTables
 from cache.v1.groups.kinds import EngineLimits
@@ -175,7 +174,8 @@ class Prefixes:
 
     def block(self, number: int, num_tokens: int) -> Any:
         """The block of a group under the hash after so many tokens."""
-        key = self.hashes[num_tokens // self.unit - 1] ^ group_salt(number)
+        salt = self.tables.managers[number].salt
+        key = self.hashes[num_tokens // self.unit - 1] ^ salt
         return self.tables.pool.get_cached_block(key)
 
     def has(self, number: int, num_tokens: int) -> bool:

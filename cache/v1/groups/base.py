@@ -10,7 +10,7 @@ from cache.errors import require
 from cache.v1.fine_pool import FineBlockPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from cache.block import KVCacheBlock
     from cache.v1.block_pool import BlockPool
@@ -145,7 +145,7 @@ class GroupManager:
         """
         return {0}
 
-    def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Iterable[int]:
+    def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Sequence[int]:
         """Return which of the full blocks from `first` to `stop` are registered.
 
         Parameters
@@ -248,14 +248,13 @@ class GroupManager:
         stop = min(stop, len(blocks))
         if stop <= own.num_passed:
             return
-        null_block = self.pool.null_block
-        freed = []
-        for index in range(stop - 1, own.num_passed - 1, -1):
-            block = blocks[index]
-            if block is not null_block:
-                freed.append(block)
-                blocks[index] = null_block
+        null_block, start = self.pool.null_block, own.num_passed
         own.num_passed = stop
+        freed = blocks[start:stop]
+        if null_block in freed:
+            freed = [block for block in freed if block is not null_block]
+        blocks[start:stop] = [null_block] * (stop - start)
+        freed.reverse()
         if freed:
             self.num_null_blocks += len(freed)
             self._release(freed)
@@ -318,21 +317,28 @@ class GroupManager:
         own.num_seen = stop
         last = request.num_prompt_tokens - 1
         kept = self.kept(first, stop, (last, junction) if junction else (last,))
+        if not kept:
+            return
         blocks, keys, salt = own.blocks, self.keys(hashes), self.salt
         null_block = self.pool.null_block
-        fresh = [index for index in kept if blocks[index] is not null_block]
-        self.pool.cache_full_blocks(
-            [blocks[index] for index in fresh],
-            [keys[index] ^ salt for index in fresh],
-            first,
-        )
+        if isinstance(kept, range) and null_block not in blocks[first:stop]:
+            fresh, fresh_keys = blocks[first:stop], keys[first:stop]
+            if salt:
+                fresh_keys = [key ^ salt for key in fresh_keys]
+        else:
+            held = [index for index in kept if blocks[index] is not null_block]
+            fresh = [blocks[index] for index in held]
+            fresh_keys = [keys[index] ^ salt for index in held]
+        self.pool.cache_full_blocks(fresh, fresh_keys, first)
 
     # -- release --------------------------------------------------------------
 
     def free(self, own: GroupTable) -> None:
         """Give up a table, its last block first."""
         null_block = self.pool.null_block
-        held = [block for block in own.blocks[::-1] if block is not null_block]
+        held = own.blocks[::-1]
+        if null_block in held:
+            held = [block for block in held if block is not null_block]
         self.num_null_blocks -= len(own.blocks) - len(held)
         self._release(held)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 from cache.v1.groups.base import Get, GroupManager
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cache.v1.groups.base import GroupTable
     from cache.v1.tables import TableRequest
+
+
+_is_found = partial(is_not, None)
 
 
 class FullAttentionManager(GroupManager):
@@ -28,12 +35,10 @@ class FullAttentionManager(GroupManager):
         self, hashes: list[int], limit: int, get: Get, salt: int
     ) -> tuple[list[Any], int]:
         block_size, alignment = self.block_size, self.hit_alignment
-        found: list[Any] = []
-        for key in islice(self.keys(hashes), limit // block_size):
-            blocks = get(key ^ salt)
-            if blocks is None:
-                break
-            found.append(blocks)
+        keys: Iterable[int] = islice(self.keys(hashes), limit // block_size)
+        if salt:
+            keys = (key ^ salt for key in keys)
+        found = list(takewhile(_is_found, map(get, keys)))
         num_tokens = len(found) * block_size
         if alignment < block_size:
             most = min(num_tokens + block_size - alignment, limit) // alignment

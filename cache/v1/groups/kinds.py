@@ -74,11 +74,14 @@ def make_managers(
 ) -> list[GroupManager]:
     """Return a manager for each group of a layout."""
     managers = []
+    # The keys of the first full attention, which are the most, are bare hashes.
+    is_full = [_kind_of(group.spec) is FullAttentionManager for group in layout.groups]
+    bare = is_full.index(True) if True in is_full else 0
     for number, group in enumerate(layout.groups):
         spec = group.spec
         kind = _kind_of(spec)
         terms = GroupTerms(
-            salt=group_salt(number),
+            salt=group_salt((number - bare) % len(is_full)),
             hash_block_size=layout.hash_block_size,
             hit_alignment=layout.cache_hit_alignment,
             retention_interval=retention_interval,

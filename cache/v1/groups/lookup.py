@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cache.v1.block_pool import first_of
 from cache.v1.groups.full import FullAttentionManager
 
 if TYPE_CHECKING:
@@ -24,14 +25,21 @@ class Hit(NamedTuple):
         By group; null blocks for what nothing reads.
     num_tokens
         Of the prefix that all groups have.
-    junction
-        Tokens of the longest prefix that one kind of layer has, if that is more: where
-        others who share it would resume, had all groups kept it. Otherwise 0.
+    longest
+        Of the longest prefix that one kind of layer has.
     """
 
     blocks: list[list[KVCacheBlock]]
     num_tokens: int
-    junction: int
+    longest: int
+
+    @property
+    def junction(self) -> int:
+        """Where others who share the longest prefix resume, once all groups keep it.
+
+        0 if that is where this hit ends already.
+        """
+        return self.longest if self.longest > self.num_tokens else 0
 
 
 class Bucket:
@@ -51,6 +59,7 @@ class Bucket:
         self.is_full = isinstance(self.manager, FullAttentionManager)
         self._null_block = pool.null_block
         self._get_one = pool.cached_blocks.get
+        self._get_any = pool.cached_blocks.get_any
         self._salts = tuple(manager.salt for manager in managers.values())
 
     def longest_hit(
@@ -59,10 +68,9 @@ class Bucket:
         """Return the blocks of each group, and how many tokens all of them have."""
         null_block, find = self._null_block, self.manager.longest_hit
         if len(self._salts) == 1:
-            found, num_tokens = find(hashes, limit, self._get_one, self._salts[0])
-            if found and found[0] is None:
-                found = [null_block if each is None else each for each in found]
-            return [found], num_tokens
+            found, num_tokens = find(hashes, limit, self._get_any, self._salts[0])
+            blocks = [null_block if each is None else first_of(each) for each in found]
+            return [blocks], num_tokens
         found, num_tokens = find(hashes, limit, self._get_all, 0)
         nulls = (null_block,) * len(self._salts)
         columns = zip(*(nulls if row is None else row for row in found), strict=True)
@@ -92,6 +100,11 @@ class Lookup:
     pool
         What is cached.
 
+    Attributes
+    ----------
+    buckets
+        Full attention first.
+
     Notes
     -----
     Source: vLLM 0.33, ``vllm/v1/core/kv_cache_coordinator.py``
@@ -108,11 +121,11 @@ class Lookup:
         for number, group in enumerate(layout.groups):
             by_spec.setdefault(group.spec, {})[number] = managers[number]
         buckets = [Bucket(members, pool) for members in by_spec.values()]
-        self._buckets = sorted(buckets, key=lambda bucket: not bucket.is_full)
+        self.buckets = sorted(buckets, key=lambda bucket: not bucket.is_full)
         self._num_groups = len(managers)
         # Full attention trims to whatever the only other kind has.
         self._needs_one_pass = len(buckets) == 1 or (
-            len(buckets) == 2 and self._buckets[0].is_full
+            len(buckets) == 2 and self.buckets[0].is_full
         )
 
     def longest_hit(self, hashes: list[int], limit: int) -> Hit:
@@ -125,7 +138,7 @@ class Lookup:
         num_tokens, longest = limit, 0
         while True:
             candidate = num_tokens
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 if bucket in full_hits:
                     candidate = min(candidate, full_hits[bucket])
                     continue
@@ -144,4 +157,4 @@ class Lookup:
             num_blocks = -(-num_tokens // bucket.manager.block_size)
             for number in bucket.numbers:
                 del blocks[number][num_blocks:]
-        return Hit(blocks, num_tokens, longest if longest > num_tokens else 0)
+        return Hit(blocks, num_tokens, longest)

@@ -9,7 +9,7 @@ from cache.v1.groups.base import Get, GroupManager
 from cache.v1.specs import MambaCacheMode, MambaSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from cache.block import KVCacheBlock
     from cache.v1.block_pool import BlockPool
@@ -209,7 +209,7 @@ class MambaManager(GroupManager):
                 return [None] * ((num_tokens - 1) // block_size) + [blocks], num_tokens
         return [], 0
 
-    def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Iterable[int]:
+    def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Sequence[int]:
         num_per_segment = self._num_per_segment
         if num_per_segment == 1:
             return range(first, stop)

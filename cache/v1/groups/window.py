@@ -8,7 +8,7 @@ from cache.v1.groups.base import Get, GroupManager
 from cache.v1.sliding_window import SlidingWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from cache.v1.block_pool import BlockPool
     from cache.v1.groups.base import GroupTerms
@@ -56,7 +56,7 @@ class SlidingWindowManager(GroupManager):
     def phases(self) -> set[int]:
         return {0, self._reach % self.block_size}
 
-    def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Iterable[int]:
+    def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Sequence[int]:
         if self._keeps_all:
             return range(first, stop)
         kept: set[int] = set()

@@ -443,11 +443,14 @@ class Scheduler(Holdings):
     def _schedule_waiting(self, budget: int, now_s: float) -> None:
         """Admit from the head of the queue while everything lasts."""
         waiting, running, tables = self.waiting, self.running, self.tables
+        groups = self.groups
         set_aside: list[Request] = []
         self._is_admitting = True
         while waiting and budget and len(running) < self._most_running:
             request = waiting.peek_request()
-            if request is self._blocked_head and not tables.watch_hit:
+            if (request is self._blocked_head and not tables.watch_hit) or (
+                groups is not None and groups.lacks(request)
+            ):
                 break
             found = tables.find(request, request.num_tokens)
             num_hits = found.num_blocks * self._hit_tokens
@@ -566,6 +569,8 @@ class Scheduler(Holdings):
                 return True
             if found.num_blocks:
                 return False  # a free block's copy, held by others, may be found next
+        if self.groups is not None and reserves_all:
+            self.groups.refused(request, num_all_slots)
         if self._heads_stay_blocked and (
             reserves_all or num_tokens == num_whole or not self.enable_caching
         ):
