@@ -206,13 +206,13 @@ class RooflineCost(RooflineParameters, FormulaCost):
         if not self._num_experts:
             return
         chosen = self.model.num_experts_per_tok / self._num_experts
+        memory, compute = self.expert_efficiencies()
+        bandwidth = self._bandwidth(memory)
         self._expert_s = experts.bytes / self._num_experts / bandwidth
         traffic = experts.activations * chosen * itemsize
         self._expert_token_memory_s = traffic / bandwidth
         experts.scale_elements(chosen)
-        self._expert_token_compute_s = self._compute_s(
-            experts, scheme, self.moe_compute_efficiency
-        )
+        self._expert_token_compute_s = self._compute_s(experts, scheme, compute)
 
     def _compute_s(
         self, volume: Volume, scheme: QuantizationScheme | None, efficiency: float

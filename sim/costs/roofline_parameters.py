@@ -22,6 +22,10 @@ _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", 
 together in mixed batches too (FlashAttention 3 ``should_pack_gqa`` with varlen
 queries; Blackwell data-centre parts run decodes apart)."""
 
+_MXFP4_EXPERTS: Final = (0.6, 0.26)
+"""Shares of bandwidth and of peak that experts of four-bit floats reach on those GPUs,
+whose kernels unpack them: MoE tables of h100, h200 and b200 (0.41 to 0.76, and 0.19 to
+0.26). Elsewhere (l40s, RTX PRO 6000: Marlin) they are as fast as others."""
 _FA2_DECODE_TILE_TOKENS: Final = 80
 """Query rows that FlashAttention 2 spends on a decode of a mixed batch: ``kBlockM``
 of its split-KV kernel is 64; 80 at the efficiency of prefill fits the mixed tables of
@@ -268,12 +272,25 @@ class RooflineParameters:
             )
         return KV_CACHE_DTYPE_BYTES[self.kv_cache_dtype]
 
+    def expert_efficiencies(self) -> tuple[float, float]:
+        """Return the shares of bandwidth and of peak that routed experts reach."""
+        usual = self.gemm_bandwidth_efficiency, self.moe_compute_efficiency
+        if self.model.quantization != "mxfp4" or not self._is_data_centre():
+            return usual
+        return min(usual[0], _MXFP4_EXPERTS[0]), min(usual[1], _MXFP4_EXPERTS[1])
+
+    def _is_data_centre(self) -> bool:
+        return self.gpu.name.lower().startswith(_PACKED_GPUS)
+
     def mixed_tile_tokens(self) -> int:
         """Return `mixed_decode_tile_tokens`, or what None means on this GPU."""
         if self.mixed_decode_tile_tokens is not None:
             return self.mixed_decode_tile_tokens
-        packed = self.gpu.name.lower().startswith(_PACKED_GPUS)
-        return 0 if packed or self.model.kv_lora_rank else _FA2_DECODE_TILE_TOKENS
+        return (
+            0
+            if self._is_data_centre() or self.model.kv_lora_rank
+            else _FA2_DECODE_TILE_TOKENS
+        )
 
     def describe(self) -> dict[str, Any]:
         parameters = {

@@ -141,6 +141,18 @@ def test_todays_models_have_quick_decodes(name):
         assert step.decode_attention_s == attention_s
 
 
+def test_experts_of_four_bit_floats_are_unpacked_where_the_kernel_does_so():
+    model = load_model("openai/gpt-oss-120b")
+    shape, prompt = decodes(256, 1), BatchShape(0, 0, 1, 8192, 8192, 1)
+    for gpu, slower in (("h200_sxm", 1.4), ("l40s", 1.0)):
+        cost = RooflineCost(model=model, gpu=load_gpu(gpu))
+        own = replace(model, quantization="mxfp4-experts")  # the scheme, not the kernel
+        usual = RooflineCost(model=own, gpu=load_gpu(gpu))
+        for one in (shape, prompt):
+            times = cost.step(one).gemm_s / usual.step(one).gemm_s
+            assert times >= slower if slower > 1.0 else times == pytest.approx(1.0)
+
+
 def test_layers_without_a_mixer_have_one_collective():
     model = replace(
         TINY,
