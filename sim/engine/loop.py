@@ -15,7 +15,7 @@ from sim.engine.sampling import (
     sample,
 )
 from sim.errors import CostError
-from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_unswapped
+from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_formed, pack_stretch
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.request import Request, RequestStatus
 
@@ -141,7 +141,8 @@ class Engine:
         self._next_look = NEVER
         self._arrivals_closed = arrivals is not None
         self._blocked = False
-        self._num_empty_steps = 0
+        self._num_empty_steps = 0  # in a row, up to the latest one
+        self._latest_empty_step = NEVER
         self._aborts: list[tuple[Request, str]] = []
         self._wake: simpy.Event | None = None  # while it waits for something to do
         self.done = env.process(self._run())
@@ -195,8 +196,7 @@ class Engine:
         calendar, listeners = self._calendar, self.listeners
         arrivals = iter(self.arrivals)
         recorder, log = self.recorder, self.recorder.steps
-        packed, lengths = log.packed, log.lengths
-        ends_s, new_blocks = log.ends_s, log.new_blocks
+        packed, ends_s, new_blocks = log.packed, log.ends_s, log.new_blocks
         cost_model = self.cost_model
         batch_total = batch_total_of(cost_model)
         decode_ends = decode_ends_of(cost_model)
@@ -207,18 +207,16 @@ class Engine:
         if not self.admission_check:
             admission_error = _no_error
         num_unquestioned_tokens = 0
-        if not is_clocked:
-            is_quick = False
-            running: Any = ()
-            waiting: Any = ()
-        else:
-            is_quick = self._prices_columns
+        running: Any = ()
+        waiting: Any = ()
+        if is_clocked:
             running, waiting = clocked.running, clocked.waiting
             form, quiet_steps = clocked.form, clocked.quiet_steps
             advance_decodes, usage_facts = clocked.advance, clocked.usage_facts
             clock, tables = clocked.clock, clocked.tables
             num_unquestioned_tokens = clocked.num_unquestioned_tokens
-            log.num_usable_blocks = tables.num_usable_blocks
+            num_usable_blocks: int = tables.num_usable_blocks
+            log.describe_pool(num_usable_blocks, clocked.block_size)
 
         step = self.num_steps
         now_s: float = env.now
@@ -240,153 +238,162 @@ class Engine:
                     if upcoming is None:
                         self._wake_up()
                 continue
+            takes_stretches = is_clocked and not listeners and tables.observer is None
+            forms = is_clocked and not listeners and self._prices_columns
+            look = self._next_look
+            event_s = events[0][0] if events else inf
 
-            # -- what begins now: a stretch of quiet steps, or a step in full
-            output: SchedulerOutput | None = None
-            num_steps = 0
-            if is_clocked and not listeners and tables.observer is None:
-                last, look = calendar.next_step + 1, self._next_look
-                most = (last if last < look else look) - step
-                num_steps = quiet_steps(
-                    most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
-                )
-            if num_steps:
-                num_decodes = clock.num_decodes
-                context = clock.num_base_tokens + num_decodes * step
-                shape: tuple[int, ...] = (num_decodes, context, 0, 0, 0, 0)
-                num_preempted = num_recomputed_tokens = 0
-                ends_of = known_ends.get(num_decodes)
-                if ends_of is None:
-                    ends_of = known_ends[num_decodes] = decode_ends(num_decodes)
-                if horizon is None:
-                    until_s = events[0][0] if events else inf
-                else:
-                    until_s = horizon()
-                ends = ends_of(
-                    context, num_steps, now_s, next_s if next_s < until_s else until_s
-                )
-                num_steps, end_s = len(ends), ends[-1]
-                if not (ends[-2] if num_steps > 1 else now_s) < end_s < inf:
-                    self._refuse_length(num_decodes, context, [now_s, *ends])
-            else:
-                decided: ClockedScheduler | SchedulerOutput = clocked
-                if is_quick and not listeners:
-                    shape = form(now_s)
-                    total_s = batch_total(*shape)
-                else:
-                    decided = output = scheduler.schedule(now_s)
-                    cost = cost_model.step(output.shape)
-                    shape, total_s = output.shape, cost.total_s
-                end_s = now_s + total_s
-                if not now_s < end_s < inf:
-                    raise _no_length(total_s, now_s)
-                num_preempted = len(decided.preemptions)
-                num_recomputed_tokens = decided.num_recomputed_tokens
-
-            # -- its row in the log
-            if len(ends_s) >= CHUNK_ROWS:
-                log.flush()
-            if output is None:
-                packed.append(
-                    pack_unswapped(
-                        step,
-                        now_s,
-                        len(running),
-                        len(waiting),
-                        *shape,
-                        *usage_facts(),
-                        num_preempted,
-                        num_recomputed_tokens,
+            # Until anything else had its turn, what is above cannot have changed.
+            is_alone = True
+            while is_alone:
+                # -- what begins now: a stretch of quiet steps, or a step in full
+                output: SchedulerOutput | None = None
+                num_steps = 0
+                if takes_stretches:
+                    last = calendar.next_step + 1
+                    most = (last if last < look else look) - step
+                    num_steps = quiet_steps(
+                        most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
                     )
-                )
-            else:
-                packed.append(
-                    pack_facts(
-                        step,
+                if len(ends_s) >= CHUNK_ROWS:
+                    log.flush()
+                if num_steps:
+                    num_decodes = clock.num_decodes
+                    context = clock.num_base_tokens + num_decodes * step
+                    ends_of = known_ends.get(num_decodes)
+                    if ends_of is None:
+                        ends_of = known_ends[num_decodes] = decode_ends(num_decodes)
+                    until_s = event_s if horizon is None else horizon()
+                    ends = ends_of(
+                        context,
+                        num_steps,
                         now_s,
-                        *_queue_lengths(scheduler),
-                        *shape,
-                        *scheduler.cache_usage(),
-                        num_preempted,
-                        num_recomputed_tokens,
+                        next_s if next_s < until_s else until_s,
                     )
-                )
-            lengths.append(num_steps)
-            if num_steps:
-                ends_s.extend(ends)
-                new_blocks.extend(advance_decodes(num_steps))
-                step += num_steps - 1
-                self._num_empty_steps = 0
-            else:
-                ends_s.append(end_s)
-                if num_preempted:
-                    recorder.preempted(step, now_s, decided.preemptions)
-                    calendar.forget_preempted(decided.preemptions, step)
-                if is_clocked and clocked.passed_over:
-                    calendar.wait(clocked.passed_over, step)
-                if output is not None:
-                    self._show(step, now_s, cost, output)
-                if shape[0] or shape[3]:
-                    self._num_empty_steps = 0
+                    num_steps, end_s = len(ends), ends[-1]
+                    if not (ends[-2] if num_steps > 1 else now_s) < end_s < inf:
+                        self._refuse_length(num_decodes, context, [now_s, *ends])
+                    packed.append(
+                        pack_stretch(
+                            step,
+                            now_s,
+                            len(waiting),
+                            num_decodes,
+                            context,
+                            num_usable_blocks - tables.num_free_blocks,
+                            tables.num_logical_blocks,
+                            num_steps,
+                        )
+                    )
+                    ends_s.extend(ends)
+                    new_blocks.extend(advance_decodes(num_steps))
+                    step += num_steps - 1
                 else:
-                    self._note_empty_step(output or clocked.output(shape))
+                    if forms:
+                        shape: tuple[int, ...] = form(now_s)
+                        total_s = batch_total(*shape)
+                        preemptions = clocked.preemptions
+                    else:
+                        output = scheduler.schedule(now_s)
+                        shape, preemptions = output.shape, output.preemptions
+                        cost = cost_model.step(output.shape)
+                        total_s = cost.total_s
+                    end_s = now_s + total_s
+                    if not now_s < end_s < inf:
+                        raise _no_length(total_s, now_s)
+                    packed.append(
+                        pack_formed(
+                            step,
+                            now_s,
+                            len(running),
+                            len(waiting),
+                            *shape,
+                            *usage_facts(),
+                            len(preemptions),
+                            clocked.num_recomputed_tokens,
+                        )
+                        if output is None
+                        else _packed(step, now_s, output, scheduler)
+                    )
+                    ends_s.append(end_s)
+                    if preemptions:
+                        recorder.preempted(step, now_s, preemptions)
+                        calendar.forget_preempted(preemptions, step)
+                    if is_clocked and clocked.passed_over:
+                        calendar.wait(clocked.passed_over, step)
+                    if output is not None:
+                        self._show(step, now_s, cost, output)
+                        event_s = events[0][0] if events else inf
+                    if not (shape[0] or shape[3]):
+                        self._note_empty_step(step, output or clocked.output(shape))
+                        is_alone = False
 
-            # -- arrivals until it ends
-            while next_s <= end_s:
-                if events and events[0][0] <= next_s:
-                    yield At(env, next_s, ARRIVAL_PRIORITY)
-                env._now = next_s
-                assert upcoming is not None
-                request, upcoming = upcoming, next(arrivals, None)
-                next_s = inf if upcoming is None else upcoming.arrival_s
-                arrived(request)
-                error = (
-                    None
-                    if request.num_prompt_tokens < num_unquestioned_tokens
-                    and request.max_num_tokens <= num_unquestioned_tokens
-                    else admission_error(request)
-                )
-                if error is None:
-                    add_request(request)
+                # -- arrivals until it ends
+                while next_s <= end_s:
+                    if event_s <= next_s:
+                        yield At(env, next_s, ARRIVAL_PRIORITY)
+                        is_alone = False
+                    env._now = next_s
+                    assert upcoming is not None
+                    request, upcoming = upcoming, next(arrivals, None)
+                    next_s = inf if upcoming is None else upcoming.arrival_s
+                    arrived(request)
+                    error = (
+                        None
+                        if request.num_prompt_tokens < num_unquestioned_tokens
+                        and request.max_num_tokens <= num_unquestioned_tokens
+                        else admission_error(request)
+                    )
+                    if error is None:
+                        add_request(request)
+                    else:
+                        self._reject(request, error)
+                        is_alone = False
+                    if not is_alone:
+                        event_s = events[0][0] if events else inf
+                        if error is None or upcoming is None:
+                            self._blocked = False
+                            self._num_empty_steps = 0
+                if event_s <= end_s:
+                    yield At(env, end_s, STEP_PRIORITY)
+                    is_alone = False
                 else:
-                    self._reject(request, error)
-                if error is None or upcoming is None:
-                    self._blocked = False
-                    self._num_empty_steps = 0
-            if events and events[0][0] <= end_s:
-                yield At(env, end_s, STEP_PRIORITY)
-            else:
-                env._now = end_s
+                    env._now = end_s
 
-            # -- tokens appear
-            if not is_clocked:
-                finished = sample(output, step, end_s)
-                update(finished)
-            else:
-                finished = calendar.pop(end_s) if step == calendar.next_step else []
-                completing = clocked.completing
-                if completing:
-                    going_on, done = calendar.first_tokens(completing, step, end_s)
-                    clocked.begin_decoding(going_on)
-                    finished += done
-                if finished:
-                    if len(finished) > 1:
-                        finished.sort(key=running_order)
+                # -- tokens appear
+                if not is_clocked:
+                    finished = sample(output, step, end_s)
                     update(finished)
+                else:
+                    finished = calendar.pop(end_s) if step == calendar.next_step else []
+                    completing = clocked.completing
+                    if completing:
+                        going_on, done = calendar.first_tokens(completing, step, end_s)
+                        clocked.begin_decoding(going_on)
+                        finished += done
+                    if finished:
+                        if len(finished) > 1:
+                            finished.sort(key=running_order)
+                        update(finished)
 
-            # -- finished requests leave
-            if finished:
-                recorder.finished(end_s, finished)
-            for listener in listeners:
-                listener.ended(end_s, finished, scheduler)
-            for request in finished:
-                if request.on_end is not None:
-                    _announce(request)
-            now_s = end_s
-            step += 1
-            self.num_steps = step
-            if step >= self._next_look:
-                self._notify()
+                # -- finished requests leave
+                if finished:
+                    recorder.finished(end_s, finished)
+                for listener in listeners:
+                    listener.ended(end_s, finished, scheduler)
+                    is_alone = False
+                for request in finished:
+                    if request.on_end is not None:
+                        _announce(request)
+                        is_alone = False
+                now_s = end_s
+                step += 1
+                self.num_steps = step
+                if step >= self._next_look:
+                    self._notify()
+                    is_alone = False
+                if self.stop_requested or not (running or waiting):
+                    break
         self._settle()
 
     # -- beside the loop ------------------------------------------------------
@@ -445,11 +452,13 @@ class Engine:
         for request in output.ignored:
             self._leave(request)
 
-    def _note_empty_step(self, output: SchedulerOutput) -> None:
+    def _note_empty_step(self, step: int, output: SchedulerOutput) -> None:
         """Stop asking a scheduler that is stuck, or has nothing to say for too long."""
         if output.ignored:
-            self._num_empty_steps = 0
             return
+        if self._latest_empty_step != step - 1:
+            self._num_empty_steps = 0
+        self._latest_empty_step = step
         self._num_empty_steps += 1
         self._blocked = output.stuck or self._num_empty_steps >= MAX_NUM_EMPTY_STEPS
 
@@ -495,6 +504,22 @@ def _forms_itself(scheduler: Scheduler) -> bool:
 
 def _no_error(request: Request) -> None:
     """Admit every request."""
+
+
+def _packed(
+    step: int, now_s: float, output: SchedulerOutput, scheduler: Scheduler
+) -> bytes:
+    """Return the row of a step in full."""
+    return pack_facts(
+        step,
+        now_s,
+        *_queue_lengths(scheduler),
+        *output.shape,
+        *scheduler.cache_usage(),
+        len(output.preemptions),
+        output.num_recomputed_tokens,
+        0,
+    )
 
 
 def _queue_lengths(scheduler: Scheduler) -> tuple[int, int, int]:

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from sim.costs.base import StepCost, pricer_of
 from sim.results import schema
 from sim.results.step_table import BATCH_ROWS
-from sim.scheduler.base import CacheUsage
+from sim.scheduler.base import CacheUsage, stored_tokens
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from sim.costs.base import CostModel, StepPricer
     from sim.results.step_table import Batch
@@ -35,9 +35,11 @@ FACTS = (
     *CacheUsage._fields,
     "num_preempted",
     "num_recomputed_tokens",
+    "num_quiet_steps",
 )
-"""The words of a packed step: columns of `sim.results.schema.STEPS`, and the counts of
-its shape. What is in neither (costs, sums) follows from them."""
+"""The words of a packed row: columns of `sim.results.schema.STEPS`, the counts of its
+shape, and how many steps it stands for if it is a stretch, else 0. What is in none
+(costs, sums) follows from them."""
 
 _CODES = {"int64": "q", "float64": "d"}
 _AT = {name: index for index, name in enumerate(FACTS)}
@@ -47,21 +49,45 @@ _CODES_OF_FACTS = [_CODES[schema.STEPS.get(name, "int64")] for name in FACTS]
 pack_facts = Struct("=" + "".join(_CODES_OF_FACTS)).pack
 """From `FACTS` to a packed row of `StepLog.packed`."""
 
-_UNSWAPPED = {
-    "num_swapped",
-    *BatchShape._fields[6:],
-    "kv_cache_usage",
-    "cpu_cache_usage",
-}
-pack_unswapped = Struct(
-    "="
-    + "".join(
-        "8x" if name in _UNSWAPPED else code
-        for name, code in zip(FACTS, _CODES_OF_FACTS, strict=True)
-    )
-).pack
-"""The same of an engine that neither swaps nor copies blocks: without what is 0 then,
-and without the usage, which follows; see `StepLog.num_usable_blocks`."""
+_OF_STRETCH = (
+    "step",
+    "start_s",
+    "num_waiting",
+    "num_decodes",
+    "num_decode_context_tokens",
+    "num_physical_blocks",
+    "num_logical_blocks",
+    "num_quiet_steps",
+)
+_OF_FORMED_STEP = (
+    "step",
+    "start_s",
+    "num_running",
+    "num_waiting",
+    *BatchShape._fields[:6],
+    "num_physical_blocks",
+    "num_logical_blocks",
+    "num_logical_tokens",
+    "num_preempted",
+    "num_recomputed_tokens",
+)
+
+
+def _packer_of(names: Collection[str]) -> Callable[..., bytes]:
+    """Return what packs these of `FACTS`, in their order; the others are 0."""
+    pairs = zip(FACTS, _CODES_OF_FACTS, strict=True)
+    codes = "".join(code if name in names else "8x" for name, code in pairs)
+    return Struct("=" + codes).pack
+
+
+pack_stretch = _packer_of(_OF_STRETCH)
+"""From `_OF_STRETCH` to a packed row: a stretch in which all that run are decodes."""
+
+pack_formed = _packer_of(_OF_FORMED_STEP)
+"""From `_OF_FORMED_STEP` to the row of a step without an object, which moves no blocks.
+
+What is missing of the cache in both follows; see `StepLog.describe_pool`.
+"""
 
 _COST_FIELDS = list(schema.STEPS)[2 : 2 + len(StepCost._fields)]
 # Words of 8 bytes, until they are emitted.
@@ -93,9 +119,7 @@ class StepLog:
     packed
         A row of `pack_facts` for each step, right after its scheduler call, and one for
         each stretch (steps in a row in which the same decodes run and nothing else
-        happens), its cache as before the first step.
-    lengths
-        How many steps each row stands for if it is a stretch, else 0.
+        happens), its blocks as before the first step.
     ends_s
         The end of each step in seconds. Call `flush` when there are `CHUNK_ROWS`,
         before a step is added.
@@ -106,19 +130,15 @@ class StepLog:
         step.
     finished
         Index in the log, and how many requests the output of that step finished.
-    num_usable_blocks
-        Size of the pool if its usage is to follow from the blocks that tables hold, or
-        None if rows say it.
     """
 
     def __init__(self, emit: Callable[[Batch], bool]) -> None:
         self.packed: list[bytes] = []
-        self.lengths = array("q")
         self.ends_s = array("d")
         self.new_blocks = array("q")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
-        self.num_usable_blocks: int | None = None
+        self._pool: tuple[int, int] | None = None
         self._emit = emit
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
@@ -136,6 +156,13 @@ class StepLog:
         """
         self._cost_model, self._pricer = cost_model, pricer_of(cost_model)
         return self._pricer is not None
+
+    def describe_pool(self, num_usable_blocks: int, block_size: int) -> None:
+        """Let usage and stored tokens follow from tokens and blocks that tables hold.
+
+        Without a call of this the rows say them.
+        """
+        self._pool = num_usable_blocks, block_size
 
     def flush(self) -> None:
         """Turn the log into columns; its latest step must have ended."""
@@ -162,16 +189,23 @@ class StepLog:
         """Return `FACTS`, a row each, of all steps, and which are of stretches."""
         packed = np.frombuffer(b"".join(self.packed), np.uint64)
         packed = packed.reshape(-1, len(FACTS)).T
-        lengths = np.frombuffer(self.lengths, np.int64)
+        lengths = packed[_AT["num_quiet_steps"]].view(np.int64)
         num_steps = np.maximum(lengths, 1)
         is_quiet = np.repeat(lengths > 0, num_steps)
         facts = np.repeat(packed, num_steps, axis=1)
         integers, floats = facts.view(np.int64), facts.view(np.float64)
         if is_quiet.any():
             self._go_on(integers, floats, num_steps, is_quiet)
-        if self.num_usable_blocks is not None:
+        if self._pool is not None:
+            num_usable_blocks, block_size = self._pool
             num_blocks = integers[_AT["num_physical_blocks"]]
-            floats[_AT["kv_cache_usage"]] = num_blocks / self.num_usable_blocks
+            floats[_AT["kv_cache_usage"]] = num_blocks / num_usable_blocks
+            integers[_AT["num_physical_tokens"]] = stored_tokens(
+                integers[_AT["num_logical_tokens"]],
+                num_blocks,
+                integers[_AT["num_logical_blocks"]],
+                block_size,
+            )
         return facts, is_quiet
 
     def _go_on(
@@ -188,9 +222,14 @@ class StepLog:
         is_later = np.flatnonzero(offset)
         floats[_AT["start_s"]][is_later] = np.frombuffer(self.ends_s)[is_later - 1]
         num_decodes = integers[_AT["num_decodes"]] * is_quiet
-        integers[_AT["num_decode_context_tokens"]] += num_decodes * offset
-        for name in ("num_logical_tokens", "num_physical_tokens"):
-            integers[_AT[name]] += num_decodes * (offset + 1)
+        context = integers[_AT["num_decode_context_tokens"]]
+        context += num_decodes * offset
+        # All that run are decodes, and each has computed what it attends to.
+        for name, words in (
+            ("num_running", num_decodes),
+            ("num_logical_tokens", context),
+        ):
+            np.copyto(integers[_AT[name]], words, where=is_quiet)
         new_blocks = np.zeros(len(first), np.int64)
         new_blocks[is_quiet] = np.frombuffer(self.new_blocks, np.int64)
         taken = np.cumsum(new_blocks)
@@ -217,7 +256,7 @@ class StepLog:
         """Let go of what was told."""
         for told in (self.packed, self.costs, self.finished):
             told.clear()
-        del self.lengths[:], self.ends_s[:], self.new_blocks[:]
+        del self.ends_s[:], self.new_blocks[:]
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""

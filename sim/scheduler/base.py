@@ -54,6 +54,20 @@ class CacheUsage(NamedTuple):
     cpu_cache_usage: float
 
 
+def stored_tokens(
+    num_logical_tokens: Any,
+    num_physical_blocks: Any,
+    num_logical_blocks: Any,
+    block_size: int,
+) -> Any:
+    """Return `CacheUsage.num_physical_tokens`; of integers, or arrays of them.
+
+    Only full blocks are ever shared: each extra entry is a block of tokens.
+    """
+    num_shared_blocks = num_logical_blocks - num_physical_blocks
+    return num_logical_tokens - num_shared_blocks * block_size
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One scheduler call's decisions.
@@ -198,8 +212,8 @@ class ClockedScheduler(Scheduler, Protocol):
         """Return the decisions of the latest `form` as an object."""
         ...
 
-    def usage_facts(self) -> tuple[int, int, int, int]:
-        """Return blocks and tokens of `cache_usage`, which holds no swapped ones."""
+    def usage_facts(self) -> tuple[int, int, int]:
+        """Return physical and logical blocks, and logical tokens, of `cache_usage`."""
         ...
 
     def quiet_steps(self, most: int) -> int:

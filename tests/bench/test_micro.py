@@ -20,7 +20,7 @@ from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder
-from sim.results.step_log import pack_facts
+from sim.results.step_log import pack_facts, pack_stretch
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from tests.identity.measured_profile import measured_profile
@@ -252,9 +252,8 @@ def test_taken_in_full(benchmark: BenchmarkFixture, roofline: RooflineCost) -> N
         recorder = Recorder()
         recorder.steps.price_by(roofline)
         for step in range(NUM_STEPS):
-            row = pack_facts(step, step * step_s, 120, 0, 0, *DECODES, *usage, 0, 0)
+            row = pack_facts(step, step * step_s, 120, 0, 0, *DECODES, *usage, 0, 0, 0)
             recorder.steps.packed.append(row)
-            recorder.steps.lengths.append(0)
             recorder.steps.ends_s.append((step + 1) * step_s)
         return recorder.finish(NUM_STEPS * step_s).step_table.num_steps
 
@@ -268,18 +267,17 @@ def test_quiet_steps(
 ) -> None:
     """In stretches of so many."""
     step_s = roofline.step(DECODES).total_s
-    usage = (10_000, 10_000, 149_880, 149_880, 0.5, 0.0)
+    decodes = DECODES[:2]
 
     def record() -> int:
         recorder = Recorder()
         log = recorder.steps
         log.price_by(roofline)
-        log.num_usable_blocks = 20_000
+        log.describe_pool(20_000, 16)
         for first in range(0, NUM_STEPS, length):
             start_s = first * step_s
-            row = pack_facts(first, start_s, 120, 0, 0, *DECODES, *usage, 0, 0)
+            row = pack_stretch(first, start_s, 0, *decodes, 10_000, 10_000, length)
             log.packed.append(row)
-            log.lengths.append(length)
             log.ends_s.extend([start_s + (i + 1) * step_s for i in range(length)])
             log.new_blocks.extend([7] * length)
         return recorder.finish(NUM_STEPS * step_s).step_table.num_steps

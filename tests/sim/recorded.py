@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from sim.costs.linear import LinearCost
-from sim.results.step_log import CHUNK_ROWS, pack_facts
+from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_stretch
 from sim.scheduler.base import CacheUsage
 from sim.scheduler.batch import BatchShape
 
@@ -83,7 +83,7 @@ class Teller:
         self.chunk_rows = chunk_rows
         self.recorder = recorder
         self.log = recorder.steps
-        self.log.num_usable_blocks = NUM_USABLE_BLOCKS
+        self.log.describe_pool(NUM_USABLE_BLOCKS, BLOCK_SIZE)
         self.prices_columns = self.log.price_by(cost)
         self.cost = cost
         self.quietly = quietly
@@ -121,9 +121,8 @@ class Teller:
         if not self.prices_columns:
             self.log.costs.append(cost)
         queues = (each.num_decodes, each.num_waiting, 0)
-        facts = (self.step, self.now_s, *queues, *shape, *usage, 0, 0)
+        facts = (self.step, self.now_s, *queues, *shape, *usage, 0, 0, 0)
         self.log.packed.append(pack_facts(*facts))
-        self.log.lengths.append(0)
         self.now_s += cost.total_s
         self.log.ends_s.append(self.now_s)
         self.step += 1
@@ -154,13 +153,19 @@ class Teller:
     def stretch(self, each: Told, end_s: list[float]) -> None:
         """Write quiet steps that end at these times."""
         self._flush_when_full()
-        # As before its first step.
-        usage = self._usage(each, each.num_context_tokens - each.num_decodes)
-        shape = BatchShape(each.num_decodes, each.num_context_tokens, 0, 0, 0, 0)
-        queues = (each.num_decodes, each.num_waiting, 0)
-        facts = (self.step, self.now_s, *queues, *shape, *usage, 0, 0)
-        self.log.packed.append(pack_facts(*facts))
-        self.log.lengths.append(len(end_s))
+        num_logical_blocks = self.num_blocks + each.num_shared_blocks
+        self.log.packed.append(
+            pack_stretch(
+                self.step,
+                self.now_s,
+                each.num_waiting,
+                each.num_decodes,
+                each.num_context_tokens,
+                self.num_blocks,  # as before its first step
+                num_logical_blocks,
+                len(end_s),
+            )
+        )
         self.log.ends_s.extend(end_s)
         self.log.new_blocks.extend(each.num_new_blocks)
         self.num_blocks += sum(each.num_new_blocks)

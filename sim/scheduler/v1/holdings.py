@@ -12,7 +12,13 @@ from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
 from cache.v1.tables import NOTHING_FOUND
 from sim.errors import SchedulerError
-from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode, check_queues
+from sim.scheduler.base import (
+    CacheUsage,
+    Preemption,
+    PreemptionMode,
+    check_queues,
+    stored_tokens,
+)
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.clock import DecodeClock
 from sim.scheduler.v1.dialect import LAST_MINOR
@@ -310,27 +316,25 @@ class Holdings:
         return num_used / tables.num_usable_blocks
 
     def cache_usage(self) -> CacheUsage:
-        return CacheUsage(*self.usage_facts(), self._usage(), 0.0)
+        num_physical, num_logical, num_tokens = self.usage_facts()
+        num_stored = stored_tokens(
+            num_tokens, num_physical, num_logical, self.block_size
+        )
+        return CacheUsage(
+            num_physical, num_logical, num_stored, num_tokens, self._usage(), 0.0
+        )
 
-    def usage_facts(self) -> tuple[int, int, int, int]:
-        """Return blocks and tokens of `cache_usage`. O(1)."""
+    def usage_facts(self) -> tuple[int, int, int]:
+        """Return blocks and logical tokens of `cache_usage`. O(1)."""
         tables, clock = self.tables, self.clock
-        num_logical_blocks = tables.num_logical_blocks
-        num_physical_blocks = tables.num_usable_blocks - tables.num_free_blocks
-        # Only full blocks lie behind a window, and only full blocks are ever shared:
-        # each null block, and each extra entry, is a block of tokens.
-        num_logical_tokens = (
+        return (
+            tables.num_usable_blocks - tables.num_free_blocks,
+            tables.num_logical_blocks,
             clock.num_base_tokens
             + clock.num_decodes * (self.step - 1)
             + self.num_chunk_tokens
-            - tables.num_skipped_blocks * self.block_size
-        )
-        num_shared_blocks = num_logical_blocks - num_physical_blocks
-        return (
-            num_physical_blocks,
-            num_logical_blocks,
-            num_logical_tokens - num_shared_blocks * self.block_size,
-            num_logical_tokens,
+            # only full blocks lie behind a window
+            - tables.num_skipped_blocks * self.block_size,
         )
 
     def tiers(self) -> list[BlockTier]:
