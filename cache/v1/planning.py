@@ -143,20 +143,20 @@ def plan_kv_cache(
     CacheConfigError
         When pages cannot be made equal, or `prefix_match_unit` divides no block.
     """
-    plan = plan_groups(
+    plan = _grouped(
         layers,
         block_size=block_size,
         max_model_len=max_model_len,
         max_in_flight_tokens=max_in_flight_tokens,
-        enable_prefix_caching=enable_prefix_caching,
-        prefix_match_unit=prefix_match_unit,
+        prefix_match_unit=prefix_match_unit if enable_prefix_caching else None,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
     )
     bytes_per_block = plan.layout.bytes_per_block
     if num_gpu_blocks_override:
         available_bytes = num_gpu_blocks_override * bytes_per_block
     plan = plan.of_size(available_bytes // bytes_per_block)
-    return _checked(plan, available_bytes - bytes_per_block, fit=fit_max_model_len)
+    plan = _checked(plan, available_bytes - bytes_per_block, fit=fit_max_model_len)
+    return _with_hashes(plan, enable_prefix_caching, prefix_match_unit)
 
 
 def plan_groups(
@@ -181,31 +181,65 @@ def plan_groups(
     padding_limit
         As `group_layers` takes it: releases differ.
     """
+    plan = _grouped(
+        layers,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_in_flight_tokens=max_in_flight_tokens,
+        prefix_match_unit=prefix_match_unit if enable_prefix_caching else None,
+        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        padding_limit=padding_limit,
+    )
+    return _with_hashes(plan, enable_prefix_caching, prefix_match_unit)
+
+
+def _grouped(
+    layers: Layers,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_in_flight_tokens: int,
+    prefix_match_unit: int | None,
+    disable_hybrid_kv_cache_manager: bool,
+    padding_limit: float = PADDING_LIMIT,
+) -> KVCachePlan:
+    """Return a plan without blocks, and without finer sizes for hashes."""
     layers = align_states(
         layers,
         block_size=block_size,
         max_model_len=max_model_len,
-        prefix_match_unit=prefix_match_unit if enable_prefix_caching else None,
+        prefix_match_unit=prefix_match_unit,
     )
     groups = group_layers(
         layers,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         padding_limit=padding_limit,
     )
-    scheduler_block_size, hash_block_size, alignment = resolve_block_sizes(
-        groups,
-        enable_prefix_caching=enable_prefix_caching,
-        prefix_match_unit=prefix_match_unit,
-    )
+    coarse = lcm(*(group.spec.block_size for group in groups))
     layout = KVCacheLayout(
         groups=groups,
         num_blocks=0,
         bytes_per_block=max(group.bytes_per_block for group in groups),
-        hash_block_size=hash_block_size,
-        scheduler_block_size=scheduler_block_size,
-        cache_hit_alignment=alignment,
+        hash_block_size=coarse,
+        scheduler_block_size=coarse,
+        cache_hit_alignment=coarse,
     )
     return KVCachePlan(layers, layout, max_model_len, max_in_flight_tokens)
+
+
+def _with_hashes(
+    plan: KVCachePlan, enable_prefix_caching: bool, prefix_match_unit: int | None
+) -> KVCachePlan:
+    """Return the plan with the sizes of hashes and hits."""
+    _, hash_block_size, alignment = resolve_block_sizes(
+        plan.layout.groups,
+        enable_prefix_caching=enable_prefix_caching,
+        prefix_match_unit=prefix_match_unit,
+    )
+    layout = replace(
+        plan.layout, hash_block_size=hash_block_size, cache_hit_alignment=alignment
+    )
+    return replace(plan, layout=layout)
 
 
 def _checked(plan: KVCachePlan, available_bytes: int, *, fit: bool) -> KVCachePlan:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cache.errors import CacheConfigError, KVCacheTooSmallError
-from cache.v1.planning import KVCachePlan, plan_kv_cache
+from cache.v1.planning import KVCachePlan, longest_request, plan_groups, plan_kv_cache
 from cache.v1.specs import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -274,3 +276,43 @@ def test_chunks_keep_the_chunk_and_what_is_in_flight() -> None:
     )
     assert planned.blocks_per_request == (768, 768, 768, 2_048)
     assert planned.kv_cache_size_tokens == 333_583
+
+
+KINDS = st.sampled_from(
+    [
+        attention(),
+        attention(num_kv_heads=2),
+        attention(num_kv_heads=3),
+        window(128),
+        window(100, num_kv_heads=4),
+        attention(ChunkedLocalAttentionSpec, attention_chunk_size=96),
+        delta_net(),
+    ]
+)
+
+
+@given(st.lists(KINDS, min_size=1, max_size=30), st.integers(1, 5_000))
+def test_groups_share_the_pool_without_loss(
+    kinds: list[KVCacheSpec], num_tokens: int
+) -> None:
+    of = {f"layers.{index}": kind for index, kind in enumerate([*kinds, attention()])}
+    planned = plan_groups(
+        of, block_size=16, max_model_len=5_000, max_in_flight_tokens=512
+    )
+    layout = planned.layout
+    names = [name for group in layout.groups for name in group.layer_names]
+    assert sorted(names) == sorted(of)
+    several = len(layout.groups) > 1
+    pages = {group.spec.page_size_bytes for group in layout.groups}
+    assert len(pages) == 1 or not several
+    assert layout.bytes_per_block == max(g.bytes_per_block for g in layout.groups)
+    for group in layout.groups:
+        assert layout.scheduler_block_size % group.spec.block_size == 0
+        assert group.spec.block_size % layout.hash_block_size == 0
+    # The longest request that so many blocks hold is the longest.
+    blocks = sum(planned.blocks_for(num_tokens))
+    longest = longest_request(planned, blocks)
+    assert longest >= num_tokens
+    assert sum(planned.blocks_for(longest)) <= blocks
+    if longest < planned.max_model_len:
+        assert sum(planned.blocks_for(longest + 1)) > blocks

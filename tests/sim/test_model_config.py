@@ -247,6 +247,93 @@ def test_linear_attention_is_refused(config: Path) -> None:
         load_model(config)
 
 
+# What published files say of their layers, in the keys that they use.
+PUBLISHED_FORMS: dict[str, dict[str, Any]] = {
+    "google/gemma-3-4b-pt": {
+        "model_type": "gemma3",
+        "num_multimodal_parameters": 419_816_304,
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "sliding_window": 1024,
+        },
+    },
+    "meta-llama/Llama-4-Maverick-17B-128E": {
+        "model_type": "llama4",
+        "num_multimodal_parameters": 871_932_416,
+        "text_config": {
+            "model_type": "llama4_text",
+            "attention_chunk_size": 8192,
+            "head_dim": 128,
+            "hidden_size": 5120,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "max_position_embeddings": 1048576,
+            "num_attention_heads": 40,
+            "num_experts_per_tok": 1,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 8,
+            "num_local_experts": 128,
+            "vocab_size": 202048,
+        },
+    },
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {
+        "model_type": "nemotron_h",
+        "conv_kernel": 4,
+        "head_dim": 128,
+        "hidden_size": 2688,
+        "intermediate_size": 1856,
+        "layers_block_type": [
+            {"M": "mamba", "E": "moe", "*": "attention"}[letter]
+            for letter in "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+        ],
+        "mamba_head_dim": 64,
+        "mamba_num_heads": 64,
+        "mamba_ssm_cache_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "n_groups": 8,
+        "n_routed_experts": 128,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 52,
+        "num_key_value_heads": 2,
+        "ssm_state_size": 128,
+        "vocab_size": 131072,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_FORMS)
+def test_published_files_are_read_as_they_are(name: str) -> None:
+    read = model_from_config(PUBLISHED_FORMS[name], name, "the test")
+    known = load_model(name)
+    assert read.layer_kinds == known.layer_kinds
+    assert count_parameters(read) == count_parameters(known)
+    assert read.kv_bytes_per_token() == known.kv_bytes_per_token()
+    assert read.state_shape == known.state_shape
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"model_type": "nemotron_h"}, "hybrid_override_pattern must be 36 letters"),
+        ({"hybrid_layer_pattern": [1, 2]}, "must be a list of 36 0 or 1"),
+        ({"model_type": "qwen3_next"}, "linear_num_key_heads is missing"),
+    ],
+)
+def test_layers_that_a_file_tells_badly(
+    config: Path, facts: dict[str, object], message: str
+) -> None:
+    rewrite(config, **facts)
+    with pytest.raises(ConfigError, match=message):
+        load_model(config)
+
+
 @pytest.mark.parametrize(
     ("scaling", "longest", "rotary"),
     [
