@@ -293,6 +293,21 @@ def test_prediction_of_a_real_engine_to_the_block() -> None:
         ({"model": "Qwen/Qwen2.5-72B"}, "no room|weights must fit"),
         ({"gpu_memory_utilization": 0.2}, "no room .* less than 1024 for max_num_seqs"),
         ({"model": "Qwen/Qwen2.5-7B", "tensor_parallel_size": 7}, "4 KV heads"),
+        (
+            {
+                "model": "ibm-granite/granite-4.0-h-small",
+                "disable_hybrid_kv_cache_manager": True,
+            },
+            "the hybrid manager can be off only where",
+        ),
+        (
+            {"model": "ibm-granite/granite-4.0-h-tiny", "engine_version": "0.9"},
+            "share a pool with attention since 0.10; .* use 0.10 or later",
+        ),
+        (
+            {"model": "nvidia/Nemotron-H-8B-Base-8K", "num_speculative_tokens": -1},
+            "num_speculative_tokens must be a positive integer",
+        ),
     ],
 )
 def test_mistakes_are_answered_in_one_line(more: dict[str, Any], message: str) -> None:

@@ -14,6 +14,7 @@ from sim.hardware.models.architecture import (
     dtype_bytes,
 )
 from sim.hardware.models.kv_layers import PACKED_KV_CACHE_DTYPES
+from sim.hardware.models.layers import STATE_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +108,7 @@ def resolve_dtypes(
 
 def state_dtype(mamba_ssm_cache_dtype: str) -> str:
     """Return the precision of states, and refuse one that the engine does not take."""
-    known = ("auto", "float32", "bfloat16", "float16")
+    known = ("auto", *STATE_DTYPES)
     if mamba_ssm_cache_dtype not in known:
         raise CapacityError(
             f"mamba_ssm_cache_dtype must be one of {', '.join(known)}; got"
@@ -238,4 +239,10 @@ def check_parallelism(model: ModelArchitecture, tp: int) -> None:
         raise CapacityError(
             f"tensor_parallel_size must divide the {kv_heads} KV heads of {model.name}"
             f" or be a multiple of them; got {tp}"
+        )
+    shape = model.state_shape
+    if shape is not None and any(count % tp for count in shape.divided):
+        raise CapacityError(
+            f"tensor_parallel_size must divide the {min(shape.divided)} heads of"
+            f" {model.name}'s states; got {tp}"
         )

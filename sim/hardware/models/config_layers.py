@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ConfigError
 from sim.hardware.models.layers import (
+    STATE_DTYPES,
     AttentionHeads,
     GatedDeltaNetShape,
     LayerKind,
@@ -180,7 +181,7 @@ def _state_facts(text: Facts, kinds: list[LayerKind]) -> dict[str, Any]:
                 value_head_dim=text.count("linear_value_head_dim"),
                 conv_kernel=text.count("linear_conv_kernel_dim"),
             ),
-            "state_dtype": text.text("mamba_ssm_dtype") or None,
+            "state_dtype": _state_dtype(text, "mamba_ssm_dtype"),
             "attention_output_gate": True,
         }
     if LayerKind.MAMBA2 not in kinds:
@@ -204,8 +205,15 @@ def _state_facts(text: Facts, kinds: list[LayerKind]) -> dict[str, Any]:
             conv_kernel=text.count("conv_kernel"),
         ),
         # The release keeps these states in float32 unless the file says otherwise.
-        "state_dtype": text.text("mamba_ssm_cache_dtype") or "float32",
+        "state_dtype": _state_dtype(text, "mamba_ssm_cache_dtype") or "float32",
     }
+
+
+def _state_dtype(text: Facts, key: str) -> str | None:
+    dtype = text.text(key)
+    if dtype and dtype not in STATE_DTYPES:
+        raise text.wrong(key, f"one of {', '.join(STATE_DTYPES)}")
+    return dtype or None
 
 
 def expert_facts(text: Facts, kind: str, layers: int) -> dict[str, Any]:

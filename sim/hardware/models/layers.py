@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+"""Precisions that states are kept in."""
+
 
 class LayerKind(Enum):
     """How a layer mixes tokens, and so what it remembers of them."""
@@ -71,6 +74,11 @@ class Mamba2Shape:
     conv_kernel: int
 
     @property
+    def divided(self) -> tuple[int, ...]:
+        """Heads that ranks share."""
+        return (self.num_heads,)
+
+    @property
     def inner_size(self) -> int:
         return self.num_heads * self.head_dim
 
@@ -108,6 +116,11 @@ class GatedDeltaNetShape:
     @property
     def num_heads(self) -> int:
         return self.num_value_heads
+
+    @property
+    def divided(self) -> tuple[int, ...]:
+        """Heads that ranks share."""
+        return (self.num_key_heads, self.num_value_heads)
 
     @property
     def value_size(self) -> int:
