@@ -9,9 +9,9 @@ import numpy as np
 from calibrate.estimators.moe import CHOSEN
 from calibrate.importers.geometry import expert_shape
 from calibrate.tables.fits import (
-    DTYPES_OF_BITS,
     TOKENS,
     UNKNOWN,
+    dtypes_of,
     nodes,
     predicted,
     rounded,
@@ -121,6 +121,9 @@ def _codes(points: Points, model: ModelArchitecture) -> dict[str, Any] | None:
 
 def expert_dtypes(model: ModelArchitecture) -> tuple[str, ...]:
     """Return the precisions of tables that fit the model's experts, best first."""
-    if model.quantization == "mxfp4":
+    scheme = model.quantization or ""
+    if scheme.startswith("mxfp4"):
         return ("w4a16_mxfp4",)
-    return DTYPES_OF_BITS[expert_weight_bits(model)]
+    if scheme.startswith("fp8-block"):
+        return ("fp8_block", "fp8")
+    return dtypes_of(model, expert_weight_bits(model))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from calibrate.estimators import KernelEstimator
     from calibrate.points import Points
     from sim.costs.profile import Profile
+    from sim.hardware.models.architecture import ModelArchitecture
 
     Integers = NDArray[np.int64]
 
@@ -39,7 +40,10 @@ DTYPES_OF_BITS: Final[Mapping[int, tuple[str, ...]]] = {
     8: ("fp8", "fp8_block", "int8_wo"),
     4: ("int4_wo", "nvfp4", "w4a16_mxfp4"),
 }
-"""Bits of a weight to the precisions of tables that are taken for it, best first."""
+"""Bits of a weight to the precisions of tables that are taken for it, best first.
+
+Products of FP8 by blocks come last: their tables hold what the host takes to launch
+them, 55 us and more on h100, h200 and b200 whatever the shape."""
 _GAP: Final = 4
 _MAX_NODES: Final = 128
 """Measured values of an axis beyond which only some of them are nodes."""
@@ -81,6 +85,14 @@ def fit_operations(profile: Profile, variants: Mapping[str, str] | None = None) 
     for points in with_parts(found).values():
         fits.add(points, estimator_of(points, fits.device))
     return fits
+
+
+def dtypes_of(model: ModelArchitecture, bits: int) -> tuple[str, ...]:
+    """Return the precisions of tables that fit products of a model, best first."""
+    names = DTYPES_OF_BITS[bits]
+    if bits == 4 and (model.quantization or "").startswith("nvfp4"):
+        return tuple(sorted(names, key=lambda name: name != "nvfp4"))
+    return names
 
 
 def nodes(

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.estimators import Layer
 from calibrate.tables.experts import expert_table
-from calibrate.tables.fits import DTYPES_OF_BITS, TOKENS, nodes, rounded
+from calibrate.tables.fits import TOKENS, dtypes_of, nodes, rounded
 from sim.costs.measured.reading import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.models.weights import TensorRole, weight_tensors
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from calibrate.points import Points
     from calibrate.tables.attention import AttentionTables
+    from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.weights import WeightTensor
 
     Floats = NDArray[np.float64]
@@ -187,7 +188,7 @@ class TokenTables:
             "n": np.full(len(m), n),
             "k": np.full(len(m), k),
             "weight_bits": np.full(len(m), bits),
-            "dtype": np.full(len(m), weight_code(dtypes, bits)),
+            "dtype": np.full(len(m), weight_code(dtypes, self.model, bits)),
         }
         return estimator.predict(columns), estimator.extrapolated(columns)
 
@@ -323,9 +324,9 @@ def _is_ranks(variant: str) -> bool:
     return variant.startswith("tp") and variant[2:].isdigit()
 
 
-def weight_code(dtypes: Sequence[str], bits: int) -> int:
+def weight_code(dtypes: Sequence[str], model: ModelArchitecture, bits: int) -> int:
     """Return the code of the precision that weights of so many bits are read in."""
-    for name in DTYPES_OF_BITS.get(bits, DTYPES_OF_BITS[4]):
+    for name in dtypes_of(model, bits):
         if name in dtypes:
             return dtypes.index(name)
     raise UserError(

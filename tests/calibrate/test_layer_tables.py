@@ -8,10 +8,13 @@ import pytest
 
 from calibrate.importers.aiconfigurator import import_aiconfigurator
 from calibrate.importers.llmservingsim import import_llmservingsim
+from calibrate.tables.experts import expert_dtypes
+from calibrate.tables.fits import dtypes_of
 from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
 from sim.costs import MeasuredCost
 from sim.costs.experts import touched_experts
+from sim.costs.measured.reading import weight_bits_of
 from sim.errors import UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
@@ -358,3 +361,20 @@ def test_a_step_with_experts_is_the_sum_of_its_published_layers(qwen):
     assert len(errors) > 250
     assert np.abs(errors).mean() < 0.015
     assert np.quantile(np.abs(errors), 0.9) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("scheme", "experts", "products"),
+    [
+        (None, "bfloat16", "bfloat16"),
+        ("fp8", "fp8", "fp8"),
+        ("fp8-block128", "fp8_block", "fp8"),
+        ("nvfp4", "nvfp4", "nvfp4"),
+        ("w4a16", "int4_wo", "int4_wo"),
+        ("mxfp4", "w4a16_mxfp4", "bfloat16"),
+    ],
+)
+def test_which_rows_are_of_a_models_precision(scheme, experts, products):
+    model = replace(MOE, quantization=scheme)
+    assert expert_dtypes(model)[0] == experts
+    assert dtypes_of(model, weight_bits_of(model))[0] == products
