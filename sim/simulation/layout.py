@@ -25,7 +25,10 @@ def layout_of(
         If the scheduler knows no groups.
     """
     kinds = {kind for kind in model.layer_kinds if kind.is_attention or kind.has_state}
-    if len(kinds) == 1 and not any(kind.has_state for kind in kinds):
+    assert capacity.plan is not None
+    # Older releases hold windows as full attention: one group of layers alike.
+    alike = len(kinds) == 1 or len(capacity.plan.layout.groups) == 1
+    if alike and not any(kind.has_state for kind in kinds):
         return None
     if engine.generation.name != V1.name:
         raise ConfigError(
@@ -33,5 +36,4 @@ def layout_of(
             f"the {engine.scheduler_kind} scheduler does not tell apart; use v1, or a "
             f"model with one kind"
         )
-    assert capacity.plan is not None
     return capacity.plan.layout

@@ -62,6 +62,7 @@ class CapacityEstimate:
     engine_version: str
     tensor_parallel_size: int
     block_size: int
+    """Tokens of the smallest block: as asked, unless it must cover a state."""
     gpu_memory_utilization: float
     dtype: str
     kv_cache_dtype: str
@@ -356,7 +357,7 @@ def _assembled(
         gpu=arguments.gpu.name,
         engine_version=engine_version,
         tensor_parallel_size=arguments.tensor_parallel_size,
-        block_size=arguments.block_size,
+        block_size=plan.block_size,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
@@ -381,7 +382,11 @@ def _assembled(
         max_concurrency=plan.max_concurrency,
         pool_source=source,
         extrapolated=(),
-        defaults=arguments.defaults,
+        defaults=tuple(
+            name
+            for name in arguments.defaults
+            if name != "block_size" or plan.block_size == arguments.block_size
+        ),
         warnings=_warnings(arguments, parts, available),
         constants_source=constants.era_of(arguments.engine_minor).source,
         kv_cache_groups=shares_of(plan),
