@@ -440,6 +440,10 @@ class BlockTables:
         """Return how many entries the tables of a request of so many tokens have."""
         return sum(-(-num_tokens // size) for size in self._sizes)
 
+    def num_used_blocks_by_group(self) -> list[int]:
+        """Return how many blocks of the pool the tables of each group hold."""
+        return [manager.num_used_blocks for manager in self.managers]
+
     def num_blocks(self, request: TableRequest) -> int:
         """See `Tables.num_blocks`; O(blocks)."""
         null_block = self.pool.null_block

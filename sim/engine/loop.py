@@ -218,6 +218,9 @@ class Engine:
             num_usable_blocks: int = tables.num_usable_blocks
             log.describe_pool(num_usable_blocks, clocked.block_size)
 
+        group_usage = recorder.groups
+        groups: Any = getattr(scheduler, "groups", None)
+
         step = self.num_steps
         now_s: float = env.now
         upcoming = next(arrivals, None)
@@ -328,6 +331,9 @@ class Engine:
                         self._note_empty_step(step, output or clocked.output(shape))
                         is_alone = False
 
+                if group_usage is not None:
+                    group_usage.note(now_s, groups.num_used_blocks_by_group())
+
                 # -- arrivals until it ends
                 while next_s <= end_s:
                     if event_s <= next_s:
@@ -376,6 +382,7 @@ class Engine:
                             finished.sort(key=running_order)
                         update(finished)
 
+<<<<<<< HEAD
                 # -- finished requests leave
                 if finished:
                     recorder.finished(end_s, finished)
@@ -394,6 +401,23 @@ class Engine:
                     is_alone = False
                 if self.stop_requested or not (running or waiting):
                     break
+=======
+            # -- finished requests leave
+            if finished:
+                recorder.finished(end_s, finished)
+            for listener in listeners:
+                listener.ended(end_s, finished, scheduler)
+            for request in finished:
+                if request.on_end is not None:
+                    _announce(request)
+            now_s = end_s
+            step += 1
+            self.num_steps = step
+            if step >= self._next_look:
+                self._notify()
+        if group_usage is not None:
+            group_usage.note(now_s, groups.num_used_blocks_by_group())
+>>>>>>> e1d7fb0 (Tell how many blocks each kind of KV cache group holds)
         self._settle()
 
     # -- beside the loop ------------------------------------------------------

@@ -115,6 +115,12 @@ class RunFolder:
         return read_table(self.directory / "preemptions.parquet")
 
     @cached_property
+    def group_table(self) -> ResultTable | None:
+        """``kv_cache_groups.parquet``, of models with several kinds of KV cache."""
+        path = self.recorded("kv_cache_groups.parquet")
+        return None if path is None else read_table(path)
+
+    @cached_property
     def steps(self) -> pd.DataFrame:
         return frame_of(self.step_table)
 

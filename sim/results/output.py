@@ -35,6 +35,7 @@ RESULT_FILES = frozenset(
         "steps.parquet",
         "preemptions.parquet",
         "itl.parquet",
+        "kv_cache_groups.parquet",
         "schedule.jsonl.zst",
         "blocks.json",
         "figures",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from sim.results.group_usage import GroupUsage
     from sim.results.step_table import Batch, StepSink, StepTable
     from sim.scheduler.base import Preemption, Scheduler
     from sim.scheduler.request import Request
@@ -41,6 +42,8 @@ class Recording:
         When the tokens of served requests came.
     occupancy_s
         Integral of the number of requests in the system over time (Little's law).
+    group_table
+        One row a change of what kinds of KV cache groups hold, if there are several.
     """
 
     step_table: StepTable
@@ -49,6 +52,7 @@ class Recording:
     totals: StepTotals
     streaks: Streaks
     occupancy_s: float
+    group_table: ResultTable | None = None
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -89,6 +93,8 @@ class Recorder:
         Where steps go; into memory unless said otherwise.
     keeps_steps
         Whether steps are kept at all; without them there are no totals either.
+    groups
+        Takes what kinds of KV cache groups hold, if there are several.
 
     Attributes
     ----------
@@ -99,8 +105,13 @@ class Recorder:
     """
 
     def __init__(
-        self, sink: StepSink | None = None, *, keeps_steps: bool = True
+        self,
+        sink: StepSink | None = None,
+        *,
+        keeps_steps: bool = True,
+        groups: GroupUsage | None = None,
     ) -> None:
+        self.groups = groups
         self.sink: StepSink = sink or MemorySteps()
         self.num_arrived = 0
         self.num_finished = 0
@@ -188,4 +199,5 @@ class Recorder:
             totals=self._totals,
             streaks=self._requests.streaks,
             occupancy_s=self.occupancy_s,
+            group_table=None if self.groups is None else self.groups.table(),
         )

@@ -97,6 +97,13 @@ PREEMPTIONS: dict[str, str] = {
     "num_preemptions": "int64",  # of this request, this one included
 }
 
+KV_CACHE_GROUPS: dict[str, str] = {
+    "time_s": "float64",  # start of the step from which on it holds so many
+    "kind": "int64",  # place in capacity.kv_cache_groups of the summary
+    "num_blocks": "int64",  # of the pool, that tables of its groups hold
+}
+"""One row a change, for models whose layers need KV caches of several kinds."""
+
 ITL: dict[str, str] = {
     "request_id": "int64",  # served requests only, by id
     "token_index": "int32",  # of the output, from 1; of the longest sample

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.results.group_usage import mean_blocks
 from sim.results.metrics import (
     by_slo_class,
     cache_and_queues,
@@ -68,6 +69,29 @@ def groups(recording: Recording, traffic: Traffic) -> dict[str, Any]:
         "sessions": sessions(recording.request_table, traffic.session_id),
     }
     return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def kv_cache_groups(
+    recording: Recording, capacity: CapacityEstimate, duration_s: float
+) -> dict[str, Any]:
+    """Return what each kind of KV cache group held, where there are several."""
+    if (rows := recording.group_table) is None:
+        return {}
+    told = []
+    for place, kind in enumerate(capacity.kv_cache_groups):
+        blocks = rows["num_blocks"][rows["kind"] == place]
+        held = mean_blocks(rows, place, np.array([0.0, max(duration_s, 1e-300)]))
+        told.append(
+            {
+                "kind": kind["kind"],
+                "num_groups": kind["num_groups"],
+                "num_layers": kind["num_layers"],
+                "block_size": kind["block_size"],
+                "num_blocks_mean": float(held[0]),
+                "num_blocks_max": int(blocks.max(initial=0)),
+            }
+        )
+    return {"kv_cache_groups": told}
 
 
 def versions() -> dict[str, str]:
@@ -326,10 +350,10 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "KV cache",
-            f"{s['num_gpu_blocks']:,} blocks{_interval(s)} of {s['block_size']} "
-            f"tokens; usage mean {s['kv_cache_usage_mean']:.1%}, max "
-            f"{s['kv_cache_usage_max']:.1%}",
+            f"{s['num_gpu_blocks']:,} blocks{_interval(s)}{_block_size(s)}; usage mean "
+            f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
         ),
+        *_kv_groups(s),
         (
             "preemptions",
             f"{s['num_preemptions']:,}, of {s['num_requests_preempted']:,} requests; "
@@ -354,6 +378,36 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         )
     return [*rows, *_uncertainty(s), *_groups(s)]
+
+
+def _block_size(summary: Mapping[str, Any]) -> str:
+    """Say how many tokens a block holds, where that does not depend on its group."""
+    sizes = {kind["block_size"] for kind in summary.get("kv_cache_groups", ())}
+    if len(sizes) > 1:
+        return ""
+    size = sizes.pop() if sizes else summary["block_size"]
+    return f" of {size:,} tokens"
+
+
+def _kv_groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    kinds = summary.get("kv_cache_groups", ())
+    sizes = {kind["block_size"] for kind in kinds}
+    for place, kind in enumerate(kinds):
+        size = f", blocks of {kind['block_size']:,} tokens" if len(sizes) > 1 else ""
+        yield (
+            "" if place else "KV groups",
+            f"{layers_in_words(kind)}{size}: mean {kind['num_blocks_mean']:,.0f} "
+            f"blocks, max {kind['num_blocks_max']:,}",
+        )
+
+
+def layers_in_words(kind: Mapping[str, Any]) -> str:
+    """Return the layers of a kind of group, such as ``3 x 12 layers, full attention``.
+
+    `kind` has the keys of ``kv_cache_groups`` in a summary.
+    """
+    times = f"{kind['num_groups']} x " if kind["num_groups"] > 1 else ""
+    return f"{times}{kind['num_layers']} layers, {kind['kind']}"
 
 
 def _uncertainty(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

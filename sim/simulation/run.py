@@ -24,6 +24,7 @@ from sim.errors import ConfigError, SchedulerError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results import summary
+from sim.results.group_usage import GroupUsage
 from sim.results.metrics import goodput
 from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
@@ -128,7 +129,10 @@ class Simulation:
         return make_cost_model(self.config, model, gpu)
 
     def _make_recorder(self) -> Recorder:
-        return Recorder()
+        kinds = self.capacity.kv_cache_groups
+        if len(kinds) < 2 or getattr(self.scheduler, "groups", None) is None:
+            return Recorder()
+        return Recorder(groups=GroupUsage([kind["num_groups"] for kind in kinds]))
 
     def _make_client(self) -> Client:
         factory = RequestFactory(self.capacity.max_model_len)
@@ -320,6 +324,7 @@ class Simulation:
             {"title": summary.title(self.config)}
             | numbers
             | summary.groups(recording, traffic)
+            | summary.kv_cache_groups(recording, self.capacity, self.env.now)
             | self._goodput(recording)
             | self.scheduler.summary()
             | {

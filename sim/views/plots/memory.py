@@ -8,17 +8,26 @@ import numpy as np
 from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from sim.results.group_usage import mean_blocks
+from sim.results.summary import layers_in_words
 from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
 from sim.views.plots.tables import column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from sim.views.plots.tables import Tables
+
+_GROUP_LOOKS = tuple(
+    (colour, hatch)
+    for hatch in ("", "//")
+    for colour in (style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW)
+)
 
 NUM_MARKER_COLUMNS = 400
 """Preemption markers are wider than a pixel: thinner columns would only smear."""
@@ -38,6 +47,8 @@ def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     if tables.has_steps:
         usage = tables.curves.state["kv_cache_usage_percent"]
         style.draw_band(axes, usage, style.SKY, "GPU blocks, min to max")
+        if tables.groups is not None:
+            _draw_groups(axes, tables, tables.groups)
         style.draw_mean(axes, usage, style.BLUE, "mean")
         _draw_cpu_usage(axes, tables)
     else:
@@ -48,6 +59,23 @@ def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     style.set_time_axis(axes, tables.stop_s)
     style.legend_above(axes)
     return panels.figure
+
+
+def _draw_groups(axes: Axes, tables: Tables, rows: Mapping[str, Any]) -> None:
+    """Stack what each kind of KV cache group holds, below the whole."""
+    num_blocks = tables.number("num_gpu_blocks")
+    kinds = tables.summary.get("kv_cache_groups")
+    if not num_blocks or not kinds:
+        return
+    columns = tables.curves.fine
+    layers = [
+        (
+            layers_in_words(kind),
+            100.0 * mean_blocks(rows, place, columns.edges_s) / num_blocks,
+        )
+        for place, kind in enumerate(kinds)
+    ]
+    style.draw_stack(axes, columns, layers, _GROUP_LOOKS)
 
 
 def _draw_cpu_usage(axes: Axes, tables: Tables) -> None:

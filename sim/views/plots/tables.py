@@ -58,12 +58,14 @@ class Tables:
     # keys of ``summary.json``, with ``title`` (one line) and ``block_size``
     # (tokens); a key that is missing is left out of the figures
     summary: Mapping[str, Any]
+    # columns of ``kv_cache_groups.parquet``, where there is one
+    groups: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, results: Results) -> Tables:
         found = results.recording
         tables = found.step_table, found.request_table, found.preemption_table
-        return cls(*tables, results.summary)
+        return cls(*tables, results.summary, found.group_table)
 
     @cached_property
     def step_table(self) -> StepTable:
