@@ -382,7 +382,6 @@ class Engine:
                             finished.sort(key=running_order)
                         update(finished)
 
-<<<<<<< HEAD
                 # -- finished requests leave
                 if finished:
                     recorder.finished(end_s, finished)
@@ -401,23 +400,8 @@ class Engine:
                     is_alone = False
                 if self.stop_requested or not (running or waiting):
                     break
-=======
-            # -- finished requests leave
-            if finished:
-                recorder.finished(end_s, finished)
-            for listener in listeners:
-                listener.ended(end_s, finished, scheduler)
-            for request in finished:
-                if request.on_end is not None:
-                    _announce(request)
-            now_s = end_s
-            step += 1
-            self.num_steps = step
-            if step >= self._next_look:
-                self._notify()
         if group_usage is not None:
             group_usage.note(now_s, groups.num_used_blocks_by_group())
->>>>>>> e1d7fb0 (Tell how many blocks each kind of KV cache group holds)
         self._settle()
 
     # -- beside the loop ------------------------------------------------------
