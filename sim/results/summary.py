@@ -110,7 +110,10 @@ def pool_warnings(
     capacity: CapacityEstimate, model: ModelArchitecture, config: RunConfig
 ) -> list[str]:
     """Say where the pool is not what the user may take it for."""
-    warnings = list(capacity.warnings)
+    warnings = [
+        *capacity.warnings,
+        *(f"not simulated: {line}" for line in capacity.not_simulated),
+    ]
     held, asked = capacity.max_model_len, config.engine.max_model_len
     whose = "the model's own" if asked is None else "the one asked for"
     longest = model.max_position_embeddings if asked is None else asked

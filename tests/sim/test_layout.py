@@ -10,6 +10,7 @@ from sim.config.tables import load_config
 from sim.errors import CapacityError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.results.summary import pool_warnings
 from sim.simulation.assemble import make_capacity
 from sim.simulation.layout import layout_of
 from tests.shared import ROOT
@@ -58,3 +59,13 @@ def test_states_set_the_size_of_a_block() -> None:
     assert "block_size" not in capacity.defaults
     with pytest.raises(CapacityError, match="has layers with a state, which share"):
         planned("ibm-granite/granite-4.0-h-tiny", scheduler="v0")
+
+
+def test_a_run_warns_of_what_it_does_not_simulate() -> None:
+    name = "deepseek-ai/DeepSeek-V3.2"
+    settings = {"engine.model": name, "engine.tensor_parallel_size": 8}
+    config = load_config(ROOT / "examples/demo.yaml", settings)
+    model = load_model(name)
+    capacity = make_capacity(config.engine, model, load_gpu("b200_sxm"))
+    (said,) = pool_warnings(capacity, model, config)
+    assert said.startswith("not simulated: sparse attention")
