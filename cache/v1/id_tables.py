@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError, require
@@ -108,18 +109,14 @@ class IdTables:
         self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
     ) -> list[int]:
         start = first % len(buckets)
-        rounds = list(buckets[start : start + num_rounds])
-        while len(rounds) < num_rounds:
-            rounds += buckets[: num_rounds - len(rounds)]
+        rounds = list(islice(cycle(buckets), start, start + num_rounds))
         if not self._is_stack or self.observer is not None:
             for opening in rounds:
                 self.append_blocks(opening)
             return [*map(len, rounds)]
         pop, num_before = self._free.pop, len(self._free)
-        for opening in rounds:
-            if opening:
-                for request in opening:
-                    request.table.append(pop())
+        for request in chain.from_iterable(rounds):
+            request.table.append(pop())
         num_blocks = num_before - len(self._free)
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks

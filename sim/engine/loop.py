@@ -194,6 +194,7 @@ class Engine:
         clocked = cast("ClockedScheduler", scheduler)
         events = env._queue
         calendar, listeners = self._calendar, self.listeners
+        due_steps = calendar.steps
         arrivals = iter(self.arrivals)
         recorder, log = self.recorder, self.recorder.steps
         packed, ends_s, new_blocks = log.packed, log.ends_s, log.new_blocks
@@ -253,7 +254,7 @@ class Engine:
                 output: SchedulerOutput | None = None
                 num_steps = 0
                 if takes_stretches:
-                    last = calendar.next_step + 1
+                    last = due_steps[0] + 1
                     most = (last if last < look else look) - step
                     num_steps = quiet_steps(
                         most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
@@ -371,7 +372,7 @@ class Engine:
                     finished = sample(output, step, end_s)
                     update(finished)
                 else:
-                    finished = calendar.pop(end_s) if step == calendar.next_step else []
+                    finished = calendar.pop(end_s) if step == due_steps[0] else []
                     completing = clocked.completing
                     if completing:
                         going_on, done = calendar.first_tokens(completing, step, end_s)

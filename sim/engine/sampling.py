@@ -110,15 +110,12 @@ class OutputCalendar:
     due
         Decodes by step; none stands where all have left.
     steps
-        A heap of its keys.
-    next_step
-        The first of them: no decode ends earlier; `NEVER` without decodes.
+        A heap of its keys, and `NEVER`: no decode ends before the first of them.
     """
 
     def __init__(self) -> None:
-        self.next_step = NEVER
         self.due: dict[int, dict[Request, None]] = {}
-        self.steps: list[int] = []
+        self.steps = [NEVER]
 
     def leave(self, request: Request) -> None:
         """Forget a decode that was preempted or aborted."""
@@ -149,14 +146,11 @@ class OutputCalendar:
         if last_step not in self.due:
             self.due[last_step] = {}
             heappush(self.steps, last_step)
-            self.next_step = self.steps[0]
         self.due[last_step][request] = None
 
     def pop(self, end_s: float) -> list[Request]:
-        """Give their last token to decodes; `next_step` must end now."""
-        steps = self.steps
-        step = heappop(steps)
-        self.next_step = steps[0] if steps else NEVER
+        """Give their last token to decodes; the first of `steps` must end now."""
+        step = heappop(self.steps)
         finished = list(self.due.pop(step))
         for request in finished:
             num_tokens = request.base_tokens + step
@@ -201,7 +195,6 @@ class OutputCalendar:
                 else:
                     due[last_step] = {request: None}
                     heappush(self.steps, last_step)
-                    self.next_step = self.steps[0]
                 going_on.append(request)
             else:
                 request.streaks.append((step, step))

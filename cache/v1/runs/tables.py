@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle, islice, pairwise
 from typing import TYPE_CHECKING
 
 from cache.errors import CacheError, NoFreeBlocksError, require
@@ -179,35 +180,45 @@ class RunTables:
             raise self._lack_of_blocks(num_blocks)
         self.num_free_blocks -= num_blocks
         self.num_logical_blocks += num_blocks
-        pop = self._pool.ids_to_pop(num_blocks).pop
+        self._append(requests)
+
+    def _append(self, requests: Collection[TableRequest]) -> None:
+        pop = self._pool.ids_to_pop(len(requests)).pop
         for request in requests:
             request.table.unregistered.append(pop())
 
     def append_rounds(
         self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
     ) -> list[int]:
-        num_buckets = len(buckets)
-        num_opened: list[int] = []
-        filling = buckets[first % num_buckets]
-        for following in range(first + 1, first + num_rounds + 1):
-            opening, filling = filling, buckets[following % num_buckets]
-            num_opened.append(len(opening))
+        start = first % len(buckets)
+        rounds = list(islice(cycle(buckets), start, start + num_rounds + 1))
+        num_opened = [*map(len, rounds)]
+        num_filled = sum(num_opened) - num_opened[0]
+        num_blocks = num_opened[0] + num_filled - num_opened.pop()
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+        self._num_registered += num_filled
+        append, register = self._append, self._register_filled
+        for opening, filling in pairwise(rounds):
             if opening:
-                self.append_blocks(opening)
+                append(opening)
             if filling:
-                self.register_blocks(filling)
+                register(filling)
         return num_opened
 
     def register_blocks(self, requests: Collection[TableRequest]) -> None:
-        watched = self._watched
         self._num_registered += len(requests)
+        self._register_filled(requests)
+
+    def _register_filled(self, requests: Collection[TableRequest]) -> None:
+        watched = self._watched
         for request in requests:
             table: RunTable = request.table
             extent = table.growing
             if (
                 extent.num_refs == 1
                 and extent.after is None
-                and extent.key not in watched
+                and not (watched and extent.key in watched)
             ):
                 extent.ids.append(table.unregistered.pop(0))
                 table.num_registered += 1

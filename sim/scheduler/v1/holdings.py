@@ -27,7 +27,7 @@ from sim.scheduler.v1.queues import REQUEST_QUEUES
 from sim.scheduler.views import RunningColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cache.v1.tables import Tables
     from sim.scheduler.request import Request
@@ -167,8 +167,10 @@ class Holdings:
         num_usable_blocks = self.tables.num_usable_blocks
         return admission_error(request, self.settings, num_usable_blocks, self.layout)
 
-    def add_request(self, request: Request) -> None:
-        self.waiting.add_request(request)
+    @property
+    def add_request(self) -> Callable[[Request], None]:
+        """The queue's own method, which costs no call of Python."""
+        return self.waiting.add_request
 
     def abort(self, request: Request) -> None:
         if request in self.running:

@@ -172,6 +172,7 @@ class Scheduler(Holdings):
         )
         # Two admission rules are those of newer releases under other names.
         self._watermark_blocks = int(settings.watermark * num_gpu_blocks)
+        self._reserves_all = settings.reserve_full_isl
         self._asks_for_full_prompt = type(admission) is FullPrompt
         if type(admission) is Watermark:
             self._watermark_blocks += admission.num_spare_blocks(num_gpu_blocks)
@@ -492,7 +493,7 @@ class Scheduler(Holdings):
         assert ids is not None
         assert isinstance(waiting, FCFSRequestQueue)
         block_size, chunks = self.block_size, self.settings.enable_chunked_prefill
-        reserves_all = self.settings.reserve_full_isl
+        reserves_all = self._reserves_all
         num_spare = 0
         while waiting and budget and len(running) < self._most_running:
             request = waiting[0]
@@ -555,7 +556,7 @@ class Scheduler(Holdings):
             needed = self.groups.num_needed_blocks
             num_blocks = needed(request, num_slots, found, is_whole=False)
             num_all = needed(request, num_all_slots, found, is_whole=True)
-        reserves_all = self.settings.reserve_full_isl or (
+        reserves_all = self._reserves_all or (
             self._asks_for_full_prompt and not is_alone
         )
         num_needed = max(num_blocks, num_all) if reserves_all else num_blocks
@@ -613,8 +614,7 @@ class Scheduler(Holdings):
                 num_tokens += num_new_tokens
                 num_prefill_context_tokens += after
                 # Query j of a chunk sees all keys before it and j of its own.
-                num_pairs += num_new_tokens * before
-                num_pairs += num_new_tokens * (num_new_tokens + 1) // 2
+                num_pairs += num_new_tokens * (before + after + 1) // 2
         return (
             num_decodes,
             num_context_tokens,
