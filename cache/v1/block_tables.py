@@ -37,8 +37,7 @@ class Known:
     junction, longest
         See `cache.v1.groups.lookup.Hit`; of the latest look-up.
     least_blocks, next_key
-        New blocks that it needs at least, to hold all of its tokens, as long as nothing
-        is cached under this key; see `BlockTables.lacks`.
+        New blocks that it needs as long as this key is not cached; see `lacks`.
     """
 
     __slots__ = ("hashes", "junction", "least_blocks", "longest", "next_key")
@@ -90,12 +89,10 @@ class BlockTables:
     ----------
     layout
         Groups and pool.
-    limits
-        See `cache.v1.groups.kinds.EngineLimits`.
+    limits, retention_interval
+        See `cache.v1.groups.kinds.EngineLimits` and `cache.v1.groups.base.GroupTerms`.
     enable_caching
         Prefix caching.
-    retention_interval
-        ``prefix_cache_retention_interval``: see `cache.v1.groups.base.GroupTerms`.
     unhashed_first
         See `BlockPool`.
     policy
@@ -220,9 +217,10 @@ class BlockTables:
     def num_logical_blocks(self) -> int:
         return sum([manager.num_held_blocks for manager in self.managers])
 
-    @property
-    def num_skipped_blocks(self) -> int:
-        return sum([manager.num_null_blocks for manager in self.managers])
+    def num_stored_tokens(self, num_tokens: int) -> int:
+        """Return the slots of so many tokens in all groups; `block_size` a block."""
+        size = self.block_size
+        return sum([m.num_stored_tokens(num_tokens, size) for m in self.managers])
 
     @property
     def observer(self) -> BlockObserver | None:
@@ -437,7 +435,7 @@ class BlockTables:
         return 0 if known is None else known.junction
 
     def num_entries(self, num_tokens: int) -> int:
-        """Return how many entries the tables of a request of so many tokens have."""
+        """Return the entries of the tables of a request of so many tokens."""
         return sum(-(-num_tokens // size) for size in self._sizes)
 
     def num_used_blocks_by_group(self) -> list[int]:
@@ -483,8 +481,7 @@ class BlockTables:
         return self.pool.cached_block_ids()
 
     def num_registered_blocks(self, request: TableRequest) -> int:
-        """See `Tables.num_registered_blocks`; of the first group."""
-        table: BlockTable | None = request.table
+        table: BlockTable | None = request.table  # of the first group
         return 0 if table is None else table.groups[0].num_seen
 
     def check(self, requests: Iterable[TableRequest]) -> None:

@@ -57,7 +57,6 @@ class IdTables:
         self.num_usable_blocks = num_gpu_blocks - 1
         self.num_free_blocks = self.num_usable_blocks
         self.num_logical_blocks = 0
-        self.num_skipped_blocks = 0
         self.num_evictions = 0
         self.num_contents = 0
         self.watch_hit = False

@@ -205,6 +205,19 @@ class KVCacheLayout:
         )
 
 
+def kind_in_words(spec: KVCacheSpec) -> str:
+    """Return which layers a spec is for."""
+    if isinstance(spec, MambaSpec):
+        return f"a state (kept: {spec.mamba_cache_mode.value})"
+    if isinstance(spec, SlidingWindowSpec):
+        return f"sliding window of {spec.sliding_window:,}"
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return f"chunks of {spec.attention_chunk_size:,}"
+    return (
+        "latent attention" if isinstance(spec, MLAAttentionSpec) else "full attention"
+    )
+
+
 _NO_BYTES: dict[str, Any] = {
     "page_size_bytes": 0,
     "num_kv_heads": 0,

@@ -78,8 +78,6 @@ class Tables(Protocol):
         Blocks that no table holds, cached ones included.
     num_logical_blocks
         Entries of all tables, but for those that a sliding window has left behind.
-    num_skipped_blocks
-        These.
     observer
         Told which blocks move, if it is set.
     watch_hit
@@ -96,9 +94,6 @@ class Tables(Protocol):
 
     @property
     def num_logical_blocks(self) -> int: ...
-
-    @property
-    def num_skipped_blocks(self) -> int: ...
 
     @property
     def num_evictions(self) -> int:

@@ -71,8 +71,9 @@ def make_capacity(
             capacity.num_gpu_blocks, engine.block_size
         )
     else:
-        assert capacity.plan is not None
-        most = longest_request(capacity.plan, capacity.num_gpu_blocks - 1)
+        plan = capacity.plan
+        assert plan is not None
+        most = longest_request(plan, capacity.num_gpu_blocks - 1)
     if engine.admission_check and capacity.max_model_len > most:
         return replace(capacity, max_model_len=most)
     return capacity

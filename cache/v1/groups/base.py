@@ -138,6 +138,11 @@ class GroupManager:
         del num_computed_tokens
         return 0
 
+    def num_stored_tokens(self, num_tokens: int, block_size: int) -> int:
+        """Return what tables hold of so many tokens, in slots of a smaller block."""
+        num_tokens -= self.num_null_blocks * self.block_size
+        return num_tokens * block_size // self.block_size
+
     def phases(self) -> set[int]:
         """Return when a decode needs a look: its computed tokens modulo `block_size`.
 

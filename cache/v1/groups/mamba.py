@@ -72,11 +72,15 @@ class OneStateManager(GroupManager):
     (`MambaManager`, mode ``none``).
     """
 
+    def num_stored_tokens(self, num_tokens: int, block_size: int) -> int:
+        del num_tokens
+        return self.num_held_blocks * block_size
+
     def phases(self) -> set[int]:
         return set()
 
 
-class MambaManager(GroupManager):
+class MambaManager(OneStateManager):
     """States at the ends of blocks: entry ``i`` is that after ``(i + 1) * b`` tokens.
 
     A chunk reads the state that it begins with and writes the one it ends with; between

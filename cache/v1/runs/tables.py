@@ -58,7 +58,6 @@ class RunTables:
         self.num_usable_blocks = num_gpu_blocks - 1
         self.num_free_blocks = num_gpu_blocks - 1
         self.num_logical_blocks = 0
-        self.num_skipped_blocks = 0
         self.watch_hit = False
         self._num_registered = 0  # so far
         self._pool = RunPool(num_gpu_blocks, unhashed_first=unhashed_first)

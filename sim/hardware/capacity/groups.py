@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from cache.v1.specs import (
     AttentionSpec,
-    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MambaSpec,
     MLAAttentionSpec,
-    SlidingWindowSpec,
+    kind_in_words,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def shares_of(plan: KVCachePlan) -> tuple[Mapping[str, Any], ...]:
     )
     return tuple(
         {
-            "kind": _kind_in_words(spec),
+            "kind": kind_in_words(spec),
             "num_groups": times,
             "num_layers": layers,
             "block_size": spec.block_size,
@@ -63,18 +62,6 @@ def _pages(plan: KVCachePlan, group: KVCacheGroup) -> tuple[tuple[int, int, str]
             _page_in_words(spec),
         )
         for spec, layers in specs.items()
-    )
-
-
-def _kind_in_words(spec: KVCacheSpec) -> str:
-    if isinstance(spec, MambaSpec):
-        return f"a state (kept: {spec.mamba_cache_mode.value})"
-    if isinstance(spec, SlidingWindowSpec):
-        return f"sliding window of {spec.sliding_window:,}"
-    if isinstance(spec, ChunkedLocalAttentionSpec):
-        return f"chunks of {spec.attention_chunk_size:,}"
-    return (
-        "latent attention" if isinstance(spec, MLAAttentionSpec) else "full attention"
     )
 
 

@@ -329,14 +329,17 @@ class Holdings:
     def usage_facts(self) -> tuple[int, int, int]:
         """Return blocks and logical tokens of `cache_usage`. O(1)."""
         tables, clock = self.tables, self.clock
-        return (
-            tables.num_usable_blocks - tables.num_free_blocks,
-            tables.num_logical_blocks,
+        num_tokens = (
             clock.num_base_tokens
             + clock.num_decodes * (self.step - 1)
             + self.num_chunk_tokens
-            # only full blocks lie behind a window
-            - tables.num_skipped_blocks * self.block_size,
+        )
+        if self.groups is not None:
+            num_tokens = self.groups.num_stored_tokens(num_tokens)
+        return (
+            tables.num_usable_blocks - tables.num_free_blocks,
+            tables.num_logical_blocks,
+            num_tokens,
         )
 
     def tiers(self) -> list[BlockTier]:

@@ -1,0 +1,82 @@
+"""Runs of models with layers of several kinds, from their configuration on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.config.tables import load_config
+from sim.errors import ConfigError
+from sim.simulation.run import Simulation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = """\
+workload:
+  synthetic:
+    num_requests: 60
+    arrivals: {kind: poisson, rate: 40.0}
+    prompt_tokens: {kind: lognormal, median: 900, sigma: 0.8, max: 4000}
+    output_tokens: {kind: lognormal, median: 60, sigma: 0.8, max: 300}
+engine: {model: openai/gpt-oss-120b, gpu: h200_sxm, max_num_seqs: 32}
+seed: 3
+"""
+MODELS = {
+    "openai/gpt-oss-20b": 1400,
+    "google/gemma-3-27b-it": 2200,
+    "ibm-granite/granite-4.0-h-small": 120,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "groups.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def result(path: Path, *settings: str, stepwise: bool = False) -> Any:
+    return Simulation(load_config(path, settings), stepwise=stepwise).run()
+
+
+@pytest.mark.parametrize("caching", ["true", "false"])
+@pytest.mark.parametrize("model", MODELS)
+def test_both_paths_do_the_same_and_everybody_is_served(
+    path: Path, model: str, caching: str
+) -> None:
+    settings = (
+        f"engine.model={model}",
+        f"engine.num_gpu_blocks_override={MODELS[model]}",
+        f"engine.enable_prefix_caching={caching}",
+    )
+    fast, stepwise = (result(path, *settings, stepwise=each) for each in (False, True))
+    assert (fast.requests["status"] == "finished_stopped").all()
+    assert fast.requests.equals(stepwise.requests)
+    assert fast.steps.equals(stepwise.steps)
+    assert fast.summary["kv_cache_usage_max"] > 0.3
+    # What is stored fits what is held.
+    room = fast.steps["num_physical_blocks"] * fast.summary["block_size"]
+    assert (fast.steps["num_physical_tokens"] <= room).all()
+
+
+def test_who_can_never_be_served_is_rejected(path: Path) -> None:
+    found = result(path, "engine.num_gpu_blocks_override=250")
+    rejected = found.requests[found.requests["status"] == "finished_rejected"]
+    assert 0 < len(rejected) < 60
+    assert rejected["reason"].str.contains("max_model_len|blocks").all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "match"),
+    [
+        ("engine.engine_version=0.31", "engine_version must be 0.33 for layers"),
+        ("engine.evictor=lru", "eviction policies know one KV cache group"),
+    ],
+)
+def test_what_is_not_known_of_groups_is_refused(
+    path: Path, setting: str, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Simulation(load_config(path, [setting]))
