@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from sim.config.tables import parse_config
 from sim.results.group_usage import GroupUsage, mean_blocks
@@ -97,3 +99,27 @@ def test_one_kind_of_cache_has_no_such_table(tmp_path: Path) -> None:
     assert "kv_cache_groups" not in found.summary
     found.write(tmp_path)
     assert not (tmp_path / "kv_cache_groups.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block_size", "says"),
+    [
+        ((544, 544), 544.0, "Fragmentation: "),
+        ((16, 64), None, "Fragmentation"),
+    ],
+)
+def test_fragmentation_takes_blocks_as_large_as_the_groups_have_them(
+    results: Results, sizes: tuple[int, int], block_size: float | None, says: str
+) -> None:
+    kinds = results.summary["kv_cache_groups"]
+    told = [
+        kind | {"block_size": size} for kind, size in zip(kinds, sizes, strict=True)
+    ]
+    tables = Tables.of(results)
+    tables = replace(tables, summary={**tables.summary, "kv_cache_groups": told})
+    assert tables.block_size == block_size
+    figure = FIGURES["fragmentation"](tables)
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert any(text.startswith(says) for text in texts)
+    is_refused = any("unlike groups differ in size" in text for text in texts)
+    assert is_refused == (block_size is None)

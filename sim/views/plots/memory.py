@@ -127,7 +127,7 @@ def _add_block_scale(axes: Axes, tables: Tables) -> None:
 @style.house_style
 def fragmentation(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     """Draw blocks in use against tokens in use, and the share that is wasted."""
-    block_size = tables.number("block_size")
+    block_size = tables.block_size
     if not tables.has_steps or not block_size:
         return _no_fragmentation(tables, on)
     totals = tables.curves.totals
@@ -163,7 +163,13 @@ def _no_fragmentation(tables: Tables, on: Sequence[Axes] | None) -> Figure:
     panels = style.new_panels(tables, "Fragmentation", on=on and on[:1])
     (axes,) = panels.axes
     has_steps = tables.has_steps
-    missing = "block_size is not in the summary" if has_steps else "No engine step"
+    missing = "No engine step"
+    if has_steps:
+        missing = (
+            "blocks of unlike groups differ in size"
+            if tables.summary.get("kv_cache_groups")
+            else "block_size is not in the summary"
+        )
     style.say(axes, f"{missing}: fragmentation is not known")
     style.set_percent_axis(axes, "share (%)")
     style.set_time_axis(axes, tables.stop_s)

@@ -258,7 +258,7 @@ def fragmentation(runs: Sequence[Run]) -> Figure:
     (axes,) = panels.axes
     stop_s, top = latest_s(runs), 0.0
     for run, look in zip(runs, looks_of(len(runs)), strict=True):
-        if not run.tables.has_steps or not run.tables.number("block_size"):
+        if not run.tables.has_steps or not run.tables.block_size:
             continue
         percent = run.tables.curves.pixels["empty_percent"]
         mean = _draw_mean(axes, percent, _COARSE_COLUMNS, stop_s, look)
@@ -271,7 +271,7 @@ def fragmentation(runs: Sequence[Run]) -> Figure:
 
 def _facts_of_fragmentation(tables: Tables) -> str:
     totals = tables.curves.totals if tables.has_steps else {}
-    if not totals or not tables.number("block_size"):
+    if not totals or not tables.block_size:
         return "not known"
     room = totals["capacity_tokens"].mean_over_time
     stored = totals["num_physical_tokens"].mean_over_time

@@ -85,6 +85,14 @@ class Tables:
             return None
         return float(value)
 
+    @property
+    def block_size(self) -> float | None:
+        """Tokens of a block; None where that is not known, or depends on its group."""
+        sizes = {kind["block_size"] for kind in self.summary.get("kv_cache_groups", ())}
+        if len(sizes) > 1:
+            return None
+        return float(sizes.pop()) if sizes else self.number("block_size")
+
     def facts(self, **formats: str) -> str:
         """Return the numbers of the summary that exist, each in its format."""
         numbers = {key: self.number(key) for key in formats}
@@ -102,5 +110,4 @@ class Tables:
 
     @cached_property
     def curves(self) -> Curves:
-        block_size = self.number("block_size") or 0.0
-        return curves_of(self.step_table, self.stop_s, block_size)
+        return curves_of(self.step_table, self.stop_s, self.block_size or 0.0)
