@@ -17,6 +17,7 @@ from workloads.analysis.belady import (
     next_reads,
 )
 from workloads.analysis.hit_curve import HitCurve
+from workloads.analysis.kept_ends import KeptEnds, kept_ends
 from workloads.analysis.lru import lru_curve
 from workloads.analysis.paths import BlockPaths, block_paths
 from workloads.analysis.shards import (
@@ -30,7 +31,7 @@ from workloads.analysis.shards import (
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from workloads.spec import RequestSpec
 
@@ -69,16 +70,20 @@ class PrefixCurve:
         The estimate with its parts, or None where the curve is exact.
     reads
         For the clairvoyant bound.
+    ends
+        What an infinite cache finds where a hit needs more than its blocks, or None;
+        `lru` is then the most that a cache of each size finds, not what it finds.
     """
 
     paths: BlockPaths
     lru: HitCurve
     sampled: SampledCurve | None
     reads: NextReads
+    ends: KeptEnds | None = None
 
     @property
     def possible_hits(self) -> float:
-        return self.lru.most_hits
+        return self.lru.most_hits if self.ends is None else self.ends.num_hits
 
     @property
     def num_distinct_blocks(self) -> float:
@@ -107,7 +112,7 @@ class PrefixCurve:
         remedy = "give a number of sizes, such as 16"
         whole("bounds", num_sizes, 2, _MOST_BOUNDS, remedy)
         rate = self.paths.sample_rate
-        if not self.possible_hits:
+        if not self.lru.most_hits:
             return self.lru
         high = max(round(self.lru.enough_blocks * rate), 1)
         low = max(high / _RANGE, 1)
@@ -164,12 +169,16 @@ def prefix_curve(
     prompts_only: bool = False,
     sample_rate: float = 1.0,
     sample_seed: int = 0,
+    tail_tokens: Sequence[int] = (),
+    retention_interval: int = 0,
 ) -> PrefixCurve:
     """Return the hits of a prefix cache of every size.
 
     Requests are served one after the other in the order of their arrivals, each in no
     time: nothing is held by requests that still run. See `workloads.analysis.lru` for
-    what the cache does and `workloads.analysis.paths.block_paths` for the parameters.
+    what the cache does and `workloads.analysis.paths.block_paths` for the parameters;
+    `tail_tokens` and `retention_interval` are those of `kept_ends`, of layers beside
+    some that read all tokens.
     """
     paths = block_paths(
         requests,
@@ -180,7 +189,15 @@ def prefix_curve(
     )
     reads = next_reads(paths)
     if sample_rate == 1:
-        return PrefixCurve(paths, lru_curve(paths), None, reads)
+        ends = (
+            kept_ends(paths, tail_tokens, retention_interval) if tail_tokens else None
+        )
+        return PrefixCurve(paths, lru_curve(paths), None, reads, ends)
+    if tail_tokens:
+        raise WorkloadError(
+            f"a sample of blocks must not be taken where hits end at few places only;"
+            f" got sample rate {sample_rate:g}; leave it out"
+        )
     if (num_kept := paths.num_distinct_blocks) < LEAST_SAMPLED_BLOCKS:
         raise WorkloadError(
             f"a sample must have at least {LEAST_SAMPLED_BLOCKS} blocks; got {num_kept}"

@@ -25,6 +25,8 @@ def print_curve(report: PrefixReport) -> None:
     if not possible:
         return
     names = ["blocks", "tokens", "LRU", "share of possible", "future known"]
+    if report.is_bound:
+        names[2:4] = ["LRU at most"]
     if report.memory is not None:
         names.insert(2, "GiB")
     table = number_table(*names)
@@ -33,8 +35,29 @@ def print_curve(report: PrefixReport) -> None:
         if row["num_blocks"] == 0.0:
             continue
         style = "bold" if row["num_blocks"] == asked else None
-        table.add_row(*_curve_cells(row, possible), style=style)
+        cells = _curve_cells(row, possible)
+        if report.is_bound:
+            del cells[-2]
+        table.add_row(*cells, style=style)
     console.print(table)
+    if kinds := report.kinds():
+        console.print(_kinds(kinds))
+
+
+def _kinds(kinds: list[dict[str, Any]]) -> Table:
+    """Return what layers of each kind keep, and what a hit needs of it."""
+    texts = ["layers", "a hit needs"]
+    names = ["layers", "bytes/token", "a hit needs", "infinite: tokens", "GiB"]
+    table = number_table(*names, texts=texts)
+    for row in kinds:
+        table.add_row(
+            f"{row['num_layers']} x {row['kind']}",
+            f"{row['token_bytes']:,.0f}",
+            f"{row['hit_needs']} of {row['block_size']}",
+            f"{row['kept_tokens']:,.0f}",
+            f"{row['kept_gib']:,.2f}",
+        )
+    return table
 
 
 def _curve_cells(row: dict[str, Any], possible: float) -> list[str]:

@@ -31,6 +31,7 @@ def curve(
     sample: float = 1.0,
     sample_seed: int = 0,
     bounds: int = 16,
+    prefix_cache_retention_interval: int = 0,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
     quiet: options.Flag = False,
@@ -60,6 +61,9 @@ def curve(
         Another number looks at other blocks.
     bounds
         Number of sizes at which the clairvoyant bound is computed.
+    prefix_cache_retention_interval
+        Tokens after which windows are kept; 0, the engine's default, for the ends of
+        prompts and where they part only.
     out
         Folder for curve.json, curve.csv and the figure.
     quiet
@@ -83,6 +87,7 @@ def curve(
         sample=sample,
         sample_seed=sample_seed,
         bounds=bounds,
+        prefix_cache_retention_interval=prefix_cache_retention_interval,
     )
     memory = question.memory()
     silent = quiet or json

@@ -52,6 +52,11 @@ class PrefixReport:
     notes: tuple[str, ...] = ()
 
     @property
+    def is_bound(self) -> bool:
+        """Whether LRU finds at most what the curve says: layers share a pool."""
+        return self.memory is not None and self.memory.hit_tokens is not None
+
+    @property
     def block_size(self) -> int:
         return self.curve.paths.block_size
 
@@ -66,6 +71,29 @@ class PrefixReport:
         if self.memory is None or self.memory.pool_tokens is None:
             return None
         return num_blocks * self.block_size / self.memory.pool_tokens
+
+    def kinds(self) -> list[dict[str, Any]]:
+        """Return what layers of each kind keep, where only some keep every token."""
+        if self.memory is None or not self.is_bound:
+            return []
+        whole = self.curve.num_distinct_blocks * self.block_size
+        tails = iter(self.curve.ends.kept_tokens if self.curve.ends else ())
+        rows = []
+        for each in self.memory.layers:
+            kept = whole if each.tail_tokens is None else next(tails)
+            rows.append(
+                {
+                    "kind": each.kind,
+                    "num_layers": each.num_layers,
+                    "num_groups": each.num_groups,
+                    "block_size": each.block_size,
+                    "token_bytes": each.token_bytes,
+                    "hit_needs": each.hit_needs,
+                    "kept_tokens": kept,
+                    "kept_gib": each.gib(kept),
+                }
+            )
+        return rows
 
     def rows(self, num_rows: int = NUM_ROWS) -> list[dict[str, float | None]]:
         """Return points of the curve: sizes rising by a factor, and the bound's.
@@ -99,6 +127,7 @@ class PrefixReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the facts and the answer, JSON-ready, without the rows."""
         curve, need, paths = self.curve, self.need, self.curve.paths
+        kinds = self.kinds()
         return {
             "title": self.title,
             "num_requests": paths.num_requests,
@@ -108,7 +137,8 @@ class PrefixReport:
             "num_prompt_blocks": paths.num_readable,
             "num_distinct_blocks": curve.num_distinct_blocks,
             "possible_hit_rate": curve.token_hit_rate(curve.possible_hits),
-            "memory": self.memory and asdict(self.memory),
+            "memory": self.memory and self.memory.to_dict(),
+            **({"kinds": kinds} if kinds else {}),
             "notes": list(self.notes),
             "need": asdict(need)
             | {
@@ -128,17 +158,24 @@ class PrefixReport:
 
     def sentence(self) -> str:
         curve, need = self.curve, self.need
-        if not curve.possible_hits:
+        if not curve.lru.most_hits:
             if curve.sampled is not None:
                 return "No block of the sample is found again; a larger one might have."
             return "No prompt begins as an earlier one does: no cache finds anything."
         possible = curve.token_hit_rate(curve.possible_hits)
+        if not possible:
+            return (
+                "Prompts share beginnings, but none ends where a window or a state is "
+                "kept: no hit."
+            )
+        least = "at least " * self.is_bound
         return (
             f"{100 * need.share:.4g}% of the possible hits ({need.hit_rate:.2%} of "
             f"prompt tokens; an infinite cache finds {possible:.2%}) takes "
-            f"{need.num_blocks:,} blocks{self._margin()} of {self.block_size} tokens, "
-            f"{need.num_blocks * self.block_size:,} tokens{self._memory()}; with the "
-            f"future known {need.clairvoyant_blocks:,} blocks would do."
+            f"{least}{need.num_blocks:,} blocks{self._margin()} of {self.block_size} "
+            f"tokens, {need.num_blocks * self.block_size:,} tokens{self._memory()}; "
+            f"with the "
+            f"future known {least}{need.clairvoyant_blocks:,} blocks would do."
         ).replace("%", " %")
 
     def _margin(self) -> str:
@@ -152,7 +189,8 @@ class PrefixReport:
         gib, pools = self.gib(self.need.num_blocks), self.pools(self.need.num_blocks)
         tp = memory.tensor_parallel_size
         ranks = f" over {tp} ranks" if tp > 1 else ""
-        text = f", {_amount(gib)} GiB of GPU or host memory for {memory.model} "
+        what = "the full attention of " * self.is_bound + memory.model
+        text = f", {_amount(gib)} GiB of GPU or host memory for {what} "
         text += f"({memory.kv_cache_dtype}{ranks})"
         if pools is None:
             return text
@@ -166,7 +204,13 @@ def _amount(number: float | None) -> str:
     return f"{number:,.2f}" if number >= 0.1 else f"{number:.2g}"
 
 
-_OF_A_MODEL = ("gpu", "tensor_parallel_size", "dtype", "kv_cache_dtype")
+_OF_A_MODEL = (
+    "gpu",
+    "tensor_parallel_size",
+    "dtype",
+    "kv_cache_dtype",
+    "prefix_cache_retention_interval",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +223,11 @@ class CurveQuestion:
         See `sim.hardware.models.kv_memory.kv_memory`; without a model, sizes are in
         blocks only.
     block_size
-        Tokens of a block.
+        Tokens of a block; where layers are of several kinds, hits end at multiples
+        of what their blocks have in common, which may be more.
+    prefix_cache_retention_interval
+        Tokens after which windows are kept for hits; 0 for the ends of prompts and
+        where they part only.
     share
         Share of the possible hits that is asked for.
     prompts_only
@@ -201,13 +249,14 @@ class CurveQuestion:
     sample: float = 1.0
     sample_seed: int = 0
     bounds: int = 16
+    prefix_cache_retention_interval: int = 0
 
     def memory(self) -> KvMemory | None:
         """Return what a token takes, if a model is named; refuse what needs one."""
         if self.model is None:
             self._refuse_without_model()
             return None
-        return kv_memory(
+        memory = kv_memory(
             self.model,
             self.gpu,
             block_size=self.block_size,
@@ -215,6 +264,29 @@ class CurveQuestion:
             dtype=self.dtype,
             kv_cache_dtype=self.kv_cache_dtype,
         )
+        if self.prefix_cache_retention_interval:
+            self._check_interval(memory)
+        return memory
+
+    def _check_interval(self, memory: KvMemory) -> None:
+        """Refuse an interval at whose ends no hit can end, or that means nothing."""
+        interval = self.prefix_cache_retention_interval
+        name, model = "prefix_cache_retention_interval", memory.model
+        if not memory.tails:
+            raise ConfigError(
+                f"{name} is for models with windows beside full attention; got "
+                f"{interval} for {model}; leave it out"
+            )
+        if any(each.has_state for each in memory.layers):
+            raise ConfigError(
+                f"{name} must be 0 for {model}: which states are kept depends on where "
+                f"steps end, and a curve has no steps; got {interval}; run it instead"
+            )
+        if interval < 0 or interval % (memory.hit_tokens or 1):
+            raise ConfigError(
+                f"{name} must be 0 or a multiple of {memory.hit_tokens} for {model}; "
+                f"got {interval}"
+            )
 
     def _refuse_without_model(self) -> None:
         """Refuse arguments that would say nothing."""
@@ -234,21 +306,55 @@ def prefix_report(
     memory: KvMemory | None,
 ) -> PrefixReport:
     """Take requests one after the other, and say what a cache of each size finds."""
+    tails: tuple[int, ...] = ()
+    size = question.block_size
+    if memory is not None and memory.hit_tokens is not None:
+        tails, size = memory.tails, memory.hit_tokens
     found = prefix_curve(
         requests,
-        question.block_size,
+        size,
         prompts_only=question.prompts_only,
         sample_rate=question.sample,
         sample_seed=question.sample_seed,
+        tail_tokens=tails,
+        retention_interval=question.prefix_cache_retention_interval,
     )
+    notes = (*what_is_left_out(requests), *_of_kinds(found, memory, question))
     return PrefixReport(
         title=_title(source, found, question.prompts_only),
         curve=found,
         bounds=found.bounds(question.bounds),
         need=found.need(question.share),
         memory=memory,
-        notes=what_is_left_out(requests),
+        notes=notes,
     )
+
+
+def _of_kinds(
+    curve: PrefixCurve, memory: KvMemory | None, question: CurveQuestion
+) -> list[str]:
+    """Return what the curve does not know of layers that keep less, a line each."""
+    if memory is None or not memory.layers:
+        return []
+    if memory.hit_tokens is None:
+        return [
+            f"no layer of {memory.model} keeps every token: hits and sizes are counted "
+            f"as if all did"
+        ]
+    notes = [
+        "blocks are those of the layers that keep every token; the others draw from "
+        "the same pool, so LRU finds at most what is said, and sizes are the least"
+    ]
+    if curve.ends is not None:
+        every = question.prefix_cache_retention_interval
+        also = f", or at a multiple of {every:,} tokens" if every else ""
+        without = curve.token_hit_rate(curve.lru.most_hits)
+        notes.append(
+            f"a hit ends where an earlier prompt ended or parted from what was cached"
+            f"{also}, at a multiple of {memory.hit_tokens:,} tokens; if every block "
+            f"were kept, an infinite cache would find {without:.2%}"
+        )
+    return notes
 
 
 def _title(source: str, curve: PrefixCurve, prompts_only: bool) -> str:

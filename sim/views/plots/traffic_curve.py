@@ -44,8 +44,9 @@ def _title(report: PrefixReport) -> str:
         return "Prefix hits by cache size: none"
     gib = report.gib(need.num_blocks)
     memory = "" if gib is None else f" ({gib:,.1f} GiB)"
+    finding = "at least to find" if report.is_bound else "find"
     return (
-        f"Prefix hits by cache size: {need.num_blocks:,} blocks{memory} find "
+        f"Prefix hits by cache size: {need.num_blocks:,} blocks{memory} {finding} "
         f"{100 * need.share:g} % of what can be found"
     )
 
@@ -68,7 +69,8 @@ def _draw_curves(axes: Axes, report: PrefixReport) -> None:
             sizes, low, found + margin, color=style.SKY, alpha=0.35, linewidth=0.0,
             label="95 % interval",
         )  # fmt: skip
-    axes.plot(sizes, found, color=style.BLUE, linewidth=1.8, label="LRU, as V1's pool")
+    label = "LRU at most" if report.is_bound else "LRU, as V1's pool"
+    axes.plot(sizes, found, color=style.BLUE, linewidth=1.8, label=label)
 
 
 def _draw_bound(axes: Axes, report: PrefixReport) -> None:
@@ -133,7 +135,7 @@ def _scale(axes: Axes, report: PrefixReport) -> None:
     _decades(axes, f"KV cache (blocks of {report.block_size} tokens)")
     axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))
     curve = report.curve
-    possible = 100.0 * curve.token_hit_rate(curve.possible_hits)
+    possible = 100.0 * curve.token_hit_rate(curve.lru.most_hits)
     style.set_percent_axis(axes, "prompt tokens found (%)", min(possible * 1.08, 100.0))
     if report.memory is not None:
         memory = report.memory
