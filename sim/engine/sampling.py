@@ -181,11 +181,12 @@ class OutputCalendar:
         going_on: list[Request] = []
         finished: list[Request] = []
         for request in requests:
-            num_tokens = request.num_tokens + 1
+            num_tokens = request.num_tokens
+            if num_tokens == request.num_prompt_tokens:
+                request.first_token_s = end_s
+            num_tokens += 1
             request.num_tokens = num_tokens
             request.joined_step = step
-            if num_tokens == request.num_prompt_tokens + 1:
-                request.first_token_s = end_s
             oracle, most = request.oracle_num_tokens, request.max_num_tokens
             last = oracle if oracle < most else most
             if num_tokens < last:

@@ -146,8 +146,9 @@ class Recorder:
         self._occupied_since_s = end_s
         for request in requests:
             del active[request.request_id]
-        self.num_finished += len(requests)
-        steps.finished.append((len(steps.ends_s) - 1, len(requests)))
+        num_requests = len(requests)
+        self.num_finished += num_requests
+        steps.finished.append((len(steps.ends_s) - 1, num_requests))
         self._requests.add(requests)
 
     def left(self, request: Request, now_s: float) -> None:

@@ -116,9 +116,10 @@ class RunPool:
         """
         if self.observer is None:
             loose = self._loose
-            if len(loose) >= num_blocks:
-                return loose
-            if not loose and not self.index.copies:
+            if loose:
+                if len(loose) >= num_blocks:
+                    return loose
+            elif not self.index.copies:
                 extent = self._queue.end.next
                 if len(extent.ids) > num_blocks:
                     if extent.key is not None:

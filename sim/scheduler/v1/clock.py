@@ -129,18 +129,12 @@ class DecodeClock:
 
     def leave(self, request: Request) -> None:
         """Take `request` off the clock."""
-        self.leave_all((request,))
-
-    def leave_all(self, requests: Iterable[Request]) -> None:
-        """Take requests off the clock."""
-        buckets, block_size, columns = self.buckets, self.block_size, self.columns
-        for request in requests:
-            base_tokens = request.base_tokens
-            self.num_decodes -= 1
-            self.num_base_tokens -= base_tokens
-            if columns is not None:
-                columns.leave(request)
-            del buckets[(1 - base_tokens) % block_size][request]
+        base_tokens = request.base_tokens
+        self.num_decodes -= 1
+        self.num_base_tokens -= base_tokens
+        if self.columns is not None:
+            self.columns.leave(request)
+        del self.buckets[(1 - base_tokens) % self.block_size][request]
 
     def wait(self, request: Request) -> None:
         """Let `request` get no token in the step that is being formed."""

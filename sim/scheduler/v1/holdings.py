@@ -205,15 +205,13 @@ class Holdings:
             self.begin_decoding([r for r in self.completing if r.status is _RUNNING])
         if not finished:
             return
-        running, free = self.running, self.tables.free
-        decodes = finished
-        if self.prefilling:
-            decodes = [each for each in finished if each not in self.prefilling]
-            if len(decodes) < len(finished):
-                for request in self.prefilling.keys() & set(finished):
-                    self._end_prefill(request)
-        self.clock.leave_all(decodes)
+        running, prefilling = self.running, self.prefilling
+        leave, free = self.clock.leave, self.tables.free
         for request in finished:
+            if request in prefilling:
+                self._end_prefill(request)
+            else:
+                leave(request)
             del running[request]
             free(request)
         if self._blocked_head is not None:
@@ -277,7 +275,8 @@ class Holdings:
     def _look_again(self) -> None:
         """Let the next call look at the head of the queue: something has changed."""
         self._blocked_head = None
-        self.tables.watch(None, 0, NOTHING_FOUND)
+        if self.enable_caching:
+            self.tables.watch(None, 0, NOTHING_FOUND)
 
     # -- what policies see of running requests (`sim.scheduler.views.Holdings`) -
 

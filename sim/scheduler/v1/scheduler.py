@@ -133,7 +133,6 @@ class Scheduler(Holdings):
         self.num_recomputed_tokens = 0
         self._first_admitted = 0
         tables = self.tables
-        self._ids = tables if isinstance(tables, IdTables) else None
         self._quick: QuickTables | None = (
             tables if isinstance(tables, IdTables | RunTables) else None
         )
@@ -195,13 +194,16 @@ class Scheduler(Holdings):
             and not settings.long_prefill_token_threshold_adaptive
         )
 
-        # Whether admission asks for nothing but free blocks, and nothing is cached.
-        self._admits_plainly = (
-            self._ids is not None
-            and isinstance(self.waiting, FCFSRequestQueue)
+        # Where admission asks for nothing but free blocks, and nothing is cached.
+        tables, waiting = self.tables, self.waiting
+        self._plain = (
+            (tables, waiting)
+            if isinstance(tables, IdTables)
+            and isinstance(waiting, FCFSRequestQueue)
             and self._heads_stay_blocked
             and self._desk is None
             and not settings.long_prefill_token_threshold
+            else None
         )
 
     # -- a step ---------------------------------------------------------------
@@ -237,8 +239,8 @@ class Scheduler(Holdings):
         self.step += 1
         self._first_admitted = self._num_admitted
         if self.waiting and not self.preemptions:
-            if self._admits_plainly:
-                self._admit_plainly(budget, now_s)
+            if self._plain is not None:
+                self._admit_plainly(*self._plain, budget, now_s)
             else:
                 self._schedule_waiting(budget, now_s)
         if self.groups is not None:
@@ -487,11 +489,11 @@ class Scheduler(Holdings):
             waiting.prepend_requests(set_aside)
         self._is_admitting = False
 
-    def _admit_plainly(self, budget: int, now_s: float) -> None:
+    def _admit_plainly(
+        self, ids: IdTables, waiting: FCFSRequestQueue, budget: int, now_s: float
+    ) -> None:
         """Do as `_schedule_waiting` where nothing is cached, in half the time."""
-        waiting, running, ids = self.waiting, self.running, self._ids
-        assert ids is not None
-        assert isinstance(waiting, FCFSRequestQueue)
+        running = self.running
         block_size, chunks = self.block_size, self.settings.enable_chunked_prefill
         reserves_all = self._reserves_all
         num_spare = 0
