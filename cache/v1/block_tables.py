@@ -344,7 +344,8 @@ class BlockTables:
         if self._policy_pool is not None:
             num_held = len(groups[0].blocks)
             self._expect(request, self._policy_pool, num_held, num_tokens)
-        self._lengthen(request, num_computed_tokens, num_tokens)
+        if num_new_blocks or self.enable_caching:
+            self._lengthen(request, num_computed_tokens, num_tokens)
         return True
 
     def _expect(
@@ -481,8 +482,7 @@ class BlockTables:
         return self.pool.cached_block_ids()
 
     def num_registered_blocks(self, request: TableRequest) -> int:
-        table: BlockTable | None = request.table  # of the first group
-        return 0 if table is None else table.groups[0].num_seen
+        return 0 if request.table is None else request.table.groups[0].num_seen
 
     def check(self, requests: Iterable[TableRequest]) -> None:
         self.pool.check()
