@@ -65,7 +65,9 @@ def kept_ends(
 
     Notes
     -----
-    O(visits), for tails of a few runs and intervals of many tokens.
+    O(visits), for tails of a few runs and intervals of many tokens. Where a kind has
+    smaller blocks than those of `paths`, requests that part inside one of those may
+    share more of its blocks than is counted, and find a little more.
     """
     whole("retention interval", retention_interval, 0, MAX_TOKENS, "give 0 for nowhere")
     size = paths.block_size
