@@ -72,6 +72,7 @@ class EngineConfig(ConfigTable):
     max_num_partial_prefills: Count | None = None
     max_long_partial_prefills: Count | None = None
     prefill_schedule_interval: Count | None = None
+    prefix_cache_retention_interval: Whole | Literal["dense"] | None = None
     num_lookahead_slots: Whole | None = None
     scheduler_delay_factor: Annotated[float, Field(ge=0)] | None = None
     scheduler_reserve_full_isl: bool | None = None

@@ -55,8 +55,20 @@ def make_scheduler(
     def construct(capacity: CapacityEstimate) -> Scheduler:
         arguments = _arguments(config, capacity, make_evictor)
         layout = layout_of(config, model, capacity)
+        interval = arguments.pop("prefix_cache_retention_interval", 0)
         if layout is not None:
-            arguments |= {"layout": layout, "block_size": layout.block_size}
+            arguments |= {
+                "layout": layout,
+                "block_size": layout.block_size,
+                "prefix_cache_retention_interval": (
+                    None if interval == "dense" else interval
+                ),
+            }
+        elif config.prefix_cache_retention_interval is not None:
+            raise ConfigError(
+                f"engine.prefix_cache_retention_interval says which windows and states "
+                f"stay cached, and {model.name} keeps every block alike; leave it out"
+            )
         scheduler = _construct(config, model, arguments)
         if layout is not None and not getattr(scheduler, "has_layout", False):
             raise ConfigError(

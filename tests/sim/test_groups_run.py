@@ -73,6 +73,8 @@ def test_who_can_never_be_served_is_rejected(path: Path) -> None:
     [
         ("engine.engine_version=0.31", "engine_version must be 0.33 for layers"),
         ("engine.evictor=lru", "eviction policies know one KV cache group"),
+        ("engine.prefix_cache_retention_interval=7", "7"),
+        ("engine.prefix_cache_retention_interval=often", "retention_interval"),
     ],
 )
 def test_what_is_not_known_of_groups_is_refused(
@@ -80,3 +82,38 @@ def test_what_is_not_known_of_groups_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         Simulation(load_config(path, [setting]))
+
+
+def test_an_interval_keeps_more_of_a_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "chats.yaml"
+    path.write_text(
+        CONFIG[: CONFIG.index("  synthetic")]
+        + "  sessions:\n"
+        + "    kind: chat\n"
+        + "    num_sessions: 12\n"
+        + "    arrivals: {kind: poisson, rate: 2.0}\n"
+        + "    turns: {kind: fixed, number: 6}\n"
+        + "    prompt_tokens: {kind: fixed, tokens: 300}\n"
+        + "    output_tokens: {kind: fixed, tokens: 280}\n"
+        + "    think_s: {kind: fixed, value_s: 2.0}\n"
+        + CONFIG[CONFIG.index("engine") :]
+    )
+    hits = [
+        result(path, *settings).summary["prefix_cache_hits"]
+        for settings in (
+            (),
+            ("engine.prefix_cache_retention_interval=0",),
+            ("engine.prefix_cache_retention_interval=256",),
+            ("engine.prefix_cache_retention_interval=dense",),
+        )
+    ]
+    assert 0 < hits[0] == hits[1] < hits[2] <= hits[3]
+
+
+def test_without_windows_or_states_there_is_nothing_to_retain(path: Path) -> None:
+    settings = [
+        "engine.model=Qwen/Qwen3-8B",
+        "engine.prefix_cache_retention_interval=0",
+    ]
+    with pytest.raises(ConfigError, match="keeps every block alike; leave it out"):
+        Simulation(load_config(path, settings))

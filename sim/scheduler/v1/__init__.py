@@ -39,6 +39,7 @@ V1 = Generation(
             "max_num_scheduled_tokens",
             "preemption_victim",
             "prefill_schedule_interval",
+            "prefix_cache_retention_interval",
             "scheduler_reserve_full_isl",
             "scheduling_policy",
             "sliding_window",
