@@ -171,8 +171,10 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
         "hf_fifo": {"engine_version", "max_blocks_per_request"},
     }
     assert same == said | none.get(generation, {"engine_version"})
-    # Shown elsewhere: the choice of a generation itself, invariant 7, and classes.
+    # Shown elsewhere: the choice of a generation itself, invariant 7, classes, and
+    # what only models with windows or states have (tests/sim/test_groups_run.py).
     shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
+    shown.add("prefix_cache_retention_interval")
     if OURS[generation].enable_prefix_caching is None:
         shown.add("enable_prefix_caching")  # only ever false
     assert keys_of(generation) - shown <= set(tried) <= keys_of(generation)
