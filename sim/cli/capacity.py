@@ -11,6 +11,8 @@ def capacity(
     model: str,
     gpu: str,
     tensor_parallel_size: options.TensorParallelSize = 1,
+    data_parallel_size: int = 1,
+    enable_expert_parallel: options.Flag = False,
     gpu_memory_utilization: float = 0.9,
     block_size: options.BlockSize = 16,
     dtype: options.WeightDtype = "auto",
@@ -40,6 +42,10 @@ def capacity(
         Bundled name, or path to a config.json.
     gpu
         GPU name, such as h200_sxm.
+    data_parallel_size
+        Ranks with an attention and a pool of their own, which divide the experts.
+    enable_expert_parallel
+        GPUs of all ranks divide the experts one by one, rather than each of them.
     gpu_memory_utilization
         Share of physical memory that the engine may use.
     quantization
@@ -82,6 +88,8 @@ def capacity(
         model=load_model(model),
         gpu=load_gpu(gpu),
         tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
         dtype=dtype,

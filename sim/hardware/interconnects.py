@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from sim.hardware.gpus import GpuSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Interconnect:
     """Seconds from one GPU to the next, where messages go around."""
     max_gpus: int
     """GPUs that it connects; beyond them a network does."""
-    source: str
+    source: str = "user"
 
 
 _NVLINK = "NVIDIA datasheet, half of what both directions have together"
@@ -59,18 +64,110 @@ INTERCONNECTS: Mapping[str, Interconnect] = MappingProxyType(
 """Built-in links by name."""
 
 
-def load_interconnect(name: str) -> Interconnect:
-    """Return a built-in link.
+DEFAULT_NETWORK = "infiniband_ndr"
+"""What connects nodes where nothing is said: a port a GPU, as in a DGX H100 or H200."""
+
+_SWITCHED_FROM_BYTES_PER_S = 200e9
+"""GPUs whose datasheet gives as much reach each other over NVLink switches."""
+
+
+def load_interconnect(given: str | Mapping[str, Any]) -> Interconnect:
+    """Return a built-in link by name, or one of the user's own.
+
+    Parameters
+    ----------
+    given
+        A key of `INTERCONNECTS`, the path of a YAML or JSON file, or a mapping; the
+        last two hold the fields of `Interconnect`.
 
     Raises
     ------
     ConfigError
-        When the name is unknown; the nearest names are given.
+        When the name is unknown (the nearest names are given), or a field is missing,
+        unknown or wrong.
     """
-    key = name.lower().replace("-", "_").replace(" ", "_")
+    if isinstance(given, Mapping):
+        return _from_fields(given, "the interconnect")
+    path = Path(given)
+    if path.suffix in {".yaml", ".yml", ".json"}:
+        return _read(path)
+    key = given.lower().replace("-", "_").replace(" ", "_")
     if key not in INTERCONNECTS:
         near = difflib.get_close_matches(key[:80], INTERCONNECTS, n=3, cutoff=0.4)
         known = ", ".join(sorted(INTERCONNECTS))
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {known}"
-        raise ConfigError(f"unknown interconnect: {name[:80]!r}; {hint}")
+        raise ConfigError(f"unknown interconnect: {given[:80]!r}; {hint}")
     return INTERCONNECTS[key]
+
+
+def link_of(gpu: GpuSpec) -> Interconnect:
+    """Return the link between GPUs of a node that a datasheet speaks of."""
+    rate = gpu.interconnect_bytes_per_s
+    switched = rate >= _SWITCHED_FROM_BYTES_PER_S
+    hop_s = INTERCONNECTS["nvlink4" if switched else "pcie5"].hop_s
+    return Interconnect(f"{gpu.name}'s own", rate, switched, hop_s, 8, gpu.source)
+
+
+def _read(path: Path) -> Interconnect:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(
+            f"no readable interconnect file at {str(path)[-200:]}: {error.strerror}; "
+            f"give the path of one, or a built-in name"
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path} must hold YAML or JSON; {line}") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError(
+            f"{path} must hold a mapping of the fields of an interconnect"
+        )
+    return _from_fields({"name": path.stem, **content}, str(path))
+
+
+_BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"bytes_per_s": (1e6, 1e15), "hop_s": (0.0, 1.0), "max_gpus": (2, 2**20)}
+)
+
+
+def _from_fields(given: Mapping[str, Any], where: str) -> Interconnect:
+    known = [field.name for field in fields(Interconnect)]
+    content = {"name": "user", **given}
+    if missing := [key for key in known[:-1] if key not in content]:
+        raise ConfigError(f"{missing[0]} is missing in {where}; add it")
+    if unknown := sorted(map(str, content.keys() - set(known))):
+        raise ConfigError(
+            f"{unknown[0][:40]} is no field of an interconnect in {where}; use "
+            f"{', '.join(known)}"
+        )
+    for key in ("name", "source"):
+        if not isinstance(content.get(key, ""), str):
+            raise ConfigError(f"{key} must be a string in {where}")
+    if not isinstance(content["is_switched"], bool):
+        raise ConfigError(f"is_switched must be true or false in {where}")
+    for key, (low, high) in _BOUNDS.items():
+        content[key] = _quantity(key, content[key], low, high, where)
+    return Interconnect(**content)
+
+
+def _quantity(
+    key: str, value: object, low: float, high: float, where: str
+) -> float | int:
+    number = value
+    if isinstance(value, str):  # YAML reads 4e11, without a point or sign, as text
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    is_whole = key != "max_gpus" or isinstance(number, int)
+    if not (is_number and is_whole and low <= number <= high):  # type: ignore[operator]
+        kind = "whole number" if key == "max_gpus" else "number"
+        raise ConfigError(
+            f"{key} must be a {kind} from {low:g} to {high:g} in {where}; got "
+            f"{str(value)[:40]!r}"
+        )
+    assert isinstance(number, int | float)
+    return number

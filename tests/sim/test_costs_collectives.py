@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,3 +122,39 @@ def test_ranks_that_divide_the_experts_wait_for_the_busiest():
     assert divided.step(many).gemm_s == pytest.approx(whole.step(many).gemm_s, rel=0.05)
     assert divided.step(few).allreduce_s == whole.step(few).allreduce_s
     assert divided.describe()["enable_expert_parallel"]
+
+
+OWN = {"bytes_per_s": 1.8e11, "is_switched": True, "hop_s": 1e-6, "max_gpus": 16}
+
+
+def test_links_of_ones_own(tmp_path):
+    path = tmp_path / "optical.yaml"
+    path.write_text(yaml.safe_dump(OWN))
+    read, mapped = load_interconnect(str(path)), load_interconnect(OWN)
+    assert (read.name, mapped.name) == ("optical", "user")
+    assert replace(read, name="user") == mapped
+    assert mapped.max_gpus == 16
+    path.write_text("bytes_per_s: 2e11\nis_switched: false\nhop_s: 0\nmax_gpus: 8\n")
+    assert load_interconnect(str(path)).bytes_per_s == 2e11
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"bytes_per_s": -1}, "bytes_per_s must be a number from"),
+        ({"max_gpus": 8.5}, "max_gpus must be a whole number"),
+        ({"is_switched": 1}, "is_switched must be true or false"),
+        ({"hops": 1}, "hops is no field of an interconnect"),
+        ({"name": 3}, "name must be a string"),
+    ],
+)
+def test_wrong_links_are_refused(changed, message):
+    with pytest.raises(ConfigError, match=message):
+        load_interconnect(OWN | changed)
+
+
+def test_missing_parts_of_links_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="hop_s is missing"):
+        load_interconnect({key: OWN[key] for key in OWN if key != "hop_s"})
+    with pytest.raises(ConfigError, match="no readable interconnect file"):
+        load_interconnect(str(tmp_path / "none.yaml"))

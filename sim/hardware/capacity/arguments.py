@@ -15,6 +15,7 @@ from sim.hardware.models.architecture import (
 )
 from sim.hardware.models.kv_layers import PACKED_KV_CACHE_DTYPES
 from sim.hardware.models.layers import STATE_DTYPES
+from sim.hardware.models.weights import WITHIN_TENSOR_RANKS, ExpertRanks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +56,7 @@ class EngineArguments:
     disable_hybrid_kv_cache_manager: bool = False
     mamba_ssm_cache_dtype: str = "auto"
     num_speculative_tokens: int = 0
+    experts: ExpertRanks = WITHIN_TENSOR_RANKS
     defaults: tuple[str, ...] = field(default=())
     """Names of the arguments that are at the release's defaults."""
 
@@ -227,8 +229,22 @@ def check_numbers(
         )
 
 
-def check_parallelism(model: ModelArchitecture, tp: int) -> None:
-    """Refuse a tensor-parallel size that does not divide the heads."""
+def check_parallelism(
+    model: ModelArchitecture, tp: int, experts: ExpertRanks = WITHIN_TENSOR_RANKS
+) -> None:
+    """Refuse a tensor-parallel size that does not divide the heads, or idle GPUs."""
+    ranks = tp * experts.data_parallel_size
+    if experts.enable_expert_parallel and not model.num_moe_layers:
+        raise CapacityError(
+            f"enable_expert_parallel needs a mixture of experts, and {model.name} is"
+            " none; leave it out"
+        )
+    if experts.enable_expert_parallel and ranks > model.num_experts:
+        raise CapacityError(
+            f"enable_expert_parallel gives every GPU an expert, and {model.name} has"
+            f" {model.num_experts}; got {ranks} GPUs (tensor_parallel_size x"
+            " data_parallel_size); use fewer, or leave it out"
+        )
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads % tp:
         raise CapacityError(

@@ -40,6 +40,7 @@ from sim.hardware.capacity.transformers import (
 from sim.hardware.gpus import GIB, GpuSpec, load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.quantization import quantization_scheme
+from sim.hardware.models.weights import ExpertRanks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,6 +108,11 @@ class CapacityEstimate:
     keeps all blocks of its tokens, in one group of layers alike."""
     not_simulated: tuple[str, ...] = ()
     """What the model does that a run does not show, a line each."""
+    data_parallel_size: int = 1
+    """Engines with a pool like this one each, between which experts are divided."""
+    enable_expert_parallel: bool = False
+    expert_bytes: int = 0
+    """Those of `weights_bytes` that routed experts take, where ranks divide them."""
     plan: KVCachePlan | None = field(default=None, repr=False, compare=False)
     """Groups and pages, for what is built on them; None in an estimate from a file."""
 
@@ -140,6 +146,11 @@ class CapacityEstimate:
             del told["kv_cache_groups"]
         if not self.not_simulated:
             del told["not_simulated"]
+        if self.data_parallel_size == 1 and not self.enable_expert_parallel:
+            for name in ("data_parallel_size", "enable_expert_parallel"):
+                del told[name]
+        if not self.expert_bytes:
+            del told["expert_bytes"]
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in told.items()
@@ -152,6 +163,8 @@ def estimate_capacity(
     *,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
+    data_parallel_size: int = 1,
+    enable_expert_parallel: bool = False,
     block_size: int = DEFAULT_BLOCK_SIZE,
     gpu_memory_utilization: float = DEFAULT_UTILIZATION,
     dtype: str = "auto",
@@ -180,6 +193,11 @@ def estimate_capacity(
         Bundled names, paths, or the loaded objects.
     tensor_parallel_size, pipeline_parallel_size
         Ranks; pipelines are refused.
+    data_parallel_size
+        Engines beside this one, each with its own attention and pool; they divide the
+        experts of the model between them.
+    enable_expert_parallel
+        Whether GPUs of all engines divide the experts one by one, rather than each.
     block_size
         Tokens of a block.
     gpu_memory_utilization
@@ -252,6 +270,7 @@ def estimate_capacity(
         "block_size": block_size,
         "num_gpu_blocks_override": num_gpu_blocks_override,
         "num_speculative_tokens": num_speculative_tokens or None,
+        "data_parallel_size": data_parallel_size,
     }
     check_numbers(
         counts,
@@ -261,7 +280,8 @@ def estimate_capacity(
         swap_space=swap_space,
         pipeline_parallel_size=pipeline_parallel_size,
     )
-    check_parallelism(model, tensor_parallel_size)
+    experts = ExpertRanks(data_parallel_size, enable_expert_parallel)
+    check_parallelism(model, tensor_parallel_size, experts)
     if is_transformers(engine_version):
         minor = STAND_IN_MINOR
         tokens, seqs = batch_limits(max_num_batched_tokens, max_num_seqs)
@@ -302,6 +322,7 @@ def estimate_capacity(
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         mamba_ssm_cache_dtype=state_dtype(mamba_ssm_cache_dtype),
         num_speculative_tokens=num_speculative_tokens,
+        experts=experts,
         defaults=(
             *(name for name, value in given.items() if value is None),
             *(name for name, stands in standing.items() if stands),
@@ -391,6 +412,9 @@ def _assembled(
         constants_source=constants.era_of(arguments.engine_minor).source,
         kv_cache_groups=shares_of(plan),
         not_simulated=arguments.model.not_simulated,
+        data_parallel_size=arguments.experts.data_parallel_size,
+        enable_expert_parallel=arguments.experts.enable_expert_parallel,
+        expert_bytes=parts.expert_bytes,
         plan=plan,
     )
 

@@ -23,6 +23,7 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
         ("total memory", estimate.total_bytes, estimate.gpu),
         ("requested", estimate.requested_bytes, f"gpu_memory_utilization {share}"),
         ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
+        *_expert_rows(estimate),
         (
             "- activation peak",
             estimate.activation_peak_bytes,
@@ -44,7 +45,21 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
 
 def _weights_remark(estimate: CapacityEstimate) -> str:
     precision = estimate.quantization or estimate.dtype
-    return f"{estimate.model}, {precision}, TP {estimate.tensor_parallel_size}"
+    ranks = f"TP {estimate.tensor_parallel_size}"
+    if estimate.data_parallel_size > 1:
+        ranks += f", DP {estimate.data_parallel_size}"
+    return f"{estimate.model}, {precision}, {ranks}"
+
+
+def _expert_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
+    """Return a row for what ranks divide, and what each of them holds whole."""
+    if not estimate.expert_bytes:
+        return []
+    ranks = estimate.tensor_parallel_size * estimate.data_parallel_size
+    how = "a share of each"
+    if estimate.enable_expert_parallel:
+        how = "some of them whole"
+    return [("  of them experts", estimate.expert_bytes, f"{how}, over {ranks} GPUs")]
 
 
 def format_capacity(estimate: CapacityEstimate) -> str:
@@ -59,6 +74,7 @@ def format_capacity(estimate: CapacityEstimate) -> str:
     lines += [
         _block_in_words(estimate),
         f"num_gpu_blocks: {estimate.num_gpu_blocks:,} ({origin})",
+        *_ranks_in_words(estimate),
         *_groups_in_words(estimate),
         f"KV cache: {estimate.kv_cache_tokens:,} tokens,"
         f" {estimate.max_concurrency:.2f} requests of {estimate.max_model_len:,}",
@@ -73,6 +89,13 @@ def format_capacity(estimate: CapacityEstimate) -> str:
     lines += [f"warning: {warning}" for warning in estimate.warnings]
     lines += [f"outside the data: {reason}" for reason in estimate.extrapolated]
     return "\n".join(lines)
+
+
+def _ranks_in_words(estimate: CapacityEstimate) -> list[str]:
+    size = estimate.data_parallel_size
+    if size == 1:
+        return []
+    return [f"  on each of {size} data-parallel ranks, a pool of its own"]
 
 
 def _block_in_words(estimate: CapacityEstimate) -> str:

@@ -10,7 +10,14 @@ from sim.errors import CapacityError
 from sim.hardware.capacity import constants
 from sim.hardware.gpus import GIB
 from sim.hardware.models.quantization import QuantizationScheme, quantization_scheme
-from sim.hardware.models.weights import weight_bytes
+from sim.hardware.models.weights import (
+    WITHIN_TENSOR_RANKS,
+    TensorRole,
+    allocated_bytes,
+    tensor_bytes,
+    weight_bytes,
+    weight_tensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +36,8 @@ class MemoryParts:
     cuda_graph_bytes: int
     activation_argument: str = "max_num_seqs"
     """The argument that most of the activation peak scales with."""
+    expert_bytes: int = 0
+    """Of the weights, those of routed experts, where ranks divide them."""
 
     @property
     def available_kv_bytes(self) -> int:
@@ -58,9 +67,10 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
         requested_bytes=math.ceil(total * arguments.gpu_memory_utilization),
         weights_bytes=weights,
         activation_peak_bytes=activation_peak,
-        non_torch_bytes=round(non_torch_gib(era, arguments.tensor_parallel_size) * GIB),
+        non_torch_bytes=round(non_torch_gib(era, _connected(arguments)) * GIB),
         cuda_graph_bytes=round(graphs * GIB),
         activation_argument=argument,
+        expert_bytes=_expert_bytes(arguments, scheme),
     )
 
 
@@ -89,6 +99,14 @@ def non_torch_gib(era: constants.EngineEra, tensor_parallel_size: int) -> float:
     return known[nearest] + constants.NON_TORCH_PER_DOUBLING_GIB * doublings
 
 
+def _connected(arguments: EngineArguments) -> int:
+    """Return the GPUs that exchange anything with one: with experts, of all ranks."""
+    tp = arguments.tensor_parallel_size
+    if not arguments.model.num_moe_layers:
+        return tp
+    return tp * arguments.experts.data_parallel_size
+
+
 def _weights(arguments: EngineArguments, scheme: QuantizationScheme | None) -> int:
     if arguments.weights_gib is not None:
         return round(arguments.weights_gib * GIB)
@@ -97,6 +115,22 @@ def _weights(arguments: EngineArguments, scheme: QuantizationScheme | None) -> i
         arguments.tensor_parallel_size,
         arguments.itemsize_bytes,
         scheme,
+        arguments.experts,
+    )
+
+
+def _expert_bytes(arguments: EngineArguments, scheme: QuantizationScheme | None) -> int:
+    if arguments.experts == WITHIN_TENSOR_RANKS or arguments.weights_gib is not None:
+        return 0
+    model, tp, itemsize = (
+        arguments.model,
+        arguments.tensor_parallel_size,
+        arguments.itemsize_bytes,
+    )
+    return sum(
+        tensor.count * allocated_bytes(tensor_bytes(tensor, itemsize, scheme))
+        for tensor in weight_tensors(model, tp, experts=arguments.experts)
+        if tensor.role is TensorRole.EXPERT
     )
 
 
@@ -155,7 +189,7 @@ def moe_workspace_bytes(arguments: EngineArguments) -> int:
     model = arguments.model
     if not model.num_moe_layers:
         return 0
-    inner = -(-model.expert_size // arguments.tensor_parallel_size)
+    _, inner = arguments.experts.of(model, arguments.tensor_parallel_size)
     rows = arguments.max_num_batched_tokens * model.num_experts_per_tok
     widths = max(2 * inner, model.hidden_size) + max(inner, model.hidden_size)
     return rows * widths * arguments.itemsize_bytes
@@ -194,6 +228,11 @@ def _device_terms(arguments: EngineArguments) -> Iterator[tuple[float, str]]:
         yield (
             margins.other_tensor_parallel_size,
             f"tensor_parallel_size {tp}: not measured in this release",
+        )
+    if arguments.experts != WITHIN_TENSOR_RANKS and arguments.model.num_moe_layers:
+        yield (
+            margins.other_tensor_parallel_size,
+            "experts over ranks: buffers of the exchange are not measured",
         )
 
 

@@ -61,13 +61,42 @@ class WeightTensor:
         return self.num_groups * self.rows * self.columns
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertRanks:
+    """How routed experts are divided over the GPUs of data-parallel ranks.
+
+    Source: vLLM 0.33.0, ``model_executor/layers/fused_moe/config.py``
+    (`FusedMoEParallelConfig.make`).
+    """
+
+    data_parallel_size: int = 1
+    """Ranks with an attention of their own, which divide the experts between them."""
+    enable_expert_parallel: bool = False
+    """Whether a GPU holds some experts whole, not a part of each."""
+
+    def of(self, model: ModelArchitecture, tp: int) -> tuple[int, int]:
+        """Return how many experts a GPU of ranks of `tp` holds, and their width."""
+        ranks = tp * self.data_parallel_size
+        if self.enable_expert_parallel:
+            return _divide(model.num_experts, ranks), model.expert_size
+        return model.num_experts, _divide(model.expert_size, ranks)
+
+
+WITHIN_TENSOR_RANKS = ExpertRanks()
+
+
 def weight_tensors(
-    model: ModelArchitecture, tensor_parallel_size: int = 1, *, padded: bool = True
+    model: ModelArchitecture,
+    tensor_parallel_size: int = 1,
+    *,
+    padded: bool = True,
+    experts: ExpertRanks = WITHIN_TENSOR_RANKS,
 ) -> Iterator[WeightTensor]:
     """Yield the tensors that one rank holds.
 
-    Column- and row-parallel projections, experts, embedding and head are divided by
-    `tensor_parallel_size`; norms, routers and MLA's down-projections are replicated.
+    Column- and row-parallel projections, embedding and head are divided by
+    `tensor_parallel_size`, experts as `experts` says; norms, routers and MLA's
+    down-projections are replicated.
     """
     tp = tensor_parallel_size
     multiple = VOCAB_PADDING if padded else 1
@@ -81,7 +110,7 @@ def weight_tensors(
     yield from _norms(model)
     for tensor in _mixers(model, tp):
         yield replace(tensor, is_mlp=False)
-    yield from _mlp(model, tp)
+    yield from _mlp(model, tp, experts)
     if model.num_multimodal_parameters:
         yield WeightTensor(
             TensorRole.SMALL, _divide(model.num_multimodal_parameters, tp)
@@ -120,11 +149,12 @@ def weight_bytes(
     tensor_parallel_size: int,
     itemsize_bytes: int,
     scheme: QuantizationScheme | None,
+    experts: ExpertRanks = WITHIN_TENSOR_RANKS,
 ) -> int:
     """Return the bytes that loading the model takes on one rank."""
     total = 0
-    for tensor in weight_tensors(model, tensor_parallel_size):
-        one = _tensor_bytes(tensor, itemsize_bytes, scheme)
+    for tensor in weight_tensors(model, tensor_parallel_size, experts=experts):
+        one = tensor_bytes(tensor, itemsize_bytes, scheme)
         total += tensor.count * allocated_bytes(one)
     positions = model.num_rotary_positions or model.max_position_embeddings
     # The tables of cosines and sines are buffers of the model, in its precision.
@@ -153,9 +183,10 @@ def _padded(amount: int, multiple: int) -> int:
     return _divide(amount, multiple) * multiple
 
 
-def _tensor_bytes(
+def tensor_bytes(
     tensor: WeightTensor, itemsize_bytes: int, scheme: QuantizationScheme | None
 ) -> int:
+    """Return the bytes of one of such tensors, scales included."""
     if scheme is None or not is_quantised(tensor, scheme):
         return tensor.num_elements * itemsize_bytes
     rows, columns = tensor.num_groups * tensor.rows, tensor.columns
@@ -292,7 +323,9 @@ def _indexer(model: ModelArchitecture, layers: int) -> Iterator[WeightTensor]:
     yield WeightTensor(TensorRole.SMALL, width, count=2 * layers)
 
 
-def _mlp(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
+def _mlp(
+    model: ModelArchitecture, tp: int, ranks: ExpertRanks
+) -> Iterator[WeightTensor]:
     sparse = model.num_moe_layers
     yield from _dense_mlp(
         model, _divide(model.intermediate_size, tp), model.num_dense_mlps
@@ -300,17 +333,17 @@ def _mlp(model: ModelArchitecture, tp: int) -> Iterator[WeightTensor]:
     if not sparse:
         return
     hidden, small = model.hidden_size, TensorRole.SMALL
-    inner, width = _divide(model.expert_size, tp), model.moe_latent_size or hidden
-    experts, up = model.num_experts, inner * (1 + model.mlp_has_gate)
+    (experts, inner), width = ranks.of(model, tp), model.moe_latent_size or hidden
+    up = inner * (1 + model.mlp_has_gate)
     yield WeightTensor(TensorRole.EXPERT, up, width, experts, sparse)
     yield WeightTensor(TensorRole.EXPERT, width, inner, experts, sparse)
-    yield WeightTensor(small, experts, hidden, count=sparse)
+    yield WeightTensor(small, model.num_experts, hidden, count=sparse)
     if model.moe_latent_size:
         yield WeightTensor(TensorRole.LINEAR, width, hidden, count=2 * sparse)
     if model.expert_bias:
         yield WeightTensor(small, up + hidden, 1, experts, sparse)
     if model.router_bias:
-        yield WeightTensor(small, experts, count=sparse)
+        yield WeightTensor(small, model.num_experts, count=sparse)
     yield from _dense_mlp(model, _divide(model.shared_expert_size, tp), sparse)
     if model.shared_expert_gate:
         yield WeightTensor(small, 1, hidden, count=sparse)
