@@ -146,7 +146,7 @@ class BlockTables:
         self.block_size = layout.block_size
         self.hit_alignment = layout.cache_hit_alignment
         self._hash_block_size = layout.hash_block_size
-        is_fine = layout.cache_hit_alignment < layout.scheduler_block_size
+        is_fine = layout.has_hits_inside_blocks
         self._registers_every = 1 if is_fine else layout.scheduler_block_size
         self.pool = self._make_pool(unhashed_first=unhashed_first, policy=policy)
         self.num_usable_blocks = self.pool.num_usable_blocks

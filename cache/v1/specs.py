@@ -197,6 +197,11 @@ class KVCacheLayout:
         return min(group.spec.block_size for group in self.groups)
 
     @property
+    def has_hits_inside_blocks(self) -> bool:
+        """Whether a hit may end inside a block, which is then copied."""
+        return self.cache_hit_alignment < self.scheduler_block_size
+
+    @property
     def keeps_all_blocks(self) -> bool:
         """Whether it has one group, of layers that read all tokens."""
         specs = [group.spec for group in self.groups]

@@ -290,8 +290,13 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._block_bytes = token_bytes * self.block_size
         self._swaps = self.swapping()
         self._copy_block_s = (
-            2.0 * self._block_bytes / self._bandwidth(self.copy_efficiency)
+            2.0 * self.copied_bytes / self._bandwidth(self.copy_efficiency)
         )
+
+    @property
+    def copied_bytes(self) -> float:
+        """Bytes that copying a block on the GPU reads."""
+        return self.copied_block_bytes or self._block_bytes
 
     def block_pages(self, layout: KvLayout | None = None) -> Pages:
         layout = layout or self.swapping_rule().layout

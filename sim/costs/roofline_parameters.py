@@ -55,6 +55,9 @@ class RooflineParameters:
     ----------
     model, gpu, tensor_parallel_size, block_size, kv_cache_dtype
         Injected from the engine's configuration. A block holds `block_size` tokens.
+    copied_block_bytes
+        What copying a block on the GPU reads, and writes; injected where blocks are
+        those of a pool of several kinds. None: keys and values of `block_size` tokens.
     gemm_compute_efficiency, gemm_bandwidth_efficiency
         Shares of peak FLOP/s and of memory bandwidth that dense GEMMs reach.
     fp8_gemm_compute_efficiency
@@ -114,6 +117,7 @@ class RooflineParameters:
     tensor_parallel_size: int = 1
     block_size: int = 16
     kv_cache_dtype: str = "auto"
+    copied_block_bytes: float | None = None
     swap_rule: SwapRule = SwapRule()  # noqa: RUF009 - frozen
 
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)

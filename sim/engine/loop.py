@@ -243,7 +243,8 @@ class Engine:
                         self._wake_up()
                 continue
             takes_stretches = is_clocked and not listeners and tables.observer is None
-            forms = is_clocked and not listeners and self._prices_columns
+            forms = is_clocked and not (listeners or clocked.moves_blocks)
+            forms = forms and self._prices_columns
             look = self._next_look
             event_s = events[0][0] if events else inf
 

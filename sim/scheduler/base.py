@@ -187,11 +187,14 @@ class ClockedScheduler(Scheduler, Protocol):
         Decodes that run and get no token in the latest batch.
     preemptions, num_recomputed_tokens
         See `SchedulerOutput`; of the latest batch.
+    moves_blocks
+        Whether batches copy or swap blocks, which six fields of a shape do not say.
     num_unquestioned_tokens
         A request whose prompt is shorter than this, and which ends there at the latest,
         has no `admission_error`.
     """
 
+    moves_blocks: bool
     num_unquestioned_tokens: int
     running: Any
     waiting: Any

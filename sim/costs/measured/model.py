@@ -90,6 +90,8 @@ class MeasuredCost(FormulaCost):
         Path of a kvprofile/1 file that was fitted for this model.
     model, gpu, tensor_parallel_size, block_size, kv_cache_dtype, swap_rule, graph_rule
         Injected from the engine's configuration.
+    copied_block_bytes
+        As `RooflineCost` has it; injected.
     swap_variant, swap_layout, swap_overlap
         As `RooflineCost` has them; null for what the engine does.
     step_overhead_s, request_overhead_s
@@ -114,6 +116,7 @@ class MeasuredCost(FormulaCost):
         tensor_parallel_size: int = 1,
         block_size: int = 16,
         kv_cache_dtype: str = "auto",
+        copied_block_bytes: float | None = None,
         swap_rule: SwapRule = SwapRule(),  # noqa: B008 - frozen
         graph_rule: GraphRule = GraphRule(),  # noqa: B008 - frozen
         swap_variant: SwapVariant | None = None,
@@ -138,6 +141,7 @@ class MeasuredCost(FormulaCost):
             tensor_parallel_size=tensor_parallel_size,
             block_size=block_size,
             kv_cache_dtype=kv_cache_dtype,
+            copied_block_bytes=copied_block_bytes,
             layer_latency_s=_OTHER_KERNELS_S,
             swap_rule=swap_rule,
             swap_variant=swap_variant,

@@ -102,7 +102,7 @@ class MeasuredRest:
         self._kernels = read_curve(entry, "elementwise", "tokens")
         self._head = read_curve(entry, "head", "rows")
         self._sampler = read_curve(entry, "sampler", "rows")
-        self._copy = read_copies(fit.get("copy"), rest.block_pages().block_bytes)
+        self._copy = read_copies(fit.get("copy"), rest.copied_bytes)
         self._copies: Memo[Part] = Memo()
         self.swaps = self._swapping(fit.get("interference") or {})
         launch_s = read_seconds(fit.get("launch") or {}, "eager_s", "launch")

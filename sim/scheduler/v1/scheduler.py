@@ -140,6 +140,7 @@ class Scheduler(Holdings):
         self._most_running = settings.most_running
         groups = self.groups
         self.copies: list[tuple[int, int]] = []
+        self.moves_blocks = self.layout.has_hits_inside_blocks
         self._phases = () if groups is None else groups.phases
         self._hit_tokens = cache.block_size if groups is None else groups.hit_alignment
         has_ends = groups is not None and groups.chunk_ends is not None
