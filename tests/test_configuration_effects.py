@@ -174,7 +174,9 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
     # Shown elsewhere: the choice of a generation itself, invariant 7, classes, and
     # what only models with windows or states have (tests/sim/test_groups_run.py).
     shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
-    shown.add("prefix_cache_retention_interval")
+    shown |= {"prefix_cache_retention_interval", "prefix_match_unit"}
+    shown |= {"disable_hybrid_kv_cache_manager"}
+    shown |= {"mamba_cache_dtype", "mamba_ssm_cache_dtype"}
     if OURS[generation].enable_prefix_caching is None:
         shown.add("enable_prefix_caching")  # only ever false
     assert keys_of(generation) - shown <= set(tried) <= keys_of(generation)

@@ -29,7 +29,9 @@ def capacity(
     enable_prefix_caching: bool = True,
     async_scheduling: bool | None = None,
     disable_hybrid_kv_cache_manager: options.Flag = False,
+    mamba_cache_dtype: str = "auto",
     mamba_ssm_cache_dtype: str = "auto",
+    prefix_match_unit: int | None = None,
     num_speculative_tokens: int = 0,
     quiet: options.Flag = False,
     json: options.Json = False,
@@ -73,8 +75,12 @@ def capacity(
         release's.
     disable_hybrid_kv_cache_manager
         Windows and chunks keep all their blocks.
-    mamba_ssm_cache_dtype
+    mamba_cache_dtype
         Precision of states: auto (the model's), float32, bfloat16 or float16.
+    mamba_ssm_cache_dtype
+        The same of their matrices alone: auto (the file's, or that of the states).
+    prefix_match_unit
+        Tokens of which prefix hits are multiples, in models with states.
     num_speculative_tokens
         Draft tokens of the model's own draft head, which takes a layer more.
     quiet
@@ -105,7 +111,9 @@ def capacity(
         enable_prefix_caching=enable_prefix_caching,
         async_scheduling=async_scheduling,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        prefix_match_unit=prefix_match_unit,
         num_speculative_tokens=num_speculative_tokens,
         weights_gib=weights_gib,
     )

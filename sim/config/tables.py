@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sim.scheduler.generation import Generation
 
 Limit = Annotated[float, Field(gt=0)]
+StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 NOT_BUILT = {
     "speculative_config": "speculative decoding",
@@ -41,6 +42,12 @@ NOT_BUILT = {
     "enable_expert_parallel": "expert parallelism",
 }
 """Keys that engines have and this simulator does not, and what they stand for."""
+
+WITHOUT_EFFECT = {
+    "mamba_block_size": "blocks of states are as long as those of attention",
+    "mamba_cache_mode": "enable_prefix_caching says when states are kept",
+}
+"""Keys that 0.33 overwrites or ignores, and what holds instead."""
 
 
 class EngineConfig(ConfigTable):
@@ -73,6 +80,10 @@ class EngineConfig(ConfigTable):
     max_long_partial_prefills: Count | None = None
     prefill_schedule_interval: Count | None = None
     prefix_cache_retention_interval: Whole | Literal["dense"] | None = None
+    prefix_match_unit: Count | None = None
+    disable_hybrid_kv_cache_manager: bool | None = None
+    mamba_cache_dtype: StateDtype | None = None
+    mamba_ssm_cache_dtype: StateDtype | None = None
     num_lookahead_slots: Whole | None = None
     scheduler_delay_factor: Annotated[float, Field(ge=0)] | None = None
     scheduler_reserve_full_isl: bool | None = None
@@ -369,6 +380,8 @@ def _unknown_key(path: str, root: type[BaseModel]) -> str:
     table, _, key = path.rpartition(".")
     if key in NOT_BUILT:
         return f"{path}: {NOT_BUILT[key]} is not built; remove this key"
+    if key in WITHOUT_EFFECT:
+        return f"{path}: no effect in 0.33, {WITHOUT_EFFECT[key]}; remove this key"
     choices = list(_table_at(table, root).model_fields)
     return (
         f"{path}: unknown key{did_you_mean(key, choices)} "

@@ -183,7 +183,7 @@ def state_layers(
     if shape is None or not layers:
         return StateLayers()
     convolution, matrices = (math.prod(part) for part in shape.state_shapes(tp))
-    itemsize = dtype_bytes(model.dtype)
+    itemsize = dtype_bytes(model.conv_state_dtype or model.dtype)
     state_itemsize = dtype_bytes(model.state_dtype or model.dtype)
     state_bytes = convolution * itemsize + matrices * state_itemsize
     heads = max(1, shape.num_heads // tp)

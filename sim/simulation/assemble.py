@@ -17,6 +17,7 @@ from sim.errors import ConfigError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.models.bundled import resolved_model
+from sim.hardware.models.kv_layers import state_dtypes
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.generation import GraphRule
 from sim.simulation.layout import layout_of
@@ -53,6 +54,10 @@ def make_capacity(
         kv_cache_memory_bytes=engine.kv_cache_memory_bytes,
         swap_space=engine.swap_space,
         enable_prefix_caching=engine.prefix_caching,
+        prefix_match_unit=engine.prefix_match_unit,
+        disable_hybrid_kv_cache_manager=bool(engine.disable_hybrid_kv_cache_manager),
+        mamba_cache_dtype=engine.mamba_cache_dtype or "auto",
+        mamba_ssm_cache_dtype=engine.mamba_ssm_cache_dtype or "auto",
     )
     if engine.generation.has_cpu_tier and capacity.num_cpu_blocks > MAX_NUM_GPU_BLOCKS:
         raise ConfigError(
@@ -100,17 +105,26 @@ def make_cost_model(
 ) -> CostModel:
     """Construct the cost model for the weights as the engine holds them."""
     engine = config.engine
+    model = resolved_model(model, engine.dtype, engine.quantization)
+    if model.num_state_layers:
+        tail, matrices = state_dtypes(
+            model,
+            engine.mamba_cache_dtype or "auto",
+            engine.mamba_ssm_cache_dtype or "auto",
+        )
+        model = replace(model, conv_state_dtype=tail, state_dtype=matrices)
     graphs = engine.generation.graphs
     cost_model: CostModel = build(
         COST_MODELS,
         config.cost,
         "cost",
         {
-            "model": resolved_model(model, engine.dtype, engine.quantization),
+            "model": model,
             "gpu": gpu,
             "tensor_parallel_size": engine.tensor_parallel_size,
             "block_size": engine.block_size,
             "kv_cache_dtype": engine.kv_cache_dtype,
+            "copied_block_bytes": _copied_block_bytes(engine, model, gpu),
             "swap_rule": engine.generation.swap,
             "graph_rule": GraphRule() if engine.enforce_eager else graphs,
         },
@@ -118,6 +132,20 @@ def make_cost_model(
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return cost_model
+
+
+def _copied_block_bytes(
+    engine: EngineConfig, model: ModelArchitecture, gpu: GpuSpec
+) -> float | None:
+    """Return what a copied block reads, where hits may end inside blocks.
+
+    All of its bytes, whichever group it belongs to, are gathered, then written to their
+    place. Source: vLLM 0.33, ``vllm/v1/worker/utils.py``
+    (`copy_kv_cache_blocks_inplace`).
+    """
+    if engine.prefix_match_unit is None:
+        return None
+    return 2.0 * make_capacity(engine, model, gpu).block_bytes
 
 
 def _check_protocol(cost_model: CostModel, kind: str) -> None:

@@ -101,6 +101,20 @@ def test_groups_pages_and_blocks_are_explained(
     assert "mamba_ssm_cache_dtype must be one of auto, float32" in (
         capsys.readouterr().err
     )
+    assert kvsim([*base, "--prefix-match-unit", "16"]) == 0
+    assert "prefix hits are multiples of 16 tokens" in capsys.readouterr().out
+    assert kvsim([*base, "--prefix-match-unit", "7"]) == 2
+    assert "must divide the block sizes of all groups" in capsys.readouterr().err
+
+
+def test_windows_that_keep_their_blocks_are_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base = ["capacity", "--model", "openai/gpt-oss-20b", "--gpu", "h200_sxm"]
+    assert kvsim([*base, "--disable-hybrid-kv-cache-manager"]) == 0
+    said = capsys.readouterr().out
+    assert "sliding window of 128, whose blocks are kept" in said
+    assert "1 group in one pool" in said
 
 
 def test_what_is_not_simulated_is_named(capsys: pytest.CaptureFixture[str]) -> None:

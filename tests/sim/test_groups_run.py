@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.config.tables import load_config
-from sim.errors import ConfigError
+from sim.errors import ConfigError, UserError
+from sim.hardware.capacity import estimate_capacity
+from sim.hardware.gpus import load_gpu
 from sim.simulation.run import Simulation
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ workload:
 engine: {model: openai/gpt-oss-120b, gpu: h200_sxm, max_num_seqs: 32}
 seed: 3
 """
+GPU = "h200_sxm"
 MODELS = {
     "openai/gpt-oss-20b": 1400,
     "google/gemma-3-27b-it": 2200,
@@ -75,16 +78,21 @@ def test_who_can_never_be_served_is_rejected(path: Path) -> None:
         ("engine.evictor=lru", "eviction policies know one KV cache group"),
         ("engine.prefix_cache_retention_interval=7", "7"),
         ("engine.prefix_cache_retention_interval=often", "retention_interval"),
+        ("engine.prefix_match_unit=7", "prefix_match_unit must divide .* got 7"),
+        ("engine.mamba_cache_mode=align", "no effect in 0.33, enable_prefix_caching"),
+        ("engine.mamba_block_size=64", "no effect in 0.33, blocks of states are as"),
+        ("engine.mamba_cache_dtype=int8", "mamba_cache_dtype"),
     ],
 )
 def test_what_is_not_known_of_groups_is_refused(
     path: Path, setting: str, match: str
 ) -> None:
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises(UserError, match=match):
         Simulation(load_config(path, [setting]))
 
 
-def test_an_interval_keeps_more_of_a_conversation(tmp_path: Path) -> None:
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
     path = tmp_path / "chats.yaml"
     path.write_text(
         CONFIG[: CONFIG.index("  synthetic")]
@@ -98,8 +106,52 @@ def test_an_interval_keeps_more_of_a_conversation(tmp_path: Path) -> None:
         + "    think_s: {kind: fixed, value_s: 2.0}\n"
         + CONFIG[CONFIG.index("engine") :]
     )
+    return path
+
+
+def test_a_unit_of_hits_finds_prefixes_inside_blocks(chats: Path) -> None:
+    model = "engine.model=ibm-granite/granite-4.0-h-small"
+    unit = "engine.prefix_match_unit=16"
+    whole, fast = result(chats, model), result(chats, model, unit)
+    assert whole.summary["prefix_cache_hits"] % 528 == 0
+    assert fast.summary["prefix_cache_hits"] > whole.summary["prefix_cache_hits"]
+    copied = fast.steps["num_copied_blocks"]
+    assert copied.sum() > 0
+    # gathered, then written: each block is read twice and written twice
+    block_bytes = estimate_capacity("ibm-granite/granite-4.0-h-small", GPU).block_bytes
+    bandwidth = load_gpu(GPU).memory_bandwidth_bytes_per_s
+    seconds = 10e-6 + copied * 4 * block_bytes / (0.8 * bandwidth)
+    assert fast.steps["copy_s"].to_list() == pytest.approx(
+        seconds.where(copied > 0, 0.0)
+    )
+    stepwise = result(chats, model, unit, stepwise=True)
+    assert fast.requests.equals(stepwise.requests)
+    assert fast.steps.equals(stepwise.steps)
+
+
+def test_without_the_hybrid_manager_windows_keep_their_blocks(path: Path) -> None:
+    off = "engine.disable_hybrid_kv_cache_manager=true"
+    two, one = result(path), result(path, off)
+    assert "kv_cache_groups" not in one.summary
+    assert len(two.summary["kv_cache_groups"]) == 2
+    # half as many blocks, each of all layers
+    assert one.summary["num_gpu_blocks"] == two.summary["num_gpu_blocks"] // 2
+
+
+def test_precise_states_take_larger_blocks_and_more_time(path: Path) -> None:
+    model = "engine.model=ibm-granite/granite-4.0-h-small"
+    usual = result(path, model)
+    matrices = result(path, model, "engine.mamba_ssm_cache_dtype=float32")
+    all_of_them = result(path, model, "engine.mamba_cache_dtype=float32")
+    sizes = [each.summary["block_size"] for each in (usual, matrices, all_of_them)]
+    assert sizes == [528, 1040, 1056]
+    times = [each.summary["mean_tpot_ms"] for each in (usual, matrices, all_of_them)]
+    assert times[0] < times[1] < times[2]
+
+
+def test_an_interval_keeps_more_of_a_conversation(chats: Path) -> None:
     hits = [
-        result(path, *settings).summary["prefix_cache_hits"]
+        result(chats, *settings).summary["prefix_cache_hits"]
         for settings in (
             (),
             ("engine.prefix_cache_retention_interval=0",),

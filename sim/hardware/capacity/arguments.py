@@ -54,7 +54,9 @@ class EngineArguments:
     enable_prefix_caching: bool = True
     async_scheduling: bool = False
     disable_hybrid_kv_cache_manager: bool = False
+    mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
+    prefix_match_unit: int | None = None
     num_speculative_tokens: int = 0
     experts: ExpertRanks = WITHIN_TENSOR_RANKS
     defaults: tuple[str, ...] = field(default=())
@@ -108,15 +110,25 @@ def resolve_dtypes(
     return dtype, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
 
 
-def state_dtype(mamba_ssm_cache_dtype: str) -> str:
-    """Return the precision of states, and refuse one that the engine does not take."""
+def check_state_dtypes(**dtypes: str) -> None:
+    """Refuse precisions of states that the engine does not take, by argument."""
     known = ("auto", *STATE_DTYPES)
-    if mamba_ssm_cache_dtype not in known:
+    for name, dtype in dtypes.items():
+        if dtype not in known:
+            raise CapacityError(
+                f"{name} must be one of {', '.join(known)}; got {str(dtype)[:40]!r}"
+            )
+
+
+def check_prefix_match_unit(unit: int | None, minor: int) -> None:
+    """Refuse a unit of hits where the release has none."""
+    first = constants.FIRST_PREFIX_MATCH_UNIT_MINOR
+    check_positive("prefix_match_unit", unit)
+    if unit is not None and minor < first:
         raise CapacityError(
-            f"mamba_ssm_cache_dtype must be one of {', '.join(known)}; got"
-            f" {str(mamba_ssm_cache_dtype)[:40]!r}"
+            f"prefix_match_unit exists from 0.{first} on; got engine_version"
+            f" 0.{minor}: leave it out, or raise engine_version"
         )
-    return mamba_ssm_cache_dtype
 
 
 def default_batch(gpu: GpuSpec, minor: int) -> tuple[int, int]:

@@ -28,6 +28,8 @@ of the days before 0.20 say the one, those of 0.24 and later the other."""
 FIRST_IN_FLIGHT_MINOR = 25
 """From here windows are sized for all steps in flight. Source: vLLM, pull request 47728
 (July 2026)."""
+FIRST_PREFIX_MATCH_UNIT_MINOR = 26
+"""From here ``prefix_match_unit`` exists: 0.25.1 has no such argument."""
 FIRST_ASYNC_MINOR = 14
 """From here scheduling is asynchronous by default. Source: release notes of 0.14."""
 FIRST_NULL_BLOCK_CHECK_MINOR = 29

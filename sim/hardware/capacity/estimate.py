@@ -22,10 +22,11 @@ from sim.hardware.capacity.arguments import (
     EngineArguments,
     check_numbers,
     check_parallelism,
+    check_prefix_match_unit,
+    check_state_dtypes,
     parse_engine_version,
     resolve_batch,
     resolve_dtypes,
-    state_dtype,
 )
 from sim.hardware.capacity.groups import shares_of
 from sim.hardware.capacity.parts import MemoryParts, memory_parts, uncertainty
@@ -182,7 +183,9 @@ def estimate_capacity(
     enable_prefix_caching: bool = True,
     async_scheduling: bool | None = None,
     disable_hybrid_kv_cache_manager: bool = False,
+    mamba_cache_dtype: str = "auto",
     mamba_ssm_cache_dtype: str = "auto",
+    prefix_match_unit: int | None = None,
     num_speculative_tokens: int = 0,
 ) -> CapacityEstimate:
     """Predict the number of KV blocks of a vLLM engine.
@@ -229,8 +232,11 @@ def estimate_capacity(
         release's default.
     disable_hybrid_kv_cache_manager
         Whether windows keep all their blocks.
-    mamba_ssm_cache_dtype
-        Precision of states; "auto" is the model's.
+    mamba_cache_dtype, mamba_ssm_cache_dtype
+        Precision of states, and of their matrices alone; "auto" is the model's.
+    prefix_match_unit
+        Tokens of which prefix hits are multiples, where states would have them end
+        with a block only; None for the blocks' own.
     num_speculative_tokens
         Draft tokens of the model's own head (MTP), a layer more; 0 for none.
 
@@ -288,6 +294,11 @@ def estimate_capacity(
     else:
         minor = parse_engine_version(engine_version)
         tokens, seqs = resolve_batch(model, gpu, minor, **given)
+    check_state_dtypes(
+        mamba_cache_dtype=mamba_cache_dtype,
+        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+    )
+    check_prefix_match_unit(prefix_match_unit, minor)
     standing = {
         "gpu_memory_utilization": gpu_memory_utilization == DEFAULT_UTILIZATION,
         "block_size": block_size == DEFAULT_BLOCK_SIZE,
@@ -320,7 +331,9 @@ def estimate_capacity(
         if async_scheduling is None
         else async_scheduling,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
-        mamba_ssm_cache_dtype=state_dtype(mamba_ssm_cache_dtype),
+        mamba_cache_dtype=mamba_cache_dtype,
+        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        prefix_match_unit=prefix_match_unit,
         num_speculative_tokens=num_speculative_tokens,
         experts=experts,
         defaults=(

@@ -133,4 +133,10 @@ def _groups_in_words(estimate: CapacityEstimate) -> list[str]:
                 for count, size, words in group["pages"]
             ),
         ]
+    layout = estimate.plan.layout if estimate.plan is not None else None
+    if layout is not None and layout.has_hits_inside_blocks:
+        lines.append(
+            f"prefix hits are multiples of {layout.cache_hit_alignment:,} tokens, also"
+            " inside a block, which is then copied"
+        )
     return lines

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from cache.v1.specs import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowSpec,
     kind_in_words,
 )
 
@@ -59,10 +61,18 @@ def _pages(plan: KVCachePlan, group: KVCacheGroup) -> tuple[tuple[int, int, str]
         (
             layers,
             group.spec.page_size_bytes if grown else spec.page_size_bytes,
-            _page_in_words(spec),
+            _page_in_words(spec) + _kept_in_words(spec, group.spec),
         )
         for spec, layers in specs.items()
     )
+
+
+def _kept_in_words(spec: KVCacheSpec, held_as: KVCacheSpec) -> str:
+    """Return that blocks beyond what a layer reads are kept, where they are."""
+    is_local = isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec)
+    if not (is_local and isinstance(held_as, FullAttentionSpec)):
+        return ""
+    return f", {kind_in_words(spec)}, whose blocks are kept"
 
 
 def _page_in_words(spec: KVCacheSpec) -> str:

@@ -38,6 +38,7 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
         block_size=arguments.block_size,
         tensor_parallel_size=arguments.tensor_parallel_size,
         kv_cache_dtype=arguments.kv_cache_dtype,
+        mamba_cache_dtype=arguments.mamba_cache_dtype,
         mamba_ssm_cache_dtype=arguments.mamba_ssm_cache_dtype,
         enable_prefix_caching=arguments.enable_prefix_caching,
         num_speculative_tokens=arguments.num_speculative_tokens,
@@ -53,6 +54,7 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
             max_model_len=longest,
             max_in_flight_tokens=steps * arguments.max_num_batched_tokens,
             enable_prefix_caching=arguments.enable_prefix_caching,
+            prefix_match_unit=arguments.prefix_match_unit,
             disable_hybrid_kv_cache_manager=arguments.disable_hybrid_kv_cache_manager,
             padding_limit=constants.padding_limit_of(minor),
         )

@@ -69,7 +69,9 @@ class ModelArchitecture:
     state_shape: StateShape | None = None
     """What layers with a state remember."""
     state_dtype: str | None = None
-    """Precision of that state; None for the model's."""
+    """Precision of its matrices; None for the model's."""
+    conv_state_dtype: str | None = None
+    """Precision of its convolution's tail; None for the model's."""
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int | None = None

@@ -44,8 +44,10 @@ class KVCacheOptions:
         Tokens of an attention block, before it may grow to cover a state.
     tensor_parallel_size
         Ranks, among which heads are divided; latent attention is not.
-    kv_cache_dtype, mamba_ssm_cache_dtype
-        Precision of keys and values, and of states; "auto" is the model's.
+    kv_cache_dtype
+        Precision of keys and values; "auto" is the model's.
+    mamba_cache_dtype, mamba_ssm_cache_dtype
+        Precisions of states, as `state_dtypes` takes them.
     enable_prefix_caching
         Whether states are kept at the ends of blocks, and not one a request.
     prefill_checkpoint
@@ -60,6 +62,7 @@ class KVCacheOptions:
     block_size: int
     tensor_parallel_size: int = 1
     kv_cache_dtype: str = "auto"
+    mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     prefill_checkpoint: bool = False
@@ -169,20 +172,45 @@ def _state(
     if kind is LayerKind.GATED_DELTA_NET:
         checkpoints = options.prefill_checkpoint and keeps_ends
         alignment = DELTA_NET_CHECKPOINT_ALIGNMENT if checkpoints else None
-    dtype = options.mamba_ssm_cache_dtype
-    if dtype == "auto":
-        dtype = model.state_dtype or model.dtype
+    dtypes = state_dtypes(
+        model, options.mamba_cache_dtype, options.mamba_ssm_cache_dtype
+    )
     drafts = options.num_speculative_tokens
     return MambaSpec(
         block_size=0,
         page_size_bytes=0,
         shapes=model.state_shape.state_shapes(options.tensor_parallel_size, drafts),
-        dtypes=(element_type(model.dtype), element_type(dtype)),
+        dtypes=(element_type(dtypes[0]), element_type(dtypes[1])),
         mamba_cache_mode=MambaCacheMode.ALIGN if keeps_ends else MambaCacheMode.NONE,
         num_checkpoint_blocks=int(alignment is not None),
         checkpoint_alignment=alignment,
         num_speculative_blocks=drafts,
     )
+
+
+def state_dtypes(
+    model: ModelArchitecture, mamba_cache_dtype: str, mamba_ssm_cache_dtype: str
+) -> tuple[str, str]:
+    """Return the precisions of a state: of its convolution's tail, of its matrices.
+
+    Parameters
+    ----------
+    model
+        With its states' own precision, where its file gives one.
+    mamba_cache_dtype
+        Of both; "auto" is the model's.
+    mamba_ssm_cache_dtype
+        Of the matrices; "auto" is the file's, or else that of the tail.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``layers/mamba/mamba_utils.py`` (`_mamba_state_dtype`) and
+    ``models/config.py``, where the file's precision stands in for "auto".
+    """
+    tail = model.dtype if mamba_cache_dtype == "auto" else mamba_cache_dtype
+    if mamba_ssm_cache_dtype == "auto":
+        return tail, model.state_dtype or tail
+    return tail, mamba_ssm_cache_dtype
 
 
 def _indexer(model: ModelArchitecture, options: KVCacheOptions) -> MLAAttentionSpec:

@@ -186,9 +186,8 @@ def coordinator_of(plan: KVCachePlan, *, enable_prefix_caching: bool) -> dict[st
         return {"coordinator": "KVCacheCoordinatorNoPrefixCache"}
     if len(layout.groups) == 1:
         return {"coordinator": "UnitaryKVCacheCoordinator"}
-    is_fine = layout.cache_hit_alignment < layout.scheduler_block_size
     return {"coordinator": "HybridKVCacheCoordinator"} | (
-        {"partial_hash_hits": True} if is_fine else {}
+        {"partial_hash_hits": True} if layout.has_hits_inside_blocks else {}
     )
 
 

@@ -70,6 +70,7 @@ _OURS = frozenset(
         "engine_version",
         "admission",
         "admission_check",
+        "disable_hybrid_kv_cache_manager",
         "evictor",
         "pipeline_parallel_size",
         "preemption_victim",
@@ -88,7 +89,11 @@ _OURS = frozenset(
 )
 """Keys that are no plain option of the servers: said in words, or handled apart."""
 
-_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
+_SWITCHES = (
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "disable_hybrid_kv_cache_manager",
+)
 _BEFORE_V1 = ("preemption_mode", "swap_space")
 
 
