@@ -328,12 +328,35 @@ class BlockTables:
     # -- growth ---------------------------------------------------------------
 
     def extend(
-        self, request: TableRequest, num_tokens: int, num_computed_tokens: int
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        num_computed_tokens: int,
+        *,
+        num_processed_tokens: int | None = None,
+        num_tokens_to_cache: int | None = None,
     ) -> bool:
+        """See `Tables.extend`; with steps in flight two more numbers matter.
+
+        Parameters
+        ----------
+        request, num_tokens, num_computed_tokens
+            As there.
+        num_processed_tokens
+            Computed tokens of steps that have ended: windows of steps in flight still
+            read what lies behind.
+        num_tokens_to_cache
+            Leading tokens that are known.
+        """
         table: BlockTable = request.table
         groups = table.groups
+        num_given_up = (
+            num_computed_tokens
+            if num_processed_tokens is None
+            else num_processed_tokens
+        )
         for number, manager in self._givers:
-            manager.give_up(groups[number], num_computed_tokens)
+            manager.give_up(groups[number], num_given_up)
         num_new_blocks = 0
         for manager, own in zip(self.managers, groups, strict=True):
             num_new_blocks += manager.num_new_blocks(
@@ -345,7 +368,9 @@ class BlockTables:
             num_held = len(groups[0].blocks)
             self._expect(request, self._policy_pool, num_held, num_tokens)
         if num_new_blocks or self.enable_caching:
-            self._lengthen(request, num_computed_tokens, num_tokens)
+            self._lengthen(
+                request, num_computed_tokens, num_tokens, num_tokens_to_cache
+            )
         return True
 
     def _expect(
@@ -361,14 +386,25 @@ class BlockTables:
         pool.expect(hashes[num_held_blocks : num_tokens // self.block_size])
 
     def _lengthen(
-        self, request: TableRequest, num_computed_tokens: int, num_tokens: int
+        self,
+        request: TableRequest,
+        num_computed_tokens: int,
+        num_tokens: int,
+        num_tokens_to_cache: int | None = None,
     ) -> None:
         """Add the blocks that are missing, and register those that tokens fill."""
         table: BlockTable = request.table
         for manager, own in zip(self.managers, table.groups, strict=True):
             manager.lengthen(own, request, num_computed_tokens, num_tokens)
+        self.register(
+            request, num_tokens if num_tokens_to_cache is None else num_tokens_to_cache
+        )
+
+    def register(self, request: TableRequest, num_tokens: int) -> None:
+        """Make findable what the first `num_tokens` tokens of a request fill."""
         if not self.enable_caching:
             return
+        table: BlockTable = request.table
         num_full = num_tokens - num_tokens % self._registers_every
         if num_full <= table.num_registered_tokens:
             return

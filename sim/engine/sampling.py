@@ -79,6 +79,36 @@ def _event(request: Request, step: int, end_s: float) -> bool:
     return True
 
 
+def give_tokens(requests: Iterable[Request], step: int, end_s: float) -> list[Request]:
+    """Give each request the token that `step` has computed for it.
+
+    With several steps in flight: whether a step brings a token is said by the step, not
+    by what the request has computed meanwhile.
+
+    Parameters
+    ----------
+    requests
+        In batch order, none of them at its end.
+    step, end_s
+        See `sample`.
+
+    Returns
+    -------
+    list of Request
+        Requests that this output finished, in batch order, their status set.
+    """
+    finished: list[Request] = []
+    for request in requests:
+        request.note_token(step)
+        if request.num_output_tokens == 1:
+            request.first_token_s = end_s
+        if request.num_tokens >= last_num_tokens(request):
+            request.end_streak()
+            finish(request, end_s)
+            finished.append(request)
+    return finished
+
+
 def last_num_tokens(request: Request) -> int:
     """Return the length at which a request ends, prompt included."""
     oracle, most = request.oracle_num_tokens, request.max_num_tokens

@@ -91,6 +91,9 @@ class SchedulerOutput:
     stuck
         Nothing can be scheduled until a request arrives or is aborted: the engine
         then stops asking. An empty batch without this is asked for again.
+    completing
+        Requests of the batch that its output gives a token; kept by schedulers that
+        have several steps in flight, for which the requests' state does not say it.
     """
 
     scheduled: list[Request] = field(default_factory=list)
@@ -101,6 +104,7 @@ class SchedulerOutput:
     shape: BatchShape = EMPTY_SHAPE
     num_recomputed_tokens: int = 0
     stuck: bool = False
+    completing: list[Request] = field(default_factory=list)
 
     @property
     def num_batched_tokens(self) -> int:

@@ -65,6 +65,9 @@ class Parts:
     ----------
     scheduler
         Constructed as ``scheduler(settings, cache)``.
+    queued
+        In its place where settings have several steps in flight
+        (``max_concurrent_batches``), or None.
     settings
         A frozen dataclass: what the generation is configured with. A field whose
         engine key has another name says so in its metadata, as ``key``.
@@ -81,6 +84,13 @@ class Parts:
     log: type
     evictors: Mapping[str, type] = field(default_factory=dict)
     evictor_role: type | None = None
+    queued: type | None = None
+
+    def construct(self, settings: Any, cache: CacheConfig) -> Any:
+        """Construct the scheduler."""
+        if self.queued is not None and settings.max_concurrent_batches > 1:
+            return self.queued(settings, cache)
+        return self.scheduler(settings, cache)
 
     def settings_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of an engine's arguments that are settings, by field.
@@ -237,4 +247,4 @@ class Generation:
         """
         parts = self.parts()
         settings = parts.settings(**parts.settings_of(arguments))
-        return parts.scheduler(settings, cache_of(arguments))
+        return parts.construct(settings, cache_of(arguments))

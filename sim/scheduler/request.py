@@ -58,7 +58,8 @@ TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED}),
     _S.RUNNING: _SERVED | {_S.PREEMPTED, _S.SWAPPED, _S.FINISHED_ABORTED},
     # Two generations ignore what has grown too long to be computed or swapped in again.
-    _S.PREEMPTED: frozenset({_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED}),
+    # Or gets its last token of a step that was in flight when it was preempted.
+    _S.PREEMPTED: _SERVED | {_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED},
     _S.SWAPPED: frozenset({_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED}),
     **{status: frozenset() for status in _FINISHED},
 }

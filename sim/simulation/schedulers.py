@@ -179,7 +179,7 @@ def _built_in(
     known = parts.settings_of(arguments)
     settings = build({generation.name: parts.settings}, table, _WHERE, known)
     try:
-        scheduler: Scheduler = parts.scheduler(settings, cache_of(arguments))
+        scheduler: Scheduler = parts.construct(settings, cache_of(arguments))
     except UserError as error:
         raise ConfigError(f"{_WHERE}: {error}") from error
     return scheduler

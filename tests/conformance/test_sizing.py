@@ -37,8 +37,11 @@ def test_schedules_begin_with_the_same_plan() -> None:
         log = path.with_name(path.name.replace(".workload.json", ".golden.jsonl.gz"))
         header = next(iter(read_log(log)))["header"]
         kv, config = KvCache.model_validate(workload["kv"]), workload["config"]
-        keys = ("max_model_len", "max_num_batched_tokens", "enable_prefix_caching")
-        plan = kv.plan(**{key: config[key] for key in keys})
+        plan = kv.plan(
+            max_model_len=config["max_model_len"],
+            max_in_flight_tokens=config["max_num_batched_tokens"],
+            enable_prefix_caching=config["enable_prefix_caching"],
+        )
         expected = {k: v for k, v in header.items() if k not in OF_A_SCHEDULE}
         assert header_of(plan, kv.available_bytes) == expected, path.name
     assert len(paths) >= 37

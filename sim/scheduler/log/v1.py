@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, TableChanges, names_of, preemptions
+from sim.scheduler.v1.batch_queue import BatchQueueScheduler
 
 if TYPE_CHECKING:
     from sim.scheduler.hosted.scheduler import VllmScheduler
@@ -51,6 +52,7 @@ class V1Lines(ABC):
             if is_new and (junction := self._junction(request)):
                 junctions[name] = junction
         line: Line = {"sched": sched, "nbt": output.num_batched_tokens}
+        line |= self._awaited(output)
         if cached and self.scheduler.enable_caching:
             line["cached"] = cached
         if preempted := preemptions(output, self.names):
@@ -66,6 +68,11 @@ class V1Lines(ABC):
     @abstractmethod
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         """Return what to log of the table of a scheduled request, if it changed."""
+
+    def _awaited(self, output: Any) -> Line:
+        """Return what the batch awaits of steps in flight, and of itself."""
+        del output
+        return {}
 
     def _junction(self, request: Request) -> int:
         """Return the junction of an admitted request, or 0."""
@@ -149,6 +156,12 @@ class V1Log(V1Lines):
     def _junction(self, request: Request) -> int:
         groups = self.scheduler.groups
         return 0 if groups is None else groups.junction(request)
+
+    def _awaited(self, output: Any) -> Line:
+        scheduler = self.scheduler
+        if not isinstance(scheduler, BatchQueueScheduler):
+            return {}
+        return {"ph": [scheduler.num_placeholders(r) for r in output.scheduled]}
 
     def _copies(self) -> list[tuple[int, int]]:
         return self.scheduler.copies

@@ -16,10 +16,18 @@ __all__ = ["V1", "Scheduler", "Settings", "V1Scheduler"]
 def _parts() -> Parts:
     from cache.v1.policies import CACHE_POLICIES, CachePolicy
     from sim.scheduler.log.v1 import V1Log
+    from sim.scheduler.v1.batch_queue import BatchQueueScheduler
     from sim.scheduler.v1.scheduler import Scheduler
     from sim.scheduler.v1.settings import Settings
 
-    return Parts(Scheduler, Settings, V1Log, CACHE_POLICIES, CachePolicy)
+    return Parts(
+        Scheduler,
+        Settings,
+        V1Log,
+        CACHE_POLICIES,
+        CachePolicy,
+        queued=BatchQueueScheduler,
+    )
 
 
 V1 = Generation(

@@ -75,6 +75,9 @@ class V1Dialect:
         only, so the request behind the one served is passed over in that call.
     knows_groups
         Whether KV caches of several kinds are known to be managed as here: in 0.33.
+    knows_batch_queue
+        Whether steps in flight, asynchronous or in a pipeline, are known to be
+        scheduled as here: in 0.33.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only.
@@ -92,6 +95,7 @@ class V1Dialect:
     steps_back_for_unplanned_victims: bool
     spaces_prefills: bool
     knows_groups: bool
+    knows_batch_queue: bool
 
     @property
     def release(self) -> str:
@@ -174,4 +178,5 @@ def dialect_of(engine_version: str) -> V1Dialect:
         steps_back_for_unplanned_victims=minor >= 28,
         spaces_prefills=minor >= 33,
         knows_groups=minor >= 33,
+        knows_batch_queue=minor >= 33,
     )

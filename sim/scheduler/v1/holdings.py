@@ -87,6 +87,7 @@ class Holdings:
         "_columns",
         "_columns_step",
         "_desk",
+        "_extend",
         "_gives_up_blocks",
         "_is_admitting",
         "_most_slots",
@@ -122,6 +123,7 @@ class Holdings:
         self.layout, self.has_layout = cache.groups, cache.layout is not None
         self.tables = tables = _tables_for(settings, cache)
         self.groups = tables if isinstance(tables, BlockTables) else None
+        self._extend: Callable[[Request, int, int], bool] = tables.extend
         self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
@@ -381,15 +383,16 @@ class Holdings:
 def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
     """Return block tables that do as little as the cache's rules allow."""
     layout, caches = cache.groups, cache.enable_prefix_caching
+    is_plain = layout.keeps_all_blocks and settings.max_concurrent_batches == 1
     size = cache.num_gpu_blocks, cache.block_size
     unhashed_first = settings.dialect.reuses_unhashed_first(
         caching=caches, windowed=not layout.keeps_all_blocks
     )
     policy = cache.evictor() if cache.evictor is not None and caches else None
     is_own_order = policy is None or vars(type(policy)).get("exact_on_fast_path", False)
-    if layout.keeps_all_blocks and not caches:
+    if is_plain and not caches:
         return IdTables(*size, unhashed_first=unhashed_first)
-    if layout.keeps_all_blocks and is_own_order:
+    if is_plain and is_own_order:
         return RunTables(*size, unhashed_first=unhashed_first)
     if cache.layout is not None and not settings.dialect.knows_groups:
         raise SchedulerError(
@@ -401,7 +404,7 @@ def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
         layout,
         EngineLimits(
             max_model_len=settings.max_model_len,
-            max_in_flight_tokens=settings.max_num_batched_tokens,
+            max_in_flight_tokens=settings.max_in_flight_tokens,
             most_chunk_tokens=min(
                 settings.token_budget,
                 settings.long_prefill_token_threshold or settings.token_budget,

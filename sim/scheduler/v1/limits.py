@@ -72,7 +72,7 @@ def _most_blocks(length: int, settings: Settings, layout: KVCacheLayout) -> int:
     """Return how many blocks a sequence of this length ever needs at a time."""
     # The test on admission counts with the whole budget, whatever the chunks.
     num_new_tokens = (
-        settings.max_num_batched_tokens
+        settings.max_in_flight_tokens
         if settings.reserve_full_isl
         else settings.most_new_tokens
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout
     from cache.v1.tables import Found, QuickTables
     from sim.scheduler.request import Request
+    from sim.scheduler.v1.in_flight import TokensInFlight
 
 Shape = tuple[int, int, int, int, int, int]
 """The first six fields of `BatchShape`: V1 moves no blocks."""
@@ -124,6 +125,7 @@ class Scheduler(Holdings):
     """
 
     generation = "v1"
+    _in_flight: TokensInFlight | None = None
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
@@ -234,8 +236,7 @@ class Scheduler(Holdings):
             self._set_threshold()
         if interval is not None:
             self._carries_prefill = False
-            has_decodes = self.clock.num_decodes > 0
-            self._holds_prefill = interval.holds(has_decodes=has_decodes)
+            self._holds_prefill = interval.holds(has_decodes=self._has_decodes())
         budget = self._schedule_running()
         self.step += 1
         self._first_admitted = self._num_admitted
@@ -253,6 +254,9 @@ class Scheduler(Holdings):
             num_tokens = shape[0] + shape[3]
             interval.stepped(num_tokens, carries_prefill=self._carries_prefill)
         return shape
+
+    def _has_decodes(self) -> bool:
+        return self.clock.num_decodes > 0
 
     def _set_threshold(self) -> None:
         """Note the most tokens of one request in the call that begins."""
@@ -349,13 +353,16 @@ class Scheduler(Holdings):
         """Tokens that a prompt in mid-way asks for, whatever the budget; 0 for none."""
         if self._holds_prefill:
             return 0
-        num_computed_tokens = request.num_computed_tokens
-        num_tokens = request.num_tokens - num_computed_tokens
+        return self._limited(request, request.num_tokens - request.num_computed_tokens)
+
+    def _limited(self, request: Request, num_tokens: int) -> int:
+        """Return how many of its next tokens a running request may ask for."""
         if 0 < self._threshold < num_tokens:
             num_tokens = self._threshold
         # The last position is never computed: nothing can be sampled behind it. So
         # a prompt of that length, admitted unchecked, stays in mid-way for ever.
-        return max(min(num_tokens, self.max_model_len - 1 - num_computed_tokens), 0)
+        most = self.max_model_len - 1 - request.num_computed_tokens
+        return max(min(num_tokens, most), 0)
 
     def _chunk_within(self, budget: int, request: Request) -> int:
         """Return how many tokens a prompt in mid-way gets."""
@@ -409,7 +416,7 @@ class Scheduler(Holdings):
         """Get slots for `request`; False if that took its own preemption."""
         before = self.num_computed_tokens(request)
         num_tokens = min(before + num_new_tokens, self._most_slots)
-        while not self.tables.extend(request, num_tokens, before):
+        while not self._extend(request, num_tokens, before):
             victim = self._victim(request)
             if plan.counts_decodes and victim.order < request.order:
                 # It stands ahead, so the position moves back with the others. In some
@@ -444,7 +451,9 @@ class Scheduler(Holdings):
 
     # -- waiting requests -----------------------------------------------------
 
-    def _schedule_waiting(self, budget: int, now_s: float) -> None:
+    def _schedule_waiting(  # noqa: PLR0912 - a call for each rule would cost more
+        self, budget: int, now_s: float
+    ) -> None:
         """Admit from the head of the queue while everything lasts."""
         waiting, running, tables = self.waiting, self.running, self.tables
         groups = self.groups
@@ -452,10 +461,15 @@ class Scheduler(Holdings):
         self._is_admitting = True
         while waiting and budget and len(running) < self._most_running:
             request = waiting.peek_request()
-            if (request is self._blocked_head and not tables.watch_hit) or (
-                groups is not None and groups.lacks(request)
-            ):
+            if request is self._blocked_head and not tables.watch_hit:
                 break
+            if groups is not None:
+                in_flight = self._in_flight
+                if in_flight is not None and in_flight.is_stale(request):
+                    set_aside.insert(0, waiting.pop_request())  # they keep their order
+                    continue
+                if groups.lacks(request):
+                    break
             found = tables.find(request, request.num_tokens)
             num_hits = found.num_blocks * self._hit_tokens
             num_missing_tokens = request.num_tokens - num_hits

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
-from sim.scheduler.v1.dialect import V1Dialect, dialect_of
+from sim.scheduler.v1.dialect import LAST_MINOR, V1Dialect, dialect_of
 from sim.scheduler.v1.queues import REQUEST_QUEUES
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class Settings:
         `sim.scheduler.victims`.
     admission
         Asked beside the engine's own rules, or None; see `sim.scheduler.admission`.
+    async_scheduling
+        Whether a step is formed while the one before runs.
+    pipeline_parallel_size
+        Stages that a step goes through; as many steps may be in flight.
 
     Raises
     ------
@@ -74,6 +78,8 @@ class Settings:
     max_num_scheduled_tokens: int | None = None
     preemption_victim: VictimPolicy | None = None
     admission: AdmissionRule | None = None
+    async_scheduling: bool = False
+    pipeline_parallel_size: int = 1
     dialect: V1Dialect = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +93,16 @@ class Settings:
     def token_budget(self) -> int:
         """Most tokens of a step."""
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that are in flight at a time."""
+        return self.pipeline_parallel_size + self.async_scheduling
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """Most tokens that are scheduled and not processed."""
+        return self.max_num_batched_tokens * self.max_concurrent_batches
 
     @property
     def most_running(self) -> int:
@@ -133,6 +149,12 @@ class Settings:
         for key, is_used in used.items():
             if is_used and not dialect.has_key(key):
                 raise dialect.refuse_key(key)
+        if self.max_concurrent_batches > 1 and not dialect.knows_batch_queue:
+            raise SchedulerError(
+                f"several steps in flight (async_scheduling, pipeline_parallel_size) "
+                f"are known of 0.{LAST_MINOR} only, the engine_version is "
+                f"{dialect.release}; leave them out, or raise engine_version"
+            )
         if self.scheduling_policy not in REQUEST_QUEUES:
             raise SchedulerError(
                 f"scheduling_policy must be one of {', '.join(REQUEST_QUEUES)}, got "
@@ -156,6 +178,7 @@ class Settings:
             ("prefill_schedule_interval", 1),
             ("max_num_active_seqs", 1),
             ("max_num_scheduled_tokens", 1),
+            ("pipeline_parallel_size", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError
 from sim.engine.group_sampling import sampler_for
+from sim.engine.sampling import give_tokens
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.generations import GENERATIONS, generation_behind
 from sim.scheduler.hosted import VLLM
-from sim.scheduler.log.lines import Line, StepLog, preemptions
+from sim.scheduler.log.lines import Line, StepLog, names_of, preemptions
 from sim.scheduler.request import Request
 from sim.scheduler.v1 import V1
 from sim.studies.conformance.kv_planning import coordinator_of, header_of
@@ -76,23 +77,31 @@ class DecisionDriver:
         assert generation is not None
         self._log: StepLog = generation.parts().log(self.scheduler, self.names)
         self._sample = sampler_for(self.scheduler)
+        self._queue = deque[tuple[int, Any]]()
+        self._max_queued = getattr(self.scheduler, "max_concurrent_batches", 1)
 
     def lines(self) -> Iterator[Line]:
-        """Run the workload, and yield a line for each scheduler call."""
+        """Run the workload, and yield a line for each iteration of the engine core.
+
+        Filling the queue of batches comes before waiting for the oldest one's output.
+        With one batch at a time each is waited for at once.
+        """
         if self._header is not None:
             yield {"header": self._header}
         step = 0
-        while self._arrivals or self._is_busy():
-            if not self._is_busy():
+        while self._arrivals or self._is_due() or self._queue:
+            if not (self._is_due() or self._queue):
                 step = max(step, self._arrivals[0][0])
             while self._arrivals and self._arrivals[0][0] <= step:
                 self.scheduler.add_request(self._arrivals.popleft()[1])
             aborted = self._abort_due(step)
-            if self._is_busy():
-                line = {"t": step} | ({"abort": aborted} if aborted else {})
+            line = {"t": step} | ({"abort": aborted} if aborted else {})
+            if self._is_due():
                 yield line | self._step(step)
                 if self.ending:
                     return
+            elif self._queue:
+                yield line | self._process()
             step += 1
         self.ending = "done"
 
@@ -101,6 +110,10 @@ class DecisionDriver:
         return bool(
             scheduler.num_waiting or scheduler.num_running or scheduler.num_swapped
         )
+
+    def _is_due(self) -> bool:
+        """Whether the engine core would call the scheduler now."""
+        return self._is_busy() or getattr(self.scheduler, "has_finish_notice", False)
 
     def _abort_due(self, step: int) -> list[str]:
         aborted = []
@@ -112,7 +125,7 @@ class DecisionDriver:
         return aborted
 
     def _step(self, step: int) -> Line:
-        """Call the scheduler once and let the output appear."""
+        """Call the scheduler once; let an output appear, unless the queue has room."""
         scheduler: Any = self.scheduler
         self.num_steps += 1
         self.step = step
@@ -136,22 +149,55 @@ class DecisionDriver:
             self.ending = "no_room"
             return {"error": "no_room", "preempt": preemptions(output, self.names)}
         line = self._log.batch(output) | self._log.queues()
-        num_tokens = _num_tokens(output.scheduled)
-        finished = self._sample(output, step, float(step))
-        scheduler.update(finished)
-        self._prove()
-        if output.ignored or _num_tokens(output.scheduled) > num_tokens:
-            self._rounds.clear()
-        if finished:
-            line["fin"] = [self.names[request.request_id] for request in finished]
-        line["free_end"] = self._log.free()
+        self._queue.append((step, output))
+        has_room = len(self._queue) < self._max_queued
+        if has_room and (output.scheduled or self._is_due()):
+            return line | {"free_end": self._log.free()}
+        moves = any(_moves(each) for _, each in self._queue)
+        line |= self._process()
         if not self._is_left_alone():
             self._rounds.clear()
-        elif not (output.scheduled or output.ignored or output.preemptions):
+        elif not moves and self._is_busy():
             line["stalled"] = True
             self.ending = "stalled"
         elif output.preemptions:
             self._refuse_rounds(step)
+        return line
+
+    def _process(self) -> Line:
+        """Let the output of the oldest batch appear."""
+        scheduler: Any = self.scheduler
+        step, output = self._queue.popleft()
+        line: Line = {}
+        requests = output.scheduled
+        if self._max_queued > 1:
+            delivery = scheduler.deliver(output)
+            requests = delivery.requests
+            line = self._delivered(step, delivery)
+        num_tokens = _num_tokens(requests)
+        finished = (
+            give_tokens(requests, step, float(step))
+            if self._max_queued > 1
+            else self._sample(output, step, float(step))
+        )
+        scheduler.update(finished)
+        self._prove()
+        if output.ignored or _num_tokens(requests) > num_tokens:
+            self._rounds.clear()
+        if finished:
+            line["fin"] = names_of(finished, self.names)
+        return line | {"free_end": self._log.free()}
+
+    def _delivered(self, step: int, delivery: Any) -> Line:
+        """Return what became of the tokens of a batch that was in flight."""
+        line: Line = {"upd": step}
+        for key in ("wasted", "stale"):
+            if requests := getattr(delivery, key):
+                line[key] = names_of(requests, self.names)
+        if delivery.requests:
+            line["out"] = [
+                [name, 1] for name in names_of(delivery.requests, self.names)
+            ]
         return line
 
     def _is_left_alone(self) -> bool:
@@ -188,6 +234,10 @@ class DecisionDriver:
             self.scheduler.check()
 
 
+def _moves(output: Any) -> bool:
+    return bool(output.scheduled or output.ignored or output.preemptions)
+
+
 def _num_tokens(requests: Iterable[Request]) -> int:
     return sum(request.num_tokens for request in requests)
 
@@ -217,6 +267,11 @@ def hosted_scheduler(workload: DecisionWorkload) -> Any:
             f"a hosted vLLM takes workloads of V1, and the reference "
             f"{workload.reference!r} is of {workload.generation}; leave --scheduler out"
         )
+    if getattr(workload.engine, "max_concurrent_batches", 1) > 1:
+        raise SchedulerError(
+            "a hosted vLLM takes one step at a time; leave async_scheduling and "
+            "pipeline_parallel_size out, or --scheduler"
+        )
     return VLLM.make(_arguments(workload))
 
 
@@ -237,9 +292,11 @@ def schedule_header(workload: DecisionWorkload) -> dict[str, Any] | None:
     if plan is None or kv is None:
         return None
     caches = workload.config.get("enable_prefix_caching", True)
-    return header_of(plan, kv.available_bytes) | coordinator_of(
+    header = header_of(plan, kv.available_bytes) | coordinator_of(
         plan, enable_prefix_caching=caches
     )
+    num_batches = getattr(workload.engine, "max_concurrent_batches", 1)
+    return header if num_batches == 1 else header | {"batch_queue_size": num_batches}
 
 
 def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Request:
@@ -252,7 +309,7 @@ def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Reques
         num_prompt_tokens=length,
         tokens=StreamTokens(raw.prompt, raw.out_seed),
         max_num_tokens=min(length + raw.output_len, max_model_len),
-        oracle_num_tokens=length + raw.output_len,
+        oracle_num_tokens=length + (raw.stop_after or raw.output_len),
         priority=raw.priority,
         max_output_tokens=None,
         num_sequences=raw.n,

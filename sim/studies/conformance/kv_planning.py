@@ -64,9 +64,8 @@ class KvCache(Table):
         self,
         *,
         max_model_len: int,
-        max_num_batched_tokens: int,
+        max_in_flight_tokens: int,
         enable_prefix_caching: bool,
-        async_scheduling: bool = False,
     ) -> KVCachePlan:
         """Plan the pool as the release does at its start.
 
@@ -82,7 +81,7 @@ class KvCache(Table):
             block_size=self.block_size,
             available_bytes=self.available_bytes,
             max_model_len=max_model_len,
-            max_in_flight_tokens=max_num_batched_tokens * (1 + async_scheduling),
+            max_in_flight_tokens=max_in_flight_tokens,
             fit_max_model_len=self.original_max_model_len == -1,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
             enable_prefix_caching=enable_prefix_caching,

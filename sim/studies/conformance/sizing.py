@@ -53,7 +53,12 @@ class SizingCase(Table):
     def line(self) -> Line:
         """Return the answer: a header, or the words in which the engine refuses."""
         try:
-            plan = self.kv.plan(**self.config.model_dump())
+            plan = self.kv.plan(
+                max_model_len=self.config.max_model_len,
+                max_in_flight_tokens=self.config.max_num_batched_tokens
+                * (1 + self.config.async_scheduling),
+                enable_prefix_caching=self.config.enable_prefix_caching,
+            )
         except CacheConfigError as error:
             return {"name": self.name, "error": str(error)}
         return {"name": self.name, "header": header_of(plan, self.kv.available_bytes)}

@@ -105,6 +105,7 @@ class DecisionRequest(Table):
     beam_pct: Annotated[Whole, Field(ge=0, le=100)] = 0
     priority: Whole = 0
     abort_step: Step | None = None
+    stop_after: Positive | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -196,6 +197,13 @@ class V1Engine(_Engine):
     max_num_active_seqs: Positive | None = None
     prefill_schedule_interval: Positive = 1
     max_num_scheduled_tokens: Positive | None = None
+    async_scheduling: bool = False
+    pipeline_parallel_size: Positive = 1
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that are in flight at a time."""
+        return self.pipeline_parallel_size + self.async_scheduling
 
 
 class HfFifoEngine(_Engine):
@@ -302,7 +310,8 @@ class DecisionWorkload(Table):
         try:
             return self.kv.plan(
                 max_model_len=engine.max_model_len,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_in_flight_tokens=engine.max_num_batched_tokens
+                * engine.max_concurrent_batches,
                 enable_prefix_caching=engine.enable_prefix_caching,
             )
         except CacheError as error:
