@@ -267,14 +267,21 @@ class RooflineParameters:
         )
 
     def kv_itemsize_bytes(self) -> int:
-        if self.kv_cache_dtype == "auto":
+        dtype, asked = self.kv_cache_dtype, self.model.kv_cache_dtype
+        if dtype == "auto" and asked is None:
             return dtype_bytes(self.model.dtype)
-        if self.kv_cache_dtype not in KV_CACHE_DTYPE_BYTES:
+        known = KV_CACHE_DTYPE_BYTES
+        if dtype not in {"auto", *known}:
             raise ConfigError(
-                f"unknown kv_cache_dtype: {self.kv_cache_dtype!r}; use 'auto' or one "
-                f"of {', '.join(KV_CACHE_DTYPE_BYTES)}"
+                f"unknown kv_cache_dtype: {dtype!r}; use 'auto' or one of "
+                f"{', '.join(known)}"
             )
-        return KV_CACHE_DTYPE_BYTES[self.kv_cache_dtype]
+        if dtype == "auto" and asked not in known:
+            raise ConfigError(
+                f"kv_cache_dtype: {self.model.name} asks for {asked}, in which steps "
+                f"have no price; use one of {', '.join(known)}"
+            )
+        return known[asked if asked and dtype == "auto" else dtype]
 
     def expert_efficiencies(self) -> tuple[float, float]:
         """Return the shares of bandwidth and of peak that routed experts reach."""

@@ -15,7 +15,12 @@ from sim.costs import COST_MODELS
 from sim.costs.base import CostModel, pricer_of
 from sim.errors import ConfigError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
+from sim.hardware.capacity.arguments import (
+    obeyed_kv_cache_dtype,
+    parse_engine_version,
+)
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
+from sim.hardware.capacity.transformers import STAND_IN_MINOR, is_transformers
 from sim.hardware.models.bundled import resolved_model
 from sim.hardware.models.kv_layers import state_dtypes
 from sim.scheduler.batch import EMPTY_SHAPE
@@ -105,14 +110,7 @@ def make_cost_model(
 ) -> CostModel:
     """Construct the cost model for the weights as the engine holds them."""
     engine = config.engine
-    model = resolved_model(model, engine.dtype, engine.quantization)
-    if model.num_state_layers:
-        tail, matrices = state_dtypes(
-            model,
-            engine.mamba_cache_dtype or "auto",
-            engine.mamba_ssm_cache_dtype or "auto",
-        )
-        model = replace(model, conv_state_dtype=tail, state_dtype=matrices)
+    model = _as_held(engine, model)
     graphs = engine.generation.graphs
     cost_model: CostModel = build(
         COST_MODELS,
@@ -132,6 +130,26 @@ def make_cost_model(
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return cost_model
+
+
+def _as_held(engine: EngineConfig, model: ModelArchitecture) -> ModelArchitecture:
+    """Return the model in the precisions in which the engine holds it."""
+    model = resolved_model(model, engine.dtype, engine.quantization)
+    if model.kv_cache_dtype and engine.kv_cache_dtype == "auto":
+        minor = (
+            STAND_IN_MINOR
+            if is_transformers(engine.version)
+            else parse_engine_version(engine.version)
+        )
+        model = replace(model, kv_cache_dtype=obeyed_kv_cache_dtype(model, minor))
+    if not model.num_state_layers:
+        return model
+    tail, matrices = state_dtypes(
+        model,
+        engine.mamba_cache_dtype or "auto",
+        engine.mamba_ssm_cache_dtype or "auto",
+    )
+    return replace(model, conv_state_dtype=tail, state_dtype=matrices)
 
 
 def _copied_block_bytes(

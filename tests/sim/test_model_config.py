@@ -531,3 +531,102 @@ def test_quantization_that_is_not_modelled(
     rewrite(config, quantization_config=facts)
     with pytest.raises(ConfigError, match=message):
         load_model(config)
+
+
+GPU = load_gpu("h200_sxm")
+STATIC_FP8 = {"type": "float", "num_bits": 8, "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("quantised", "dtype"),
+    [
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": STATIC_FP8}, "fp8"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, None),
+        ({"quant_method": "modelopt", "kv_cache_scheme": STATIC_FP8}, "fp8_e4m3"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8_e4m3"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "INT8"}, None),
+        (
+            {
+                "quant_method": "modelopt_fp4",
+                "quantization": {"kv_cache_quant_algo": "FP8"},
+            },
+            "fp8_e4m3",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "kv_cache_scheme": STATIC_FP8 | {"dynamic": True},
+            },
+            None,
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "kv_cache_scheme": {"type": "float", "num_bits": 4},
+            },
+            "nvfp4",
+        ),
+        ({"quant_method": "fp8", "kv_cache_scheme": STATIC_FP8}, None),
+    ],
+)
+def test_checkpoint_asks_for_the_precision_of_its_cache(
+    config: Path, quantised: dict[str, Any], dtype: str | None
+) -> None:
+    rewrite(config, quantization_config=quantised)
+    model = load_model(config)
+    assert model.kv_cache_dtype == dtype
+
+    def kept(engine_version: str, kv_cache_dtype: str = "auto") -> str:
+        return estimate_capacity(
+            model,
+            "h200_sxm",
+            engine_version=engine_version,
+            kv_cache_dtype=kv_cache_dtype,
+            weights_gib=15.0,
+        ).kv_cache_dtype
+
+    assert kept("0.33") == kept("0.15") == (dtype or "bfloat16")
+    assert kept("0.14") == "bfloat16"
+    assert kept("0.33", "bfloat16") == "bfloat16"
+    if dtype != "nvfp4":
+        cost = RooflineCost(model=replace(model, quantization=None), gpu=GPU)
+        assert cost.kv_itemsize_bytes() == (1 if dtype else 2)
+
+
+def test_latent_attention_does_not_read_the_scheme_of_compressed_tensors() -> None:
+    facts: dict[str, Any] = {
+        "model_type": "deepseek_v3",
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "vocab_size": 1000,
+        "max_position_embeddings": 4096,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    asked = {"quant_method": "compressed-tensors", "kv_cache_scheme": STATIC_FP8}
+    model = model_from_config(facts | {"quantization_config": asked}, "mine", "here")
+    assert model.kv_cache_dtype is None
+    asked["quant_method"] = "modelopt"
+    model = model_from_config(facts | {"quantization_config": asked}, "mine", "here")
+    assert model.kv_cache_dtype == "fp8_e4m3"
+
+
+def test_a_scheme_that_the_engine_refuses_is_refused(config: Path) -> None:
+    scheme = {"type": "int", "num_bits": 8}
+    asked = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    rewrite(config, quantization_config=asked)
+    with pytest.raises(ConfigError, match="kv_cache_scheme must be floats of 8 bits"):
+        load_model(config)
+
+
+def test_steps_in_a_precision_without_a_price_are_refused(config: Path) -> None:
+    asked = {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}
+    rewrite(config, quantization_config=asked)
+    model = replace(load_model(config), quantization=None)
+    with pytest.raises(ConfigError, match="asks for nvfp4, in which steps have no"):
+        RooflineCost(model=model, gpu=GPU)

@@ -96,9 +96,16 @@ def parse_engine_version(engine_version: str) -> int:
 
 
 def resolve_dtypes(
-    model: ModelArchitecture, dtype: str, kv_cache_dtype: str
+    model: ModelArchitecture,
+    dtype: str,
+    kv_cache_dtype: str,
+    minor: int = constants.LAST_KNOWN_MINOR,
 ) -> tuple[str, str]:
-    """Return the precision of the model and of its KV cache, 'auto' replaced."""
+    """Return the precision of the model and of its KV cache, 'auto' replaced.
+
+    That of the cache is what the checkpoint asks for, in releases that obey, or else
+    that of the model.
+    """
     dtype = model.dtype if dtype == "auto" else dtype
     dtype_bytes(dtype)
     known = {**KV_CACHE_DTYPE_BYTES, **dict.fromkeys(PACKED_KV_CACHE_DTYPES)}
@@ -107,7 +114,15 @@ def resolve_dtypes(
             f"unknown kv_cache_dtype: {kv_cache_dtype!r}; use 'auto' or one of"
             f" {', '.join(known)}"
         )
-    return dtype, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+    if kv_cache_dtype != "auto":
+        return dtype, kv_cache_dtype
+    return dtype, (obeyed_kv_cache_dtype(model, minor) or dtype)
+
+
+def obeyed_kv_cache_dtype(model: ModelArchitecture, minor: int) -> str | None:
+    """Return the cache's precision that a checkpoint asks for, if a release obeys."""
+    obeys = minor >= constants.FIRST_CHECKPOINT_KV_DTYPE_MINOR
+    return model.kv_cache_dtype if obeys else None
 
 
 def check_state_dtypes(**dtypes: str) -> None:

@@ -28,6 +28,10 @@ of the days before 0.20 say the one, those of 0.24 and later the other."""
 FIRST_IN_FLIGHT_MINOR = 25
 """From here windows are sized for all steps in flight. Source: vLLM, pull request 47728
 (July 2026)."""
+FIRST_CHECKPOINT_KV_DTYPE_MINOR = 15
+"""From here ``kv_cache_dtype: auto`` is what a checkpoint asks for, of ModelOpt or
+compressed-tensors. Source: ``vllm/attention/layer.py`` of 0.14.1 and 0.15.1; 0.14 reads
+what ModelOpt asks for already."""
 FIRST_PREFIX_MATCH_UNIT_MINOR = 26
 """From here ``prefix_match_unit`` exists: 0.25.1 has no such argument."""
 FIRST_ASYNC_MINOR = 14

@@ -307,7 +307,7 @@ def estimate_capacity(
     }
     if quantization:
         quantization_scheme(quantization)
-    dtype, kv_cache_dtype = resolve_dtypes(model, dtype, kv_cache_dtype)
+    dtype, kv_cache_dtype = resolve_dtypes(model, dtype, kv_cache_dtype, minor)
     arguments = EngineArguments(
         model=model,
         gpu=gpu,

@@ -48,6 +48,8 @@ class ModelArchitecture:
     quantization: str | None = None
     """Scheme of the checkpoint, as `quantization_scheme` reads it,
     or the checkpoint's method where that is not modelled."""
+    kv_cache_dtype: str | None = None
+    """Precision in which the checkpoint asks its cache to be kept; None for none."""
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False

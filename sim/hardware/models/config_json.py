@@ -12,7 +12,10 @@ from sim.hardware.models.config_layers import (
     latent_facts,
     layer_facts,
 )
-from sim.hardware.models.config_quantization import quantization_name
+from sim.hardware.models.config_quantization import (
+    kv_cache_dtype_name,
+    quantization_name,
+)
 from sim.hardware.models.facts import Facts
 
 if TYPE_CHECKING:
@@ -108,6 +111,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
     if heads > hidden and text.values.get("head_dim") is None:
         raise text.wrong("num_attention_heads", f"at most hidden_size ({hidden})")
     encoder = whole.natural("num_multimodal_parameters", _MOST_PARAMETERS)
+    quantised = whole.mapping("quantization_config")
     bias = text.flag("attention_bias")
     use_qk_norm = text.flag("use_qk_norm")
     towers = (config.get(key) for key in ("vision_config", "audio_config"))
@@ -125,7 +129,10 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
         "tie_word_embeddings": text.flag(
             "tie_word_embeddings", default="gemma" in kind
         ),
-        "quantization": quantization_name(whole.mapping("quantization_config")),
+        "quantization": quantization_name(quantised),
+        "kv_cache_dtype": kv_cache_dtype_name(
+            quantised, is_latent=bool(text.natural("kv_lora_rank"))
+        ),
         "qkv_bias": bias or kind == "qwen2",
         "attention_output_bias": bias and kind != "glm4_moe",
         "mlp_bias": text.flag("mlp_bias"),

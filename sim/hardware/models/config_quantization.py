@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.hardware.models.quantization import packed_scheme_name
 
@@ -37,6 +37,50 @@ def quantization_name(config: Facts) -> str | None:
     return _of_part(name, config) if name else method
 
 
+def kv_cache_dtype_name(config: Facts, *, is_latent: bool) -> str | None:
+    """Return the precision in which a checkpoint asks its cache to be kept, if it does.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/utils/torch_utils.py`` (`get_kv_cache_quant_algo_string`)
+    and ``model_executor/layers/attention/attention.py``; layers of latent attention do
+    not read the scheme of compressed-tensors.
+    """
+    method = config.text("quant_method")
+    if method.startswith("modelopt"):
+        inner = (
+            config.mapping("quantization")
+            if "quantization" in config.values
+            else config
+        )
+        keys = ("kv_cache_scheme", "kv_cache_quant_algo")
+        places = [(facts, key) for key in keys for facts in (inner, config)]
+        asked = next((f.values[key] for f, key in places if f.values.get(key)), None)
+        if isinstance(asked, dict):
+            return _dtype_of_scheme(asked)
+        return _CACHE_ALGORITHMS.get(str(asked).lower())
+    if method != "compressed-tensors" or is_latent:
+        return None
+    scheme = config.mapping("kv_cache_scheme").values
+    if config.values.get("kv_cache_scheme") is None:
+        return None
+    if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
+        raise config.wrong(
+            "kv_cache_scheme", "floats of 8 bits, as the engine takes it"
+        )
+    return "fp8"
+
+
+def _dtype_of_scheme(scheme: dict[str, Any]) -> str | None:
+    """Return the precision of a scheme of ModelOpt; None for one not obeyed."""
+    if scheme.get("type") != "float":
+        return None
+    if scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
+        return _CACHE_ALGORITHMS["fp8"]
+    return _CACHE_ALGORITHMS["nvfp4"] if scheme.get("num_bits") == 4 else None
+
+
+_CACHE_ALGORITHMS = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 _NVFP4_GROUP = 16
 _ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
 _WHOLE_ATTENTION = re.compile(r"attn\W*$")
