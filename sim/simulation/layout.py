@@ -30,7 +30,7 @@ def layout_of(
     alike = len(kinds) == 1 or len(capacity.plan.layout.groups) == 1
     if alike and not any(kind.has_state for kind in kinds):
         return None
-    if engine.generation.name != V1.name:
+    if engine.generation.name != V1.name and not engine.generation.is_hosted:
         raise ConfigError(
             f"engine.model: {model.name} has layers of several kinds, whose blocks "
             f"the {engine.scheduler_kind} scheduler does not tell apart; use v1, or a "

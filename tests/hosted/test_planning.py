@@ -13,7 +13,6 @@ from cache.errors import CacheError, KVCacheTooSmallError
 from cache.v1.planning import align_states, plan_kv_cache
 from cache.v1.specs import (
     ELEMENT_BYTES,
-    AttentionSpec,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
@@ -22,6 +21,8 @@ from cache.v1.specs import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from sim.scheduler.hosted.api import load_api
+from sim.scheduler.hosted.kv_caches import hosted_spec
 from tests.hosted.test_conform import minor, pytestmark, why_missing
 
 __all__ = ["pytestmark"]
@@ -134,35 +135,7 @@ class Hosted:
     def __init__(self) -> None:
         self.planning = import_module("vllm.v1.core.kv_cache_planning")
         self.utils = import_module("vllm.v1.core.kv_cache_utils")
-        self.interface = import_module("vllm.v1.kv_cache_interface")
-        self.torch = import_module("torch")
         self.layout = import_module("vllm.v1.kv_cache_layout").KVCacheLayout.LBNHC
-
-    def spec(self, spec: KVCacheSpec) -> Any:
-        if isinstance(spec, MambaSpec):
-            return self.interface.MambaSpec(
-                block_size=spec.block_size,
-                shapes=spec.shapes,
-                dtypes=tuple(getattr(self.torch, name) for name in spec.dtypes),
-                page_size_padded=spec.page_size_bytes,
-                mamba_cache_mode=spec.mamba_cache_mode.value,
-                num_prefill_checkpoint_blocks=spec.num_checkpoint_blocks,
-                prefill_checkpoint_alignment=spec.checkpoint_alignment,
-                num_speculative_blocks=spec.num_speculative_blocks,
-            )
-        assert isinstance(spec, AttentionSpec)
-        more = {
-            name: getattr(spec, name)
-            for name in ("sliding_window", "attention_chunk_size")
-            if getattr(spec, name, None) is not None
-        }
-        return getattr(self.interface, type(spec).__name__)(
-            block_size=spec.block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            dtype=getattr(self.torch, spec.dtype),
-            **more,
-        )
 
     def plan(self, layers: dict[str, KVCacheSpec], arguments: dict[str, Any]) -> Any:
         caching = arguments["enable_prefix_caching"]
@@ -173,7 +146,7 @@ class Hosted:
             max_model_len=arguments["max_model_len"],
             prefix_match_unit=unit if caching else None,
         )
-        specs = {name: self.spec(spec) for name, spec in aligned.items()}
+        specs = {name: hosted_spec(load_api(), spec) for name, spec in aligned.items()}
         config = self._config(arguments)
         try:
             groups = self.planning.get_global_kv_cache_groups(config, [specs])

@@ -283,6 +283,19 @@ def test_a_run_hosted_is_the_same_run(
     assert hosted.summary["path"] == "stepwise"
 
 
+def test_a_release_without_retention_is_told_what_to_keep(install: Any) -> None:
+    install(fake_api("0.24"))
+    config = run_config("vllm", model="openai/gpt-oss-20b") | {}
+    config["engine"]["num_gpu_blocks_override"] = 900
+    config["engine"]["max_model_len"] = 2000
+    with pytest.raises(
+        ConfigError,
+        match=r"engine.prefix_cache_retention_interval is not known to vLLM 0.24.0, "
+        r"which keeps every window and state: give 'dense'",
+    ):
+        simulate(parse_config(config))  # type: ignore[arg-type]
+
+
 def test_the_configuration_names_the_installed_release(install: Any) -> None:
     install(fake_api("0.11"))
     config = parse_config(run_config("vllm"))

@@ -48,6 +48,12 @@ _NAMES = {
 }
 """Where 0.11 to 0.33 keep what is used of them."""
 
+_GROUP_NAMES = dict.fromkeys(
+    ("MLAAttentionSpec", "ChunkedLocalAttentionSpec", "MambaSpec"),
+    "vllm.v1.kv_cache_interface",
+)
+"""What layers of other kinds need beside; looked for when they are met."""
+
 
 def installed_version() -> str:
     """Return the version of the installed vLLM, without importing it."""
@@ -92,20 +98,30 @@ class VllmApi:
         self.installed = installed
         self._found: dict[str, Any] = {}
         self._signatures: dict[str, Mapping[str, inspect.Parameter]] = {}
-        self.float16 = getattr(self._load("torch", load), "float16", None)
-        for name, module in _NAMES.items():
-            self._found[name] = self._attribute(self._load(module, load), name, module)
+        self._import = load
+        self._torch = self._load("torch")
+        for name in _NAMES:
+            self._find(name)
 
     def __getattr__(self, name: str) -> Any:
         """Return one of vLLM's own names."""
-        try:
-            return vars(self)["_found"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+        if name in vars(self)["_found"] or name in _GROUP_NAMES:
+            return self._find(name)
+        raise AttributeError(name)
 
-    def _load(self, module: str, load: Callable[[str], ModuleType]) -> ModuleType:
+    def _find(self, name: str) -> Any:
+        if name not in self._found:
+            module = _NAMES.get(name) or _GROUP_NAMES[name]
+            self._found[name] = self._attribute(self._load(module), name, module)
+        return self._found[name]
+
+    def dtype(self, name: str) -> Any:
+        """Return the type of elements of a name, such as ``"bfloat16"``."""
+        return getattr(self._torch, name, None)
+
+    def _load(self, module: str) -> ModuleType:
         try:
-            return load(module)
+            return self._import(module)
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("vllm."):
                 raise self.moved(f"there is no module {error.name}") from error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cache.tokens import TokenRuns
+from sim.scheduler.hosted.kv_caches import cache_settings, kv_cache_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +56,8 @@ class HostedStep(NamedTuple):
     num_scheduled_tokens: dict[str, int]
     """By request, in the order of the batch."""
     preemptions: list[HostedPreemption]
+    copies: list[tuple[int, int]]
+    """Blocks to be copied before the step runs, source and target."""
 
 
 class _Model:
@@ -180,7 +183,9 @@ class HostedEngine:
             output = self.scheduler.schedule()
         scheduled = dict(self.api.attribute(output, "num_scheduled_tokens"))
         preemptions, self._preemptions = self._preemptions, []
-        return HostedStep(output, scheduled, preemptions)
+        copies = getattr(output, "kv_cache_block_copies", None) or ()
+        pairs = [(copied.src_block_id, copied.dst_block_id) for copied in copies]
+        return HostedStep(output, scheduled, preemptions, pairs)
 
     def update(self, step: HostedStep, sampled: Mapping[str, int]) -> None:
         """Hand vLLM the step's output: a token for each request in `sampled`."""
@@ -251,43 +256,33 @@ class HostedEngine:
         """Distinct block hashes of the prefix cache."""
         return len(self._hashes)
 
-    def table(self, request_id: str) -> Sequence[Any]:
-        """Return the blocks of a request; the null block where a window has passed."""
-        blocks: Sequence[Any] = self._manager.get_blocks(request_id).blocks[0]
-        return blocks
+    def tables(self, request_id: str) -> Sequence[Sequence[Any]]:
+        """Return the blocks of a request by group; null blocks where none is needed."""
+        tables: Sequence[Sequence[Any]] = self._manager.get_blocks(request_id).blocks
+        return tables
+
+    def junction(self, request_id: str) -> int:
+        """Return the junction that a request was found to have, or 0."""
+        request = self.scheduler.requests[request_id]
+        return getattr(request, "shared_prefix_boundary", 0)
 
 
 def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig) -> Any:
     """Construct their scheduler from their configuration objects."""
     config = copy.copy(_base_config(api))
     config.scheduler_config = _scheduler_config(api, settings, cache_config)
-    config.cache_config = api.call("CacheConfig", {})
-    # Set rather than given: releases know a few sizes of blocks only.
-    config.cache_config.block_size = cache_config.block_size
-    config.cache_config.num_gpu_blocks = cache_config.num_gpu_blocks
-    config.cache_config.enable_prefix_caching = cache_config.enable_prefix_caching
+    config.cache_config = cache_settings(api, cache_config)
     config.model_config = _Model(settings.max_model_len)
-    group = api.call(
-        "KVCacheGroupSpec",
-        {"layer_names": ["layer"], "kv_cache_spec": _attention(api, cache_config)},
-    )
-    kv_cache_config = api.call(
-        "KVCacheConfig",
-        {
-            "num_blocks": cache_config.num_gpu_blocks,
-            "kv_cache_tensors": [],
-            "kv_cache_groups": [group],
-        },
-    )
-    return api.call(
-        "Scheduler",
-        {
-            "vllm_config": config,
-            "kv_cache_config": kv_cache_config,
-            "structured_output_manager": _NoGrammar(),
-        },
-        {"block_size": cache_config.block_size, "log_stats": False},
-    )
+    layout = cache_config.groups
+    needed = {
+        "vllm_config": config,
+        "kv_cache_config": kv_cache_config(api, cache_config),
+        "structured_output_manager": _NoGrammar(),
+    }
+    if layout.hash_block_size != layout.scheduler_block_size:
+        needed["hash_block_size"] = layout.hash_block_size
+    also = {"block_size": layout.scheduler_block_size, "log_stats": False}
+    return api.call("Scheduler", needed, also)
 
 
 @cache
@@ -295,18 +290,6 @@ def _base_config(api: VllmApi) -> Any:
     """Return the configuration of an engine on a CPU; made once, then copied."""
     device = api.call("DeviceConfig", {"device": "cpu"})
     return api.call("VllmConfig", {"device_config": device})
-
-
-def _attention(api: VllmApi, cache_config: CacheConfig) -> Any:
-    """Return what the layers keep: the sizes do not matter, the window does."""
-    kind, sizes = "FullAttentionSpec", {}
-    if cache_config.sliding_window is not None:
-        kind, sizes = (
-            "SlidingWindowSpec",
-            {"sliding_window": cache_config.sliding_window},
-        )
-    sizes |= {"block_size": cache_config.block_size, "num_kv_heads": 1, "head_size": 1}
-    return api.call(kind, sizes | {"dtype": api.float16}, {"use_mla": False})
 
 
 def _scheduler_config(
@@ -346,7 +329,7 @@ def _block_hasher(api: VllmApi, cache_config: CacheConfig) -> Any:
         size = "hash_block_size"
     return api.call(
         "get_request_block_hasher",
-        {size: cache_config.block_size, "caching_hash_fn": _hash},
+        {size: cache_config.groups.hash_block_size, "caching_hash_fn": _hash},
     )
 
 

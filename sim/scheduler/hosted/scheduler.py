@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.stats import PrefixCacheStats
-from cache.v1.sliding_window import SlidingWindow
 from sim.errors import SchedulerError
 from sim.scheduler.base import (
     CacheUsage,
@@ -21,10 +20,12 @@ from sim.scheduler.base import (
     PreemptionMode,
     SchedulerOutput,
     check_queues,
+    stored_tokens,
 )
 from sim.scheduler.batch import Batch
 from sim.scheduler.hosted.api import load_api, nearest_release
 from sim.scheduler.hosted.engine import STOP_TOKEN, HostedEngine, HostedTokens
+from sim.scheduler.hosted.kv_caches import HostedTables
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.settings import Settings
@@ -77,14 +78,12 @@ class VllmScheduler:
         self.block_size = cache.block_size
         self.num_usable_blocks = cache.num_gpu_blocks - 1  # one is the null block
         self.enable_caching = cache.enable_prefix_caching
-        self.window = (
-            None
-            if cache.sliding_window is None
-            else SlidingWindow(cache.sliding_window, cache.block_size)
-        )
-        self._groups = cache.groups
+        self.layout, self.has_layout = cache.groups, cache.layout is not None
         self.prefix_cache_stats = PrefixCacheStats()
-        self.engine = HostedEngine(api, self.settings, cache)
+        self.engine = engine = HostedEngine(api, self.settings, cache)
+        self.groups = HostedTables(
+            self.layout, lambda: (engine.tables(key) for key in engine.running())
+        )
         self._requests: dict[str, Request] = {}
         self._num_running = 0
         self._tokens = HostedTokens(has_content=self.enable_caching)
@@ -118,7 +117,7 @@ class VllmScheduler:
         # By the rules of the nearest release that we know: vLLM's scheduler itself has
         # no such test.
         return admission_error(
-            request, self.settings, self.num_usable_blocks, self._groups
+            request, self.settings, self.num_usable_blocks, self.layout
         )
 
     def add_request(self, request: Request) -> None:
@@ -160,7 +159,7 @@ class VllmScheduler:
         for key in self.engine.running():
             if key not in step.num_scheduled_tokens:
                 self._requests[key].end_streak()
-        output.shape = batch.shape()
+        output.shape = batch.shape()._replace(num_copied_blocks=len(step.copies))
         output.num_recomputed_tokens = batch.num_recomputed_tokens
         # As in `V1Scheduler`: nothing has moved, or the last one gave itself up.
         output.stuck = not output.scheduled and not (
@@ -262,26 +261,41 @@ class VllmScheduler:
     # -- proof ----------------------------------------------------------------
 
     def block_ids(self, request: Request) -> list[int]:
-        """Return the block table as physical block ids, 0 for the null block."""
-        return [block.block_id for block in self.engine.table(_key(request))]
+        """Return the tables of all groups as physical block ids, 0 for the null block.
+
+        One after the other, in the order of the groups.
+        """
+        return [block for ids in self.group_block_ids(request) for block in ids]
+
+    def group_block_ids(self, request: Request) -> list[list[int]]:
+        """Return each group's table as physical block ids."""
+        return [
+            [block.block_id for block in blocks]
+            for blocks in self.engine.tables(_key(request))
+        ]
+
+    def junction(self, request: Request) -> int:
+        """Return the junction of a request, as it was last looked up, or 0."""
+        return self.engine.junction(_key(request))
+
+    @property
+    def copies(self) -> list[tuple[int, int]]:
+        """Blocks to copy before the step runs, source and target."""
+        return [] if self._step is None else self._step.copies
 
     def cache_usage(self) -> CacheUsage:
-        num_logical_blocks = num_logical_tokens = 0
-        for key in self.engine.running():
-            blocks = self.engine.table(key)
-            num_skipped = 0
-            if self.window is not None:
-                num_skipped = sum(block.is_null for block in blocks)
-            num_logical_blocks += len(blocks) - num_skipped
-            num_logical_tokens += (
-                self._requests[key].num_computed_tokens - num_skipped * self.block_size
-            )
+        num_tokens = sum(
+            self._requests[key].num_computed_tokens for key in self.engine.running()
+        )
+        num_logical_blocks, num_logical_tokens = self.groups.entries(num_tokens)
         num_physical_blocks = self.num_usable_blocks - self.engine.num_free_blocks
-        num_shared_tokens = (num_logical_blocks - num_physical_blocks) * self.block_size
+        num_stored_tokens = stored_tokens(
+            num_logical_tokens, num_physical_blocks, num_logical_blocks, self.block_size
+        )
         return CacheUsage(
             num_physical_blocks,
             num_logical_blocks,
-            num_logical_tokens - num_shared_tokens,
+            num_stored_tokens,
             num_logical_tokens,
             num_physical_blocks / self.num_usable_blocks,
             0.0,
@@ -301,12 +315,7 @@ class VllmScheduler:
             f"{len(self._requests)} requests are unfinished, vLLM has {len(running)} "
             f"running and {len(waiting)} waiting",
         )
-        held = {
-            block.block_id
-            for key in self.engine.running()
-            for block in self.engine.table(key)
-            if not block.is_null
-        }
+        held = set().union(*self.groups.held_by_group())
         num_used = self.num_usable_blocks - self.engine.num_free_blocks
         require(
             len(held) == num_used,

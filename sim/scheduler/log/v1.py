@@ -29,6 +29,7 @@ class V1Lines(ABC):
         self.scheduler = scheduler
         self.names = names
         self._tables = TableChanges()
+        self._group_tables: list[TableChanges] = []
 
     def batch(self, output: Any) -> Line:
         admitted = {request.request_id for request in output.admitted}
@@ -59,7 +60,7 @@ class V1Lines(ABC):
             line["preempt"] = preempted
         if junctions:
             line["junction"] = junctions
-        if copies := self._copies():
+        if copies := self.scheduler.copies:
             line["copy"] = [list(pair) for pair in copies]
         if tables:
             line["bt"] = tables
@@ -74,14 +75,19 @@ class V1Lines(ABC):
         del output
         return {}
 
+    def _group_changes(self, name: str, tables: list[list[int]]) -> list[Any] | None:
+        """Return the change of each group's table, or 0; None if there is none."""
+        while len(self._group_tables) < len(tables):
+            self._group_tables.append(TableChanges())
+        changes = [
+            logged.change(name, ids) or 0
+            for logged, ids in zip(self._group_tables, tables, strict=True)
+        ]
+        return changes if any(changes) else None
+
+    @abstractmethod
     def _junction(self, request: Request) -> int:
         """Return the junction of an admitted request, or 0."""
-        del request
-        return 0
-
-    def _copies(self) -> list[tuple[int, int]]:
-        """Return the blocks to copy before the step runs."""
-        return []
 
     @abstractmethod
     def _num_hashes(self) -> int:
@@ -108,7 +114,8 @@ class V1Lines(ABC):
         return line
 
     def forget(self, request: Request) -> None:
-        self._tables.forget(self.names[request.request_id])
+        for tables in (self._tables, *self._group_tables):
+            tables.forget(self.names[request.request_id])
 
 
 class V1Log(V1Lines):
@@ -116,31 +123,12 @@ class V1Log(V1Lines):
 
     scheduler: Scheduler
 
-    def __init__(self, scheduler: Scheduler, names: Names) -> None:
-        super().__init__(scheduler, names)
-        self._group_tables: list[TableChanges] = []
-
-    def forget(self, request: Request) -> None:
-        super().forget(request)
-        for tables in self._group_tables:
-            tables.forget(self.names[request.request_id])
-
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         groups = self.scheduler.groups
         if groups is not None and self.scheduler.has_layout:
             return self._group_changes(name, groups.group_block_ids(request))
         change = self._only_change(request, name, is_new=is_new)
         return [change] if change and self.scheduler.has_layout else change
-
-    def _group_changes(self, name: str, tables: list[list[int]]) -> list[Any] | None:
-        """Return the change of each group's table, or 0; None if there is none."""
-        while len(self._group_tables) < len(tables):
-            self._group_tables.append(TableChanges())
-        changes = [
-            logged.change(name, ids) or 0
-            for logged, ids in zip(self._group_tables, tables, strict=True)
-        ]
-        return changes if any(changes) else None
 
     def _only_change(
         self, request: Request, name: str, *, is_new: bool
@@ -163,9 +151,6 @@ class V1Log(V1Lines):
             return {}
         return {"ph": [scheduler.num_placeholders(r) for r in output.scheduled]}
 
-    def _copies(self) -> list[tuple[int, int]]:
-        return self.scheduler.copies
-
     def _num_hashes(self) -> int:
         return self.scheduler.tables.num_contents
 
@@ -180,7 +165,13 @@ class VllmLog(V1Lines):
 
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         del is_new
-        return self._tables.change(name, self.scheduler.block_ids(request))
+        tables = self.scheduler.group_block_ids(request)
+        if self.scheduler.has_layout:
+            return self._group_changes(name, tables)
+        return self._tables.change(name, tables[0])
+
+    def _junction(self, request: Request) -> int:
+        return self.scheduler.junction(request)
 
     def _num_hashes(self) -> int:
         return self.scheduler.engine.num_cached_hashes
