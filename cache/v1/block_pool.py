@@ -9,6 +9,7 @@ from cache.errors import CacheError, DoubleFreeError, NoFreeBlocksError, require
 from cache.v1.free_queue import FreeKVCacheBlockQueue
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable, Sequence
 
     from cache.stats import BlockObserver
@@ -289,6 +290,25 @@ class BlockPool:
                 )
         self._queue_freed(freed)
 
+    def take_block(self) -> KVCacheBlock:
+        """Do as `get_new_blocks` for one block, without an observer."""
+        block = self.free_block_queue.popleft()
+        block.ref_cnt = 1
+        if block.block_hash is not None:
+            self._evict((block,))
+        return block
+
+    def drop_block(self, block: KVCacheBlock) -> object:
+        """Do as `free_blocks` for one block; return whether others hold it still."""
+        block.ref_cnt -= 1
+        if block.ref_cnt:
+            return True
+        if self.unhashed_first and block.block_hash is None:
+            self.free_block_queue.prepend(block)
+        else:
+            self.free_block_queue.append_n((block,))
+        return False
+
     def _queue_freed(self, freed: list[KVCacheBlock]) -> None:
         """Put blocks that lost their last reference where the release puts them."""
         queue = self.free_block_queue
@@ -347,6 +367,28 @@ class BlockPool:
             self.enable_caching or num_hashed == 0,
             "pool: blocks are cached with prefix caching off",
         )
+
+    def check_references(self, references: Counter[int]) -> None:
+        """Prove that each block is counted as often as tables hold it, in O(n).
+
+        Parameters
+        ----------
+        references
+            By block id, the tables that hold it.
+
+        Raises
+        ------
+        InvariantError
+            With the block.
+        """
+        for block in self.blocks[1:]:
+            require(
+                block.ref_cnt == references[block.block_id],
+                "block {}: {} references counted, {} tables hold it",
+                block.block_id,
+                block.ref_cnt,
+                references[block.block_id],
+            )
 
     def _is_key(self, key: int, block: KVCacheBlock) -> bool:
         return block.block_hash == key

@@ -6,13 +6,15 @@ from collections import Counter
 from math import lcm
 from typing import TYPE_CHECKING
 
-from cache.errors import CacheConfigError, require
+from cache.errors import CacheConfigError
 from cache.v1.block_pool import BlockPool
 from cache.v1.fine_pool import FineBlockPool
 from cache.v1.groups.base import GroupTable
+from cache.v1.groups.decodes import Decodes
 from cache.v1.groups.kinds import check_layout, make_managers
 from cache.v1.groups.lookup import Lookup
 from cache.v1.groups.mamba import ChunkEnds
+from cache.v1.plain_pool import PlainBlockPool
 from cache.v1.policy_pool import PolicyBlockPool
 from cache.v1.tables import NOTHING_FOUND, Found
 
@@ -110,6 +112,8 @@ class BlockTables:
         `phases`, and in its first step; in others nothing would come of it.
     chunk_ends
         Where chunks of prompts must end, or None.
+    decodes
+        Takes decodes on together, or None where they must be looked at one by one.
 
     Raises
     ------
@@ -164,7 +168,12 @@ class BlockTables:
         first = self._lookup.buckets[0]
         has_bound = first.is_full and self.chunk_ends is None
         self._full = first.manager if has_bound else None
-        self.period, self.phases = self._looks()
+        self.period, self.phases, ends = self._looks()
+        self.decodes = (
+            Decodes(self, ends)
+            if self._policy_pool is None and Decodes.are_known(self.managers)
+            else None
+        )
 
     def _make_pool(
         self, *, unhashed_first: bool, policy: CachePolicy | None
@@ -176,6 +185,8 @@ class BlockTables:
                 layout.num_blocks, policy, unhashed_first=unhashed_first
             )
             return self._policy_pool
+        if not caching and unhashed_first:
+            return PlainBlockPool(layout.num_blocks)
         is_fine = any(
             group.spec.block_size > layout.hash_block_size for group in layout.groups
         )
@@ -184,8 +195,8 @@ class BlockTables:
             layout.num_blocks, enable_caching=caching, unhashed_first=unhashed_first
         )
 
-    def _looks(self) -> tuple[int, tuple[int, ...]]:
-        """Return `period` and `phases`."""
+    def _looks(self) -> tuple[int, tuple[int, ...], set[int]]:
+        """Return `period`, `phases`, and those in which blocks may be registered."""
         managers = [manager for manager in self.managers if manager.phases()]
         sizes = [manager.block_size for manager in managers]
         period = lcm(*sizes)
@@ -195,11 +206,12 @@ class BlockTables:
             for phase in manager.phases()
             for start in range(0, period, manager.block_size)
         }
+        ends: set[int] = set()
         if self.enable_caching:
             every = self._registers_every
-            ends = sizes if every == 1 else [every]
-            phases |= {e - 1 for end in ends for e in range(end, period + 1, end)}
-        return period, tuple(sorted(phases))
+            units = sizes if every == 1 else [every]
+            ends = {e - 1 for unit in units for e in range(unit, period + 1, unit)}
+        return period, tuple(sorted(phases | ends)), ends
 
     @property
     def num_free_blocks(self) -> int:
@@ -526,11 +538,4 @@ class BlockTables:
         for number, manager in enumerate(self.managers):
             tables = [(r, r.table.groups[number]) for r in requests]
             references.update(manager.check(tables))
-        for block in self.pool.blocks[1:]:
-            require(
-                block.ref_cnt == references[block.block_id],
-                "block {}: {} references counted, {} tables hold it",
-                block.block_id,
-                block.ref_cnt,
-                references[block.block_id],
-            )
+        self.pool.check_references(references)

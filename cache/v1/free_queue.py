@@ -56,7 +56,11 @@ class FreeKVCacheBlockQueue:
         NoFreeBlocksError
             If the queue is empty.
         """
-        return self.popleft_n(1)[0]
+        stack = self._stack
+        if not stack:
+            return self.popleft_n(1)[0]
+        self.num_free_blocks -= 1
+        return stack.pop()
 
     def popleft_n(self, num_blocks: int) -> list[KVCacheBlock]:
         """Remove and return the first `num_blocks` blocks, in order. O(num_blocks).
@@ -130,6 +134,11 @@ class FreeKVCacheBlockQueue:
         last.next_free_block = self._tail
         self._tail.prev_free_block = last
         self.num_free_blocks += num_blocks
+
+    def prepend(self, block: KVCacheBlock) -> None:
+        """Put `block` at the front. O(1)."""
+        self._stack.append(block)
+        self.num_free_blocks += 1
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put `blocks` at the front, the first of them first. O(len(blocks)).

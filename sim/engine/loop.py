@@ -197,7 +197,7 @@ class Engine:
         due_steps = calendar.steps
         arrivals = iter(self.arrivals)
         recorder, log = self.recorder, self.recorder.steps
-        packed, ends_s, new_blocks = log.packed, log.ends_s, log.new_blocks
+        packed, ends_s = log.packed, log.ends_s
         cost_model = self.cost_model
         batch_total = batch_total_of(cost_model)
         decode_ends = decode_ends_of(cost_model)
@@ -221,6 +221,7 @@ class Engine:
 
         group_usage = recorder.groups
         groups: Any = getattr(scheduler, "groups", None)
+        note_blocks = log.new_blocks.extend if groups is None else log.facts.extend
 
         step = self.num_steps
         now_s: float = env.now
@@ -291,7 +292,7 @@ class Engine:
                         )
                     )
                     ends_s.extend(ends)
-                    new_blocks.extend(advance_decodes(num_steps))
+                    note_blocks(advance_decodes(num_steps))
                     step += num_steps - 1
                 else:
                     if forms:
@@ -334,7 +335,11 @@ class Engine:
                         is_alone = False
 
                 if group_usage is not None:
-                    group_usage.note(now_s, groups.num_used_blocks_by_group())
+                    if num_steps:
+                        by_group = clocked.num_blocks_by_group
+                        group_usage.note_all((now_s, *ends[:-1]), by_group)
+                    else:
+                        group_usage.note(now_s, groups.num_used_blocks_by_group())
 
                 # -- arrivals until it ends
                 while next_s <= end_s:

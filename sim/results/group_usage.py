@@ -12,7 +12,7 @@ from sim.results import schema
 from sim.results.table import ResultTable, arrow_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -49,6 +49,13 @@ class GroupUsage:
                 self._times_s.append(now_s)
                 self._kinds.append(kind)
                 self._num_blocks.append(num_blocks)
+
+    def note_all(
+        self, times_s: Iterable[float], num_used_blocks: Iterable[list[int]]
+    ) -> None:
+        """Do as `note` for several times."""
+        for now_s, numbers in zip(times_s, num_used_blocks, strict=True):
+            self.note(now_s, numbers)
 
     def table(self) -> ResultTable:
         """Return the rows, in order of time."""

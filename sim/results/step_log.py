@@ -73,6 +73,10 @@ _OF_FORMED_STEP = (
 )
 
 
+_IN_FACTS = ("num_physical_blocks", "num_logical_blocks", "num_logical_tokens")
+"""Columns of `StepLog.facts`."""
+
+
 def _packer_of(names: Collection[str]) -> Callable[..., bytes]:
     """Return what packs these of `FACTS`, in their order; the others are 0."""
     pairs = zip(FACTS, _CODES_OF_FACTS, strict=True)
@@ -125,6 +129,9 @@ class StepLog:
         before a step is added.
     new_blocks
         For each step of the stretches, blocks that tables took.
+    facts
+        Instead, for each of them physical and logical blocks and logical tokens, where
+        these do not follow from it.
     costs
         For each step outside of them what the cost model said, if it prices step by
         step.
@@ -136,6 +143,7 @@ class StepLog:
         self.packed: list[bytes] = []
         self.ends_s = array("d")
         self.new_blocks = array("q")
+        self.facts = array("q")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
         self._pool: tuple[int, int] | None = None
@@ -230,6 +238,11 @@ class StepLog:
             ("num_logical_tokens", context),
         ):
             np.copyto(integers[_AT[name]], words, where=is_quiet)
+        if self.facts:
+            facts = np.frombuffer(self.facts, np.int64).reshape(-1, len(_IN_FACTS))
+            for name, column in zip(_IN_FACTS, facts.T, strict=True):
+                integers[_AT[name]][is_quiet] = column
+            return
         new_blocks = np.zeros(len(first), np.int64)
         new_blocks[is_quiet] = np.frombuffer(self.new_blocks, np.int64)
         taken = np.cumsum(new_blocks)
@@ -256,7 +269,7 @@ class StepLog:
         """Let go of what was told."""
         for told in (self.packed, self.costs, self.finished):
             told.clear()
-        del self.ends_s[:], self.new_blocks[:]
+        del self.ends_s[:], self.new_blocks[:], self.facts[:]
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""

@@ -196,6 +196,10 @@ class ClockedScheduler(Scheduler, Protocol):
     num_unquestioned_tokens
         A request whose prompt is shorter than this, and which ends there at the latest,
         has no `admission_error`.
+    groups
+        Block tables of several groups, or None.
+    num_blocks_by_group
+        Blocks that each of these holds, after each of the latest quiet steps.
     """
 
     moves_blocks: bool
@@ -210,6 +214,8 @@ class ClockedScheduler(Scheduler, Protocol):
     passed_over: list[Request]
     preemptions: list[Preemption]
     num_recomputed_tokens: int
+    groups: Any
+    num_blocks_by_group: list[list[int]]
 
     def form(self, now_s: float) -> tuple[int, int, int, int, int, int]:
         """Form the next batch as `schedule` does; return six fields of its shape."""
@@ -231,7 +237,10 @@ class ClockedScheduler(Scheduler, Protocol):
         ...
 
     def advance(self, num_steps: int) -> Sequence[int]:
-        """Take quiet steps; return how many blocks tables took in each."""
+        """Take quiet steps; return how many blocks tables took in each.
+
+        With `groups`: `usage_facts` after each, one after the other.
+        """
         ...
 
     def begin_decoding(self, requests: Sequence[Request]) -> None:

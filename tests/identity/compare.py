@@ -8,15 +8,20 @@ from __future__ import annotations
 import math
 import re
 from ast import literal_eval
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import yaml
 
+from sim.config.tables import RunConfig
 from sim.engine.clock import ARRIVAL_PRIORITY, At
+from sim.scheduler.v1 import holdings
 from sim.simulation.run import Simulation
 from tests.identity.trail import Trail
+from tests.oracles.v1_groups import StepwiseTables
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
@@ -26,7 +31,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import simpy
 
-    from sim.config.tables import RunConfig
+
+Build = Callable[[RunConfig], Simulation]
+"""Puts a run together."""
 
 ORACLE = f"{ROOT / 'tests' / 'oracles' / 'v1.py'}:V1Scheduler"
 TABLES = ("steps", "preemptions", "requests")
@@ -94,7 +101,20 @@ class Look(NamedTuple):
 ONLY_THE_END = Look()
 
 
-def compare(config: RunConfig, look: Look = ONLY_THE_END) -> Comparison:
+def of_one_group(config: RunConfig) -> Simulation:
+    """Return a run by the oracle, which knows one group of layers."""
+    return Simulation(by_the_oracle(config))
+
+
+def of_groups(config: RunConfig) -> Simulation:
+    """Return a run whose decodes are looked at one by one, of any groups of layers."""
+    with patch.object(holdings, "BlockTables", StepwiseTables):
+        return Simulation(config, stepwise=True)
+
+
+def compare(
+    config: RunConfig, look: Look = ONLY_THE_END, reference: Build = of_one_group
+) -> Comparison:
     """Run a configuration on both paths.
 
     Parameters
@@ -103,25 +123,27 @@ def compare(config: RunConfig, look: Look = ONLY_THE_END) -> Comparison:
         What to simulate.
     look
         How closely.
+    reference
+        Puts together what it is compared with.
     """
-    reference = run(config, look, stepwise=True)
-    chosen = run(config, look, stepwise=False)
-    return Comparison(chosen, reference, list(_differences(chosen, reference)))
+    theirs = run(config, look, reference)
+    chosen = run(config, look, Simulation)
+    return Comparison(chosen, theirs, list(_differences(chosen, theirs)))
 
 
-def assert_equal_paths(config: RunConfig, look: Look = ONLY_THE_END) -> Comparison:
+def assert_equal_paths(
+    config: RunConfig, look: Look = ONLY_THE_END, reference: Build = of_one_group
+) -> Comparison:
     """Fail, with a configuration that shows it again, unless both paths are equal."""
-    compared = compare(config, look)
+    compared = compare(config, look, reference)
     assert not compared.differences, report(config, look, compared)
     return compared
 
 
-def run(config: RunConfig, look: Look, *, stepwise: bool) -> Run:
+def run(config: RunConfig, look: Look, build: Build) -> Run:
     """Run a configuration on one path; whatever it raises is part of the outcome."""
-    if stepwise:
-        config = by_the_oracle(config)
     try:
-        simulation = Simulation(config)
+        simulation = build(config)
     except Exception as error:
         return Run("none", "", {}, {}, _in_words(error), None)
     trail = Trail(simulation, look.every_steps, told=look.told)
@@ -132,6 +154,9 @@ def run(config: RunConfig, look: Look, *, stepwise: bool) -> Run:
         results = simulation.run()
         trail.close()
         tables = {name: getattr(results, name) for name in TABLES}
+        groups = results.recording.group_table
+        if groups is not None:
+            tables["kv_cache_groups"] = groups.arrow.to_pandas()
         summary = dict(results.summary)
     except Exception as error:
         words = _in_words(error)
@@ -198,7 +223,7 @@ def _message(error: str) -> str:
 
 
 def _result_differences(ours: Run, theirs: Run) -> Iterator[str]:
-    for name in TABLES:
+    for name in theirs.tables:
         line = table_difference(ours.tables[name], theirs.tables[name])
         if line:
             yield f"{name}: {line}"

@@ -4,6 +4,7 @@
 
     python -m tests.identity.fuzz 2000            # seeds 0 to 1999
     python -m tests.identity.fuzz 2000 --from 5000 --keep-going
+    python -m tests.identity.fuzz 2000 --groups   # models with several KV cache groups
     python -m tests.identity.fuzz --file FILE     # one configuration, as printed
 """
 
@@ -13,12 +14,25 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sim.config.tables import RunConfig, load_config
-from tests.identity.compare import Look, compare, look_of, report
-from tests.identity.random_configs import draw_case
+from tests.identity.compare import (
+    Build,
+    Look,
+    compare,
+    look_of,
+    of_groups,
+    of_one_group,
+    report,
+)
+from tests.identity.random_configs import Case, draw_case
+from tests.identity.random_groups import draw_group_case
 from tests.identity.regimes import regimes_of
 from tests.identity.shrink import shrink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROGRESS_EVERY = 100
 
@@ -29,17 +43,21 @@ def main() -> int:
     parser.add_argument("number", nargs="?", type=int, default=1000)
     parser.add_argument("--from", dest="first", type=int, default=0, help="first seed")
     parser.add_argument("--file", type=Path, help="one configuration instead")
+    parser.add_argument("--groups", action="store_true", help="several groups")
     parser.add_argument("--keep-going", action="store_true", help="past a difference")
     asked = parser.parse_args()
     if asked.file:
-        return _one(asked.file)
-    return _many(range(asked.first, asked.first + asked.number), asked.keep_going)
+        return _one(asked.file, of_groups if asked.groups else of_one_group)
+    seeds = range(asked.first, asked.first + asked.number)
+    return _many(
+        seeds, asked.keep_going, draw_group_case if asked.groups else draw_case
+    )
 
 
-def _one(path: Path) -> int:
+def _one(path: Path, reference: Build) -> int:
     look = look_of(path.read_text())
     config = load_config(path)
-    compared = compare(config, look)
+    compared = compare(config, look, reference)
     if compared.differences:
         print(report(config, look, compared))
         return 1
@@ -47,13 +65,14 @@ def _one(path: Path) -> int:
     return 0
 
 
-def _many(seeds: range, keep_going: bool) -> int:
+def _many(seeds: range, keep_going: bool, draw: Callable[[int], Case]) -> int:
+    reference = of_groups if draw is draw_group_case else of_one_group
     counts: Counter[str] = Counter()
     num_done = num_different = 0
     known_kinds: set[str] = set()
     for seed in seeds:
-        case = draw_case(seed)
-        compared = compare(*case)
+        case = draw(seed)
+        compared = compare(*case, reference)
         num_done += 1
         counts.update(regimes_of(compared))
         if compared.differences:
@@ -61,7 +80,7 @@ def _many(seeds: range, keep_going: bool) -> int:
             print(f"seed {seed}:", *compared.differences, sep="\n- ", flush=True)
             kinds = {line.partition(":")[0] for line in compared.differences}
             if kinds - known_kinds:
-                _show_smaller(*case)
+                _show_smaller(*case, reference)
             known_kinds |= kinds
             if not keep_going:
                 break
@@ -76,10 +95,10 @@ def _many(seeds: range, keep_going: bool) -> int:
     return bool(num_different)
 
 
-def _show_smaller(config: RunConfig, look: Look) -> None:
+def _show_smaller(config: RunConfig, look: Look, reference: Build) -> None:
     print("made smaller:", flush=True)
-    smaller = shrink(config, look)
-    print(report(smaller, look, compare(smaller, look)), flush=True)
+    smaller = shrink(config, look, reference)
+    print(report(smaller, look, compare(smaller, look, reference)), flush=True)
 
 
 def _shares(counts: Counter[str], total: int) -> str:

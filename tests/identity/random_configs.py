@@ -11,7 +11,7 @@ from cache.v1.policies import CACHE_POLICIES
 from sim.config.tables import RunConfig, parse_config
 from sim.scheduler.v1.dialect import KEYS_SINCE
 from sim.scheduler.victims import VICTIMS
-from tests.identity.compare import ONLY_THE_END, Look, run
+from tests.identity.compare import ONLY_THE_END, Look, of_one_group, run
 from tests.identity.measured_profile import measured_profile
 from tests.identity.random_requests import Request, draw_requests
 
@@ -64,7 +64,7 @@ def _meet_a_step_end(rng: Random, config: RunConfig, requests: list[Request]) ->
 
     What arrives later changes nothing before, so the step is there to be met.
     """
-    steps = run(config, ONLY_THE_END, stepwise=True).tables.get("steps")
+    steps = run(config, ONLY_THE_END, of_one_group).tables.get("steps")
     if steps is None:
         return
     end_s = (steps["start_s"] + steps["latency_s"]).to_numpy()

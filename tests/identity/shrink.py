@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import RunConfig, parse_config
 from sim.errors import ConfigError
-from tests.identity.compare import Look, compare
+from tests.identity.compare import Build, Look, compare, of_one_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def shrink(config: RunConfig, look: Look, most_tries: int = 400) -> RunConfig:
+def shrink(
+    config: RunConfig,
+    look: Look,
+    reference: Build = of_one_group,
+    most_tries: int = 400,
+) -> RunConfig:
     """Return a configuration with fewer requests and keys on which the paths differ.
 
     Greedy: whatever can be left out is, as long as some difference of the same kind
@@ -25,17 +30,19 @@ def shrink(config: RunConfig, look: Look, most_tries: int = 400) -> RunConfig:
         One on which they differ.
     look
         How closely to watch it.
+    reference
+        See `compare`.
     most_tries
         Runs to spend.
     """
     data = config.model_dump(exclude_unset=True)
-    kinds = _kinds(config, look)
+    kinds = _kinds(config, look, reference)
     changed = True
     while changed and most_tries > 0:
         changed = False
         for smaller in _smaller(data):
             most_tries -= 1
-            if _differs(smaller, look, kinds):
+            if _differs(smaller, look, reference, kinds):
                 data, changed = smaller, True
                 break
             if most_tries <= 0:
@@ -43,17 +50,19 @@ def shrink(config: RunConfig, look: Look, most_tries: int = 400) -> RunConfig:
     return parse_config(data)
 
 
-def _differs(data: dict[str, Any], look: Look, kinds: set[str]) -> bool:
+def _differs(
+    data: dict[str, Any], look: Look, reference: Build, kinds: set[str]
+) -> bool:
     try:
         config = parse_config(data)
     except ConfigError:
         return False
-    return bool(_kinds(config, look) & kinds)
+    return bool(_kinds(config, look, reference) & kinds)
 
 
-def _kinds(config: RunConfig, look: Look) -> set[str]:
+def _kinds(config: RunConfig, look: Look, reference: Build) -> set[str]:
     """Return which tables differ, and which errors were raised."""
-    compared = compare(config, look)
+    compared = compare(config, look, reference)
     error = compared.chosen.error.partition(":")[0]
     kinds = {line.partition(":")[0] for line in compared.differences}
     return {f"{error}{kind}" for kind in kinds}

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from sim.config.tables import load_config, parse_config
+from sim.simulation.run import Simulation
 from tests.identity import compare as compare_module
 from tests.identity import fuzz
 from tests.identity.compare import (
     ONLY_THE_END,
+    Build,
     Look,
     Run,
     assert_equal_paths,
@@ -70,9 +72,9 @@ CLOSELY = Look(7, told=True)
 def spoil_the_chosen_path(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Run], object]
 ) -> None:
-    def spoilt(config: RunConfig, look: Look, *, stepwise: bool) -> Run:
-        result = run(config, look, stepwise=stepwise)
-        if not stepwise:
+    def spoilt(config: RunConfig, look: Look, build: Build) -> Run:
+        result = run(config, look, build)
+        if build is Simulation:
             spoil(result)
         return result
 

@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 
-from tests.identity.compare import Comparison, assert_equal_paths
+from tests.identity.compare import Comparison, assert_equal_paths, of_groups
 from tests.identity.random_configs import draw_case
+from tests.identity.random_groups import draw_group_case
 from tests.identity.regimes import regimes_of
 
 NUM_CASES = 200
@@ -57,6 +58,18 @@ def test_the_cases_reach_every_regime() -> None:
     for name in ("rejected", "length capped", "samples", "follow-ups"):
         assert counts[name], (name, counts)
     assert counts["fast"] >= 0.9 * NUM_CASES, counts
+
+
+@pytest.mark.parametrize("seeds", [range(40), range(40, 80)], ids=["0-39", "40-79"])
+def test_decodes_of_groups_may_be_taken_together(seeds: range) -> None:
+    reached = Counter(
+        name
+        for seed in seeds
+        for name in regimes_of(assert_equal_paths(*draw_group_case(seed), of_groups))
+    )
+    assert reached["fast"] >= 30
+    for name in ("preemptions", "hits", "blocked heads", "five quiet steps"):
+        assert reached[name] >= 3, (name, reached)
 
 
 @pytest.mark.slow

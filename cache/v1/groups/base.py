@@ -148,7 +148,11 @@ class GroupManager:
 
         Registration aside.
         """
-        return {0}
+        return {0} | self.giving_phases()
+
+    def giving_phases(self) -> set[int]:
+        """Return those of `phases` in which blocks may be left behind."""
+        return set()
 
     def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Sequence[int]:
         """Return which of the full blocks from `first` to `stop` are registered.

@@ -33,7 +33,7 @@ class ChunkedLocalAttentionManager(GroupManager):
     def num_passed_tokens(self, num_computed_tokens: int) -> int:
         return num_computed_tokens - num_computed_tokens % self._chunk_size
 
-    def phases(self) -> set[int]:
+    def giving_phases(self) -> set[int]:
         return set(range(0, self.block_size, gcd(self._chunk_size, self.block_size)))
 
     def longest_hit(

@@ -53,8 +53,8 @@ class SlidingWindowManager(GroupManager):
         num_tokens = num_computed_tokens - self._reach
         return num_tokens if num_tokens > 0 else 0
 
-    def phases(self) -> set[int]:
-        return {0, self._reach % self.block_size}
+    def giving_phases(self) -> set[int]:
+        return {self._reach % self.block_size}
 
     def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Sequence[int]:
         if self._keeps_all:

@@ -112,6 +112,8 @@ class Scheduler(Holdings):
         Tokens of that batch that had been computed before.
     copies
         Blocks to copy before its step, source and target.
+    num_blocks_by_group
+        Blocks that each group holds, after each of the latest quiet steps.
 
     Raises
     ------
@@ -142,6 +144,7 @@ class Scheduler(Holdings):
         self._most_running = settings.most_running
         groups = self.groups
         self.copies: list[tuple[int, int]] = []
+        self.num_blocks_by_group: list[list[int]] = []
         self.moves_blocks = self.layout.has_hits_inside_blocks
         self._phases = () if groups is None else groups.phases
         self._hit_tokens = cache.block_size if groups is None else groups.hit_alignment
@@ -284,7 +287,9 @@ class Scheduler(Holdings):
             or (prefilling and not self._runs_behind_decodes(next(iter(prefilling))))
             or (self._chooses_victims and len(opening) > quick.num_free_blocks)
         ):
-            return self._serve(self._in_need(step), budget)
+            if not self._decodes_go_on(step):
+                return self._serve(self._in_need(step), budget)
+            return self._serve(list(prefilling), budget) if prefilling else budget
         if len(opening) > quick.num_free_blocks:
             self._append_or_preempt(quick, list(opening))
             budget = self._budget - clock.num_decodes
@@ -293,6 +298,26 @@ class Scheduler(Holdings):
         if self.enable_caching:
             quick.register_blocks(clock.filling(step))
         return self._serve(list(prefilling), budget) if prefilling else budget
+
+    def _decodes_go_on(self, step: int) -> bool:
+        """Let decodes compute a token each, in several groups; False if they may not.
+
+        Blocks must suffice, and no prompt in mid-way stand between them.
+        """
+        groups, clock, prefilling = self.groups, self.clock, self.prefilling
+        if groups is None or groups.decodes is None or groups.observer is not None:
+            return False
+        if groups.decodes.num_opened(clock.buckets, step) > groups.num_free_blocks or (
+            prefilling and not self._runs_behind_decodes(next(iter(prefilling)))
+        ):
+            return False
+        groups.decodes.go_on(clock.buckets, step, self._first_steps())
+        return True
+
+    def _first_steps(self) -> list[Request]:
+        """Return decodes whose tables were not looked at yet; they are from now on."""
+        unseen, self._unseen = self._unseen, []
+        return [r for r in unseen if r in self.running and r not in self.prefilling]
 
     def _append_or_preempt(self, tables: QuickTables, opening: list[Request]) -> None:
         """Give decodes a block each, in running order, preempting from the tail."""
@@ -682,12 +707,10 @@ class Scheduler(Holdings):
             if looks_at_head or self._interval is not None:
                 return 0
         num_decodes = clock.num_decodes
-        if (
-            self.prefilling
-            or not 0 < num_decodes <= self._budget
-            or self._gives_up_blocks
-        ):
+        if self.prefilling or not 0 < num_decodes <= self._budget:
             return 0
+        if self._gives_up_blocks:
+            return self._num_steps_of_groups(most)
         num_free = self.tables.num_free_blocks
         if (most // self.block_size + 1) * num_decodes <= num_free:
             return most
@@ -697,21 +720,39 @@ class Scheduler(Holdings):
                 return num_steps
         return most
 
+    def _num_steps_of_groups(self, most: int) -> int:
+        """Return how many steps, at most `most`, surely have their blocks."""
+        clock = self.clock
+        if self.groups is None or (decodes := self.groups.decodes) is None:
+            return 0
+        return decodes.num_steps(clock.buckets, clock.num_decodes, self.step, most)
+
     def advance(self, num_steps: int) -> list[int]:
-        """Take `num_steps` quiet steps; return how many blocks each opens."""
+        """Take `num_steps` quiet steps; return how many blocks each opens.
+
+        With several groups blocks are left behind, too: then `usage_facts` after each.
+        """
         step, quick = self.step, self._quick
         self.step = step + num_steps
         if self._interval is not None:
             self._interval.stepped_quietly(num_steps)
         if quick is not None:
             return quick.append_rounds(self.clock.buckets, step, num_steps)
-        num_opened: list[int] = []
+        groups = self.groups
+        assert groups is not None
+        facts: list[int] = []
+        self.num_blocks_by_group = []
         for now in range(step, step + num_steps):
-            for request in self._in_need(now):
-                before = request.base_tokens + now - 1
-                self.tables.extend(request, before + 1, before)
-            num_opened.append(len(self.clock.opening(now)))
-        return num_opened
+            if groups.decodes is not None:
+                groups.decodes.go_on(self.clock.buckets, now, self._first_steps())
+            else:
+                for request in self._in_need(now):
+                    num_tokens = request.base_tokens + now
+                    groups.extend(request, num_tokens, num_tokens - 1)
+            self.step = now + 1
+            facts += self.usage_facts()
+            self.num_blocks_by_group.append(groups.num_used_blocks_by_group())
+        return facts
 
 
 class V1Scheduler(Scheduler):

@@ -1,0 +1,232 @@
+"""Decodes of requests whose tables have several groups, taken on together."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from cache.v1.groups.mamba import MambaManager
+from cache.v1.tables import TableRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from cache.v1.block_tables import BlockTables
+    from cache.v1.groups.base import GroupManager
+
+
+class DecodeRequest(TableRequest, Protocol):
+    """A request on a decode clock.
+
+    Attributes
+    ----------
+    base_tokens
+        Its tokens less the number of the step.
+    order
+        Its place in running order.
+    """
+
+    base_tokens: int
+    order: int
+
+
+_order = attrgetter("order")
+
+
+class Look(NamedTuple):
+    """What a decode may need in a step, by its computed tokens modulo the period.
+
+    Attributes
+    ----------
+    givers
+        Groups in which a block may be left behind: number, manager, tokens that are
+        left behind, and block size.
+    openers
+        Numbers of groups in which it opens a block.
+    registers
+        Whether it fills blocks that may be registered.
+    """
+
+    givers: tuple[tuple[int, GroupManager, Callable[[int], int], int], ...]
+    openers: tuple[int, ...]
+    registers: bool
+
+
+class Decodes:
+    """Lets decodes go on that have had their first step.
+
+    A decode opens at most a block a group in a step, and leaves few behind, so what
+    `cache.v1.block_tables.BlockTables.extend` asks every group is known from the
+    number of computed tokens.
+
+    Parameters
+    ----------
+    tables
+        Of all requests; of kinds that `are_known`.
+    ends
+        Those of its `phases` in which blocks are filled that may be registered.
+    """
+
+    def __init__(self, tables: BlockTables, ends: Collection[int]) -> None:
+        managers, phases = tables.managers, tables.phases
+        self._tables = tables
+        self._period, self._phases = tables.period, phases
+        looks = [_look(managers, phase, ends) for phase in range(tables.period)]
+        self._looks = looks
+        self._opening = [
+            (phase, len(looks[phase].openers))
+            for phase in phases
+            if looks[phase].openers
+        ]
+        sizes = [m.block_size for m in managers if m.phases()]
+        self._least_size, self._num_openers = min(sizes, default=1), len(sizes)
+
+    @staticmethod
+    def are_known(managers: Collection[GroupManager]) -> bool:
+        """Whether decodes of all these groups do no more than is said here."""
+        return any(manager.phases() for manager in managers) and not any(
+            isinstance(manager, MambaManager) for manager in managers
+        )
+
+    def num_opened(
+        self, buckets: Sequence[Collection[DecodeRequest]], step: int
+    ) -> int:
+        """Return how many blocks the decodes on a clock open in a step.
+
+        Parameters
+        ----------
+        buckets
+            By the step, modulo the period, in which their computed tokens are a
+            multiple of it.
+        step
+            Its number.
+        """
+        period = self._period
+        return sum(
+            [
+                len(buckets[(step - phase) % period]) * num
+                for phase, num in self._opening
+            ]
+        )
+
+    def num_steps(
+        self,
+        buckets: Sequence[Collection[DecodeRequest]],
+        num_decodes: int,
+        first: int,
+        most: int,
+    ) -> int:
+        """Return how many steps, at most `most`, surely have their blocks.
+
+        What is left behind meanwhile is not counted on.
+        """
+        num_free = self._tables.num_free_blocks
+        num_rounds = most // self._least_size + 1
+        if num_rounds * num_decodes * self._num_openers <= num_free:
+            return most
+        for num_steps in range(most):
+            num_free -= self.num_opened(buckets, first + num_steps)
+            if num_free < 0:
+                return num_steps
+        return most
+
+    def go_on(
+        self,
+        buckets: Sequence[Collection[DecodeRequest]],
+        step: int,
+        unseen: Collection[DecodeRequest],
+    ) -> None:
+        """Let all decodes compute a token each, in running order; blocks suffice.
+
+        Parameters
+        ----------
+        buckets, step
+            See `num_opened`.
+        unseen
+            Those that have their first step, or did not compute in the one before.
+        """
+        period = self._period
+        due = [
+            bucket
+            for phase in self._phases
+            if (bucket := buckets[(step - phase) % period])
+        ]
+        if unseen:
+            due.append(unseen)
+        if len(due) > 1:
+            in_need = sorted({r: None for each in due for r in each}, key=_order)
+            if unseen:
+                self._begin(in_need, step, unseen)
+            else:
+                self._go_on(in_need, step)
+        elif unseen:
+            self._begin(unseen, step, unseen)
+        elif due:
+            self._go_on(due[0], step)
+
+    def _begin(
+        self,
+        requests: Iterable[DecodeRequest],
+        step: int,
+        unseen: Collection[DecodeRequest],
+    ) -> None:
+        """Do as `_go_on`, some of them in a first step."""
+        known: list[DecodeRequest] = []
+        for request in requests:
+            if request not in unseen:
+                known.append(request)
+                continue
+            if known:
+                self._go_on(known, step)
+                known = []
+            num_tokens = request.base_tokens + step
+            self._tables.extend(request, num_tokens, num_tokens - 1)
+        if known:
+            self._go_on(known, step)
+
+    def _go_on(self, requests: Iterable[DecodeRequest], step: int) -> None:
+        """Let decodes compute a token each that open, fill or leave behind a block."""
+        looks, period, before = self._looks, self._period, step - 1
+        pool, register = self._tables.pool, self._tables.register
+        take, drop, null_block = pool.take_block, pool.drop_block, pool.null_block
+        managers = self._tables.managers
+        num_opened = [0] * len(managers)
+        for request in requests:
+            num_computed_tokens = request.base_tokens + before
+            givers, openers, registers = looks[num_computed_tokens % period]
+            groups = request.table.groups
+            for number, manager, passed, block_size in givers:
+                own = groups[number]
+                index = own.num_passed
+                num_left = passed(num_computed_tokens) // block_size - index
+                if num_left != 1:
+                    if num_left > 1:
+                        manager.give_up(own, num_computed_tokens)
+                    continue
+                blocks = own.blocks
+                block, blocks[index] = blocks[index], null_block
+                own.num_passed = index + 1
+                if block is not null_block:
+                    manager.num_null_blocks += 1
+                    manager.num_held_blocks -= 1
+                    if not drop(block):
+                        manager.num_used_blocks -= 1
+            for number in openers:
+                groups[number].blocks.append(take())
+                num_opened[number] += 1
+            if registers:
+                register(request, num_computed_tokens + 1)
+        for manager, number in zip(managers, num_opened, strict=True):
+            manager.num_held_blocks += number
+            manager.num_used_blocks += number
+
+
+def _look(managers: Sequence[GroupManager], phase: int, ends: Collection[int]) -> Look:
+    givers, openers = [], []
+    for number, manager in enumerate(managers):
+        block_size = manager.block_size
+        if manager.phases() and phase % block_size == 0:
+            openers.append(number)
+        if phase % block_size in manager.giving_phases():
+            givers.append((number, manager, manager.num_passed_tokens, block_size))
+    return Look(tuple(givers), tuple(openers), phase in ends)
