@@ -4,13 +4,16 @@ The whole tables take minutes, and are marked slow; every day one head size of t
 smallest table is held to the same gates.
 """
 
+import numpy as np
 import pytest
 
+from calibrate.device import DeviceFacts
+from calibrate.estimators.kernel import aggregated
 from calibrate.fit_report import fit_report
 from calibrate.importers.aiconfigurator import import_aiconfigurator
 from calibrate.importers.llmservingsim import import_llmservingsim
 from calibrate.importers.vidur import import_vidur
-from calibrate.points import points_of
+from calibrate.points import estimator_of, points_of
 from tests.shared import shared
 
 pytest.importorskip("sklearn")
@@ -51,6 +54,27 @@ def test_layers_of_the_package(system, operation):
     report = fit_report(import_aiconfigurator(system), 1, only=(operation,))
     assert report.operations[operation].mape_inside <= 6.0
     assert abs(report.operations[operation].bias) <= 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "b200_sxm"])
+def test_prompts_with_the_widest_heads(system):
+    pytest.importorskip("aiconfigurator_core")
+    profile = import_aiconfigurator(system)
+    tables = {points.name: points for points in points_of(profile)}
+    points = tables["prefill_attention"]
+    columns, time_s = aggregated(points.columns, points.time_s)
+    for seed in range(3):
+        held = np.random.default_rng(seed).random(len(time_s)) < 0.2
+        fitted = estimator_of(points, DeviceFacts.from_json(profile.device))
+        kept = {key: values[~held] for key, values in columns.items()}
+        fitted.fit(kept, time_s[~held], judge=False)
+        held &= columns["head_dim"] == 512
+        asked = {key: values[held] for key, values in columns.items()}
+        inside = ~fitted.extrapolated(asked)
+        errors = np.abs(fitted.predict(asked) / time_s[held] - 1.0)[inside]
+        assert 100 * errors.mean() <= 6.0
 
 
 @pytest.mark.slow
