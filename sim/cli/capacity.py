@@ -11,6 +11,7 @@ def capacity(
     model: str,
     gpu: str,
     tensor_parallel_size: options.TensorParallelSize = 1,
+    pipeline_parallel_size: int = 1,
     data_parallel_size: int = 1,
     enable_expert_parallel: options.Flag = False,
     gpu_memory_utilization: float = 0.9,
@@ -44,6 +45,8 @@ def capacity(
         Bundled name, or path to a config.json.
     gpu
         GPU name, such as h200_sxm.
+    pipeline_parallel_size
+        Stages; the parts are those of the stage with least room.
     data_parallel_size
         Ranks with an attention and a pool of their own, which divide the experts.
     enable_expert_parallel
@@ -94,6 +97,7 @@ def capacity(
         model=load_model(model),
         gpu=load_gpu(gpu),
         tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
         data_parallel_size=data_parallel_size,
         enable_expert_parallel=enable_expert_parallel,
         block_size=block_size,

@@ -56,7 +56,7 @@ class EngineConfig(ConfigTable):
     model: str
     gpu: str
     tensor_parallel_size: Positive = 1
-    pipeline_parallel_size: Literal[1] = 1
+    pipeline_parallel_size: Positive = 1
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
@@ -149,13 +149,6 @@ class EngineConfig(ConfigTable):
             data["engine_version"] = generation.release()
         return data
 
-    @field_validator("pipeline_parallel_size", mode="before")
-    @classmethod
-    def _no_pipeline(cls, value: object) -> object:
-        if value != 1:
-            raise ValueError("pipeline parallelism is not built; leave it at 1")
-        return value
-
     @field_validator("engine_version", mode="before")
     @classmethod
     def _version_as_text(cls, value: object) -> object:
@@ -166,9 +159,16 @@ class EngineConfig(ConfigTable):
     def _of_the_generation(self) -> EngineConfig:
         """Refuse what the chosen generation does not have."""
         name = self.scheduler_kind
-        if name not in GENERATIONS:
+        own = GENERATIONS.get(name)
+        if self.pipeline_parallel_size > 1 and not (own and own.has_batch_queue):
+            named = [each for each, g in GENERATIONS.items() if g.has_batch_queue]
+            raise ValueError(
+                f"pipeline_parallel_size: pipelines are built for {', '.join(named)} "
+                f"only, got {self.pipeline_parallel_size} with {name}; leave it at 1"
+            )
+        if own is None:
             return self
-        generation = GENERATIONS[name]
+        generation = own
         for key in sorted(GENERATION_KEYS - generation.keys):
             if getattr(self, key) is not None:
                 raise ValueError(

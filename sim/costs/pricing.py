@@ -22,6 +22,7 @@ from sim.costs.parts import (
     late_s,
     launched,
 )
+from sim.costs.pipeline import PipelineCost
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
@@ -351,6 +352,16 @@ class AtBound:
         parts = [part * scale for part in cost.parts]
         flag = cost.extrapolated
         return StepCost._make((bound_s, *parts, flag, bound_s, bound_s))
+
+    def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
+        """Return the times of a pipeline's stages; see `sim.costs.pipeline`."""
+        cost = self.model.step(shape)
+        bound_s: float = cost[self._place]
+        if not isinstance(self.model, PipelineCost):
+            return [(0.0, cost.total_s if isnan(bound_s) else bound_s)]
+        scale = 1.0 if isnan(bound_s) else bound_s / cost.total_s
+        times = self.model.stage_times(shape)
+        return [(sent_s * scale, stage_s * scale) for sent_s, stage_s in times]
 
     def batch_total(self, *shape: int) -> float:
         cost = self.model.step(BatchShape(*shape))

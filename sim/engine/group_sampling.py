@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cache.sequences import SequenceStatus
-from sim.engine.sampling import sample
+from sim.engine.sampling import InFlightSampler, sample
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
 
@@ -26,6 +26,8 @@ _RUNNING = SequenceStatus.RUNNING
 
 def sampler_for(scheduler: Any) -> Sampler:
     """Return the output processing that a scheduler expects."""
+    if getattr(scheduler, "max_concurrent_batches", 1) > 1:
+        return InFlightSampler(scheduler)
     if not schedules_groups(scheduler):
         return sample
     if scheduler.num_initial_sequences_is_width:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
+from sim.engine.pipeline import BatchQueue
 from sim.engine.sampling import (
     NEVER,
     OutputCalendar,
@@ -130,11 +131,13 @@ class Engine:
         self.listeners: list[StepListener] = []
         self.stop_requested = False
         self.stalled = False
+        most = getattr(scheduler, "max_concurrent_batches", 1)
         self._clocked = (
             cast("ClockedScheduler", scheduler)
-            if _forms_itself(scheduler) and not stepwise
+            if _forms_itself(scheduler) and not stepwise and most == 1
             else None
         )
+        self._batches = BatchQueue(most, cost_model) if most > 1 else None
         self._calendar = OutputCalendar()
         self._prices_columns = recorder.steps.price_by(cost_model)
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
@@ -219,6 +222,8 @@ class Engine:
             num_usable_blocks: int = tables.num_usable_blocks
             log.describe_pool(num_usable_blocks, clocked.block_size)
 
+        batches = self._batches
+        takes_stretches = forms = drains = False
         group_usage = recorder.groups
         groups: Any = getattr(scheduler, "groups", None)
         note_blocks = log.new_blocks.extend if groups is None else log.facts.extend
@@ -243,9 +248,12 @@ class Engine:
                     if upcoming is None:
                         self._wake_up()
                 continue
-            takes_stretches = is_clocked and not listeners and tables.observer is None
-            forms = is_clocked and not (listeners or clocked.moves_blocks)
-            forms = forms and self._prices_columns
+            if is_clocked:
+                takes_stretches = not listeners and tables.observer is None
+                forms = not (listeners or clocked.moves_blocks)
+                forms = forms and self._prices_columns
+            elif batches is not None:  # nothing to form: only outputs to wait for
+                drains = not any(_queue_lengths(scheduler))
             look = self._next_look
             event_s = events[0][0] if events else inf
 
@@ -294,17 +302,25 @@ class Engine:
                     ends_s.extend(ends)
                     note_blocks(advance_decodes(num_steps))
                     step += num_steps - 1
+                elif drains:
+                    assert batches is not None
+                    of_step, output, end_s = batches.pop(now_s)
+                    step -= 1  # none is formed
                 else:
                     if forms:
                         shape: tuple[int, ...] = form(now_s)
                         total_s = batch_total(*shape)
+                        end_s = now_s + total_s
                         preemptions = clocked.preemptions
                     else:
                         output = scheduler.schedule(now_s)
                         shape, preemptions = output.shape, output.preemptions
                         cost = cost_model.step(output.shape)
                         total_s = cost.total_s
-                    end_s = now_s + total_s
+                        end_s = now_s + total_s
+                        of_step = step
+                        if batches is not None:
+                            end_s = batches.end_s(now_s, output.shape, cost)
                     if not now_s < end_s < inf:
                         raise _no_length(total_s, now_s)
                     packed.append(
@@ -325,14 +341,27 @@ class Engine:
                     if preemptions:
                         recorder.preempted(step, now_s, preemptions)
                         calendar.forget_preempted(preemptions, step)
-                    if is_clocked and clocked.passed_over:
-                        calendar.wait(clocked.passed_over, step)
-                    if output is not None:
+                    if output is None:
+                        if clocked.passed_over:
+                            calendar.wait(clocked.passed_over, step)
+                        if not (shape[0] or shape[3]):
+                            self._note_empty_step(step, clocked.output(shape))
+                            is_alone = False
+                    else:
+                        if is_clocked and clocked.passed_over:
+                            calendar.wait(clocked.passed_over, step)
                         self._show(step, now_s, cost, output)
                         event_s = events[0][0] if events else inf
-                    if not (shape[0] or shape[3]):
-                        self._note_empty_step(step, output or clocked.output(shape))
-                        is_alone = False
+                        if not (shape[0] or shape[3]):
+                            self._note_empty_step(step, output)
+                            is_alone = False
+                        if batches is not None:
+                            batches.push(step, output, end_s)
+                            if batches.has_room(scheduler):
+                                step += 1
+                                is_alone = True  # no time has passed
+                                continue
+                            of_step, output, end_s = batches.pop(now_s)
 
                 if group_usage is not None:
                     if num_steps:
@@ -375,7 +404,7 @@ class Engine:
 
                 # -- tokens appear
                 if not is_clocked:
-                    finished = sample(output, step, end_s)
+                    finished = sample(output, of_step, end_s)
                     update(finished)
                 else:
                     finished = calendar.pop(end_s) if step == due_steps[0] else []
@@ -414,7 +443,8 @@ class Engine:
     # -- beside the loop ------------------------------------------------------
 
     def _has_requests(self) -> bool:
-        return any(_queue_lengths(self.scheduler))
+        has_outputs = self._batches is not None and bool(self._batches.steps)
+        return has_outputs or any(_queue_lengths(self.scheduler))
 
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
         """Wait for the next arrival of its own, or to be woken."""
@@ -469,7 +499,7 @@ class Engine:
 
     def _note_empty_step(self, step: int, output: SchedulerOutput) -> None:
         """Stop asking a scheduler that is stuck, or has nothing to say for too long."""
-        if output.ignored:
+        if output.ignored or (self._batches is not None and self._batches.computes):
             return
         if self._latest_empty_step != step - 1:
             self._num_empty_steps = 0

@@ -79,34 +79,42 @@ def _event(request: Request, step: int, end_s: float) -> bool:
     return True
 
 
-def give_tokens(requests: Iterable[Request], step: int, end_s: float) -> list[Request]:
-    """Give each request the token that `step` has computed for it.
+class InFlightSampler:
+    """Lets outputs appear where several steps are in flight.
 
-    With several steps in flight: whether a step brings a token is said by the step, not
-    by what the request has computed meanwhile.
+    Whether a step brings a token is said by the step, not by what its requests have
+    computed meanwhile.
 
     Parameters
     ----------
-    requests
-        In batch order, none of them at its end.
-    step, end_s
-        See `sample`.
+    scheduler
+        It says of each step, when it has ended, whose tokens count.
 
-    Returns
-    -------
-    list of Request
-        Requests that this output finished, in batch order, their status set.
+    Attributes
+    ----------
+    delivery
+        Of the latest step.
     """
-    finished: list[Request] = []
-    for request in requests:
-        request.note_token(step)
-        if request.num_output_tokens == 1:
-            request.first_token_s = end_s
-        if request.num_tokens >= last_num_tokens(request):
-            request.end_streak()
-            finish(request, end_s)
-            finished.append(request)
-    return finished
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self.delivery: Any = None
+
+    def __call__(
+        self, output: SchedulerOutput, step: int, end_s: float
+    ) -> list[Request]:
+        """Give tokens; see `sample`."""
+        self.delivery = self._scheduler.deliver(output)
+        finished: list[Request] = []
+        for request in self.delivery.requests:
+            request.note_token(step)
+            if request.num_output_tokens == 1:
+                request.first_token_s = end_s
+            if request.num_tokens >= last_num_tokens(request):
+                request.end_streak()
+                finish(request, end_s)
+                finished.append(request)
+        return finished
 
 
 def last_num_tokens(request: Request) -> int:

@@ -286,9 +286,17 @@ def scheduler_name(config: RunConfig) -> str:
     return Path(kind if isinstance(kind, str) else str(kind.get("kind"))).name
 
 
+def scheduling(config: RunConfig) -> str:
+    """Return how steps follow each other, in words."""
+    num_stages = config.engine.pipeline_parallel_size
+    if num_stages == 1:
+        return "synchronous scheduling"
+    return f"synchronous scheduling, {num_stages} steps in flight in a pipeline"
+
+
 def title(config: RunConfig) -> str:
     engine = config.engine
-    num_gpus = engine.tensor_parallel_size
+    num_gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
     gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
     return ", ".join(
         (

@@ -192,6 +192,8 @@ class Generation:
     keeps_decode_clock
         Whether its scheduler leaves decodes on a clock, so that steps may be taken in
         stretches.
+    has_batch_queue
+        Whether its scheduler may have several steps in flight, as pipelines do.
     heeds_priority_in_chunks
         Whether the priority policy acts with chunked prefill, too.
     release
@@ -218,6 +220,7 @@ class Generation:
     always_chunks: bool = False
     fills_last_block: bool = False
     keeps_decode_clock: bool = False
+    has_batch_queue: bool = False
     heeds_priority_in_chunks: bool = True
     release: Callable[[], str] | None = None
     server: Server = _SERVER

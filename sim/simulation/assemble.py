@@ -13,6 +13,7 @@ from cache.v1.planning import longest_request
 from sim.config.plug import build
 from sim.costs import COST_MODELS
 from sim.costs.base import CostModel, pricer_of
+from sim.costs.pipeline import PipelineCost, StageLinks
 from sim.errors import ConfigError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.capacity.arguments import (
@@ -23,7 +24,8 @@ from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.capacity.transformers import STAND_IN_MINOR, is_transformers
 from sim.hardware.models.bundled import resolved_model
 from sim.hardware.models.kv_layers import state_dtypes
-from sim.scheduler.batch import EMPTY_SHAPE
+from sim.hardware.models.stages import layers_of_stages, model_of_stage
+from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.generation import GraphRule
 from sim.simulation.layout import layout_of
 from sim.simulation.schedulers import chunks_prefill
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 MAX_NUM_GPU_BLOCKS = 50_000_000
 """About 5 GB of block objects; an endless cache for any trace at hand."""
 
+_PROBE = BatchShape(8, 8_000, 1, 100, 100, 5_050)
+"""A batch whose price tells whether a cost model looks at the model's layers."""
+
 
 def make_capacity(
     engine: EngineConfig, model: ModelArchitecture, gpu: GpuSpec
@@ -45,6 +50,7 @@ def make_capacity(
         model=model,
         gpu=gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
+        pipeline_parallel_size=engine.pipeline_parallel_size,
         block_size=engine.block_size,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         dtype=engine.dtype,
@@ -111,6 +117,32 @@ def make_cost_model(
     """Construct the cost model for the weights as the engine holds them."""
     engine = config.engine
     model = _as_held(engine, model)
+    copied_bytes = _copied_block_bytes(engine, model, gpu)
+    whole = _built_cost_model(config, model, gpu, copied_bytes)
+    num_stages = engine.pipeline_parallel_size
+    if num_stages == 1:
+        return whole
+    stages = []
+    for stage, layers in enumerate(
+        layers_of_stages(model.num_hidden_layers, num_stages)
+    ):
+        own = model_of_stage(model, num_stages, stage)
+        cost = _built_cost_model(config, own, gpu, copied_bytes)
+        # What does not look at the model prices all layers, whichever it is given.
+        is_whole = cost.step(_PROBE) == whole.step(_PROBE)
+        stages.append((cost, layers / model.num_hidden_layers if is_whole else 1.0))
+    tp = engine.tensor_parallel_size
+    return PipelineCost(stages, StageLinks(model, gpu, tp, num_stages))
+
+
+def _built_cost_model(
+    config: RunConfig,
+    model: ModelArchitecture,
+    gpu: GpuSpec,
+    copied_block_bytes: float | None,
+) -> CostModel:
+    """Construct the cost model for the layers of `model`."""
+    engine = config.engine
     graphs = engine.generation.graphs
     cost_model: CostModel = build(
         COST_MODELS,
@@ -122,7 +154,7 @@ def make_cost_model(
             "tensor_parallel_size": engine.tensor_parallel_size,
             "block_size": engine.block_size,
             "kv_cache_dtype": engine.kv_cache_dtype,
-            "copied_block_bytes": _copied_block_bytes(engine, model, gpu),
+            "copied_block_bytes": copied_block_bytes,
             "swap_rule": engine.generation.swap,
             "graph_rule": GraphRule() if engine.enforce_eager else graphs,
         },

@@ -46,6 +46,14 @@ def recording(
             raise ConfigError(
                 f"nothing is recorded as '{kind}'; there are: {', '.join(RECORDS)}"
             )
+    if (
+        "schedule" in kinds
+        and getattr(simulation.scheduler, "max_concurrent_batches", 1) > 1
+    ):
+        raise ConfigError(
+            "a schedule is recorded of engines with one step in flight; leave "
+            "--record schedule out, or pipeline_parallel_size at 1"
+        )
     with ExitStack() as stack:
         if "blocks" in kinds:
             stack.enter_context(_timing_blocks(simulation, directory / BLOCKS_FILE))

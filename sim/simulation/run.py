@@ -148,6 +148,8 @@ class Simulation:
 
     def _why_stepwise(self) -> str:
         generation = GENERATIONS.get(self.config.engine.scheduler_kind)
+        if self.config.engine.pipeline_parallel_size > 1:
+            return "several steps are in flight"
         is_clocked = generation is not None and generation.keeps_decode_clock
         return "" if is_clocked else "the scheduler has no fast path"
 
@@ -332,7 +334,7 @@ class Simulation:
                 "stalled": self.engine.stalled,
                 "warnings": self.warnings,
                 "seed": self.config.seed,
-                "scheduling": "synchronous scheduling",
+                "scheduling": summary.scheduling(self.config),
                 "path": self.path,
                 "path_reason": self.path_reason or None,
                 "profile": cost.get("profile"),

@@ -132,6 +132,7 @@ def _arguments(
         "max_model_len": capacity.max_model_len,
         "enable_prefix_caching": config.prefix_caching,
         "engine_version": config.version,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
         **{key: value for key, value in optional.items() if value is not None},
         **_policies(config),
     }

@@ -280,7 +280,11 @@ def test_prediction_of_a_real_engine_to_the_block() -> None:
         ({"engine_version": "0." + "9" * 30}, "must be at most 0.33"),
         ({"block_size": 10**6}, "a larger GPU, a smaller block_size or"),
         ({"max_num_batched_tokens": 2**20}, "less than 1048576 for max_num_batched_to"),
-        ({"pipeline_parallel_size": 2}, "pipeline parallelism is not modelled"),
+        ({"pipeline_parallel_size": 33}, "at most the 32 layers of .*; got 33"),
+        (
+            {"pipeline_parallel_size": 2, "engine_version": "0.7.3"},
+            "pipelines are modelled for releases from 0.8 on",
+        ),
         ({"max_num_seqs": -1}, "max_num_seqs must be a positive integer"),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, "at least max_num_seqs"),
         ({"max_model_len": 10**6}, r"max_model_len must fit .* lower it to \d+"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sim.errors import CapacityError
@@ -15,6 +15,7 @@ from sim.hardware.models.architecture import (
 )
 from sim.hardware.models.kv_layers import PACKED_KV_CACHE_DTYPES
 from sim.hardware.models.layers import STATE_DTYPES
+from sim.hardware.models.stages import model_of_stage
 from sim.hardware.models.weights import WITHIN_TENSOR_RANKS, ExpertRanks
 
 if TYPE_CHECKING:
@@ -59,12 +60,34 @@ class EngineArguments:
     prefix_match_unit: int | None = None
     num_speculative_tokens: int = 0
     experts: ExpertRanks = WITHIN_TENSOR_RANKS
+    pipeline_parallel_size: int = 1
+    stage: int = 0
+    """Of the pipeline, from 0: whose memory is divided."""
     defaults: tuple[str, ...] = field(default=())
     """Names of the arguments that are at the release's defaults."""
 
     @property
     def is_v1(self) -> bool:
         return self.engine_minor >= constants.FIRST_V1_MINOR
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage == self.pipeline_parallel_size - 1
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps whose tokens windows are sized for."""
+        if self.engine_minor < constants.FIRST_IN_FLIGHT_MINOR:
+            return 1
+        return self.pipeline_parallel_size + self.async_scheduling
+
+    @property
+    def of_stage(self) -> EngineArguments:
+        """The same of the stage's layers alone."""
+        if self.pipeline_parallel_size == 1:
+            return self
+        model = model_of_stage(self.model, self.pipeline_parallel_size, self.stage)
+        return replace(self, model=model)
 
     @property
     def itemsize_bytes(self) -> int:
@@ -239,7 +262,6 @@ def check_numbers(
     gpu_memory_utilization: float,
     weights_gib: float | None,
     swap_space: float,
-    pipeline_parallel_size: int,
 ) -> None:
     """Refuse numbers that no engine takes."""
     for name, value in counts.items():
@@ -248,10 +270,25 @@ def check_numbers(
     check_quantity("gpu_memory_utilization", gpu_memory_utilization, low=0, high=1)
     check_quantity("weights_gib", weights_gib, low=0, high=MOST_GIB)
     check_quantity("swap_space", swap_space or None, low=0, high=MOST_GIB)
-    if pipeline_parallel_size != 1:
+
+
+def check_pipeline(
+    model: ModelArchitecture, num_stages: int, minor: int, experts: ExpertRanks
+) -> None:
+    """Refuse stages without a layer, and pipelines that are not modelled."""
+    if num_stages == 1:
+        return
+    if num_stages > model.num_hidden_layers:
         raise CapacityError(
-            "pipeline parallelism is not modelled; got pipeline_parallel_size"
-            f" {_shown(pipeline_parallel_size)}; use 1 and a larger"
+            f"pipeline_parallel_size must be at most the {model.num_hidden_layers}"
+            f" layers of {model.name}; got {num_stages}; lower it"
+        )
+    first = constants.FIRST_V1_MINOR
+    if minor < first or experts != WITHIN_TENSOR_RANKS:
+        raise CapacityError(
+            f"pipelines are modelled for releases from 0.{first} on, without"
+            f" data_parallel_size and enable_expert_parallel; got"
+            f" pipeline_parallel_size {num_stages}; use 1 and a larger"
             " tensor_parallel_size"
         )
 

@@ -22,6 +22,7 @@ from sim.hardware.capacity.arguments import (
     EngineArguments,
     check_numbers,
     check_parallelism,
+    check_pipeline,
     check_prefix_match_unit,
     check_state_dtypes,
     parse_engine_version,
@@ -114,6 +115,10 @@ class CapacityEstimate:
     enable_expert_parallel: bool = False
     expert_bytes: int = 0
     """Those of `weights_bytes` that routed experts take, where ranks divide them."""
+    pipeline_parallel_size: int = 1
+    stage: int = 0
+    """Of a pipeline, the stage with least room, from 0: the parts are those of its
+    GPUs, the pool is every stage's."""
     plan: KVCachePlan | None = field(default=None, repr=False, compare=False)
     """Groups and pages, for what is built on them; None in an estimate from a file."""
 
@@ -150,6 +155,8 @@ class CapacityEstimate:
         if self.data_parallel_size == 1 and not self.enable_expert_parallel:
             for name in ("data_parallel_size", "enable_expert_parallel"):
                 del told[name]
+        if self.pipeline_parallel_size == 1:
+            del told["pipeline_parallel_size"], told["stage"]
         if not self.expert_bytes:
             del told["expert_bytes"]
         return {
@@ -195,7 +202,7 @@ def estimate_capacity(
     model, gpu
         Bundled names, paths, or the loaded objects.
     tensor_parallel_size, pipeline_parallel_size
-        Ranks; pipelines are refused.
+        Ranks of a stage, and stages; the pool is that of the stage with least room.
     data_parallel_size
         Engines beside this one, each with its own attention and pool; they divide the
         experts of the model between them.
@@ -273,6 +280,7 @@ def estimate_capacity(
     counts = {
         **given,
         "tensor_parallel_size": tensor_parallel_size,
+        "pipeline_parallel_size": pipeline_parallel_size,
         "block_size": block_size,
         "num_gpu_blocks_override": num_gpu_blocks_override,
         "num_speculative_tokens": num_speculative_tokens or None,
@@ -284,7 +292,6 @@ def estimate_capacity(
         gpu_memory_utilization=gpu_memory_utilization,
         weights_gib=weights_gib,
         swap_space=swap_space,
-        pipeline_parallel_size=pipeline_parallel_size,
     )
     experts = ExpertRanks(data_parallel_size, enable_expert_parallel)
     check_parallelism(model, tensor_parallel_size, experts)
@@ -294,6 +301,7 @@ def estimate_capacity(
     else:
         minor = parse_engine_version(engine_version)
         tokens, seqs = resolve_batch(model, gpu, minor, **given)
+    check_pipeline(model, pipeline_parallel_size, minor, experts)
     check_state_dtypes(
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
@@ -336,6 +344,7 @@ def estimate_capacity(
         prefix_match_unit=prefix_match_unit,
         num_speculative_tokens=num_speculative_tokens,
         experts=experts,
+        pipeline_parallel_size=pipeline_parallel_size,
         defaults=(
             *(name for name, value in given.items() if value is None),
             *(name for name, stands in standing.items() if stands),
@@ -348,11 +357,19 @@ def estimate_capacity(
 
 def _estimate(arguments: EngineArguments, engine_version: str) -> CapacityEstimate:
     _refuse_images_on_v0(arguments)
-    parts = memory_parts(arguments)
+    stages = range(arguments.pipeline_parallel_size)
+    return min(
+        (_of_stage(replace(arguments, stage=each), engine_version) for each in stages),
+        key=lambda estimate: estimate.num_gpu_blocks,
+    )
+
+
+def _of_stage(arguments: EngineArguments, engine_version: str) -> CapacityEstimate:
+    parts = memory_parts(arguments.of_stage)
     estimate = _assembled(arguments, parts, engine_version)
     if estimate.pool_source != "profile":
         return estimate
-    margin, reasons = uncertainty(arguments, parts)
+    margin, reasons = uncertainty(arguments.of_stage, parts)
     available = estimate.available_kv_bytes
     # Nothing but the weights is certain to be held.
     most = min(available + margin, parts.requested_bytes - parts.weights_bytes)
@@ -428,6 +445,8 @@ def _assembled(
         data_parallel_size=arguments.experts.data_parallel_size,
         enable_expert_parallel=arguments.experts.enable_expert_parallel,
         expert_bytes=parts.expert_bytes,
+        pipeline_parallel_size=arguments.pipeline_parallel_size,
+        stage=arguments.stage,
         plan=plan,
     )
 

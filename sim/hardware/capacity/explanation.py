@@ -46,6 +46,9 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
 def _weights_remark(estimate: CapacityEstimate) -> str:
     precision = estimate.quantization or estimate.dtype
     ranks = f"TP {estimate.tensor_parallel_size}"
+    if estimate.pipeline_parallel_size > 1:
+        stages = estimate.pipeline_parallel_size
+        ranks += f", PP {stages}, stage {estimate.stage + 1} of {stages}"
     if estimate.data_parallel_size > 1:
         ranks += f", DP {estimate.data_parallel_size}"
     return f"{estimate.model}, {precision}, {ranks}"

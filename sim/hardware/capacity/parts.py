@@ -110,13 +110,27 @@ def _connected(arguments: EngineArguments) -> int:
 def _weights(arguments: EngineArguments, scheme: QuantizationScheme | None) -> int:
     if arguments.weights_gib is not None:
         return round(arguments.weights_gib * GIB)
-    return weight_bytes(
+    held = weight_bytes(
         arguments.model,
         arguments.tensor_parallel_size,
         arguments.itemsize_bytes,
         scheme,
         arguments.experts,
     )
+    return held - _embeddings_elsewhere(arguments)
+
+
+def _embeddings_elsewhere(arguments: EngineArguments) -> int:
+    """Return the bytes of embedding and head that other stages hold.
+
+    The first stage has the one, the last the other; tied ones stand on both.
+    """
+    if arguments.pipeline_parallel_size == 1:
+        return 0
+    embedding = next(weight_tensors(arguments.model, arguments.tensor_parallel_size))
+    num_here = (arguments.stage == 0) + arguments.is_last_stage
+    one = allocated_bytes(tensor_bytes(embedding, arguments.itemsize_bytes, None))
+    return (embedding.count - num_here) * one
 
 
 def _expert_bytes(arguments: EngineArguments, scheme: QuantizationScheme | None) -> int:
@@ -158,6 +172,8 @@ def _activation_peak(
     sampler = of_sequences + of_tokens + constants.SAMPLER_BASE_GIB * GIB
     inputs = constants.FORWARD_HIDDEN_COPIES * hidden
     forward = workspaces + _mlp_outputs(arguments, scheme) + inputs
+    if not arguments.is_last_stage:  # it samples nothing
+        return round(forward + encoder), "max_num_batched_tokens"
     by_tokens = forward > sampler or of_tokens > of_sequences
     argument = "max_num_batched_tokens" if by_tokens else "max_num_seqs"
     return round(max(sampler, forward) + encoder), argument
@@ -228,6 +244,12 @@ def _device_terms(arguments: EngineArguments) -> Iterator[tuple[float, str]]:
         yield (
             margins.other_tensor_parallel_size,
             f"tensor_parallel_size {tp}: not measured in this release",
+        )
+    if arguments.pipeline_parallel_size > 1:
+        yield (
+            margins.other_tensor_parallel_size,
+            f"pipeline_parallel_size {arguments.pipeline_parallel_size}: no pipeline"
+            " was measured",
         )
     if arguments.experts != WITHIN_TENSOR_RANKS and arguments.model.num_moe_layers:
         yield (

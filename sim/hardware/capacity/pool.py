@@ -12,6 +12,7 @@ from sim.hardware.capacity import constants
 from sim.hardware.gpus import GIB
 from sim.hardware.models.kv_layers import KVCacheOptions, kv_cache_layers
 from sim.hardware.models.layers import LayerKind
+from sim.hardware.models.stages import span_of_stage
 
 if TYPE_CHECKING:
     from sim.hardware.capacity.arguments import EngineArguments
@@ -44,15 +45,13 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
         num_speculative_tokens=arguments.num_speculative_tokens,
         num_draft_layers=int(arguments.num_speculative_tokens > 0),
     )
-    steps = 1 + (
-        arguments.async_scheduling and minor >= constants.FIRST_IN_FLIGHT_MINOR
-    )
     try:
-        return plan_groups(
+        plan = plan_groups(
             kv_cache_layers(model, options),
             block_size=arguments.block_size,
             max_model_len=longest,
-            max_in_flight_tokens=steps * arguments.max_num_batched_tokens,
+            max_in_flight_tokens=arguments.num_steps_in_flight
+            * arguments.max_num_batched_tokens,
             enable_prefix_caching=arguments.enable_prefix_caching,
             prefix_match_unit=arguments.prefix_match_unit,
             disable_hybrid_kv_cache_manager=arguments.disable_hybrid_kv_cache_manager,
@@ -60,6 +59,39 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
         )
     except CacheConfigError as error:
         raise CapacityError(f"{model.name}: {error}") from error
+    if arguments.pipeline_parallel_size == 1:
+        return plan
+    span = span_of_stage(
+        model.num_hidden_layers, arguments.pipeline_parallel_size, arguments.stage
+    )
+    return _on_stage(plan, range(*span))
+
+
+def _on_stage(plan: KVCachePlan, layers: range) -> KVCachePlan:
+    """Return a plan of the whole model with the bytes of some layers only.
+
+    Source: vLLM 0.33, ``vllm/v1/core/kv_cache_planning.py``
+    (`_project_kv_cache_groups_to_worker`).
+    """
+    groups = []
+    for group in plan.layout.groups:
+        names = [
+            name for name in group.layer_names if int(name.split(".")[2]) in layers
+        ]
+        pages, held = (
+            sum(plan.layers[name].page_size_bytes for name in each)
+            for each in (group.layer_names, names)
+        )
+        groups.append(
+            replace(
+                group,
+                layer_names=tuple(names),
+                bytes_per_block=group.bytes_per_block * held // pages,
+            )
+        )
+    most = max(group.bytes_per_block for group in groups)
+    layout = replace(plan.layout, groups=tuple(groups), bytes_per_block=most)
+    return replace(plan, layout=layout)
 
 
 def _before_hybrid_pools(model: ModelArchitecture, minor: int) -> ModelArchitecture:

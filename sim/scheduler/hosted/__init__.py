@@ -31,5 +31,6 @@ VLLM = replace(
     # it runs as it is installed: no policies of one's own
     keys=V1.keys - {"admission", "evictor", "preemption_victim"},
     keeps_decode_clock=False,
+    has_batch_queue=False,
     release=_release,
 )

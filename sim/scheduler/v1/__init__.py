@@ -65,6 +65,7 @@ V1 = Generation(
     graphs=GraphRule(512, only_decodes=False),
     always_chunks=True,
     keeps_decode_clock=True,
+    has_batch_queue=True,
 )
 
 

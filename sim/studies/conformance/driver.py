@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError
 from sim.engine.group_sampling import sampler_for
-from sim.engine.sampling import give_tokens
+from sim.engine.sampling import InFlightSampler
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.generations import GENERATIONS, generation_behind
 from sim.scheduler.hosted import VLLM
@@ -168,21 +168,14 @@ class DecisionDriver:
         """Let the output of the oldest batch appear."""
         scheduler: Any = self.scheduler
         step, output = self._queue.popleft()
+        num_tokens = _num_tokens(output.scheduled)
+        finished = self._sample(output, step, float(step))
         line: Line = {}
-        requests = output.scheduled
-        if self._max_queued > 1:
-            delivery = scheduler.deliver(output)
-            requests = delivery.requests
-            line = self._delivered(step, delivery)
-        num_tokens = _num_tokens(requests)
-        finished = (
-            give_tokens(requests, step, float(step))
-            if self._max_queued > 1
-            else self._sample(output, step, float(step))
-        )
+        if isinstance(self._sample, InFlightSampler):
+            line = self._delivered(step, self._sample.delivery)
         scheduler.update(finished)
         self._prove()
-        if output.ignored or _num_tokens(requests) > num_tokens:
+        if output.ignored or _num_tokens(output.scheduled) > num_tokens:
             self._rounds.clear()
         if finished:
             line["fin"] = names_of(finished, self.names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,9 @@ class Candidate:
     @property
     def num_gpus(self) -> int:
         """GPUs of one engine."""
-        return int(self.run["engine"].get("tensor_parallel_size", 1))
+        engine = self.run["engine"]
+        keys = ("tensor_parallel_size", "pipeline_parallel_size")
+        return prod(int(engine.get(key, 1)) for key in keys)
 
     @property
     def scale(self) -> float:
