@@ -448,10 +448,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
         if self._mixed_decode_key_s <= self._kv_token_s:
             # rounding keeps order: where a key takes longer to read, any number does
             return decode_s
-        key_s = where(
-            num_prefills, self._mixed_decode_key_s, self._decode_key_compute_s
-        )
-        return larger(decode_s, key_s * tokens)
+        mixed_s, alone_s = self._mixed_decode_key_s, self._decode_key_compute_s
+        if num_prefills.__class__ is ndarray:
+            return larger(decode_s, where(num_prefills, mixed_s, alone_s) * tokens)
+        compute_s = (mixed_s if num_prefills else alone_s) * tokens
+        return decode_s if decode_s > compute_s else compute_s
 
     def steady_decodes(self, num_decodes: int) -> SteadyDecodes | None:
         if self.mixture is not None:

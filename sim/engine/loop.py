@@ -230,7 +230,7 @@ class Engine:
 
         step = self.num_steps
         now_s: float = env.now
-        upcoming = next(arrivals, None)
+        upcoming: Any = next(arrivals, None)
         next_s = inf if upcoming is None else upcoming.arrival_s
         while not self.stop_requested:
             if self._aborts:
@@ -269,8 +269,6 @@ class Engine:
                     num_steps = quiet_steps(
                         most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
                     )
-                if len(ends_s) >= CHUNK_ROWS:
-                    log.flush()
                 if num_steps:
                     num_decodes = clock.num_decodes
                     context = clock.num_base_tokens + num_decodes * step
@@ -376,7 +374,6 @@ class Engine:
                         yield At(env, next_s, ARRIVAL_PRIORITY)
                         is_alone = False
                     env._now = next_s
-                    assert upcoming is not None
                     request, upcoming = upcoming, next(arrivals, None)
                     next_s = inf if upcoming is None else upcoming.arrival_s
                     arrived(request)
@@ -405,7 +402,6 @@ class Engine:
                 # -- tokens appear
                 if not is_clocked:
                     finished = sample(output, of_step, end_s)
-                    update(finished)
                 else:
                     finished = calendar.pop(end_s) if step == due_steps[0] else []
                     completing = clocked.completing
@@ -413,14 +409,18 @@ class Engine:
                         going_on, done = calendar.first_tokens(completing, step, end_s)
                         clocked.begin_decoding(going_on)
                         finished += done
-                    if finished:
-                        if len(finished) > 1:
-                            finished.sort(key=running_order)
-                        update(finished)
 
                 # -- finished requests leave
                 if finished:
-                    recorder.finished(end_s, finished)
+                    if is_clocked and len(finished) > 1:
+                        finished.sort(key=running_order)
+                    update(finished)
+                    recorder.finished(finished)
+                    if len(ends_s) >= CHUNK_ROWS:
+                        log.flush()
+                        is_alone = False  # a look at what stops it, at times
+                elif not is_clocked:
+                    update(finished)
                 for listener in listeners:
                     listener.ended(end_s, finished, scheduler)
                     is_alone = False
@@ -431,10 +431,10 @@ class Engine:
                 now_s = end_s
                 step += 1
                 self.num_steps = step
-                if step >= self._next_look:
+                if step >= look:
                     self._notify()
                     is_alone = False
-                if self.stop_requested or not (running or waiting):
+                if not (running or waiting):
                     break
         if group_usage is not None:
             group_usage.note(now_s, groups.num_used_blocks_by_group())

@@ -204,7 +204,7 @@ class OutputCalendar:
         return finished
 
     def first_tokens(
-        self, requests: Iterable[Request], step: int, end_s: float
+        self, requests: list[Request], step: int, end_s: float
     ) -> tuple[list[Request], list[Request]]:
         """Give a token to requests whose last chunk was computed in `step`.
 
@@ -216,7 +216,6 @@ class OutputCalendar:
             Those for which that was the last token.
         """
         due = self.due
-        going_on: list[Request] = []
         finished: list[Request] = []
         for request in requests:
             num_tokens = request.num_tokens
@@ -234,9 +233,10 @@ class OutputCalendar:
                 else:
                     due[last_step] = {request: None}
                     heappush(self.steps, last_step)
-                going_on.append(request)
             else:
                 request.streaks.append((step, step))
                 finish(request, end_s)
                 finished.append(request)
-        return going_on, finished
+        if finished:
+            requests = [each for each in requests if each.due_step >= 0]
+        return requests, finished

@@ -36,6 +36,9 @@ class Columns:
         for name, column in self._columns.items():
             column.add(chunk[name])
 
+    def values(self, name: str) -> Array:
+        return self._columns[name].values()
+
     def pop(self, name: str) -> Array:
         """Give away a column."""
         return self._columns.pop(name).values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -118,19 +119,15 @@ class Recorder:
         self.num_left = 0
         self.active: dict[int, Request] = {}
         self.steps = (StepLog if keeps_steps else UnkeptLog)(self._emit)
-        self.occupancy_s = 0.0
-        self._occupied_since_s = 0.0
+        self._left_s = array("d")
         self._totals = StepTotals()
         self._requests = RequestRows()
         self._preemptions = PreemptionRows()
 
     def arrived(self, request: Request) -> None:
         """Take note of an arrival, just before it is queued or rejected."""
-        now_s, active = request.arrival_s, self.active
-        self.occupancy_s += len(active) * (now_s - self._occupied_since_s)
-        self._occupied_since_s = now_s
         self.num_arrived += 1
-        active[request.request_id] = request
+        self.active[request.request_id] = request
 
     def preempted(
         self, step: int, now_s: float, preemptions: Sequence[Preemption]
@@ -139,11 +136,9 @@ class Recorder:
         for preemption in preemptions:
             self._preemptions.add(step, now_s, preemption)
 
-    def finished(self, end_s: float, requests: Sequence[Request]) -> None:
+    def finished(self, requests: Sequence[Request]) -> None:
         """Take note of requests that the output of the latest step finished."""
         active, steps = self.active, self.steps
-        self.occupancy_s += len(active) * (end_s - self._occupied_since_s)
-        self._occupied_since_s = end_s
         for request in requests:
             del active[request.request_id]
         num_requests = len(requests)
@@ -153,9 +148,9 @@ class Recorder:
 
     def left(self, request: Request, now_s: float) -> None:
         """Take note of a rejected or aborted request."""
-        self._occupy(now_s)
         del self.active[request.request_id]
         self.num_left += 1
+        self._left_s.append(now_s)
         self._requests.add((request,))
 
     def check(self, scheduler: Scheduler) -> None:
@@ -179,26 +174,21 @@ class Recorder:
 
     # -- collecting -----------------------------------------------------------
 
-    def _occupy(self, now_s: float) -> None:
-        """Advance the integral of requests in the system to now."""
-        self.occupancy_s += len(self.active) * (now_s - self._occupied_since_s)
-        self._occupied_since_s = now_s
-
     def _emit(self, batch: Batch) -> bool:
         self._totals.add(batch)
         return bool(self.sink.write(batch))
 
     def finish(self, now_s: float) -> Recording:
         """Close the books at `now_s`; requests still active become rows as they are."""
-        self._occupy(now_s)
         self.steps.close()
         self._requests.add(self.active.values())
+        occupancy_s = self._requests.occupancy_s(self._left_s, now_s)
         return Recording(
             step_table=self.sink.close(),
             request_table=ResultTable(self._requests.table(), schema.REQUESTS),
             preemption_table=ResultTable(self._preemptions.table(), schema.PREEMPTIONS),
             totals=self._totals,
             streaks=self._requests.streaks,
-            occupancy_s=self.occupancy_s,
+            occupancy_s=occupancy_s,
             group_table=None if self.groups is None else self.groups.table(),
         )

@@ -15,7 +15,7 @@ from sim.results.tokens import Streaks
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
@@ -133,6 +133,28 @@ class RequestRows:
             streaks = streaks[:, np.argsort(streaks[0], kind="stable")]
         self.streaks.add(columns["request_id"][streaks[0]], streaks[1], streaks[2])
         self._packed, self._earlier = [], []
+
+    def occupancy_s(self, left_s: Sequence[float], now_s: float) -> float:
+        """Return the integral of requests in the system up to `now_s`.
+
+        Parameters
+        ----------
+        left_s
+            When requests left that were not served.
+        now_s
+            The end; rows of requests that are there still have been added.
+        """
+        self._flush()
+        arrival_s, finish_s = map(self._columns.values, ("arrival_s", "finish_s"))
+        is_served = self._columns.values("status") < len(_SERVED)
+        gone_s = np.concatenate([finish_s[is_served], left_s])
+        times_s = np.concatenate([arrival_s, gone_s])
+        changes = np.repeat([1, -1], [len(arrival_s), len(gone_s)])
+        order = np.argsort(times_s, kind="stable")
+        times_s = np.append(times_s[order], now_s)
+        num_there = np.cumsum(changes[order])
+        # cumsum adds one by one: an integral as the events of the run would add it up
+        return float(np.cumsum(num_there * np.diff(times_s))[-1]) if len(order) else 0.0
 
     def table(self) -> pa.Table:
         """Return all rows, sorted by id; nothing can be added afterwards."""

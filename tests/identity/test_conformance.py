@@ -48,6 +48,7 @@ def arguments(workload: DecisionWorkload) -> dict[str, Any]:
     given = engine.model_dump()
     given["enable_chunked_prefill"] = given.pop("chunked_prefill")
     given["scheduling_policy"] = given.pop("policy")
+    assert not given.pop("async_scheduling")  # the oracle knows one step at a time
     return given | {"engine_version": workload.engine_version}
 
 

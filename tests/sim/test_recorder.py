@@ -166,10 +166,10 @@ def test_rows_of_requests(monkeypatch: pytest.MonkeyPatch, chunk_rows: int) -> N
     for each in requests:
         recorder.arrived(each)
     Teller(recorder, COST, quietly=False).tell(Told(2, 40, 0, 0, (0,), 0, 0.0))
-    recorder.finished(15.0, requests[:2])
+    recorder.finished(requests[:2])
     recorder.left(requests[3], 16.0)
-    recording = recorder.finish(20.0)
-    assert recording.occupancy_s == 4 * 5 + 2 * 1 + 1 * 4
+    recording = recorder.finish(22.0)
+    assert recording.occupancy_s == 4 * 3 + 3 * 3 + 2 * 5 + 1 * 1
     frame = recording.requests
     assert frame.dtypes.astype(str).to_dict() == schema.REQUESTS
     assert frame["request_id"].tolist() == [0, 1, 2, 3]

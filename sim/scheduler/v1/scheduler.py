@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from functools import partial
 from inspect import Parameter, Signature
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
 from sim.scheduler.views import WaitingRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cache.v1.specs import KVCacheLayout
     from cache.v1.tables import Found, QuickTables
@@ -202,14 +203,14 @@ class Scheduler(Holdings):
 
         # Where admission asks for nothing but free blocks, and nothing is cached.
         tables, waiting = self.tables, self.waiting
-        self._plain = (
-            (tables, waiting)
+        self._admit_waiting: Callable[[int, float], None] = (
+            partial(self._admit_plainly, tables, waiting)
             if isinstance(tables, IdTables)
             and isinstance(waiting, FCFSRequestQueue)
             and self._heads_stay_blocked
             and self._desk is None
             and not settings.long_prefill_token_threshold
-            else None
+            else self._schedule_waiting
         )
 
     # -- a step ---------------------------------------------------------------
@@ -244,10 +245,7 @@ class Scheduler(Holdings):
         self.step += 1
         self._first_admitted = self._num_admitted
         if self.waiting and not self.preemptions:
-            if self._plain is not None:
-                self._admit_plainly(*self._plain, budget, now_s)
-            else:
-                self._schedule_waiting(budget, now_s)
+            self._admit_waiting(budget, now_s)
         if self.groups is not None:
             self.copies = self.groups.end_call()
         shape = self._shape()
@@ -533,30 +531,30 @@ class Scheduler(Holdings):
         self, ids: IdTables, waiting: FCFSRequestQueue, budget: int, now_s: float
     ) -> None:
         """Do as `_schedule_waiting` where nothing is cached, in half the time."""
-        running = self.running
-        block_size, chunks = self.block_size, self.settings.enable_chunked_prefill
-        reserves_all = self._reserves_all
-        num_spare = 0
+        if waiting[0] is self._blocked_head:
+            return
+        running, block_size = self.running, self.block_size
+        num_spare = self._watermark_blocks
+        reserves_all = self._reserves_all or self._asks_for_full_prompt
         while waiting and budget and len(running) < self._most_running:
             request = waiting[0]
-            if request is self._blocked_head:
-                return
             num_whole = num_tokens = request.num_tokens
             if num_whole > self.max_model_len:
                 self._schedule_waiting(budget, now_s)
                 return
-            if running:
-                num_spare = self._watermark_blocks
-                reserves_all |= self._asks_for_full_prompt
             if num_tokens > budget:
-                if not chunks:
+                if not self.settings.enable_chunked_prefill:
                     return
                 num_tokens = budget
-            num_blocks = -(-num_tokens // block_size)
-            num_needed = -(-num_whole // block_size) if reserves_all else num_blocks
+            num_needed = num_blocks = -(-num_tokens // block_size)
+            if reserves_all and num_tokens < num_whole:
+                num_needed = -(-num_whole // block_size)
             if num_needed + num_spare > ids.num_free_blocks:
-                self._blocked_head = request
-                return
+                if not self._reserves_all:
+                    num_needed = num_blocks
+                if running or num_needed > ids.num_free_blocks:
+                    self._blocked_head = request
+                    return
             waiting.pop_request()
             request.table = ids.take(num_blocks)
             if request.status is not _PREEMPTED:
@@ -703,7 +701,9 @@ class Scheduler(Holdings):
             if head is None or head is not waiting.peek_request():
                 looks_at_head = len(self.running) < self._most_running
             else:  # it looks again in the step that fills a block it waits for
-                looks_at_head = self.tables.will_fill_watched(self.running)
+                looks_at_head = self.enable_caching and self.tables.will_fill_watched(
+                    self.running
+                )
             if looks_at_head or self._interval is not None:
                 return 0
         num_decodes = clock.num_decodes
@@ -711,11 +711,12 @@ class Scheduler(Holdings):
             return 0
         if self._gives_up_blocks:
             return self._num_steps_of_groups(most)
-        num_free = self.tables.num_free_blocks
-        if (most // self.block_size + 1) * num_decodes <= num_free:
+        num_free, block_size = self.tables.num_free_blocks, self.block_size
+        if (most // block_size + 1) * num_decodes <= num_free:
             return most
+        buckets, step = clock.buckets, self.step
         for num_steps in range(most):
-            num_free -= len(clock.opening(self.step + num_steps))
+            num_free -= len(buckets[(step + num_steps) % block_size])
             if num_free < 0:
                 return num_steps
         return most
