@@ -48,7 +48,11 @@ def arguments(workload: DecisionWorkload) -> dict[str, Any]:
     given = engine.model_dump()
     given["enable_chunked_prefill"] = given.pop("chunked_prefill")
     given["scheduling_policy"] = given.pop("policy")
-    assert not given.pop("async_scheduling")  # the oracle knows one step at a time
+    # the oracle knows one step at a time
+    assert (given.pop("async_scheduling"), given.pop("pipeline_parallel_size")) == (
+        False,
+        1,
+    )
     return given | {"engine_version": workload.engine_version}
 
 
