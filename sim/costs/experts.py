@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Final
 
@@ -57,3 +58,32 @@ def busiest_rank(
     rows = experts_per_token * num_tokens * share
     rows_spread = sqrt(max(rows * (1.0 - share) * rest, 0.0))
     return min(touched + above * spread, own), rows + above * rows_spread
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """Seconds of the routed experts of all layers on the GPU with most to do."""
+
+    num_experts: int
+    experts_per_token: int
+    num_ranks: int = 1
+    """GPUs that divide the experts, of all data-parallel ranks."""
+    are_whole: bool = False
+    """Whether a GPU holds some of them whole, not a part of each."""
+    expert_s: float = 0.0
+    """To read one of them, as much of it as a GPU holds."""
+    token_memory_s: float = 0.0
+    token_compute_s: float = 0.0
+    """For a token with all that it chooses, were they on one GPU."""
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return seconds for so many tokens, of all data-parallel ranks."""
+        total, chosen = self.num_experts, self.experts_per_token
+        if self.are_whole and self.num_ranks > 1:
+            touched, rows = busiest_rank(total, chosen, num_tokens, self.num_ranks)
+            tokens = rows / chosen
+        else:
+            touched, tokens = touched_experts(total, chosen, num_tokens), num_tokens
+        memory_s = self.expert_s * touched + self.token_memory_s * tokens
+        compute_s = self.token_compute_s * tokens
+        return sqrt(memory_s * memory_s + compute_s * compute_s)

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numpy import ndarray
 
 from sim.costs.collectives import all_reduce_s
-from sim.costs.experts import (
-    busiest_rank,
-    touched_experts,
-    touched_experts_spread,
-)
+from sim.costs.experts import RoutedExperts, touched_experts_spread
 from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.parts import (
     Count,
@@ -102,8 +98,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     a sequence and scan prompts; see `sim.costs.mixture`.
 
     Not modelled: skew of contexts within a batch, tile quantisation of GEMMs, clocks
-    under power limits, collectives of embedding and head, experts
-    divided over data-parallel engines.
+    under power limits, collectives of embedding and head.
 
     Raises
     ------
@@ -125,10 +120,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _weights_s: float = _derived()
     _gemm_token_memory_s: float = _derived()
     _gemm_token_compute_s: float = _derived()
-    _num_experts: int = _derived()
-    _expert_s: float = _derived()
-    _expert_token_memory_s: float = _derived()
-    _expert_token_compute_s: float = _derived()
+    experts: RoutedExperts | None = field(init=False, repr=False, default=None)
     _kv_token_s: float = _derived()
     _decode_key_compute_s: float = _derived()
     _decode_sequence_s: float = _derived()
@@ -192,7 +184,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
         scheme = quantization_scheme(self.model.quantization)
         bandwidth = self._bandwidth(self.gemm_bandwidth_efficiency)
         dense, experts = Volume(), Volume()
-        for tensor in weight_tensors(self.model, self.tensor_parallel_size):
+        tp, ranks = self.tensor_parallel_size, self.expert_ranks()
+        for tensor in weight_tensors(self.model, tp, experts=ranks):
             volume = experts if tensor.num_groups > 1 else dense
             if tensor.role not in NO_GEMM:
                 volume.add(tensor, self.model, scheme)
@@ -202,17 +195,24 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._gemm_token_compute_s = self._compute_s(
             dense, scheme, self.gemm_compute_efficiency
         )
-        self._num_experts = self.model.num_experts if experts.elements else 0
-        if not self._num_experts:
+        if not experts.elements:
             return
-        chosen = self.model.num_experts_per_tok / self._num_experts
+        held, _ = ranks.of(self.model, tp)
+        chosen = self.model.num_experts_per_tok / held
         memory, compute = self.expert_efficiencies()
         bandwidth = self._bandwidth(memory)
-        self._expert_s = experts.bytes / self._num_experts / bandwidth
         traffic = experts.activations * chosen * itemsize
-        self._expert_token_memory_s = traffic / bandwidth
+        expert_s = experts.bytes / held / bandwidth
         experts.scale_elements(chosen)
-        self._expert_token_compute_s = self._compute_s(experts, scheme, compute)
+        self.experts = RoutedExperts(
+            self.model.num_experts,
+            self.model.num_experts_per_tok,
+            tp * self.data_parallel_size,
+            self.enable_expert_parallel,
+            expert_s,
+            traffic / bandwidth,
+            self._compute_s(experts, scheme, compute),
+        )
 
     def _compute_s(
         self, volume: Volume, scheme: QuantizationScheme | None, efficiency: float
@@ -384,24 +384,20 @@ class RooflineCost(RooflineParameters, FormulaCost):
         memory_s = self._weights_s + self._gemm_token_memory_s * num_tokens
         compute_s = self._gemm_token_compute_s * num_tokens
         gemm_s = sqrt(memory_s * memory_s + compute_s * compute_s)
-        if self._num_experts:
-            touched, tokens = self._touched(num_tokens)
-            memory_s = self._expert_s * touched + self._expert_token_memory_s * tokens
-            compute_s = self._expert_token_compute_s * tokens
-            gemm_s += sqrt(memory_s * memory_s + compute_s * compute_s)
+        if self.experts is not None and self.data_parallel_size == 1:
+            gemm_s += self.experts.seconds(num_tokens)
         return gemm_s
 
-    def _touched(self, num_tokens: int) -> tuple[float, float]:
-        """Return experts that are read, and tokens that each takes its share of.
+    def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges for tokens of all ranks.
 
-        Where ranks divide the experts, those of the rank with most to do, times the
-        ranks: what a rank holds is as much either way.
+        Steps of data-parallel ranks leave them out: they are as long for each, see
+        `sim.costs.lock_step`. `most_tokens` are those of the rank with most.
         """
-        chosen, ranks = self.model.num_experts_per_tok, self.tensor_parallel_size
-        if not self.enable_expert_parallel or ranks == 1:
-            return touched_experts(self._num_experts, chosen, num_tokens), num_tokens
-        touched, rows = busiest_rank(self._num_experts, chosen, num_tokens, ranks)
-        return ranks * touched, ranks * rows / chosen
+        if self.experts is None:
+            return 0.0, 0.0
+        one_s = self.exchange().seconds(num_tokens, most_tokens)
+        return self.experts.seconds(num_tokens), self.model.num_moe_layers * one_s
 
     def expert_spread_s(self, num_tokens: int) -> float:
         """Return by how much the choice of experts moves nine steps of ten, in seconds.
@@ -410,12 +406,12 @@ class RooflineCost(RooflineParameters, FormulaCost):
         their number.
         """
         model, layers = self.model, self.model.num_moe_layers
-        if not self._num_experts:
+        if self.experts is None:
             return 0.0
         spread = touched_experts_spread(
             model.num_experts, model.num_experts_per_tok, num_tokens
         )
-        return _NINE_OF_TEN * spread * self._expert_s / sqrt(layers)
+        return _NINE_OF_TEN * spread * self.experts.expert_s / sqrt(layers)
 
     def row_parts(self, num_rows: int) -> tuple[float, float]:
         """Return seconds of the head and of the host for so many requests."""

@@ -6,15 +6,24 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from sim.costs.checks import at_least_zero, check_choice, check_factor, share
+from sim.costs.exchange import Exchange, Nodes, token_bytes
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves the annotations
-from sim.hardware.interconnects import load_interconnect
+from sim.hardware.interconnects import (
+    DEFAULT_NETWORK,
+    GATHERING,
+    All2AllBackend,
+    Interconnect,
+    link_of,
+    load_interconnect,
+)
 from sim.hardware.models.architecture import (
     KV_CACHE_DTYPE_BYTES,
     ModelArchitecture,
     dtype_bytes,
 )
+from sim.hardware.models.weights import ExpertRanks
 from sim.scheduler.generation import KvLayout, SwapRule, SwapVariant
 
 _PACKED_GPUS: Final = ("h100", "h200", "h800", "h20", "gh200", "b200", "gb200", "b300")
@@ -36,6 +45,8 @@ _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
 _BATCH = "vLLM pull request 38460"
 _SMALL_PAGES = "vLLM pull request 42212"
 _CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
+Link = str | dict[str, Any]
+"""Name or file of an interconnect, or its fields."""
 
 
 def _parameter(default: float, unit: str, source: str) -> Any:
@@ -84,11 +95,17 @@ class RooflineParameters:
     allreduce_latency_s, allreduce_efficiency
         Seconds a collective, and the share of the link that ring traffic reaches;
         without `interconnect`.
-    interconnect
-        Name of the link between the ranks, by which collectives cost what their size
-        says (`sim.costs.collectives`); None takes the GPU's datasheet and both above.
+    interconnect, network
+        Links between GPUs of a node and between nodes: names, files or mappings
+        (`load_interconnect`); injected, as the next three. With the first, collectives
+        cost what their size says (`sim.costs.collectives`); None takes the GPU's
+        datasheet and both above. None for the second is `DEFAULT_NETWORK`.
     enable_expert_parallel
         Whether ranks divide the experts rather than each of them.
+    data_parallel_size
+        Ranks with an attention of their own, which divide the experts between them.
+    all2all_backend
+        How tokens come to the experts of other ranks; see `sim.costs.exchange`.
     swap_rule
         How the engine swaps; injected. The next three override it, None leaves it.
     swap_variant, swap_layout, swap_overlap
@@ -119,16 +136,15 @@ class RooflineParameters:
     kv_cache_dtype: str = "auto"
     copied_block_bytes: float | None = None
     swap_rule: SwapRule = SwapRule()  # noqa: RUF009 - frozen
+    interconnect: Link | None = None
+    network: Link | None = None
+    enable_expert_parallel: bool = False
+    data_parallel_size: int = 1
+    all2all_backend: All2AllBackend = GATHERING
 
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
-    interconnect: str | None = field(
-        default=None, metadata={"unit": "choice", "source": "sim/hardware"}
-    )
-    enable_expert_parallel: bool = field(
-        default=False, metadata={"unit": "choice", "source": "vLLM's flag"}
-    )
 
     gemm_compute_efficiency: float = _parameter(
         0.8, "share", f"GEMMs of {_AIC} (0.83), of Vidur a100 and h100 (0.73), {_RTX}"
@@ -253,6 +269,28 @@ class RooflineParameters:
         if self.block_size < 1:
             raise ConfigError(f"block_size must be >= 1; got {self.block_size}")
 
+    def expert_ranks(self) -> ExpertRanks:
+        return ExpertRanks(self.data_parallel_size, self.enable_expert_parallel)
+
+    def link(self) -> Interconnect:
+        """Return the link of a node: as given, or of the GPU's datasheet."""
+        if self.interconnect is None:
+            return link_of(self.gpu)
+        return load_interconnect(self.interconnect)
+
+    def exchange(self) -> Exchange:
+        """Return how tokens come to the experts of all ranks."""
+        num_gpus = self.tensor_parallel_size * self.data_parallel_size
+        network = load_interconnect(self.network or DEFAULT_NETWORK)
+        return Exchange(
+            Nodes(num_gpus, self.link(), network),
+            self.tensor_parallel_size,
+            self.model.num_experts_per_tok,
+            *token_bytes(self.model),
+            self.all2all_backend,
+            self.enable_expert_parallel,
+        )
+
     def _check_swapping(self) -> None:
         check_choice("swap_variant", self.swap_variant, (*VARIANTS, None))
         check_choice("swap_layout", self.swap_layout, (*LAYOUTS, None))
@@ -311,9 +349,13 @@ class RooflineParameters:
             if parameter.metadata.get("unit", "choice") != "choice"
         }
         parameters["mixed_decode_tile_tokens"]["value"] = self.mixed_tile_tokens()
+        is_divided = self.data_parallel_size > 1
         chosen = {
             "interconnect": self.interconnect,
+            "network": self.network,
             "enable_expert_parallel": self.enable_expert_parallel,
+            "data_parallel_size": is_divided and self.data_parallel_size,
+            "all2all_backend": is_divided and self.all2all_backend,
         }
         return {
             "kind": "roofline",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import yaml
 
@@ -16,6 +16,13 @@ from sim.errors import ConfigError
 
 if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
+
+
+All2AllBackend = Literal[
+    "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"
+]
+GATHERING: Final = "allgather_reducescatter"
+"""What the release does where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
