@@ -15,12 +15,30 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.loop import Engine
     from sim.engine.requests import RequestFactory
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec
 
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+class Server(Protocol):
+    """What clients hand requests to: an engine, or what stands before several."""
+
+    env: simpy.Environment
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the run ends early."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request that arrives now."""
+        ...
+
+    def close_arrivals(self) -> None:
+        """Say that nothing will arrive any more."""
+        ...
 
 
 class GroupClient:
@@ -29,12 +47,12 @@ class GroupClient:
     def __init__(self, factory: RequestFactory) -> None:
         self.factory = factory
 
-    def submit(self, engine: Engine, spec: RequestSpec) -> simpy.Process | None:
+    def submit(self, engine: Server, spec: RequestSpec) -> simpy.Process | None:
         engine.submit(self.factory.group(spec))
         return None
 
     def ask(
-        self, engine: Engine, spec: RequestSpec
+        self, engine: Server, spec: RequestSpec
     ) -> Generator[simpy.Event, Any, bool]:
         request = self.factory.group(spec)
         yield _submitted(engine, request)
@@ -55,7 +73,7 @@ class FanOutClient:
     def __init__(self, factory: RequestFactory) -> None:
         self.factory = factory
 
-    def submit(self, engine: Engine, spec: RequestSpec) -> simpy.Process | None:
+    def submit(self, engine: Server, spec: RequestSpec) -> simpy.Process | None:
         if spec.beam_width > 1:
             return engine.env.process(self._beam_search(engine, spec))
         for request in self.factory.samples(spec):
@@ -63,7 +81,7 @@ class FanOutClient:
         return None
 
     def ask(
-        self, engine: Engine, spec: RequestSpec
+        self, engine: Server, spec: RequestSpec
     ) -> Generator[simpy.Event, Any, bool]:
         """See `Client.ask`; all samples are waited for."""
         if spec.beam_width > 1:
@@ -91,7 +109,7 @@ class FanOutClient:
         return max(1, min(most, room))
 
     def _beam_search(
-        self, engine: Engine, spec: RequestSpec
+        self, engine: Server, spec: RequestSpec
     ) -> Generator[simpy.Event, Any, bool]:
         text = SegmentTokens(spec.prompt, spec.output_segment)
         beams = [text.prompt()]
@@ -114,7 +132,7 @@ class FanOutClient:
         return True
 
 
-def _submitted(engine: Engine, request: Request) -> simpy.Event:
+def _submitted(engine: Server, request: Request) -> simpy.Event:
     """Hand over a request; the event is its end, whatever that is."""
     ended = engine.env.event()
     request.on_end = ended.succeed
@@ -127,12 +145,12 @@ class Client(Protocol):
 
     factory: RequestFactory
 
-    def submit(self, engine: Engine, spec: RequestSpec) -> simpy.Process | None:
+    def submit(self, engine: Server, spec: RequestSpec) -> simpy.Process | None:
         """Hand over a request; a process if there is more to come of it."""
         ...
 
     def ask(
-        self, engine: Engine, spec: RequestSpec
+        self, engine: Server, spec: RequestSpec
     ) -> Generator[simpy.Event, Any, bool]:
         """Hand over a request and wait for its end; True if all of it was answered."""
         ...
@@ -144,7 +162,7 @@ class Client(Protocol):
 
 def open_loop(
     env: simpy.Environment,
-    engine: Engine,
+    engine: Server,
     specs: Iterable[RequestSpec],
     client: Client,
 ) -> Generator[simpy.Event, Any, None]:

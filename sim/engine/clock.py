@@ -49,6 +49,17 @@ class At(Event):
         heappush(queue, (time_s, priority, next(env._eid), self))
 
 
+def happen(event: Event, time_s: float, priority: int, value: object) -> None:
+    """Let an event that was made without a time happen at an absolute one."""
+    if not time_s >= event.env._now:
+        raise ValueError(
+            f"the clock never goes back: now {event.env._now}, got {time_s}"
+        )
+    event._ok, event._value = True, value
+    queue: list[Any] = event.env._queue
+    heappush(queue, (time_s, priority, next(event.env._eid), event))
+
+
 def advance(env: simpy.Environment, time_s: float) -> bool:
     """Move the clock to `time_s` without an event, if no event comes first.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sim.costs.pricing import batch_total_of, decode_ends_of
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
+from sim.engine.pace import Unpriced
 from sim.engine.pipeline import BatchQueue
 from sim.engine.sampling import (
     NEVER,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import simpy
 
     from sim.costs.base import CostModel, DecodeEnds, StepCost
+    from sim.engine.pace import Pace
     from sim.results.recorder import Recorder
     from sim.scheduler.base import ClockedScheduler, Scheduler, SchedulerOutput
 
@@ -92,6 +94,9 @@ class Engine:
         clock.
     stepwise
         Whether every step is taken in full, whatever the scheduler keeps.
+    pace
+        Says how long steps are and whether empty ones are taken, in place of the cost
+        model, for engines that step together; they take their steps one by one.
 
     Attributes
     ----------
@@ -118,10 +123,12 @@ class Engine:
         admission_check: bool = True,
         horizon: Callable[[], float] | None = None,
         stepwise: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
-        self.cost_model = cost_model
+        self.cost_model = cost_model if pace is None else Unpriced()
+        self.pace = pace
         self.recorder = recorder
         self.arrivals: Iterable[Request] = arrivals or ()
         self.sample = sample
@@ -139,7 +146,8 @@ class Engine:
         )
         self._batches = BatchQueue(most, cost_model) if most > 1 else None
         self._calendar = OutputCalendar()
-        self._prices_columns = recorder.steps.price_by(cost_model)
+        self._prices_columns = recorder.steps.price_by(self.cost_model)
+        self._forms = self._prices_columns or pace is not None
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
         self._next_look = NEVER
         self._arrivals_closed = arrivals is not None
@@ -148,6 +156,8 @@ class Engine:
         self._latest_empty_step = NEVER
         self._aborts: list[tuple[Request, str]] = []
         self._wake: simpy.Event | None = None  # while it waits for something to do
+        if pace is not None:
+            pace.begin(self._wake_up)
         self.done = env.process(self._run())
 
     # -- the client's side ----------------------------------------------------
@@ -194,6 +204,7 @@ class Engine:
         """
         env, scheduler = self.env, self.scheduler
         is_clocked = self._clocked is not None
+        pace = self.pace
         clocked = cast("ClockedScheduler", scheduler)
         events = env._queue
         calendar, listeners = self._calendar, self.listeners
@@ -218,6 +229,8 @@ class Engine:
             form, quiet_steps = clocked.form, clocked.quiet_steps
             advance_decodes, usage_facts = clocked.advance, clocked.usage_facts
             clock, tables = clocked.clock, clocked.tables
+            if pace is not None:  # others may end a step sooner or later
+                quiet_steps = _no_steps
             num_unquestioned_tokens = clocked.num_unquestioned_tokens
             num_usable_blocks: int = tables.num_usable_blocks
             log.describe_pool(num_usable_blocks, clocked.block_size)
@@ -235,7 +248,9 @@ class Engine:
         while not self.stop_requested:
             if self._aborts:
                 self._apply_aborts()
-            if self._blocked or not (running or waiting or self._has_requests()):
+            if (self._blocked or not (running or waiting or self._has_requests())) and (
+                pace is None or not (yield from pace.goes_on())
+            ):
                 if next_s == inf and self._arrivals_closed:
                     self.stalled = self._has_requests()
                     break
@@ -251,7 +266,7 @@ class Engine:
             if is_clocked:
                 takes_stretches = not listeners and tables.observer is None
                 forms = not (listeners or clocked.moves_blocks)
-                forms = forms and self._prices_columns
+                forms = forms and self._forms
             elif batches is not None:  # nothing to form: only outputs to wait for
                 drains = not any(_queue_lengths(scheduler))
             look = self._next_look
@@ -319,8 +334,6 @@ class Engine:
                         of_step = step
                         if batches is not None:
                             end_s = batches.end_s(now_s, output.shape, cost)
-                    if not now_s < end_s < inf:
-                        raise _no_length(total_s, now_s)
                     packed.append(
                         pack_formed(
                             step,
@@ -335,6 +348,17 @@ class Engine:
                         if output is None
                         else _packed(step, now_s, output, scheduler)
                     )
+                    if not now_s < end_s < inf:
+                        if pace is None:
+                            raise _no_length(total_s, now_s)
+                        if not (shape[0] or shape[3]):
+                            self._note_empty_step(step, output or clocked.output(shape))
+                        row = packed.pop()  # none yet, if the run is stopped before
+                        cost = yield from pace.end(BatchShape(*shape))
+                        packed.append(row)
+                        if output is None:
+                            log.costs.append(cost)
+                        end_s, event_s, is_alone = env._now, inf, False
                     ends_s.append(end_s)
                     if preemptions:
                         recorder.preempted(step, now_s, preemptions)
@@ -342,17 +366,18 @@ class Engine:
                     if output is None:
                         if clocked.passed_over:
                             calendar.wait(clocked.passed_over, step)
-                        if not (shape[0] or shape[3]):
+                        if not (shape[0] or shape[3]) and pace is None:
                             self._note_empty_step(step, clocked.output(shape))
                             is_alone = False
                     else:
                         if is_clocked and clocked.passed_over:
                             calendar.wait(clocked.passed_over, step)
                         self._show(step, now_s, cost, output)
-                        event_s = events[0][0] if events else inf
-                        if not (shape[0] or shape[3]):
-                            self._note_empty_step(step, output)
-                            is_alone = False
+                        if pace is None:
+                            event_s = events[0][0] if events else inf
+                            if not (shape[0] or shape[3]):
+                                self._note_empty_step(step, output)
+                                is_alone = False
                         if batches is not None:
                             batches.push(step, output, end_s)
                             if batches.has_room(scheduler):
@@ -545,6 +570,12 @@ def _forms_itself(scheduler: Scheduler) -> bool:
         if not passed_by.isdisjoint(vars(kind)):
             return False
     return False
+
+
+def _no_steps(most: int) -> int:
+    """Take no quiet steps at once."""
+    del most
+    return 0
 
 
 def _no_error(request: Request) -> None:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from sim.engine.clients import Client
-    from sim.engine.loop import Engine
+    from sim.engine.clients import Client, Server
     from workloads.spec import RequestSpec
 
 
@@ -55,7 +54,7 @@ class SessionClient:
     def __init__(
         self,
         env: simpy.Environment,
-        engine: Engine,
+        engine: Server,
         specs: Sequence[RequestSpec],
         client: Client,
         max_concurrent_users: int | None = None,

@@ -1,0 +1,98 @@
+"""Several engines on one clock, and what stands before them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import simpy
+
+    from sim.engine.loop import Engine
+    from sim.scheduler.request import Request
+
+
+class Router(Protocol):
+    """Chooses the engine of each request."""
+
+    def choose(self, request: Request) -> int:
+        """Return the place of the engine that a request goes to."""
+        ...
+
+    def ended(self, request: Request, place: int) -> None:
+        """Take note of the end of a request, whatever that was."""
+        ...
+
+
+class Engines:
+    """Engines that serve one workload: each request goes where the router says.
+
+    ::
+
+        client --> router --> engine 0, 1, ... each with a scheduler and a recorder
+
+    It is to clients and to a run what an `Engine` is.
+
+    Parameters
+    ----------
+    env
+        The clock of all.
+    engines
+        Alike in what they serve.
+    router
+        Where requests go.
+
+    Attributes
+    ----------
+    done
+        Happens when all of them are done.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, engines: Sequence[Engine], router: Router
+    ) -> None:
+        self.env = env
+        self.engines = engines
+        self.router = router
+        self.done = env.all_of([engine.done for engine in engines])
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request that arrives now."""
+        place = self.router.choose(request)
+        then = request.on_end
+
+        def ended(request: Request) -> None:
+            self.router.ended(request, place)
+            if then is not None:
+                then(request)
+
+        request.on_end = ended
+        self.engines[place].submit(request)
+
+    def close_arrivals(self) -> None:
+        """Say that nothing will arrive any more."""
+        for engine in self.engines:
+            engine.close_arrivals()
+
+    def observe(self, every_steps: int, observer: Callable[[Engine], None]) -> None:
+        """Call `observer` after every `every_steps` steps of the first engine."""
+        self.engines[0].observe(every_steps, observer)
+
+    @property
+    def stop_requested(self) -> bool:
+        return any(engine.stop_requested for engine in self.engines)
+
+    @stop_requested.setter
+    def stop_requested(self, value: bool) -> None:
+        for engine in self.engines:
+            engine.stop_requested = value
+
+    @property
+    def stalled(self) -> bool:
+        return any(engine.stalled for engine in self.engines)
+
+    @stalled.setter
+    def stalled(self, value: bool) -> None:
+        for engine in self.engines:
+            engine.stalled = value

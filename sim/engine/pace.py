@@ -1,0 +1,43 @@
+"""What an engine asks of others with which it steps together."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sim.costs.base import StepCost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import simpy
+
+    from sim.scheduler.batch import BatchShape
+
+
+class Pace(Protocol):
+    """Says when the steps of an engine end, in place of its cost model."""
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        """Take how the engine is woken while it waits for something to do."""
+        ...
+
+    def goes_on(self) -> Generator[simpy.Event, Any, bool]:
+        """Return whether an engine with nothing to do takes an empty step."""
+        ...
+
+    def end(self, shape: BatchShape) -> Generator[simpy.Event, Any, StepCost]:
+        """Wait for the end of a step that begins now; return what it cost."""
+        ...
+
+
+class Unpriced:
+    """The cost model of an engine that is told when its steps end."""
+
+    def step(self, shape: BatchShape) -> StepCost:
+        """Return a length that is not known yet."""
+        del shape
+        return StepCost(nan)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
