@@ -118,10 +118,10 @@ class Results(run.Results):
 
     def draw(self, directory: Path) -> list[Path]:
         """Draw all figures as PNG into `directory`; return their paths."""
-        from sim.views.plots import FIGURES, Tables  # noqa: PLC0415 - matplotlib
         from sim.views.plots.output import write_pngs  # noqa: PLC0415
+        from sim.views.plots.ranks import figures_of  # noqa: PLC0415 - matplotlib
 
-        return write_pngs(FIGURES, Tables.of(self), directory)
+        return write_pngs(*figures_of(self), directory)
 
     def _repr_html_(self) -> str:
         """Return the summary as a notebook shows it."""

@@ -37,6 +37,7 @@ EVERYWHERE: dict[str, tuple[Any, dict[str, Any]]] = {
     "gpu": ("h100_sxm", {}),
     "model": ("Qwen/Qwen2.5-7B", {}),
     "tensor_parallel_size": (2, {}),
+    "interconnect": ("pcie3", {"tensor_parallel_size": 2}),
     "dtype": ("float32", {}),
     "quantization": ("fp8", {}),
     "kv_cache_dtype": ("fp8", {}),
@@ -171,12 +172,15 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
         "hf_fifo": {"engine_version", "max_blocks_per_request"},
     }
     assert same == said | none.get(generation, {"engine_version"})
-    # Shown elsewhere: the choice of a generation itself, invariant 7, classes, and
-    # what only models with windows or states have (tests/sim/test_groups_run.py).
+    # Shown elsewhere: the choice of a generation itself, invariant 7, classes, what
+    # only models with windows or states have (tests/sim/test_groups_run.py), and ranks
+    # (tests/sim/test_ranks_run.py).
     shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
     shown |= {"prefix_cache_retention_interval", "prefix_match_unit"}
     shown |= {"disable_hybrid_kv_cache_manager"}
     shown |= {"mamba_cache_dtype", "mamba_ssm_cache_dtype"}
+    shown |= {"data_parallel_size", "api_server_count", "enable_expert_parallel"}
+    shown |= {"all2all_backend", "network"}
     if OURS[generation].enable_prefix_caching is None:
         shown.add("enable_prefix_caching")  # only ever false
     assert keys_of(generation) - shown <= set(tried) <= keys_of(generation)

@@ -36,6 +36,7 @@ from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.hardware.capacity import constants, estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu
+from sim.hardware.interconnects import load_interconnect
 from sim.results.schema import PREEMPTIONS, STEPS
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.victims import VICTIMS
@@ -71,7 +72,7 @@ def blocks(language: str) -> list[str]:
 
 
 EXAMPLES = [text for text in blocks("yaml") if "workload:" in text]
-(DATASHEET,) = (text for text in blocks("yaml") if "workload:" not in text)
+DATASHEET, LINK = (text for text in blocks("yaml") if "workload:" not in text)
 (PLUGINS,) = blocks("python")
 (LOOP,) = blocks("sh")
 
@@ -417,6 +418,14 @@ def test_the_datasheet_on_the_page(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump({k: v for k, v in needed.items() if k != key}))
         with pytest.raises(ConfigError, match=key):
             load_gpu(path)
+
+
+def test_the_link_on_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "my_link.yaml"
+    path.write_text(LINK)
+    nvlink4 = load_interconnect("nvlink4")
+    as_read = dataclasses.replace(nvlink4, name="my_link", source="user")
+    assert load_interconnect(str(path)) == as_read
 
 
 def overrides(text: str) -> list[str]:

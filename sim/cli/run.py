@@ -66,7 +66,8 @@ def run(
     from sim.errors import ConfigError
     from sim.results.output import output_directory, write_json
     from sim.results.parquet import StepsFile
-    from sim.simulation.run import Simulation, with_intervals
+    from sim.simulation.intervals import with_intervals
+    from sim.simulation.run import Simulation
 
     started_s = perf_counter()
     if check < 0:
@@ -78,7 +79,8 @@ def run(
     bar = partial(console.progress_bar, run_reporter, unit="requests", shown=shown)
     with output_directory(directory, overwrite=overwrite) as folder:
         extras = _extras(simulation, record or [], folder)
-        steps_file = StepsFile(folder / "steps.parquet")
+        kinds = simulation.recorder.step_kinds
+        steps_file = StepsFile(folder / "steps.parquet", kinds)
         # While the tables are written, a Ctrl-C lets that finish: it takes a moment.
         with steps_file, console.stopping_on_interrupt(simulation.stop), extras:
             simulation.recorder.sink = steps_file
@@ -118,11 +120,11 @@ def _extras(
 
 def _draw(results: Results, directory: Path) -> bool:
     """Draw all figures or, on Ctrl-C, none; False then."""
-    from sim.views.plots import FIGURES, Tables
     from sim.views.plots.output import write_pngs
+    from sim.views.plots.ranks import figures_of
 
     try:
-        write_pngs(FIGURES, Tables.of(results), directory)
+        write_pngs(*figures_of(results), directory)
     except KeyboardInterrupt:
         shutil.rmtree(directory, ignore_errors=True)
         return False

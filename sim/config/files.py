@@ -94,6 +94,9 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
             engine[key] = found or engine.get(key)
             if engine[key] is None:
                 del engine[key]  # missing, to be said so
+        for key in ("interconnect", "network"):
+            if found := found_path(engine.get(key), directory):
+                engine[key] = found
     _find_user_classes(data, directory)
     cost = data.get("cost")
     if isinstance(cost, dict) and "profile" in cost:

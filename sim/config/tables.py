@@ -19,12 +19,14 @@ from sim.config.plug import did_you_mean
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
+from sim.hardware.interconnects import GATHERING, All2AllBackend
 from sim.scheduler.generations import (
     GENERATION_KEYS,
     GENERATIONS,
     generation_of,
     owners,
 )
+from sim.scheduler.v1 import V1
 
 if TYPE_CHECKING:
     from sim.scheduler.generation import Generation
@@ -37,9 +39,7 @@ NOT_BUILT = {
     "num_speculative_tokens": "speculative decoding",
     "kv_offloading_size": "KV offloading of v1",
     "kv_transfer_config": "disaggregation",
-    "data_parallel_size": "data parallelism",
     "async_scheduling": "asynchronous scheduling",
-    "enable_expert_parallel": "expert parallelism",
 }
 """Keys that engines have and this simulator does not, and what they stand for."""
 
@@ -57,6 +57,12 @@ class EngineConfig(ConfigTable):
     gpu: str
     tensor_parallel_size: Positive = 1
     pipeline_parallel_size: Positive = 1
+    data_parallel_size: Positive = 1
+    api_server_count: Positive | None = None
+    enable_expert_parallel: bool = False
+    all2all_backend: All2AllBackend = GATHERING
+    interconnect: str | dict[str, Any] | None = None
+    network: str | dict[str, Any] | None = None
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
@@ -148,6 +154,27 @@ class EngineConfig(ConfigTable):
             # Kept with the results: another release would be another run.
             data["engine_version"] = generation.release()
         return data
+
+    @model_validator(mode="after")
+    def _ranks(self) -> EngineConfig:
+        """Refuse data-parallel ranks where they are not built."""
+        if self.data_parallel_size > 1 and self.generation.name != V1.name:
+            raise ValueError(
+                f"data_parallel_size: ranks are built for the v1 generation, got "
+                f"{self.data_parallel_size} with {self.scheduler_kind}; leave it at 1"
+            )
+        if self.data_parallel_size > 1 < self.pipeline_parallel_size:
+            raise ValueError(
+                f"data_parallel_size: ranks with pipelines are not built, got "
+                f"{self.data_parallel_size} with pipeline_parallel_size "
+                f"{self.pipeline_parallel_size}; leave one of them at 1"
+            )
+        if self.all2all_backend != GATHERING and not self.enable_expert_parallel:
+            raise ValueError(
+                f"all2all_backend: {self.all2all_backend} needs whole experts on GPUs; "
+                f"set enable_expert_parallel to true, or leave it out"
+            )
+        return self
 
     @field_validator("engine_version", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -87,6 +87,16 @@ class RunFolder:
                 )
         for path in sorted(directory.glob("*.parquet")):
             _check_table(path, columns.get(path.stem, ()))
+
+    def of_one_engine(self) -> Self:
+        """Return it, or refuse a run of several engines."""
+        if self.summary.get("ranks"):
+            raise ResultsError(
+                f"'{self.directory}' is of {len(self.summary['ranks'])} data-parallel "
+                f"ranks, and this is built for one engine; use 'kvsim plot', or read "
+                f"its tables by their column rank"
+            )
+        return self
 
     @cached_property
     def config(self) -> dict[str, Any]:

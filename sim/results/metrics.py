@@ -144,7 +144,8 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
 
     The engine's idle time counts as an empty cache and empty queues. Queues are read
     right after each scheduler call, so ``num_waiting_mean`` leaves out the wait of a
-    request until the next call; ``num_in_system_mean`` counts it.
+    request until the next call; ``num_in_system_mean`` counts it. Of several engines
+    queues are added up, usage is that of all pools, and maxima are those of one engine.
     """
     totals, preemptions = recording.totals, recording.preemption_table
     modes = preemptions.counts("mode")
@@ -159,7 +160,7 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
         "num_preemptions_swap": modes.get("swap", 0),
         "num_preemptions_recompute": modes.get("recompute", 0),
         "num_requests_preempted": len(np.unique(preemptions["request_id"])),
-        "kv_cache_usage_mean": mean_over_time("kv_cache_usage"),
+        "kv_cache_usage_mean": mean_over_time("kv_cache_usage") / totals.num_engines,
         "kv_cache_usage_max": totals.max["kv_cache_usage"],
         **{
             f"p{percent}_kv_cache_usage": totals.usage_percentile(percent, duration_s)
@@ -175,7 +176,7 @@ def cache_and_queues(recording: Recording, duration_s: float) -> dict[str, Any]:
         "copied_blocks": totals.total["num_copied_blocks"],
         "recomputed_tokens": totals.total["num_recomputed_tokens"],
         "num_steps": num_steps,
-        "engine_busy_share": totals.busy_s / elapsed_s,
+        "engine_busy_share": totals.busy_s / elapsed_s / totals.num_engines,
         "mean_step_ms": totals.busy_s / num_steps * 1e3 if num_steps else None,
     }
 

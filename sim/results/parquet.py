@@ -119,9 +119,9 @@ def write_table(path: Path, table: pa.Table, kinds: Mapping[str, str]) -> None:
 class StepsFile:
     """A sink that writes steps to disk as they come; use it in a ``with`` block."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kinds: Mapping[str, str] = schema.STEPS) -> None:
         self._path = path
-        self._file = TableFile(path, schema.STEPS)
+        self._file = TableFile(path, kinds)
 
     def __enter__(self) -> Self:
         return self
@@ -141,16 +141,19 @@ def copy_steps(steps: StepTable, path: Path) -> None:
     """Write `steps` to `path`, unless that is where they are."""
     if isinstance(steps, ParquetSteps) and steps.path == path:
         return
-    with StepsFile(path) as file:
-        for batch in steps.batches(list(schema.STEPS)):
+    with StepsFile(path, steps.kinds) as file:
+        for batch in steps.batches(list(steps.kinds)):
             file.write(batch)
 
 
 def write_itl(recording: Recording, path: Path) -> None:
-    """Write when each token of the served requests came, in bounded memory."""
-    tokens = token_times(
-        recording.step_table, recording.streaks, path.parent, _ITL_BATCH_ROWS
-    )
+    """Write when each token of the served requests came, in bounded memory.
+
+    Engines come one after another, where there are several.
+    """
     with TableFile(path, schema.ITL) as file:
-        for batch in tokens:
-            file.write(batch)
+        for part in recording.of_rank:
+            for batch in token_times(
+                part.step_table, part.streaks, path.parent, _ITL_BATCH_ROWS
+            ):
+                file.write(batch)

@@ -17,7 +17,7 @@ from sim.results.tokens import InterTokenLatencies, Streaks
 from sim.results.totals import StepTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -76,6 +76,11 @@ class Recording:
         return InterTokenLatencies(self.step_table, self.streaks)
 
     @property
+    def of_rank(self) -> tuple[Recording, ...]:
+        """What each engine recorded: itself, where there is one."""
+        return (self,)
+
+    @property
     def extrapolated_share(self) -> float:
         """Share of the engine's busy time that the cost model extrapolated."""
         return self.totals.extrapolated_share
@@ -105,6 +110,9 @@ class Recorder:
         Requests in the system by id.
     """
 
+    step_kinds: Mapping[str, str] = schema.STEPS
+    """Columns of the steps that go into the sink."""
+
     def __init__(
         self,
         sink: StepSink | None = None,
@@ -123,6 +131,11 @@ class Recorder:
         self._totals = StepTotals()
         self._requests = RequestRows()
         self._preemptions = PreemptionRows()
+
+    @property
+    def of_rank(self) -> Sequence[Recorder]:
+        """The recorder of each engine: itself, where there is one."""
+        return (self,)
 
     def arrived(self, request: Request) -> None:
         """Take note of an arrival, just before it is queued or rejected."""

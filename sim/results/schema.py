@@ -97,6 +97,14 @@ PREEMPTIONS: dict[str, str] = {
     "num_preemptions": "int64",  # of this request, this one included
 }
 
+RANKS: dict[str, str] = {"rank": "int64"}
+"""Which data-parallel rank a row of any table is of, where there are several."""
+
+RANK_STEPS: dict[str, str] = {
+    "wait_s": "float64",  # what it waited for the slowest rank, part of allreduce_s
+}
+"""Steps of a rank have this column as well; one without tokens is a dummy batch."""
+
 KV_CACHE_GROUPS: dict[str, str] = {
     "time_s": "float64",  # start of the step from which on it holds so many
     "kind": "int64",  # place in capacity.kv_cache_groups of the summary

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from sim.results import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -26,6 +26,11 @@ Batch = dict[str, npt.NDArray[Any]]
 
 class StepTable(Protocol):
     """One row a step, see `sim.results.schema.STEPS`."""
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Columns, and their types."""
+        ...
 
     @property
     def num_steps(self) -> int: ...
@@ -54,6 +59,8 @@ class StepSink(Protocol):
 class FrameSteps:
     """Steps in memory."""
 
+    kinds: Mapping[str, str] = schema.STEPS
+
     def __init__(self, frame: pd.DataFrame) -> None:
         self.frame = frame
 
@@ -74,6 +81,12 @@ class ParquetSteps:
         self.path = path
 
     @property
+    def kinds(self) -> Mapping[str, str]:
+        ours = schema.STEPS | schema.RANKS | schema.RANK_STEPS
+        names = pq.read_schema(self.path).names
+        return {name: ours[name] for name in names if name in ours}
+
+    @property
     def num_steps(self) -> int:
         return int(pq.read_metadata(self.path).num_rows)
 
@@ -91,16 +104,22 @@ class MemorySteps:
     With `columns`, copies of those are kept, in place of all of them as they come.
     """
 
-    def __init__(self, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        kinds: Mapping[str, str] = schema.STEPS,
+    ) -> None:
+        self.kinds = kinds
         self.num_steps = 0
-        self._columns = columns
+        more = [name for name in kinds if name not in schema.STEPS]
+        self._columns = None if columns is None else [*columns, *more]
         self._batches: list[Batch] = []
         self._frame: pd.DataFrame | None = None
 
     def write(self, batch: Batch) -> bool:
         self.num_steps += len(batch["step"])
         if self._columns is None:  # a copy would be as much again
-            self._batches.append({name: batch[name] for name in schema.STEPS})
+            self._batches.append({name: batch[name] for name in self.kinds})
             return True
         self._batches.append({name: batch[name].copy() for name in self._columns})
         return False
@@ -117,7 +136,7 @@ class MemorySteps:
     def frame(self) -> pd.DataFrame:
         """Return all steps; the batches are given up for it, one by one."""
         if self._frame is None:
-            self._frame = _joined(self._batches)
+            self._frame = _joined(self._batches, self.kinds)
             self._batches = []
         return self._frame
 
@@ -126,15 +145,15 @@ def frame_of(steps: StepTable) -> pd.DataFrame:
     """Return all steps at once: 257 bytes each."""
     if isinstance(steps, MemorySteps):
         return steps.frame()
-    return _joined([*steps.batches(list(schema.STEPS))])
+    return _joined([*steps.batches(list(steps.kinds))], steps.kinds)
 
 
-def _joined(batches: list[Batch]) -> pd.DataFrame:
+def _joined(batches: list[Batch], kinds: Mapping[str, str]) -> pd.DataFrame:
     """Return batches as one frame, and empty them on the way."""
     import pandas as pd  # noqa: PLC0415  (slow to import, and a run needs none)
 
     num_steps = sum(len(batch["step"]) for batch in batches)
-    columns = {name: np.empty(num_steps, kind) for name, kind in schema.STEPS.items()}
+    columns = {name: np.empty(num_steps, kind) for name, kind in kinds.items()}
     begin = 0
     batches.reverse()
     while batches:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.results.step_table import Batch
 
 _AVERAGED = ("kv_cache_usage", "num_running", "num_waiting")
@@ -38,10 +40,13 @@ class StepTotals:
         Sum of the columns that count what a scheduler call did.
     has_bounds
         Whether the cost model knew bounds of any step.
+    num_engines
+        Engines whose steps these are.
     """
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_engines = 1
         self.has_bounds = False
         self.max: dict[str, float] = dict.fromkeys(_AVERAGED, 0.0)
         self.total: dict[str, int] = dict.fromkeys(_COUNTED, 0)
@@ -49,6 +54,24 @@ class StepTotals:
         self._extrapolated_s: list[float] = []
         self._integrals: dict[str, list[float]] = {name: [] for name in _AVERAGED}
         self._usage_s = np.zeros(NUM_USAGE_BINS + 1)
+
+    @classmethod
+    def merged(cls, parts: Sequence[StepTotals]) -> StepTotals:
+        """Return those of several engines: sums of sums, maxima of any of them."""
+        whole = cls()
+        whole.num_engines = sum(part.num_engines for part in parts)
+        for part in parts:
+            whole.num_steps += part.num_steps
+            whole.has_bounds = whole.has_bounds or part.has_bounds
+            whole._busy_s += part._busy_s
+            whole._extrapolated_s += part._extrapolated_s
+            whole._usage_s += part._usage_s
+            for name, largest in part.max.items():
+                whole.max[name] = max(whole.max[name], largest)
+                whole._integrals[name] += part._integrals[name]
+            for name, total in part.total.items():
+                whole.total[name] += total
+        return whole
 
     def add(self, batch: Batch) -> None:
         """Take a batch: columns of `sim.results.schema.STEPS`."""
@@ -89,7 +112,8 @@ class StepTotals:
             Length of the run; what is no step counts as an empty cache.
         """
         spent_s = self._usage_s.copy()
-        spent_s[0] += max(duration_s - float(spent_s.sum()), 0.0)
+        whole_s = duration_s * self.num_engines
+        spent_s[0] += max(whole_s - float(spent_s.sum()), 0.0)
         until_s = np.add.accumulate(spent_s)
         wanted_s = until_s[-1] * percent / 100.0
         return int(until_s.searchsorted(wanted_s)) / NUM_USAGE_BINS

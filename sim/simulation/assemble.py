@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +51,8 @@ def make_capacity(
         gpu=gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
         pipeline_parallel_size=engine.pipeline_parallel_size,
+        data_parallel_size=engine.data_parallel_size,
+        enable_expert_parallel=engine.enable_expert_parallel,
         block_size=engine.block_size,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         dtype=engine.dtype,
@@ -157,11 +159,36 @@ def _built_cost_model(
             "copied_block_bytes": copied_block_bytes,
             "swap_rule": engine.generation.swap,
             "graph_rule": GraphRule() if engine.enforce_eager else graphs,
+            **_links(config),
         },
     )
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return cost_model
+
+
+LINK_KEYS = ("interconnect", "enable_expert_parallel")
+"""Keys of the engine that the table of the cost model had before."""
+
+
+def _links(config: RunConfig) -> dict[str, Any]:
+    """Return what joins GPUs, but for what the cost table says itself."""
+    engine = config.engine
+    given = {
+        "data_parallel_size": engine.data_parallel_size,
+        "all2all_backend": engine.all2all_backend,
+        "network": engine.network,
+    } | {key: getattr(engine, key) for key in LINK_KEYS}
+    return {key: value for key, value in given.items() if key not in config.cost}
+
+
+def moved_keys(config: RunConfig) -> list[str]:
+    """Return a line for each key of the cost table that is the engine's by now."""
+    return [
+        f"cost.{key} is engine.{key} by now, which capacity heeds too; set that"
+        for key in LINK_KEYS
+        if key in config.cost
+    ]
 
 
 def _as_held(engine: EngineConfig, model: ModelArchitecture) -> ModelArchitecture:

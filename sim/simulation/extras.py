@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sim.engine.loop import Engine
 from sim.errors import ConfigError
 from sim.results.blocks import BLOCKS_FILE, BlockTimes, blocks_to_dict
 from sim.results.output import write_json
@@ -53,6 +54,11 @@ def recording(
         raise ConfigError(
             "a schedule is recorded of engines with one step in flight; leave "
             "--record schedule out, or pipeline_parallel_size at 1"
+        )
+    if not isinstance(simulation.engine, Engine):
+        raise ConfigError(
+            "--record is built for one engine; leave it out, or "
+            "engine.data_parallel_size at 1"
         )
     with ExitStack() as stack:
         if "blocks" in kinds:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import warnings
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from cache.errors import PolicyError
-from sim.costs.base import BOUNDS
 from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.group_sampling import sampler_for
@@ -26,13 +24,15 @@ from sim.hardware.models.bundled import load_model
 from sim.results import summary
 from sim.results.group_usage import GroupUsage
 from sim.results.metrics import goodput
+from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.generations import GENERATIONS
-from sim.simulation import intervals
-from sim.simulation.assemble import make_capacity, make_cost_model
+from sim.simulation import intervals, ranks
+from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
+from sim.simulation.intervals import with_intervals
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
-    from sim.engine.clients import Client
+    from sim.engine.clients import Client, Server
+    from sim.engine.engines import Engines
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
@@ -95,6 +96,8 @@ class Simulation:
         If the parts cannot be built or do not fit together.
     """
 
+    _keeps_steps = True
+
     def __init__(
         self,
         config: RunConfig,
@@ -108,7 +111,7 @@ class Simulation:
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
         self.warnings = summary.pool_warnings(self.capacity, model, config)
-        self.warnings += summary.idle_key_warnings(config)
+        self.warnings += [*summary.idle_key_warnings(config), *moved_keys(config)]
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
@@ -116,11 +119,18 @@ class Simulation:
         self.cost_model = self._make_cost_model(model, gpu)
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
         self.scheduler, capacity = self._make_scheduler(model)
+        self.schedulers = [self.scheduler]
+        for _ in range(1, config.engine.data_parallel_size):
+            self.schedulers.append(self._make_scheduler(model)[0])
         self._limits = summary.scheduler_warnings(self.capacity, capacity, config)
         self.warnings += self._limits
         self.capacity = capacity
-        self.recorder = self._make_recorder()
         self.env = simpy.Environment()
+        self._lock_step = ranks.lock_step_of(
+            config.engine, model, self.env, self.cost_model
+        )
+        self.warnings += ranks.lock_step_warnings(self._lock_step, self.cost_model)
+        self.recorder = self._make_recorder()
         client = self._make_client()
         self.num_requests = client.num_requests(self.specs)
         self.engine = self._make_engine(client)
@@ -128,11 +138,24 @@ class Simulation:
     def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
         return make_cost_model(self.config, model, gpu)
 
-    def _make_recorder(self) -> Recorder:
+    def _make_recorder(self) -> Recorder | RankRecorders:
+        keeps_steps = self._keeps_steps
+        groups = [self._group_usage() for _ in self.schedulers]
+        if len(groups) == 1:
+            return Recorder(keeps_steps=keeps_steps, groups=groups[0])
+        lock = self._lock_step
+        waits_s = [
+            () if lock is None else lock.ranks[i].waits_s for i in range(len(groups))
+        ]
+        return RankRecorders(waits_s, keeps_steps=keeps_steps, groups=groups)
+
+    def _group_usage(self) -> GroupUsage | None:
+        """Return what takes what groups hold, where there are several kinds."""
         kinds = self.capacity.kv_cache_groups
-        if len(kinds) < 2 or getattr(self.scheduler, "groups", None) is None:
-            return Recorder()
-        return Recorder(groups=GroupUsage([kind["num_groups"] for kind in kinds]))
+        is_told = self._keeps_steps and getattr(self.scheduler, "groups", None)
+        if len(kinds) < 2 or not is_told:
+            return None
+        return GroupUsage([kind["num_groups"] for kind in kinds])
 
     def _make_client(self) -> Client:
         factory = RequestFactory(self.capacity.max_model_len)
@@ -160,8 +183,10 @@ class Simulation:
             self.config.engine, self.capacity, model, specs=self.specs
         )
 
-    def _make_engine(self, client: Client) -> Engine:
+    def _make_engine(self, client: Client) -> Engine | Engines:
         """Make the engine, and what hands requests to it."""
+        if not isinstance(self.recorder, Recorder):
+            return self._make_ranks(client, self.recorder)
         pulled = None
         if self._is_pulled():
             pulled = requests_of(client.factory, self.specs)
@@ -179,6 +204,20 @@ class Simulation:
             self.env.process(self._arrivals(engine, client))
         return engine
 
+    def _make_ranks(self, client: Client, recorders: RankRecorders) -> Engines:
+        engines = ranks.make_engines(
+            self.env,
+            self.config.engine,
+            self.schedulers,
+            cost_model=self.cost_model,
+            recorders=recorders,
+            lock=self._lock_step,
+            sample=sampler_for(self.scheduler),
+            stepwise=bool(self.path_reason),
+        )
+        self.env.process(self._arrivals(engines, client))
+        return engines
+
     def _is_pulled(self) -> bool:
         """Whether the engine takes in the workload itself, without a process."""
         return (
@@ -186,7 +225,7 @@ class Simulation:
             and largest(self.specs, "beam_width") == 1
         )
 
-    def _arrivals(self, engine: Engine, client: Client) -> Generator[Any, Any, None]:
+    def _arrivals(self, engine: Server, client: Client) -> Generator[Any, Any, None]:
         """Return what hands requests to an engine that does not pull them."""
         if not self._is_closed_loop:
             return open_loop(self.env, engine, self.specs, client)
@@ -282,8 +321,11 @@ class Simulation:
 
     def check(self) -> None:
         """Prove the invariants of every structure, and conservation of requests."""
-        self.scheduler.check()
-        self.recorder.check(self.scheduler)
+        for scheduler, recorder in zip(
+            self.schedulers, self.recorder.of_rank, strict=True
+        ):
+            scheduler.check()
+            recorder.check(scheduler)
 
     def _results(self) -> Results:
         engine = self.engine
@@ -328,7 +370,7 @@ class Simulation:
             | summary.groups(recording, traffic)
             | summary.kv_cache_groups(recording, self.capacity, self.env.now)
             | self._goodput(recording)
-            | self.scheduler.summary()
+            | self._counters(recording)
             | {
                 "interrupted": self.engine.stop_requested,
                 "stalled": self.engine.stalled,
@@ -346,6 +388,15 @@ class Simulation:
             | intervals.no_intervals(
                 intervals.why_never(self.config, recording) or intervals.NOT_ASKED
             )
+        )
+
+    def _counters(self, recording: Recording) -> dict[str, Any]:
+        """Return what schedulers counted, and what is told of ranks."""
+        if isinstance(self.recorder, Recorder):
+            return self.scheduler.summary()
+        told = [scheduler.summary() for scheduler in self.schedulers]
+        return ranks.merged_counters(told) | ranks.numbers_of_ranks(
+            recording, self.recorder, self.schedulers, self.env.now, self._lock_step
         )
 
     def _goodput(self, recording: Recording) -> dict[str, Any]:
@@ -386,8 +437,7 @@ class _RunAtBound(Simulation):
         del model, gpu
         return AtBound(self._central.cost_model, self._bound)
 
-    def _make_recorder(self) -> Recorder:
-        return Recorder(keeps_steps=False)
+    _keeps_steps = False
 
 
 @contextmanager
@@ -400,66 +450,6 @@ def _garbage_collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def with_intervals(
-    simulation: Simulation,
-    results: Results,
-    on_progress: Callable[[Progress], None] | None = None,
-    *,
-    progress_every: int = 512,
-) -> Results:
-    """Fill in the intervals of the summary: run twice more, every step at a bound.
-
-    There are none if the configuration says so, the cost model knows no bounds, or
-    the simulation was stopped; the summary says which. Both runs count as one for
-    `on_progress`.
-    """
-    numbers = []
-    if (reason := _why_no_intervals(simulation, results)) is None:
-        for place, bound in enumerate(BOUNDS):
-            run = simulation.at_bound(bound)
-            if simulation.stop_requested:
-                break
-            if on_progress:
-                tell = partial(_tell, simulation, run, place, on_progress)
-                run.engine.observe(progress_every, tell)
-            requests = run.run_requests()
-            numbers.append(
-                intervals.numbers_at_bound(requests, run.num_requests, run.env.now)
-            )
-        reason = _why_no_intervals(simulation, results)
-    if reason is None:
-        found = intervals.intervals(results.summary, numbers)
-    else:
-        found = intervals.no_intervals(reason)
-    return replace(results, summary={**results.summary, **found})
-
-
-def _why_no_intervals(simulation: Simulation, results: Results) -> str | None:
-    assert isinstance(results.recording, Recording)
-    reason = intervals.why_never(simulation.config, results.recording)
-    return reason or (intervals.INTERRUPTED if simulation.stop_requested else None)
-
-
-def _tell(
-    simulation: Simulation,
-    run: Simulation,
-    place: int,
-    on_progress: Callable[[Progress], None],
-    _: Engine,
-) -> None:
-    """Tell how far the two runs have come, of which `run` is number `place`."""
-    found = run.progress()
-    num_requests = simulation.num_requests
-    on_progress(
-        replace(
-            found,
-            num_requests=2 * num_requests,
-            num_done=place * num_requests + found.num_done,
-            bound=BOUNDS[place],
-        )
-    )
 
 
 def simulate(config: RunConfig) -> Results:

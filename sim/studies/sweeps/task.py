@@ -50,7 +50,8 @@ def run_summary(config: Mapping[str, Any]) -> Mapping[str, Any]:
         If it cannot be run.
     """
     simulation = Simulation(parse_config(dict(config)))
-    simulation.recorder.sink = MemorySteps(_COLUMNS)
+    kinds = simulation.recorder.step_kinds
+    simulation.recorder.sink = MemorySteps(_COLUMNS, kinds)
     return simulation.run().summary
 
 

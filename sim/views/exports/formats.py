@@ -58,7 +58,7 @@ def export(
     overwrite: bool = False,
 ) -> tuple[Path, list[str]]:
     """Write results of a run in another format; return where, and what to say of it."""
-    folder = RunFolder(directory, columns={}, numbers=())
+    folder = RunFolder(directory, columns={}, numbers=()).of_one_engine()
     form = FORMATS[to]
     path = out or directory / EXPORTS / form.file_name
     replaced = (

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from sim.config.plug import did_you_mean
 from sim.views.plots import FIGURES, Tables
+from sim.views.plots.ranks import figures_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,9 @@ class RunPlots(NamedFigures):
     """
 
     def __init__(self, results: Results) -> None:
-        super().__init__(FIGURES, Tables.of(results))
+        super().__init__(*figures_of(results))
 
-    def _drawer(self, name: str) -> Drawer:
+    def _drawer(self, name: str) -> Any:
+        if not isinstance(self._found, Tables):  # ranks, drawn over each other
+            return super()._drawer(name)
         return Drawer(FIGURES[name], self._found)

@@ -25,6 +25,7 @@ from sim.studies.planning.file import read_plan
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.plans import PLAN_FIGURES
+from sim.views.plots.ranks import figures_of
 from sim.views.plots.runs import Run, labels_of, what_differs
 from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
 from sim.views.plots.sweeps.table import SweepRuns, read_sweep, runs_of_plan
@@ -106,9 +107,13 @@ def drawings(
 
 def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
     found = [Results.load(directory) for directory in directories]
-    tables = [Tables.of(results) for results in found]
     if len(found) == 1:
-        return {name: partial(draw, tables[0]) for name, draw in FIGURES.items()}
+        figures, drawn = figures_of(found[0])
+        return {name: partial(draw, drawn) for name, draw in figures.items()}
+    tables = [
+        Tables.of(_one_engine(each, d))
+        for each, d in zip(found, directories, strict=True)
+    ]
     names, configs = _names(directories), [each.config.to_data() for each in found]
     labels = labels_of(names, configs, [results.summary for results in found])
     differs = what_differs(configs) if labels == names else ""
@@ -116,6 +121,16 @@ def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
         Run(label, each, differs) for label, each in zip(labels, tables, strict=True)
     ]
     return {name: partial(draw, runs) for name, draw in OVERLAYS.items()}
+
+
+def _one_engine(results: Results, directory: Path) -> Results:
+    """Refuse several engines where runs are drawn over each other."""
+    if results.summary.get("ranks"):
+        raise ResultsError(
+            f"'{directory}' has data-parallel ranks, a curve each, and is drawn alone; "
+            f"leave it out"
+        )
+    return results
 
 
 def _names(directories: Sequence[Path]) -> list[str]:

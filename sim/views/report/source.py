@@ -121,7 +121,7 @@ def load_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
     }
     runs = []
     for number, (label, path) in enumerate(zip(labels(paths), paths, strict=True), 1):
-        folder = RunFolder(path, needed, NUMBERS)
+        folder = RunFolder(path, needed, NUMBERS).of_one_engine()
         folder.config  # noqa: B018 - read, so that damage is told before anything is drawn
         runs.append(Run(number, label, folder))
     return tuple(runs)

@@ -1,0 +1,293 @@
+"""The results of data-parallel ranks: recorded apart, kept in one table each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sim.results import schema
+from sim.results.recorder import Recorder, Recording
+from sim.results.step_table import MemorySteps
+from sim.results.table import ResultTable
+from sim.results.tokens import InterTokenLatencies
+from sim.results.totals import StepTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sim.results.folder import RunFolder
+    from sim.results.group_usage import GroupUsage
+    from sim.results.step_table import Batch, StepSink, StepTable
+    from sim.results.tokens import Floats, Integers
+    from sim.scheduler.request import Request
+
+STEPS: Mapping[str, str] = schema.STEPS | schema.RANKS | schema.RANK_STEPS
+"""Columns of steps that several ranks took."""
+
+
+# -- recording -----------------------------------------------------------------------
+
+
+class _SharedSink:
+    """Where the steps of all ranks go: batch by batch, each of one rank."""
+
+    def __init__(self, sink: StepSink, num_ranks: int) -> None:
+        self.sink = sink
+        self._num_open = num_ranks
+        self.table: StepTable | None = None
+
+    def close(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self.table = self.sink.close()
+
+
+class _RankSink:
+    """Says of every step which rank took it, and how long it waited for others."""
+
+    def __init__(
+        self, shared: _SharedSink, rank: int, waits_s: Sequence[float]
+    ) -> None:
+        self._shared = shared
+        self._rank = rank
+        self._waits_s = waits_s
+        self._num_steps = 0
+        self.num_dummy_steps = 0
+        self.wait_s = 0.0
+
+    def write(self, batch: Batch) -> bool | None:
+        size = len(batch["step"])
+        first, self._num_steps = self._num_steps, self._num_steps + size
+        waits_s = np.zeros(size)
+        some = self._waits_s[first : first + size]
+        waits_s[: len(some)] = some
+        self.wait_s += float(waits_s.sum())
+        self.num_dummy_steps += size - int(
+            np.count_nonzero(batch["num_batched_tokens"])
+        )
+        told = {"rank": np.full(size, self._rank), "wait_s": waits_s}
+        return self._shared.sink.write(batch | told)
+
+    def close(self) -> StepTable:
+        self._shared.close()
+        return _OwnSteps(self._shared, self._rank)
+
+
+class _OwnSteps:
+    """The steps of one rank, while all are being written."""
+
+    kinds = STEPS
+
+    def __init__(self, shared: _SharedSink, rank: int) -> None:
+        self._shared = shared
+        self._rank = rank
+
+    @property
+    def _table(self) -> StepTable:
+        assert self._shared.table is not None
+        return RankSteps(self._shared.table, self._rank)
+
+    @property
+    def num_steps(self) -> int:
+        return self._table.num_steps
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        return self._table.batches(columns)
+
+
+class RankRecorders:
+    """The recorders of all ranks; to a run what a `Recorder` is.
+
+    Parameters
+    ----------
+    waits_s
+        By rank what each step waited for others; filled by the time steps are emitted.
+    keeps_steps
+        See `Recorder`.
+    groups
+        By rank, takes what kinds of KV cache groups hold, if there are several.
+    """
+
+    step_kinds = STEPS
+
+    def __init__(
+        self,
+        waits_s: Sequence[Sequence[float]],
+        *,
+        keeps_steps: bool = True,
+        groups: Sequence[GroupUsage | None] | None = None,
+    ) -> None:
+        self._waits_s = waits_s
+        self.of_rank = [
+            Recorder(keeps_steps=keeps_steps, groups=each)
+            for each in groups or [None] * len(waits_s)
+        ]
+        self.sink = MemorySteps(kinds=STEPS)
+
+    @property
+    def sink(self) -> StepSink:
+        """Where steps of all ranks go."""
+        return self._sink
+
+    @sink.setter
+    def sink(self, sink: StepSink) -> None:
+        self._sink = sink
+        shared = self._shared = _SharedSink(sink, len(self.of_rank))
+        self._sinks = [
+            _RankSink(shared, rank, waits_s)
+            for rank, waits_s in enumerate(self._waits_s)
+        ]
+        for recorder, own in zip(self.of_rank, self._sinks, strict=True):
+            recorder.sink = own
+
+    def wait_s(self, rank: int) -> float:
+        """Return seconds that a rank waited for others, in all steps."""
+        return self._sinks[rank].wait_s
+
+    def num_dummy_steps(self, rank: int) -> int:
+        """Return how many of its steps computed nothing."""
+        return self._sinks[rank].num_dummy_steps
+
+    @property
+    def active(self) -> dict[int, Request]:
+        return {k: v for each in self.of_rank for k, v in each.active.items()}
+
+    @property
+    def num_arrived(self) -> int:
+        return sum(each.num_arrived for each in self.of_rank)
+
+    @property
+    def num_finished(self) -> int:
+        return sum(each.num_finished for each in self.of_rank)
+
+    @property
+    def num_left(self) -> int:
+        return sum(each.num_left for each in self.of_rank)
+
+    def finish(self, now_s: float) -> Recording:
+        """Close the books at `now_s`."""
+        recordings = [each.finish(now_s) for each in self.of_rank]
+        steps = self._shared.table
+        assert steps is not None
+        return merged(recordings, steps)
+
+
+@dataclass(frozen=True)
+class RankedRecording(Recording):
+    """A run's tables with the rank of each row, and what each rank recorded."""
+
+    parts: tuple[Recording, ...] = ()
+
+    @property
+    def of_rank(self) -> tuple[Recording, ...]:
+        return self.parts
+
+    @property
+    def itl(self) -> InterTokenLatencies:
+        """Inter-token latencies of served requests, of all ranks."""
+        return _Joined([each.itl for each in self.of_rank])
+
+
+class _Joined(InterTokenLatencies):
+    def __init__(self, parts: Sequence[InterTokenLatencies]) -> None:
+        super().__init__(parts[0].steps, parts[0].streaks)
+        self._parts = parts
+
+    def _read(self) -> Iterator[tuple[Floats, Integers]]:
+        for part in self._parts:
+            yield from part.batches()
+
+
+def merged(recordings: Sequence[Recording], steps: StepTable) -> RankedRecording:
+    """Return what all ranks recorded as one, requests by id and others in time."""
+    groups = [each.group_table for each in recordings]
+    found = [table for table in groups if table is not None]
+    return RankedRecording(
+        step_table=steps,
+        request_table=_joined(
+            [each.request_table for each in recordings], "request_id"
+        ),
+        preemption_table=_joined(
+            [each.preemption_table for each in recordings], "time_s"
+        ),
+        totals=StepTotals.merged([each.totals for each in recordings]),
+        streaks=recordings[0].streaks,
+        occupancy_s=sum(each.occupancy_s for each in recordings),
+        group_table=_joined(found, "time_s") if found else None,
+        parts=tuple(recordings),
+    )
+
+
+def _joined(tables: Sequence[ResultTable], by: str) -> ResultTable:
+    kinds = dict(tables[0].kinds) | schema.RANKS
+    arrows = [
+        table.arrow.append_column("rank", pa.array([rank] * table.num_rows, pa.int64()))
+        for rank, table in enumerate(tables)
+    ]
+    whole = pa.concat_tables(arrows).unify_dictionaries().combine_chunks()
+    order = np.argsort(np.concatenate([table[by] for table in tables]), kind="stable")
+    return _taken(whole, order, kinds)
+
+
+def _taken(arrow: pa.Table, rows: Any, kinds: Mapping[str, str]) -> ResultTable:
+    columns = {}
+    for name in arrow.column_names:
+        column = arrow[name].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # none of no rows
+            column = column.chunk(0)
+        columns[name] = pa.chunked_array([column.take(pa.array(rows))])
+    return ResultTable(pa.table(columns), kinds)
+
+
+# -- reading -------------------------------------------------------------------------
+
+
+class RankSteps:
+    """The steps of one rank, in order, out of a table of all."""
+
+    kinds = STEPS
+
+    def __init__(self, steps: StepTable, rank: int) -> None:
+        self._steps = steps
+        self._rank = rank
+
+    @property
+    def num_steps(self) -> int:
+        return sum(len(batch["rank"]) for batch in self.batches(("rank",)))
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        for batch in self._steps.batches([*dict.fromkeys((*columns, "rank"))]):
+            own = batch["rank"] == self._rank
+            if own.all():
+                yield {name: batch[name] for name in columns}
+            elif own.any():
+                yield {name: batch[name][own] for name in columns}
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """The tables of one rank, as `Recording` and `RunFolder` have them of all."""
+
+    step_table: StepTable
+    request_table: ResultTable
+    preemption_table: ResultTable
+    group_table: ResultTable | None
+
+
+def tables_of_rank(found: Recording | RunFolder, rank: int) -> RankTables:
+    """Return the rows of one rank, of a run just simulated or read again."""
+
+    def own(table: ResultTable) -> ResultTable:
+        rows = np.flatnonzero(table["rank"] == rank)
+        return _taken(table.arrow, rows, table.kinds)
+
+    groups = found.group_table
+    return RankTables(
+        RankSteps(found.step_table, rank),
+        own(found.request_table),
+        own(found.preemption_table),
+        None if groups is None else own(groups),
+    )

@@ -1,0 +1,163 @@
+"""The data-parallel ranks of one run: engines beside each other, on one clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.costs.lock_step import Together, steps_together
+from sim.engine.balancer import Load, LoadBalancer
+from sim.engine.engines import Engines
+from sim.engine.lock_step import LockStep
+from sim.engine.loop import Engine
+from sim.errors import ConfigError
+from sim.results.metrics import cache_and_queues, latencies, throughput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import simpy
+
+    from sim.config.tables import EngineConfig
+    from sim.costs.base import CostModel
+    from sim.engine.sampling import Sampler
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.results.ranks import RankRecorders
+    from sim.results.recorder import Recording
+    from sim.scheduler.base import Scheduler
+
+
+def lock_step_of(
+    config: EngineConfig,
+    model: ModelArchitecture,
+    env: simpy.Environment,
+    cost_model: CostModel,
+) -> LockStep | None:
+    """Return what ranks that divide experts keep pace by; None where they do not.
+
+    Ranks of a model without experts have nothing to exchange.
+
+    Raises
+    ------
+    ConfigError
+        If the cost model prices the experts of one rank.
+    """
+    if config.data_parallel_size == 1 or not model.num_moe_layers:
+        return None
+    if cost_model.describe().get("kind") == "measured":
+        raise ConfigError(
+            f"cost.kind: measured tables hold the experts of one rank, and "
+            f"engine.data_parallel_size {config.data_parallel_size} divides them; use "
+            f"roofline"
+        )
+
+    return LockStep(
+        env,
+        config.data_parallel_size,
+        lambda shapes: steps_together(cost_model, shapes),
+    )
+
+
+def lock_step_warnings(lock: LockStep | None, cost_model: CostModel) -> list[str]:
+    """Say so if a step of all ranks is priced without what they do together."""
+    if lock is None or isinstance(cost_model, Together):
+        return []
+    kind = cost_model.describe().get("kind")
+    return [
+        f"cost: {kind} prices ranks one by one: a step takes the longest, without the "
+        f"exchange of tokens between them"
+    ]
+
+
+def make_engines(
+    env: simpy.Environment,
+    config: EngineConfig,
+    schedulers: Sequence[Scheduler],
+    *,
+    cost_model: CostModel,
+    recorders: RankRecorders,
+    lock: LockStep | None,
+    sample: Sampler,
+    stepwise: bool,
+) -> Engines:
+    """Construct the engines of all ranks, and the balancer before them."""
+    paces = [None] * len(schedulers) if lock is None else lock.ranks
+    engines = [
+        Engine(
+            env,
+            scheduler,
+            cost_model,
+            recorder,
+            sample=sample,
+            admission_check=config.admission_check,
+            stepwise=stepwise,
+            pace=pace,
+        )
+        for scheduler, recorder, pace in zip(
+            schedulers, recorders.of_rank, paces, strict=True
+        )
+    ]
+
+    def loads() -> list[Load]:
+        return [
+            Load(each.num_waiting, each.num_running, each.cache_usage().kv_cache_usage)
+            for each in schedulers
+        ]
+
+    num_servers = config.api_server_count or len(engines)
+    return Engines(env, engines, LoadBalancer(env, loads, len(engines), num_servers))
+
+
+def merged_counters(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the counters of several schedulers added up, and their hit rate."""
+    whole = {
+        key: sum(each[key] for each in told)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else value
+        for key, value in told[0].items()
+    }
+    if queries := whole.get("prefix_cache_queries"):
+        whole["prefix_cache_hit_rate"] = whole["prefix_cache_hits"] / queries
+    return whole
+
+
+def numbers_of_ranks(
+    recording: Recording,
+    recorders: RankRecorders,
+    schedulers: Sequence[Scheduler],
+    duration_s: float,
+    lock: LockStep | None,
+) -> dict[str, Any]:
+    """Return what each rank did, and what waiting for each other took."""
+    ranks = [*_ranks(recording, recorders, schedulers, duration_s)]
+    found: dict[str, Any] = {"ranks": ranks}
+    if lock is not None:
+        busy_s = recording.totals.busy_s
+        wait_s = sum(recorders.wait_s(rank) for rank in range(len(ranks)))
+        found |= {
+            "num_waves": lock.num_waves,
+            "num_dummy_steps": sum(each["num_dummy_steps"] for each in ranks),
+            "wait_share": wait_s / busy_s if busy_s else 0.0,
+        }
+    return found
+
+
+def _ranks(
+    recording: Recording,
+    recorders: RankRecorders,
+    schedulers: Sequence[Scheduler],
+    duration_s: float,
+) -> Iterator[dict[str, Any]]:
+    pairs = zip(recording.of_rank, schedulers, strict=True)
+    for rank, (one, scheduler) in enumerate(pairs):
+        table = one.request_table
+        yield (
+            {"rank": rank}
+            | throughput(table, table.num_rows, duration_s)
+            | latencies(table, one.itl)
+            | cache_and_queues(one, duration_s)
+            | scheduler.summary()
+            | {
+                "num_dummy_steps": recorders.num_dummy_steps(rank),
+                "wait_s": recorders.wait_s(rank),
+            }
+        )

@@ -1,0 +1,44 @@
+"""Figures of a run whose ranks are drawn as runs are that one compares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results.ranks import tables_of_rank
+from sim.views.plots import FIGURES
+from sim.views.plots.overlays import OVERLAYS
+from sim.views.plots.runs import MAX_RUNS, Run
+from sim.views.plots.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from matplotlib.figure import Figure
+
+    from sim.results.run import Results
+
+
+def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:
+    """Return what draws the figures of a run, and what it draws: a curve a rank."""
+    ranks = results.summary.get("ranks")
+    if not ranks:
+        return FIGURES, Tables.of(results)
+    drawn = [*range(len(ranks))]
+    told = ""
+    if len(ranks) > MAX_RUNS:
+        places = np.linspace(0, len(ranks) - 1, MAX_RUNS).round().astype(int)
+        drawn, told = places.tolist(), f"{MAX_RUNS} of {len(ranks)} ranks are drawn"
+    runs = []
+    for rank in drawn:
+        found = tables_of_rank(results.recording, rank)
+        tables = Tables(
+            found.step_table,
+            found.request_table,
+            found.preemption_table,
+            {**results.summary, **ranks[rank]},
+            found.group_table,
+        )
+        runs.append(Run(f"rank {rank}", tables, told))
+    return OVERLAYS, runs

@@ -1,0 +1,229 @@
+"""Runs of data-parallel ranks: results by rank, keys, files, figures, refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError, ResultsError
+from sim.results.folder import RunFolder
+from sim.results.ranks import tables_of_rank
+from sim.results.run import Results
+from sim.simulation.run import Simulation, simulate
+from sim.views.plots.ranks import figures_of
+from tests.sim.test_config import minimal, write
+from tests.sim.test_run_command import kvsim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIXTRAL = {
+    "model": "mistralai/Mixtral-8x7B-v0.1",
+    "num_gpu_blocks_override": 70,
+    "max_model_len": 1024,
+    "data_parallel_size": 2,
+    "enable_expert_parallel": True,
+}
+DENSE = {"num_gpu_blocks_override": 70, "max_model_len": 1024, "data_parallel_size": 3}
+
+
+def data_of(engine: dict[str, Any], num_requests: int = 60) -> dict[str, Any]:
+    data = minimal(**engine)
+    data["workload"]["synthetic"] |= {
+        "num_requests": num_requests,
+        "arrivals": {"kind": "poisson", "rate": 60.0},
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 400},
+        "output_tokens": {"kind": "uniform", "low": 2, "high": 60},
+    }
+    data["cost"] = {"kind": "roofline"}
+    return data
+
+
+def test_ranks_of_a_mixture_step_together() -> None:
+    simulation = Simulation(parse_config(data_of(MIXTRAL)))
+    results = simulation.run(check_every=1)
+    steps, summary = results.steps, results.summary
+    by_step = steps.groupby("step")[["start_s", "latency_s"]].nunique()
+    assert (by_step == 1).all(axis=None)
+    assert set(results.requests["rank"]) == {0, 1}
+    assert results.requests["request_id"].tolist() == list(range(60))
+    ranks = summary["ranks"]
+    assert sum(each["completed"] for each in ranks) == summary["completed"] == 60
+    assert (
+        sum(each["num_steps"] for each in ranks) == summary["num_steps"] == len(steps)
+    )
+    assert summary["num_preemptions"] == len(results.preemptions) > 0
+    dummies = steps[steps["num_batched_tokens"] == 0]
+    assert summary["num_dummy_steps"] == len(dummies) > 0
+    assert (steps["wait_s"] <= steps["allreduce_s"]).all()
+    waited = steps["wait_s"].sum() / steps["latency_s"].sum()
+    assert summary["wait_share"] == pytest.approx(waited)
+    usage = np.mean([each["kv_cache_usage_mean"] for each in ranks])
+    assert summary["kv_cache_usage_mean"] == pytest.approx(usage)
+    assert summary["num_waves"] >= 1
+
+
+def test_a_dense_rank_is_an_engine_of_its_own() -> None:
+    data = data_of(DENSE)
+    simulation = Simulation(parse_config(data))
+    together = simulation.run(check_every=1)
+    assert together.summary["num_preemptions"] > 0
+    assert "num_dummy_steps" not in together.summary
+    data["engine"]["data_parallel_size"] = 1
+    for rank in range(3):
+        own = together.requests[together.requests["rank"] == rank]
+        specs = [
+            spec._replace(request_id=place)
+            for place, spec in enumerate(simulation.specs[i] for i in own["request_id"])
+        ]
+        alone = Simulation(parse_config(data), specs=specs).run()
+        for name in ("arrival_s", "first_token_s", "finish_s", "num_preemptions"):
+            assert alone.requests[name].tolist() == own[name].tolist(), name
+        steps = together.steps[together.steps["rank"] == rank]
+        for name in ("start_s", "latency_s", "num_physical_blocks", "num_waiting"):
+            assert alone.steps[name].tolist() == steps[name].tolist(), name
+
+
+@pytest.mark.parametrize("engine", [MIXTRAL, DENSE])
+def test_stepwise_it_is_the_same(engine: dict[str, Any]) -> None:
+    config = parse_config(data_of(engine))
+    fast, slow = (Simulation(config, stepwise=way).run() for way in (False, True))
+    assert fast.requests.equals(slow.requests)
+    assert fast.steps.equals(slow.steps)
+    assert fast.preemptions.equals(slow.preemptions)
+
+
+def test_sessions_go_through_the_balancer() -> None:
+    data = data_of(MIXTRAL)
+    data["workload"] = {
+        "sessions": {
+            "kind": "chat",
+            "arrivals": {"kind": "poisson", "rate": 4.0},
+            "num_sessions": 12,
+            "turns": {"kind": "fixed", "number": 3},
+            "prompt_tokens": {"kind": "fixed", "tokens": 60},
+            "output_tokens": {"kind": "fixed", "tokens": 20},
+            "think_s": {"kind": "fixed", "value_s": 0.5},
+        },
+        "max_concurrent_users": 5,
+    }
+    results = Simulation(parse_config(data)).run(check_every=1)
+    assert results.summary["completed"] == 36
+
+
+def test_the_exchange_and_its_links_cost_time() -> None:
+    def mean_ms(**engine: Any) -> float:
+        summary = simulate(parse_config(data_of(MIXTRAL | engine, 20))).summary
+        return float(summary["mean_e2el_ms"])
+
+    usual = mean_ms()
+    assert mean_ms(interconnect="pcie3") > usual
+    one_a_node = {"bytes_per_s": 4.5e11, "is_switched": True, "hop_s": 0, "max_gpus": 2}
+    spread = mean_ms(data_parallel_size=4, interconnect=one_a_node)
+    slow = mean_ms(
+        data_parallel_size=4, interconnect=one_a_node, network="infiniband_hdr"
+    )
+    assert spread < slow
+    assert mean_ms(all2all_backend="deepep_low_latency") != usual
+    assert mean_ms(enable_expert_parallel=False) != usual
+    few, many = (
+        simulate(parse_config(data_of(DENSE | {"api_server_count": n}))).requests
+        for n in (1, 3)
+    )
+    assert few["rank"].tolist() != many["rank"].tolist()
+
+
+def test_files_figures_and_their_reader(tmp_path: Path) -> None:
+    path = write(tmp_path, data_of(MIXTRAL))
+    out = tmp_path / "out"
+    assert kvsim(["run", str(path), "--out", str(out), "--itl", "exact"]) == 0
+    loaded, simulated = Results.load(out), simulate(parse_config(data_of(MIXTRAL)))
+    assert loaded.requests.equals(simulated.requests)
+    assert loaded.preemptions.equals(simulated.preemptions)
+    columns = ["step", "rank", "start_s", "wait_s", "num_running"]
+    for rank in range(2):
+        mine = [
+            tables_of_rank(each.recording, rank).step_table.batches(columns)
+            for each in (loaded, simulated)
+        ]
+        read, kept = (next(iter(batches)) for batches in mine)
+        for name in columns:
+            assert read[name].tolist() == kept[name].tolist()
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["rank"] for each in summary["ranks"]] == [0, 1]
+    figures, runs = figures_of(loaded)
+    assert [run.label for run in runs] == ["rank 0", "rank 1"]
+    assert sorted(f"{name}.png" for name in figures) == sorted(
+        each.name for each in (out / "figures").iterdir()
+    )
+    assert kvsim(["plot", str(out), "--out", str(tmp_path / "again")]) == 0
+    with pytest.raises(ResultsError, match="of 2 data-parallel ranks"):
+        RunFolder(out).of_one_engine()
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    config = parse_config(data_of(MIXTRAL))
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        Simulation(config).run().write(tmp_path / name)
+    for table in ("steps", "requests", "preemptions"):
+        one, other = (tmp_path / n / f"{table}.parquet" for n in ("one", "other"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            {"scheduler": "v0"},
+            r"engine\.data_parallel_size: ranks are built for the v1",
+        ),
+        (
+            {"enable_expert_parallel": False, "all2all_backend": "deepep_low_latency"},
+            r"engine\.all2all_backend: deepep_low_latency needs whole experts",
+        ),
+    ],
+)
+def test_what_ranks_cannot_do_is_said(engine: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate(parse_config(data_of(MIXTRAL | engine)))
+
+
+def test_recordings_are_of_one_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, data_of(MIXTRAL))
+    out = str(tmp_path / "out")
+    assert kvsim(["run", str(path), "--out", out, "--record", "blocks"]) == 2
+    assert "--record is built for one engine" in capsys.readouterr().err
+
+
+def test_a_model_that_prices_ranks_one_by_one_is_warned_of() -> None:
+    data = data_of(MIXTRAL, 10)
+    data["cost"] = {"kind": "constant", "step_s": 0.01}
+    summary = simulate(parse_config(data)).summary
+    assert any("prices ranks one by one" in line for line in summary["warnings"])
+
+
+def test_the_cost_table_may_still_say_it() -> None:
+    data = data_of(MIXTRAL | {"data_parallel_size": 1, "tensor_parallel_size": 2}, 10)
+    said = simulate(parse_config(data))
+    del data["engine"]["enable_expert_parallel"]
+    data["cost"]["enable_expert_parallel"] = True
+    before = simulate(parse_config(data))
+    assert said.steps.equals(before.steps)
+    line = "cost.enable_expert_parallel is engine.enable_expert_parallel by now"
+    assert any(each.startswith(line) for each in before.summary["warnings"])
+
+
+def test_a_run_can_be_stopped() -> None:
+    simulation = Simulation(parse_config(data_of(MIXTRAL)))
+    simulation.engine.observe(40, lambda _: simulation.stop())
+    results = simulation.run()
+    assert results.summary["interrupted"]
+    assert not results.summary["stalled"]
+    assert 0 < results.summary["completed"] < 60
