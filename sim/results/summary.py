@@ -297,6 +297,7 @@ def scheduling(config: RunConfig) -> str:
 def title(config: RunConfig) -> str:
     engine = config.engine
     num_gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    num_gpus *= engine.data_parallel_size
     gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
     return ", ".join(
         (
@@ -364,6 +365,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{s['num_gpu_blocks']:,} blocks{_interval(s)}{_block_size(s)}; usage mean "
             f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
         ),
+        *_ranks(s),
         *_kv_groups(s),
         (
             "preemptions",
@@ -454,6 +456,16 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             for key, label in (("ttft", "TTFT"), ("e2el", "E2E"))
         )
         yield f"class {name}", f"{numbers['completed']:,} completed; {'; '.join(parts)}"
+
+
+def _ranks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not (ranks := summary.get("ranks")):
+        return []
+    text = f"{len(ranks)}, with a pool each"
+    if (share := summary.get("wait_share")) is not None:
+        num_dummies = summary["num_dummy_steps"]
+        text += f"; {num_dummies:,} dummy steps, {share:.1%} of time waiting"
+    return [("ranks", text)]
 
 
 def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

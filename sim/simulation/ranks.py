@@ -39,7 +39,8 @@ def lock_step_of(
     Raises
     ------
     ConfigError
-        If the cost model prices the experts of one rank.
+        If the cost model prices the experts of one rank, or a key needs what lock-step
+        has not.
     """
     if config.data_parallel_size == 1 or not model.num_moe_layers:
         return None
@@ -49,7 +50,12 @@ def lock_step_of(
             f"engine.data_parallel_size {config.data_parallel_size} divides them; use "
             f"roofline"
         )
-
+    if (config.prefill_schedule_interval or 1) > 1:
+        raise ConfigError(
+            f"engine.prefill_schedule_interval: where ranks step together the engine "
+            f"core spaces prefills by a count of its own, which is not built; got "
+            f"{config.prefill_schedule_interval}, leave it out"
+        )
     return LockStep(
         env,
         config.data_parallel_size,

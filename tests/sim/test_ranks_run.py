@@ -186,6 +186,8 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
             {"enable_expert_parallel": False, "all2all_backend": "deepep_low_latency"},
             r"engine\.all2all_backend: deepep_low_latency needs whole experts",
         ),
+        ({"pipeline_parallel_size": 2}, "ranks with pipelines are not built, got 2"),
+        ({"prefill_schedule_interval": 4}, "a count of its own, which is not built"),
     ],
 )
 def test_what_ranks_cannot_do_is_said(engine: dict[str, Any], message: str) -> None:
