@@ -139,7 +139,7 @@ class BlockTables:
         unhashed_first: bool = True,
         policy: CachePolicy | None = None,
     ) -> None:
-        check_layout(layout, retention_interval)
+        check_layout(layout, retention_interval, enable_caching=enable_caching)
         if policy is not None and len(layout.groups) > 1:
             raise CacheConfigError(
                 f"eviction policies know one KV cache group, the model has "

@@ -22,6 +22,7 @@ def conform(
     *workloads: Path,
     num: options.Whole = 100,
     seed: options.Whole = 0,
+    groups: options.Flag = False,
     engine_version: str | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
@@ -43,6 +44,8 @@ def conform(
         How many random workloads.
     seed
         Of the first random workload; the others count up.
+    groups
+        Draw layers that need KV caches of several kinds, in groups that share a pool.
     engine_version
         Release that ours follows. Default: the installed one, or the newest that we
         know if that is newer.
@@ -63,7 +66,7 @@ def conform(
     tried = (
         _read(workloads, release)
         if workloads
-        else _drawn(range(seed, seed + num), release)
+        else _drawn(range(seed, seed + num), release, groups=groups)
     )
     shown = not (quiet or json)
     total = len(workloads) or num
@@ -193,8 +196,12 @@ def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
         )
 
 
-def _drawn(seeds: Sequence[int], release: str) -> Iterator[DecisionWorkload]:
+def _drawn(
+    seeds: Sequence[int], release: str, *, groups: bool
+) -> Iterator[DecisionWorkload]:
+    from sim.studies.conformance.random_groups import random_group_workload
     from sim.studies.conformance.random_v1 import random_workload
 
+    draw = random_group_workload if groups else random_workload
     for seed in seeds:
-        yield random_workload(seed, release)
+        yield draw(seed, release)

@@ -229,6 +229,7 @@ STRUCTURES: list[tuple[list[KVCacheSpec], int | None]] = [
     ([mamba(8), full(8), window(2, 5)], 2),
     ([mamba(6, checkpoints=1), full(6)], None),
     ([mamba(8, checkpoints=1), mamba(8, checkpoints=1), full(8)], 4),
+    ([mamba(4, checkpoints=1), full(8)], None),
 ]
 
 
@@ -456,6 +457,23 @@ def test_a_hit_inside_a_block_is_copied() -> None:
     tables.check([first, second])
 
 
+def test_a_state_written_inside_a_chunk_is_found_where_hits_end() -> None:
+    """Of blocks shorter than the others': the state is not that of its block's end."""
+    tables = BlockTables(
+        layout([mamba(4, checkpoints=1), full(8)], 50), LIMITS, enable_caching=True
+    )
+    first, second = stub(0, (1, 13)), stub(1, (1, 13), (2, 5))
+    assert admit(tables, first, 40)
+    assert first.num_computed_tokens == 13
+    assert tables.group_block_ids(first)[0] == [0, 0, 1, 2]  # after 8 tokens, and 13
+    assert tables.num_contents == 2
+    tables.end_call()
+    assert tables.find(second, second.num_tokens).num_blocks * 8 == 8
+    assert admit(tables, second, 40)
+    assert tables.group_block_ids(second)[0][:2] == [0, 1]
+    tables.check([first, second])
+
+
 @pytest.mark.parametrize("interval", [-4, 6])
 def test_an_interval_at_which_no_block_ends_is_refused(interval: int) -> None:
     with pytest.raises(CacheConfigError, match="must be 0 or a multiple of 4"):
@@ -465,6 +483,14 @@ def test_an_interval_at_which_no_block_ends_is_refused(interval: int) -> None:
             enable_caching=True,
             retention_interval=interval,
         )
+
+
+def test_chunks_beside_longer_blocks_have_no_prefixes() -> None:
+    """0.33 ends with an assertion at the first lookup; without caching it serves."""
+    unlike = layout([chunked(4, 12), full(8)], 100)
+    with pytest.raises(CacheConfigError, match="in blocks of 8 tokens, where hits end"):
+        BlockTables(unlike, LIMITS, enable_caching=True)
+    BlockTables(unlike, LIMITS, enable_caching=False)
 
 
 def test_policies_of_several_groups_are_refused() -> None:

@@ -10,6 +10,8 @@ from pandas.testing import assert_frame_equal
 from sim.config.tables import parse_config
 from sim.scheduler.hosted.api import installed_version, nearest_release
 from sim.simulation.run import Simulation
+from sim.studies.conformance.conform import Coverage, compare
+from sim.studies.conformance.random_groups import random_group_workload
 from tests.hosted.test_conform import minor, pytestmark, why_missing
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["pytestmark"]
 
+NUM_WORKLOADS, WORKLOADS_A_TEST = 300, 60
 LATENT = "deepseek-ai/DeepSeek-V3"
 MODELS: dict[str, dict[str, Any]] = {
     "openai/gpt-oss-120b": {"num_gpu_blocks_override": 800},
@@ -63,9 +66,29 @@ def chats(scheduler: str, model: str, **engine: Any) -> Results:
     return Simulation(parse_config(config)).run(check_every=500)
 
 
-@pytest.mark.skipif(
+only_known_groups = pytest.mark.skipif(
     not why_missing() and minor() != "0.33", reason="groups of ours are those of 0.33"
 )
+
+
+@only_known_groups
+@pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
+def test_random_groups_go_as_in_the_real_engine(first: int) -> None:
+    release = nearest_release(installed_version())
+    coverage = Coverage()
+    for seed in range(first, first + WORKLOADS_A_TEST):
+        workload = random_group_workload(seed, release)
+        comparison = compare(workload)
+        assert comparison.difference is None, (
+            f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"
+        )
+        coverage.add(workload, comparison)
+    met = coverage.workloads_with
+    for name in ("preemptions", "prefix hits", "junctions", "copied blocks"):
+        assert met[name] > 0, name
+
+
+@only_known_groups
 @pytest.mark.parametrize(
     ("model", "engine"),
     [

@@ -200,6 +200,16 @@ def test_nothing_compared_is_not_called_equal(
     assert "KVCacheConfig takes no kv_cache_tensors" in said
 
 
+def test_groups_are_drawn_where_they_are_asked_for(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    """The fake vLLM has no groups, as a release without the rules of 0.33."""
+    install(fake_api("0.30"))
+    said = refused(["conform", "--groups", "--num", "3"], capsys, tmp_path)
+    assert "none of 3 random workloads could be set up: " in said
+    assert kvsim(["conform", "--num", "3"]) == 0
+
+
 def test_the_scheduler_has_no_keys_of_its_own(install: Any) -> None:
     install(fake_api())
     config = parse_config(run_config({"kind": "vllm"}))  # type: ignore[arg-type]

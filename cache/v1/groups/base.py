@@ -118,8 +118,7 @@ class GroupManager:
     def __init__(self, spec: KVCacheSpec, pool: BlockPool, terms: GroupTerms) -> None:
         self.block_size = spec.block_size
         self.pool = pool
-        is_fine = spec.block_size > terms.hash_block_size
-        self.fine_pool = pool if is_fine and isinstance(pool, FineBlockPool) else None
+        self.fine_pool = pool if isinstance(pool, FineBlockPool) else None
         self.salt = terms.salt
         self.hit_alignment = terms.hit_alignment
         self.hash_block_size = terms.hash_block_size

@@ -44,8 +44,12 @@ class EngineLimits:
     most_chunk_tokens: int
 
 
-def check_layout(layout: KVCacheLayout, retention_interval: int | None) -> None:
-    """Refuse blocks without tokens, and an interval at whose ends no block ends.
+def check_layout(
+    layout: KVCacheLayout, retention_interval: int | None, *, enable_caching: bool
+) -> None:
+    """Refuse blocks without tokens, and what no release looks prefixes up with.
+
+    That is an interval at whose ends no block ends, and chunks beside longer blocks.
 
     Raises
     ------
@@ -64,6 +68,14 @@ def check_layout(layout: KVCacheLayout, retention_interval: int | None) -> None:
             f"prefix_cache_retention_interval must be 0 or a multiple of {unit}, the "
             f"tokens after which blocks of all groups end, got {retention_interval}"
         )
+    for group in layout.groups if enable_caching else ():
+        size, chunked = group.spec.block_size, ChunkedLocalAttentionSpec
+        if isinstance(group.spec, chunked) and size != layout.cache_hit_alignment:
+            raise CacheConfigError(
+                f"prefixes of chunked local attention are looked up in blocks of "
+                f"{layout.cache_hit_alignment} tokens, where hits end, got blocks of "
+                f"{size}; set enable_prefix_caching to false for this model"
+            )
 
 
 def make_managers(

@@ -6,7 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sim.errors import SchedulerError
+from cache.v1.specs import (
+    ChunkedLocalAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from sim.errors import SchedulerError, UserError
 from sim.studies.conformance.diff import Difference, first_difference
 from sim.studies.conformance.driver import (
     DecisionDriver,
@@ -18,8 +24,10 @@ from sim.studies.conformance.shrink import shrunk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cache.v1.specs import KVCacheLayout
     from sim.scheduler.base import Scheduler
     from sim.scheduler.log.lines import Line
+    from sim.studies.conformance.kv_planning import KvCache
     from sim.studies.conformance.workload import DecisionWorkload
 
     Hosted = Callable[[DecisionWorkload], Scheduler]
@@ -73,6 +81,8 @@ class Coverage:
             "sliding windows": bool(config.get("sliding_window")),
             "aborts": any("abort" in line for line in comparison.lines),
         }
+        if workload.plan is not None:
+            seen |= _group_facts(workload.plan.layout, comparison.lines)
         self.workloads_with.update({name: int(hit) for name, hit in seen.items()})
 
     def in_words(self) -> str:
@@ -97,6 +107,28 @@ class Coverage:
         }
 
 
+def _group_facts(layout: KVCacheLayout, lines: list[Line]) -> dict[str, bool]:
+    """Return which kinds of groups there are, and which of their rules acted."""
+    specs = [group.spec for group in layout.groups]
+    kinds = {
+        "windows": SlidingWindowSpec,
+        "chunked attention": ChunkedLocalAttentionSpec,
+        "latent attention": MLAAttentionSpec,
+        "states": MambaSpec,
+    }
+    return {
+        "several groups": len(specs) > 1,
+        "blocks of several sizes": len({spec.block_size for spec in specs}) > 1,
+        **{
+            f"groups of {name}": any(isinstance(spec, kind) for spec in specs)
+            for name, kind in kinds.items()
+        },
+        "junctions": any("junction" in line for line in lines),
+        "hits inside blocks": layout.has_hits_inside_blocks,
+        "copied blocks": any("copy" in line for line in lines),
+    }
+
+
 def compare(
     workload: DecisionWorkload,
     hosted: Hosted = hosted_scheduler,
@@ -115,8 +147,8 @@ def smallest(
     def difference(part: DecisionWorkload) -> Difference | None:
         try:
             return compare(part, hosted).difference
-        except SchedulerError:
-            return None  # settings that do not fit together
+        except UserError:
+            return None  # settings, or layers and memory, that do not fit together
 
     small = shrunk(workload, lambda part: difference(part) is not None)
     found = difference(small)
@@ -131,11 +163,16 @@ def as_file(workload: DecisionWorkload) -> dict[str, Any]:
         "name": workload.name,
         "reference": workload.reference,
         "config": workload.config,
+        **({} if workload.kv is None else {"kv": _kv_as_file(workload.kv)}),
         "requests": [
             request.model_dump(mode="json", exclude_defaults=True)
             for request in workload.requests
         ],
     }
+
+
+def _kv_as_file(kv: KvCache) -> dict[str, Any]:
+    return kv.model_dump(mode="json", exclude_defaults=True)
 
 
 def _lines(driver: DecisionDriver) -> list[Line]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cache.v1.planning import plan_kv_cache
 from cache.v1.specs import (
@@ -21,30 +21,20 @@ from cache.v1.specs import (
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
 from sim.hardware.models.bundled import bundled_models, load_model
-from sim.hardware.models.kv_layers import (
-    KVCacheOptions,
-    attention_spec,
-    kv_cache_layers,
-)
-from sim.hardware.models.layers import AttentionHeads, LayerKind
+from sim.hardware.models.kv_layers import KVCacheOptions, kv_cache_layers
 from sim.studies.conformance.fields import MAX_BLOCKS, Count, Positive, Table
+from sim.studies.conformance.kv_layers import LocalOverride, SpelledLayers
 
 if TYPE_CHECKING:
     from cache.v1.planning import KVCachePlan
     from cache.v1.specs import KVCacheGroup, KVCacheSpec
 
 
-class LocalOverride(Table):
-    """A smaller window or chunk than the model's."""
-
-    swa: Positive | None = None
-    chunk: Positive | None = None
-
-
 class KvCache(Table):
     """What the pool is planned from."""
 
-    model: str
+    model: str | None = None
+    layers: SpelledLayers | None = None  # in place of a model's
     block_size: Positive
     available_bytes: Count
     prefix_cache_retention_interval: Count | None = 0  # null keeps all of a window
@@ -59,6 +49,12 @@ class KvCache(Table):
     ssm_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     tp: Positive = 1
     original_max_model_len: Literal[-1] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KvCache:
+        if (self.model is None) == (self.layers is None):
+            raise ValueError("give a model by name, or layers, one of the two")
+        return self
 
     def plan(
         self,
@@ -98,43 +94,37 @@ class KvCache(Table):
             enable_prefix_caching=enable_prefix_caching,
             prefill_checkpoint=self.prefill_checkpoint,
         )
-        known = _models()
-        named = known.get(self.model, self.model)
-        if isinstance(named, dict):
-            return self._spelled_out(named, options)
-        if self.model not in known and self.model not in bundled_models():
-            raise ConfigError(
-                f"kv.model must be one of {', '.join(known)}, or a bundled model; got"
-                f" {self.model[:80]!r}{did_you_mean(self.model, list(known))}"
-            )
+        named = self._named()
+        if isinstance(named, SpelledLayers):
+            return named.specs(options, self.override)
         model = load_model(named)
         local = self.override.chunk if model.chunked_attention else self.override.swa
         return kv_cache_layers(
             replace(model, sliding_window=local or model.sliding_window), options
         )
 
-    def _spelled_out(
-        self, layers: dict[str, Any], options: KVCacheOptions
-    ) -> dict[str, KVCacheSpec]:
-        """Return the layers of a model that nobody made: a few kinds, repeated."""
-        dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
-        kinds = []
-        for spec in layers["repeated"]:
-            window, heads = spec.get("sliding_window", 0), spec["num_kv_heads"]
-            sliding, full = LayerKind.SLIDING_ATTENTION, LayerKind.FULL_ATTENTION
-            kinds.append(
-                attention_spec(
-                    sliding if window else full,
-                    AttentionHeads(heads, heads, spec["head_size"], spec["head_size"]),
-                    options,
-                    dtype,
-                    self.override.swa or window,
-                )
+    def _named(self) -> str | SpelledLayers:
+        """Return a bundled model's name, or layers that are spelled out."""
+        if self.layers is not None:
+            return self.layers
+        assert self.model is not None
+        known = _models()
+        if self.model not in known and self.model not in bundled_models():
+            raise ConfigError(
+                f"kv.model must be one of {', '.join(known)}, or a bundled model; got"
+                f" {self.model[:80]!r}{did_you_mean(self.model, list(known))}"
             )
-        return {
-            f"model.layers.{index}.attn": kinds[index % len(kinds)]
-            for index in range(layers["num_layers"])
-        }
+        named = known.get(self.model, self.model)
+        return named if isinstance(named, str) else SpelledLayers.model_validate(named)
+
+    def spelled_out(self, *, enable_prefix_caching: bool) -> KvCache:
+        """Return the same with its layers one by one, so that some can be left out."""
+        layers = self._layers(enable_prefix_caching=enable_prefix_caching)
+        in_layers = ("model", "override", "prefill_checkpoint", "ssm_dtype", "tp")
+        plain = {name: KvCache.model_fields[name].default for name in in_layers}
+        return self.model_copy(
+            update=plain | {"layers": SpelledLayers.of(layers.values())}
+        )
 
 
 def _models() -> dict[str, Any]:

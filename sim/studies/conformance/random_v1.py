@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_REQUESTS = 16
 MOST_BLOCKS = 40
 
-_ABORTED_SHARE = 0.3
+ABORTED_SHARE = 0.3
 _SPREADS = (0, 0, 2, 10, 40)
 """Steps over which requests arrive; all at once in two of five."""
 
@@ -28,14 +28,18 @@ def random_workload(seed: int, release: str) -> DecisionWorkload:
     """Return the workload of a seed, for an engine of a release."""
     draw = Random(f"conform {seed}")
     config = _config(draw, dialect_of(release))
-    requests = _requests(draw, config)
-    if draw.random() < _ABORTED_SHARE:
-        _withdraw(draw, requests)
+    requests = random_requests(draw, config)
+    if draw.random() < ABORTED_SHARE:
+        withdraw_some(draw, requests)
     return as_workload(f"seed {seed}", release, config, requests)
 
 
 def as_workload(
-    name: str, release: str, config: dict[str, Any], requests: list[dict[str, Any]]
+    name: str,
+    release: str,
+    config: dict[str, Any],
+    requests: list[dict[str, Any]],
+    kv: dict[str, Any] | None = None,
 ) -> DecisionWorkload:
     """Return a workload as if it were read from a file."""
     raw = {
@@ -43,6 +47,7 @@ def as_workload(
         "name": name,
         "reference": f"vllm {release}",
         "config": config,
+        "kv": kv,
         "requests": requests,
     }
     return parse_workload(json.dumps(raw), name)
@@ -77,10 +82,10 @@ def _config(draw: Random, dialect: V1Dialect) -> dict[str, Any]:
     }
     if draw.random() < 0.15:
         config["sliding_window"] = draw.randint(2, max(2, max_model_len))
-    return config | _later_keys(draw, dialect, config)
+    return config | later_keys(draw, dialect, config)
 
 
-def _later_keys(
+def later_keys(
     draw: Random, dialect: V1Dialect, config: dict[str, Any]
 ) -> dict[str, Any]:
     """Return keys that the release has; all are drawn, so that seeds mean the same."""
@@ -106,7 +111,8 @@ def _later_keys(
     }
 
 
-def _requests(draw: Random, config: dict[str, Any]) -> list[dict[str, Any]]:
+def random_requests(draw: Random, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return requests that the engine can serve; some share prefixes."""
     num_requests = draw.randint(2, MOST_REQUESTS)
     spread = draw.choice(_SPREADS)
     steps = sorted(draw.randint(0, spread) for _ in range(num_requests))
@@ -156,7 +162,8 @@ def _cut(prompt: list[list[int]], most: int) -> list[list[int]]:
     return cut
 
 
-def _withdraw(draw: Random, requests: list[dict[str, Any]]) -> None:
+def withdraw_some(draw: Random, requests: list[dict[str, Any]]) -> None:
+    """Let some requests be aborted, wherever they stand by then."""
     for request in requests:
         if draw.random() < 0.3:
             request["abort_step"] = request["arrival_step"] + draw.randint(0, 30)

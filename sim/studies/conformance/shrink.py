@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sim.studies.conformance.kv_planning import KvCache
     from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
 
 MOST_TRIES = 1000
@@ -25,6 +26,13 @@ _SIMPLE: dict[str, Any] = {
     "max_num_scheduled_tokens": None,
 }
 """Settings at which a rule does nothing."""
+
+_PLAIN_KV = (
+    "disable_hybrid_kv_cache_manager",
+    "prefix_match_unit",
+    "prefix_cache_retention_interval",
+)
+"""Keys of the pool that may be left out."""
 
 
 def shrunk(
@@ -70,12 +78,39 @@ def _smaller(workload: DecisionWorkload) -> Iterator[DecisionWorkload]:
             if simple is not None:
                 config[key] = simple
             yield workload.model_copy(update={"config": config})
+    if workload.kv is not None:
+        for kv in _fewer_layers(workload.kv, workload.config):
+            yield workload.model_copy(update={"kv": kv})
     for index, request in enumerate(requests):
         earliest = requests[index - 1].arrival_step if index else 0
         for changes in _plainer(request, earliest):
             changed = request.model_copy(update=changes)
             rest = [*requests[:index], changed, *requests[index + 1 :]]
             yield workload.model_copy(update={"requests": rest})
+
+
+def _fewer_layers(kv: KvCache, config: dict[str, Any]) -> Iterator[KvCache]:
+    """Return caches of fewer layers, and plainer ones; the largest changes first."""
+    if (layers := kv.layers) is None:
+        caching = config.get("enable_prefix_caching", True)
+        yield kv.spelled_out(enable_prefix_caching=caching)
+        return
+    kinds = layers.repeated
+    unlike = [kind for i, kind in enumerate(kinds) if kind not in kinds[:i]]
+    for fewer in (unlike, *(kinds[:i] + kinds[i + 1 :] for i in range(len(kinds)))):
+        if 0 < len(fewer) < len(kinds):
+            each = layers.model_copy(
+                update={"num_layers": len(fewer), "repeated": fewer}
+            )
+            yield kv.model_copy(update={"layers": each})
+    for num_layers in (len(kinds), layers.num_layers - 1):
+        if len(kinds) <= num_layers < layers.num_layers:
+            each = layers.model_copy(update={"num_layers": num_layers})
+            yield kv.model_copy(update={"layers": each})
+    for name in _PLAIN_KV:
+        plain = type(kv).model_fields[name].default
+        if getattr(kv, name) != plain:
+            yield kv.model_copy(update={name: plain})
 
 
 def _earlier(request: DecisionRequest, num_steps: int) -> DecisionRequest:
