@@ -87,6 +87,27 @@ def test_both_together_keep_one_step_more_in_flight() -> None:
     assert [line.get("upd") for line in lines[:4]] == [None, None, 0, 1]
 
 
+def test_a_preempted_request_waits_for_its_tokens_under_way() -> None:
+    requests = [{"prompt": [[seed, 8]], "output_len": 12} for seed in (1, 2, 3)]
+    tight = {"num_gpu_blocks": 8, "scheduler_reserve_full_isl": False}
+    lines = play(*requests, **tight, pipeline_parallel_size=3, max_num_seqs=3)
+    stale = [line["t"] for line in lines if "stale" in line]
+    preempted = [line["t"] for line in lines if "preempt" in line]
+    assert preempted
+    assert stale
+    assert all(any(0 <= t - p < 3 for p in preempted) for t in stale)
+    # It stands at the head of the queue, and is not admitted before they are there.
+    for p in preempted:
+        victim = next(line for line in lines if line["t"] == p)["preempt"][0][0]
+        known = [t for t in stale if p <= t < p + 3]
+        again = [
+            line["t"]
+            for line in lines
+            if line["t"] > p and victim in [row[0] for row in line.get("sched", [])]
+        ]
+        assert not known or not again or again[0] > known[0]
+
+
 def test_what_a_release_does_not_have_is_refused() -> None:
     for key, value in (("async_scheduling", True), ("pipeline_parallel_size", 2)):
         with pytest.raises(SchedulerError, match=r"known of 0.33 only.*is 0.32"):

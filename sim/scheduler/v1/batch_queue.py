@@ -80,6 +80,9 @@ class BatchQueueScheduler(Scheduler):
     def _has_decodes(self) -> bool:
         return not all(map(self._in_flight.is_chunk, self.running))
 
+    def _num_backlog(self) -> int:
+        return len(self.waiting) - len(self._in_flight.deferred)
+
     def _schedule_running(self) -> int:
         self._computes_chunk = False
         budget = self._serve(list(self.running), self._budget, counts_decodes=True)
@@ -105,6 +108,10 @@ class BatchQueueScheduler(Scheduler):
         super()._compute(request, num_new_tokens)
         if self._in_flight.scheduled(request, num_new_tokens):
             self._brings_output.append(request)
+
+    def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
+        super()._admit(request, num_hits, now_s)
+        self._in_flight.deferred.discard(request)
 
     def _preempt(self, victim: Request, for_request: Request, reason: str) -> None:
         super()._preempt(victim, for_request, reason)

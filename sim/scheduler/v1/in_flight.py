@@ -71,6 +71,11 @@ class TokensInFlight:
     decode_interval
         Calls from one decode of a request to its next, at least.
 
+    Attributes
+    ----------
+    deferred
+        Requests that have been passed over in the queue since they were preempted.
+
     Notes
     -----
     Source: vLLM 0.33, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``.
@@ -82,6 +87,7 @@ class TokensInFlight:
         self._flights: dict[Request, Flight] = {}
         self._call = 0
         self._delivered: list[Request] = []
+        self.deferred: set[Request] = set()
 
     def begin_call(self) -> None:
         self._call += 1
@@ -117,10 +123,13 @@ class TokensInFlight:
         flight = self._flights.get(request)
         return flight is not None and flight.is_chunk
 
-    def is_stale(self, request: Request) -> bool:
-        """Whether a request that waits is still to get a token of before."""
+    def defers(self, request: Request) -> bool:
+        """Whether a waiting request must first get a token of before; noted if so."""
         flight = self._flights.get(request)
-        return flight is not None and flight.num_stale_tokens > 0
+        if flight is None or not flight.num_stale_tokens:
+            return False
+        self.deferred.add(request)
+        return True
 
     # -- what happens to it ---------------------------------------------------
 
@@ -145,6 +154,7 @@ class TokensInFlight:
 
     def ended(self, request: Request) -> None:
         self._flights.pop(request, None)
+        self.deferred.discard(request)
 
     # -- when a step is processed ---------------------------------------------
 

@@ -251,13 +251,16 @@ class Scheduler(Holdings):
         shape = self._shape()
         if interval is not None:
             if not (self.preemptions or self._holds_prefill):
-                interval.saw_queue(len(self.waiting))
+                interval.saw_queue(self._num_backlog())
             num_tokens = shape[0] + shape[3]
             interval.stepped(num_tokens, carries_prefill=self._carries_prefill)
         return shape
 
     def _has_decodes(self) -> bool:
         return self.clock.num_decodes > 0
+
+    def _num_backlog(self) -> int:
+        return len(self.waiting)
 
     def _set_threshold(self) -> None:
         """Note the most tokens of one request in the call that begins."""
@@ -488,7 +491,7 @@ class Scheduler(Holdings):
                 break
             if groups is not None:
                 in_flight = self._in_flight
-                if in_flight is not None and in_flight.is_stale(request):
+                if in_flight is not None and in_flight.defers(request):
                     set_aside.insert(0, waiting.pop_request())  # they keep their order
                     continue
                 if groups.lacks(request):
