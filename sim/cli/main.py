@@ -43,8 +43,16 @@ COMMANDS = {
     "export": "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus "
     "text, CSV.",
     "workload": "Traffic: statistics, generation, conversion, miss-ratio curves.",
+    "list": "List what is bundled: policies, cost models, trace readers, links.",
 }
 """Each is in the module of its name, which is not imported before the command runs."""
+
+LISTS = {
+    "models": "List the bundled models, with facts.",
+    "gpus": "List the bundled GPUs, with facts.",
+    "schedulers": "List the schedulers, and the releases that they cover.",
+}
+"""Short forms of `list`, in its module."""
 
 
 def build_app() -> App:
@@ -63,6 +71,8 @@ def build_app() -> App:
     )
     for name, help_line in COMMANDS.items():
         app.command(f"sim.cli.{name}:{name}", name=name, help=help_line)
+    for name, help_line in LISTS.items():
+        app.command(f"sim.cli.list:{name}", name=name, help=help_line)
     for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda p: p.name):
         # Loaded for its help line: such a module must import nothing heavy.
         app.command(point.load(), name=point.name)

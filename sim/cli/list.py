@@ -1,0 +1,112 @@
+"""``kvsim list`` and its short forms: what is bundled, with facts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def models(*words: str, json: options.Json = False) -> int:
+    """List the bundled models: parameters, layers, KV cache and lengths.
+
+    Parameters
+    ----------
+    words
+        List those only that have all of these words in their facts: qwen3 fp8.
+    """
+    return _print("models", words, as_json=json)
+
+
+def gpus(*words: str, json: options.Json = False) -> int:
+    """List the bundled GPUs: memory, bandwidth, FLOP/s by dtype and links.
+
+    Parameters
+    ----------
+    words
+        List those only that have all of these words in their facts: h100 pcie.
+    """
+    return _print("gpus", words, as_json=json)
+
+
+def schedulers(*words: str, json: options.Json = False) -> int:
+    """List the schedulers: releases that they cover, and what they do.
+
+    Parameters
+    ----------
+    words
+        List those only that have all of these words in their facts: v1.
+    """
+    return _print("schedulers", words, as_json=json)
+
+
+def list(kind: str = "", /, *words: str, json: options.Json = False) -> int:
+    """List what is bundled of a kind; without one, the kinds.
+
+    Parameters
+    ----------
+    kind
+        Such as models, evictors, victims, trace_readers or interconnects.
+    words
+        List those only that have all of these words in their facts.
+    """
+    return _print(kind, words, as_json=json) if kind else _print_kinds(as_json=json)
+
+
+def _print(kind: str, words: tuple[str, ...], *, as_json: bool) -> int:
+    from rich.text import Text
+
+    from sim.cli.console import output_console, print_json
+    from sim.views.bundled import BUNDLED_KINDS, bundled
+
+    rows = bundled(kind, " ".join(words))
+    if as_json:
+        print_json(rows)
+        return 0
+    shown, console = BUNDLED_KINDS[kind], output_console()
+    texts = [[text(row) for text in shown.columns.values()] for row in rows]
+    _print_texts([*shown.columns], texts)
+    note = f"; {shown.note}" if shown.note else ""
+    what = f"{len(rows)} of {len(bundled(kind))} {kind.replace('_', ' ')}"
+    console.print(Text(f"{what}, for {shown.key}{note}", style="dim"))
+    return 0
+
+
+def _print_texts(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table or, where that is wider than the terminal, lines a row."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from sim.cli.console import number_table, output_console
+
+    console = output_console()
+    columns = zip(headings, *rows, strict=True)
+    width = sum(max(map(len, column)) + 2 for column in columns)
+    if width <= console.width:
+        table = number_table(*headings, texts=headings, no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    for name, *facts in rows:
+        console.print(Text(name, style="bold"), soft_wrap=True)
+        pairs = zip(headings[1:], facts, strict=True)
+        said = [f"{heading}: {fact}" for heading, fact in pairs]
+        told = facts[0] if len(facts) == 1 else ", ".join(said)
+        console.print(Padding(Text(told), (0, 0, 0, 4)))
+
+
+def _print_kinds(*, as_json: bool) -> int:
+    from sim.cli.console import facts_table, output_console, print_json
+    from sim.views.bundled import BUNDLED_KINDS
+
+    if as_json:
+        print_json({name: kind.key for name, kind in BUNDLED_KINDS.items()})
+        return 0
+    output_console().print(
+        facts_table((name, kind.key) for name, kind in BUNDLED_KINDS.items())
+    )
+    return 0
