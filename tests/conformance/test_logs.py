@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sim.errors import UserError
 from sim.studies.conformance import (
     DecisionDriver,
     first_difference,
@@ -42,6 +43,42 @@ def test_decisions_equal_the_real_engines(name: str, tmp_path: Path) -> None:
     assert difference is None, difference.in_words(("real engine", "kvsim"))
     with gzip.open(golden) as theirs, gzip.open(ours) as mine:
         assert mine.read() == theirs.read()
+
+
+OLDER = {
+    "0.30.0": ("gptoss_priority_a", "three_windows_a", "llama4_small_chunk_a"),
+    "0.31.0": ("granite_small_a", "qwen3next_checkpoint_a"),
+    "0.32.0": ("granite_partial_a", "two_page_sizes_a"),
+}
+"""Releases whose own schedulers wrote these logs of 0.33 again."""
+
+
+@pytest.mark.parametrize(
+    ("release", "name"), [(each, name) for each in OLDER for name in OLDER[each]]
+)
+def test_older_releases_decide_the_same(release: str, name: str) -> None:
+    workload = load_workload(shared(f"conformance/v1_hybrid/{name}{ENDING}"))
+    workload = workload.model_copy(update={"reference": f"vllm {release}"})
+    golden = read_log(shared(f"conformance/v1_hybrid/{name}.golden.jsonl.gz"))
+    assert first_difference(golden, DecisionDriver(workload).lines()) is None
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "first"),
+    [
+        ("0.29.0", "gptoss_dense_a", "0.30 or later for layers that need KV caches"),
+        ("0.30.0", "granite_small_a", "0.31 or later for layers with a state"),
+        ("0.31.0", "two_page_sizes_a", "0.32 or later for prefix hits in blocks of"),
+        ("0.31.0", "granite_partial_a", "0.32 or later for prefix hits in blocks of"),
+    ],
+)
+def test_releases_whose_rules_are_others_are_refused(
+    release: str, name: str, first: str
+) -> None:
+    workload = load_workload(shared(f"conformance/v1_hybrid/{name}{ENDING}"))
+    workload = workload.model_copy(update={"reference": f"vllm {release}"})
+    with pytest.raises(UserError, match=f"engine_version must be {first}"):
+        list(DecisionDriver(workload).lines())
 
 
 def test_all_the_logs_are_compared() -> None:

@@ -74,7 +74,7 @@ def test_who_can_never_be_served_is_rejected(path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "match"),
     [
-        ("engine.engine_version=0.31", "engine_version must be 0.33 for layers"),
+        ("engine.engine_version=0.29", "engine_version must be 0.30 or later for l"),
         ("engine.evictor=lru", "eviction policies know one KV cache group"),
         ("engine.prefix_cache_retention_interval=7", "7"),
         ("engine.prefix_cache_retention_interval=often", "retention_interval"),

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from cache.v1.specs import AttentionSpec, MambaSpec
 from sim.errors import SchedulerError
+
+if TYPE_CHECKING:
+    from cache.v1.specs import KVCacheLayout
 
 LAST_MINOR = 33
 """Newest release whose decisions were recorded: 0.33."""
@@ -73,8 +78,6 @@ class V1Dialect:
         but got no token in this call: the next running request has its turn all the
         same, as from 0.28 on. Up to 0.27 the position moves back for planned victims
         only, so the request behind the one served is passed over in that call.
-    knows_groups
-        Whether KV caches of several kinds are known to be managed as here: in 0.33.
     knows_batch_queue
         Whether steps in flight, asynchronous or in a pipeline, are known to be
         scheduled as here: in 0.33.
@@ -94,7 +97,6 @@ class V1Dialect:
     passes_over_self_preempted: bool
     steps_back_for_unplanned_victims: bool
     spaces_prefills: bool
-    knows_groups: bool
     knows_batch_queue: bool
 
     @property
@@ -117,6 +119,31 @@ class V1Dialect:
         if windowed:
             return self.puts_unhashed_window_blocks_first
         return self.puts_unhashed_blocks_first
+
+    def check_layout(self, layout: KVCacheLayout, *, caching: bool) -> None:
+        """Refuse KV caches of several kinds where a release is not known to be as 0.33.
+
+        0.32 decides as 0.33 in all workloads of section 10, 0.31 where hits end with
+        blocks and those of attention have one size, and 0.30 without states besides:
+        it writes other checkpoints.
+
+        Raises
+        ------
+        SchedulerError
+            With the first release that is known to.
+        """
+        specs = [group.spec for group in layout.groups]
+        sizes = {spec.block_size for spec in specs if isinstance(spec, AttentionSpec)}
+        first, kinds = 30, "layers that need KV caches of several kinds"
+        if any(isinstance(spec, MambaSpec) for spec in specs):
+            first, kinds = 31, "layers with a state"
+        if caching and (len(sizes) > 1 or layout.has_hits_inside_blocks):
+            first, kinds = 32, "prefix hits in blocks of several sizes"
+        if self.minor < first:
+            raise SchedulerError(
+                f"engine_version must be 0.{first} or later for {kinds}, whose rules "
+                f"are not known of releases before, got {self.release}"
+            )
 
     def has_key(self, key: str) -> bool:
         """Whether the release has this engine argument."""
@@ -177,6 +204,5 @@ def dialect_of(engine_version: str) -> V1Dialect:
         passes_over_self_preempted=minor >= 33,
         steps_back_for_unplanned_victims=minor >= 28,
         spaces_prefills=minor >= 33,
-        knows_groups=minor >= 33,
         knows_batch_queue=minor >= 33,
     )

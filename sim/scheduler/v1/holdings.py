@@ -11,7 +11,6 @@ from cache.v1.groups.kinds import EngineLimits
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
 from cache.v1.tables import NOTHING_FOUND
-from sim.errors import SchedulerError
 from sim.scheduler.base import (
     CacheUsage,
     Preemption,
@@ -21,7 +20,6 @@ from sim.scheduler.base import (
 )
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.clock import DecodeClock
-from sim.scheduler.v1.dialect import LAST_MINOR
 from sim.scheduler.v1.limits import admission_error
 from sim.scheduler.v1.queues import REQUEST_QUEUES
 from sim.scheduler.views import RunningColumns
@@ -394,12 +392,8 @@ def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
         return IdTables(*size, unhashed_first=unhashed_first)
     if is_plain and is_own_order:
         return RunTables(*size, unhashed_first=unhashed_first)
-    if cache.layout is not None and not settings.dialect.knows_groups:
-        raise SchedulerError(
-            f"engine_version must be 0.{LAST_MINOR} for layers that need KV caches of "
-            f"several kinds, whose rules are known of that release only, got "
-            f"{settings.dialect.release}"
-        )
+    if cache.layout is not None:
+        settings.dialect.check_layout(layout, caching=caches)
     return BlockTables(
         layout,
         EngineLimits(
