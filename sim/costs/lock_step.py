@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
+from sim.costs.base import StepCost
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from sim.costs.base import CostModel, StepCost
+    from sim.costs.base import CostModel
 
 DUMMY: Final = BatchShape(1, 1, 0, 0, 0, 0)
 """What a rank without work computes: one token. Source: vLLM 0.33.0,
@@ -43,29 +44,40 @@ class RankStep(NamedTuple):
     """What it waited for the slowest: part of ``cost.allreduce_s``."""
 
 
-def steps_together(model: CostModel, shapes: Sequence[BatchShape]) -> list[RankStep]:
-    """Return the step of each rank: the longest of theirs, and what all do together.
+def steps_together(
+    model: CostModel,
+) -> Callable[[Sequence[BatchShape]], list[RankStep]]:
+    """Return the price of a step of all ranks: the longest of theirs, and the rest.
 
     Every layer with experts waits for all ranks, and layers are alike, so a step takes
     what the rank that is slowest outside of the experts takes, and experts and
     exchanges of the tokens of all.
     """
-    alone = [model.step(shape if any(shape) else DUMMY) for shape in shapes]
-    tokens = [shape.num_decodes + shape.num_prefill_tokens or 1 for shape in shapes]
-    experts_s = exchange_s = 0.0
-    if isinstance(model, Together):
-        experts_s, exchange_s = model.together(sum(tokens), max(tokens))
-    longest_s = max(cost.total_s for cost in alone)
-    total_s = longest_s + experts_s + exchange_s
-    steps = []
-    for cost in alone:
-        wait_s = longest_s - cost.total_s
-        length = cost._replace(
-            total_s=total_s,
-            gemm_s=cost.gemm_s + experts_s,
-            allreduce_s=cost.allreduce_s + exchange_s + wait_s,
-            lo_s=total_s,
-            hi_s=total_s,
-        )
-        steps.append(RankStep(length, wait_s))
+    step = model.step
+    together = model.together if isinstance(model, Together) else _nothing
+
+    def steps(shapes: Sequence[BatchShape]) -> list[RankStep]:
+        alone = [step(shape if any(shape) else DUMMY) for shape in shapes]
+        tokens = [shape[0] + shape[3] or 1 for shape in shapes]
+        experts_s, exchange_s = together(sum(tokens), max(tokens))
+        longest_s = max(cost[0] for cost in alone)
+        total_s = longest_s + experts_s + exchange_s
+        found = []
+        for own in alone:
+            own_s, gemm_s, prefill_s, decode_s, head_s, reduce_s, *moved, flag = own[
+                :10
+            ]
+            wait_s = longest_s - own_s
+            reduce_s += exchange_s + wait_s
+            parts = (gemm_s + experts_s, prefill_s, decode_s, head_s, reduce_s, *moved)
+            cost = StepCost._make((total_s, *parts, flag, total_s, total_s))
+            found.append(RankStep(cost, wait_s))
+        return found
+
     return steps
+
+
+def _nothing(num_tokens: int, most_tokens: int) -> tuple[float, float]:
+    """Return what ranks do together that are priced one by one."""
+    del num_tokens, most_tokens
+    return 0.0, 0.0

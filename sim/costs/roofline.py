@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numpy import ndarray
 
 from sim.costs.collectives import all_reduce_s
+from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
 from sim.costs.experts import RoutedExperts, touched_experts_spread
 from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.parts import (
@@ -137,6 +138,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
     _collective_token_s: float = _derived()
     _num_collectives: int = _derived()
     _link: Interconnect | None = field(init=False, repr=False, default=None)
+    _exchange: Exchange = field(init=False, repr=False)
     _block_bytes: float = _derived()
     _swaps: Swapping = field(init=False, repr=False)
     _copy_block_s: float = _derived()
@@ -266,7 +268,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._sampler_row_s = sampled_bytes / self.gpu.memory_bandwidth_bytes_per_s
 
     def _derive_collectives(self) -> None:
-        tp = self.tensor_parallel_size
+        self._exchange, tp = self.exchange(), self.tensor_parallel_size
         if tp == 1:
             return
         # one behind each mixer of tokens, one behind each MLP
@@ -396,7 +398,7 @@ class RooflineCost(RooflineParameters, FormulaCost):
         """
         if self.experts is None:
             return 0.0, 0.0
-        one_s = self.exchange().seconds(num_tokens, most_tokens)
+        one_s = self._exchange.seconds(num_tokens, most_tokens)
         return self.experts.seconds(num_tokens), self.model.num_moe_layers * one_s
 
     def expert_spread_s(self, num_tokens: int) -> float:

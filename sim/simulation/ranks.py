@@ -56,11 +56,7 @@ def lock_step_of(
             f"core spaces prefills by a count of its own, which is not built; got "
             f"{config.prefill_schedule_interval}, leave it out"
         )
-    return LockStep(
-        env,
-        config.data_parallel_size,
-        lambda shapes: steps_together(cost_model, shapes),
-    )
+    return LockStep(env, config.data_parallel_size, steps_together(cost_model))
 
 
 def lock_step_warnings(lock: LockStep | None, cost_model: CostModel) -> list[str]:

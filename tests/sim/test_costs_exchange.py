@@ -97,7 +97,7 @@ def test_a_step_of_all_ranks_takes_the_longest_and_what_they_do_together() -> No
         model=MOE, gpu=ROUND, data_parallel_size=3, enable_expert_parallel=True, **BARE
     )
     shapes = [decodes(4, 4000), EMPTY_SHAPE, decodes(1, 10)]
-    steps = steps_together(model, shapes)
+    steps = steps_together(model)(shapes)
     alone = [model.step(shape).total_s for shape in (shapes[0], DUMMY, shapes[2])]
     experts_s, exchange_s = model.together(4 + 1 + 1, 4)
     assert max(alone) == alone[0]

@@ -61,7 +61,7 @@ def ran(
 ) -> tuple[RankedRecording, LockStep]:
     """Serve requests by ranks in lock-step, and prove all structures at every step."""
     env = simpy.Environment()
-    lock = LockStep(env, num_ranks, lambda shapes: steps_together(cost_model, shapes))
+    lock = LockStep(env, num_ranks, steps_together(cost_model))
     recorders = RankRecorders([rank.waits_s for rank in lock.ranks])
     schedulers = [scheduler(**changes) for _ in range(num_ranks)]
     engines = [
