@@ -39,6 +39,9 @@ class StageLinks:
     tensor_parallel_size, num_stages
         Ranks of a stage, and stages. They fill nodes one after the other; stages on
         different nodes reach each other over the network.
+    interconnect, network
+        Links within a node and between nodes; None for the GPU's own, and for the
+        `DEFAULT_NETWORK`.
 
     Notes
     -----
@@ -52,13 +55,16 @@ class StageLinks:
         gpu: GpuSpec,
         tensor_parallel_size: int,
         num_stages: int,
+        *,
+        interconnect: Interconnect | None = None,
+        network: Interconnect | None = None,
     ) -> None:
         self.tensor_parallel_size = tp = tensor_parallel_size
         self.bytes_per_token = (
             _SENT_TENSORS * model.hidden_size * dtype_bytes(model.dtype)
         )
-        self.within = within = link_of(gpu)
-        network = INTERCONNECTS[DEFAULT_NETWORK]
+        self.within = within = interconnect or link_of(gpu)
+        network = network or INTERCONNECTS[DEFAULT_NETWORK]
         nodes = [stage * tp // within.max_gpus for stage in range(num_stages)]
         self.links: list[Interconnect] = [
             within if node == before else network for before, node in pairwise(nodes)

@@ -245,7 +245,8 @@ def overload_warning(recording: Recording, summary: dict[str, Any]) -> str | Non
     if not requests.num_rows:
         return None
     last_s = float(requests["arrival_s"].max())
-    num_waiting = _num_waiting(recording.step_table, last_s)
+    steps = [each.step_table for each in recording.of_rank]
+    num_waiting = sum(_num_waiting(each, last_s) for each in steps)
     limit = max(10, _OVERLOAD_SHARE * requests.num_rows)
     if last_s <= 0 or num_waiting < limit:
         return None

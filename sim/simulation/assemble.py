@@ -22,6 +22,7 @@ from sim.hardware.capacity.arguments import (
 )
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.capacity.transformers import STAND_IN_MINOR, is_transformers
+from sim.hardware.interconnects import load_interconnect
 from sim.hardware.models.bundled import resolved_model
 from sim.hardware.models.kv_layers import state_dtypes
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
@@ -134,7 +135,12 @@ def make_cost_model(
         is_whole = cost.step(_PROBE) == whole.step(_PROBE)
         stages.append((cost, layers / model.num_hidden_layers if is_whole else 1.0))
     tp = engine.tensor_parallel_size
-    return PipelineCost(stages, StageLinks(model, gpu, tp, num_stages))
+    given = {
+        key: load_interconnect(link)
+        for key in ("interconnect", "network")
+        if (link := getattr(engine, key)) is not None
+    }
+    return PipelineCost(stages, StageLinks(model, gpu, tp, num_stages, **given))
 
 
 def _built_cost_model(

@@ -24,6 +24,7 @@ from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.simulation.extras import recording
 from sim.simulation.run import Simulation
+from tests.sim.test_config import minimal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,6 +178,17 @@ def test_stages_fill_nodes_one_after_the_other() -> None:
     names = [link.name for link in links(4, 4).links]
     assert names == ["h100_sxm's own", "infiniband_ndr", "h100_sxm's own"]
     assert links(4, 4).send_s(2, 1000) > links(4, 4).send_s(1, 1000)
+
+
+def test_links_of_the_configuration_join_stages() -> None:
+    data = minimal(pipeline_parallel_size=2, tensor_parallel_size=8)
+    data["engine"] |= {"interconnect": "nvlink3", "network": "infiniband_hdr"}
+    data["cost"] = {"kind": "roofline"}
+    cost = Simulation(parse_config(data)).cost_model
+    assert isinstance(cost, PipelineCost)
+    told = cost.describe()
+    assert "infiniband_hdr" in str(told)
+    assert "infiniband_ndr" not in str(told)
 
 
 @given(

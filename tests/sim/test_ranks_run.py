@@ -222,6 +222,16 @@ def test_the_cost_table_may_still_say_it() -> None:
     assert any(each.startswith(line) for each in before.summary["warnings"])
 
 
+def test_an_overload_is_that_of_all_ranks() -> None:
+    data = data_of(MIXTRAL | {"max_num_seqs": 2}, 60)
+    data["workload"]["synthetic"]["arrivals"]["rate"] = 1000.0
+    results = simulate(parse_config(data))
+    (said,) = (line for line in results.summary["warnings"] if "overloaded" in line)
+    steps, last_s = results.steps, results.requests["arrival_s"].max()
+    late = steps[steps["start_s"] >= last_s].groupby("rank").first()
+    assert f"overloaded: {late['num_waiting'].sum()} requests were waiting" in said
+
+
 def test_a_run_can_be_stopped() -> None:
     simulation = Simulation(parse_config(data_of(MIXTRAL)))
     simulation.engine.observe(40, lambda _: simulation.stop())
