@@ -43,6 +43,21 @@ def test_one_chunk_is_exact(query, past, window, is_chunked):
     )
 
 
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.integers(1, 500))
+def test_uneven_decodes_are_never_too_short(contexts, window):
+    kinds = (SLIDING, SLIDING, SLIDING, FULL)
+    model = replace(
+        TINY, num_hidden_layers=4, sliding_window=window, mixed_layer_kinds=kinds
+    )
+    cost, count, total = bare(model), len(contexts), sum(contexts)
+    full_s = 2 * 2 * 64 * 2 / 1e12 * total  # of the layer that reads everything
+    read = 3 * sum(min(context, window) for context in contexts)
+    exact_s = full_s * (1 + read / total)
+    seconds = cost.step(BatchShape(count, total, 0, 0, 0, 0)).decode_attention_s
+    # three layers with a window to a full one
+    assert exact_s * (1 - 1e-9) <= seconds <= (exact_s + 3 * full_s) * (1 + 1e-9)
+
+
 def test_a_decode_reads_each_kind_of_layer_as_far_as_it_sees():
     model = replace(
         TINY,
