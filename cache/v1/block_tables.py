@@ -10,7 +10,7 @@ from cache.errors import CacheConfigError
 from cache.v1.block_pool import BlockPool
 from cache.v1.fine_pool import FineBlockPool
 from cache.v1.groups.base import GroupTable
-from cache.v1.groups.decodes import Decodes
+from cache.v1.groups.decodes import BlockDecodes, Decodes
 from cache.v1.groups.kinds import check_layout, make_managers
 from cache.v1.groups.lookup import Lookup
 from cache.v1.groups.mamba import ChunkEnds
@@ -169,8 +169,8 @@ class BlockTables:
         has_bound = first.is_full and self.chunk_ends is None
         self._full = first.manager if has_bound else None
         self.period, self.phases, ends = self._looks()
-        self.decodes = (
-            Decodes(self, ends)
+        self.decodes: Decodes | None = (
+            BlockDecodes(self, ends, self.pool, self.register)
             if self._policy_pool is None and Decodes.are_known(self.managers)
             else None
         )

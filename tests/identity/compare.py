@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import yaml
 
+from cache.v1.runs.group_tables import GroupRunTables
 from sim.config.tables import RunConfig
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from sim.scheduler.v1 import holdings
@@ -108,7 +109,10 @@ def of_one_group(config: RunConfig) -> Simulation:
 
 def of_groups(config: RunConfig) -> Simulation:
     """Return a run whose decodes are looked at one by one, of any groups of layers."""
-    with patch.object(holdings, "BlockTables", StepwiseTables):
+    with (
+        patch.object(holdings, "BlockTables", StepwiseTables),
+        patch.object(GroupRunTables, "serves", return_value=False),
+    ):
         return Simulation(config, stepwise=True)
 
 

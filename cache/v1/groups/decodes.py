@@ -11,7 +11,7 @@ from cache.v1.tables import TableRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from cache.v1.block_tables import BlockTables
+    from cache.v1.block_pool import BlockPool
     from cache.v1.groups.base import GroupManager
 
 
@@ -31,6 +31,21 @@ class DecodeRequest(TableRequest, Protocol):
 
 
 _order = attrgetter("order")
+
+
+class GroupTables(Protocol):
+    """Block tables of several groups, as decodes need them; see `BlockTables`."""
+
+    managers: list[GroupManager]
+    period: int
+    phases: tuple[int, ...]
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    def extend(
+        self, request: TableRequest, num_tokens: int, num_computed_tokens: int
+    ) -> bool: ...
 
 
 class Look(NamedTuple):
@@ -67,7 +82,7 @@ class Decodes:
         Those of its `phases` in which blocks are filled that may be registered.
     """
 
-    def __init__(self, tables: BlockTables, ends: Collection[int]) -> None:
+    def __init__(self, tables: GroupTables, ends: Collection[int]) -> None:
         managers, phases = tables.managers, tables.phases
         self._tables = tables
         self._period, self._phases = tables.period, phases
@@ -186,8 +201,36 @@ class Decodes:
 
     def _go_on(self, requests: Iterable[DecodeRequest], step: int) -> None:
         """Let decodes compute a token each that open, fill or leave behind a block."""
+        raise NotImplementedError
+
+
+class BlockDecodes(Decodes):
+    """`Decodes` of tables that go block by block.
+
+    Parameters
+    ----------
+    tables, ends
+        See `Decodes`.
+    pool
+        Of the blocks.
+    register
+        Registers what so many tokens of a request fill.
+    """
+
+    def __init__(
+        self,
+        tables: GroupTables,
+        ends: Collection[int],
+        pool: BlockPool,
+        register: Callable[[TableRequest, int], None],
+    ) -> None:
+        super().__init__(tables, ends)
+        self._pool = pool
+        self._register = register
+
+    def _go_on(self, requests: Iterable[DecodeRequest], step: int) -> None:
         looks, period, before = self._looks, self._period, step - 1
-        pool, register = self._tables.pool, self._tables.register
+        pool, register = self._pool, self._register
         take, drop, null_block = pool.take_block, pool.drop_block, pool.null_block
         managers = self._tables.managers
         num_opened = [0] * len(managers)

@@ -193,15 +193,15 @@ class RunPool:
         for extent, start in zip(reversed(parts), reversed(starts), strict=True):
             if len(extent.ids) != end - start:
                 for each in reversed(chain(extent, end - start)):
-                    num_freed += self._drop(each)
+                    num_freed += self.drop(each)
             elif extent.num_refs > 1:
                 extent.num_refs -= 1
             else:
-                num_freed += self._drop(extent)
+                num_freed += self.drop(extent)
             end = start
         return num_freed
 
-    def _drop(self, extent: Extent) -> int:
+    def drop(self, extent: Extent) -> int:
         """Drop a reference; an extent that has none left joins the free queue."""
         extent.num_refs -= 1
         if extent.num_refs:

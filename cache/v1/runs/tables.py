@@ -411,3 +411,18 @@ def _walk(extent: Extent, position: int, end: int) -> tuple[int, int]:
             num_revived += num_blocks
         at = at.after
     return position, num_revived
+
+
+def num_revived(parts: list[Extent], starts: list[int], end: int) -> int:
+    """Return how many blocks of these parts, up to a block of the table, are free.
+
+    Parameters
+    ----------
+    parts, starts, end
+        See `cache.v1.runs.pool.RunPool.share`.
+    """
+    total = 0
+    for extent, start in zip(reversed(parts), reversed(starts), strict=True):
+        total += _walk(extent, start, end)[1]
+        end = start
+    return total

@@ -9,6 +9,7 @@ from cache.stats import BlockTier, PrefixCacheStats
 from cache.v1.block_tables import BlockTables
 from cache.v1.groups.kinds import EngineLimits
 from cache.v1.id_tables import IdTables
+from cache.v1.runs.group_tables import GroupRunTables
 from cache.v1.runs.tables import RunTables
 from cache.v1.tables import NOTHING_FOUND
 from sim.scheduler.base import (
@@ -120,7 +121,9 @@ class Holdings:
         self.enable_caching = cache.enable_prefix_caching
         self.layout, self.has_layout = cache.groups, cache.layout is not None
         self.tables = tables = _tables_for(settings, cache)
-        self.groups = tables if isinstance(tables, BlockTables) else None
+        self.groups = (
+            tables if isinstance(tables, BlockTables | GroupRunTables) else None
+        )
         self._extend: Callable[[Request, int, int], bool] = tables.extend
         self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
         self.running: dict[Request, None] = {}
@@ -394,21 +397,24 @@ def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
         return RunTables(*size, unhashed_first=unhashed_first)
     if cache.layout is not None:
         settings.dialect.check_layout(layout, caching=caches)
+    limits = EngineLimits(
+        max_model_len=settings.max_model_len,
+        max_in_flight_tokens=settings.max_in_flight_tokens,
+        most_chunk_tokens=min(
+            settings.token_budget,
+            settings.long_prefill_token_threshold or settings.token_budget,
+        ),
+    )
+    # A lone window given by hand is kept whole, as before there were intervals.
+    interval = None if cache.layout is None else cache.prefix_cache_retention_interval
+    is_alone = settings.max_concurrent_batches == 1
+    if caches and policy is None and is_alone and GroupRunTables.serves(layout):
+        return GroupRunTables(layout, limits, retention_interval=interval)
     return BlockTables(
         layout,
-        EngineLimits(
-            max_model_len=settings.max_model_len,
-            max_in_flight_tokens=settings.max_in_flight_tokens,
-            most_chunk_tokens=min(
-                settings.token_budget,
-                settings.long_prefill_token_threshold or settings.token_budget,
-            ),
-        ),
+        limits,
         enable_caching=caches,
-        # A lone window given by hand is kept whole, as before there were intervals.
-        retention_interval=(
-            None if cache.layout is None else cache.prefix_cache_retention_interval
-        ),
+        retention_interval=interval,
         unhashed_first=unhashed_first,
         policy=policy,
     )

@@ -139,7 +139,9 @@ class Scheduler(Holdings):
         self._first_admitted = 0
         tables = self.tables
         self._quick: QuickTables | None = (
-            tables if isinstance(tables, IdTables | RunTables) else None
+            tables
+            if isinstance(tables, IdTables | RunTables) and self.groups is None
+            else None
         )
         self._budget = settings.token_budget
         self._most_running = settings.most_running
