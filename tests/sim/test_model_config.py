@@ -630,3 +630,38 @@ def test_steps_in_a_precision_without_a_price_are_refused(config: Path) -> None:
     model = replace(load_model(config), quantization=None)
     with pytest.raises(ConfigError, match="asks for nvfp4, in which steps have no"):
         RooflineCost(model=model, gpu=GPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"attn_type_list": [0, 1] * 18}, "1 in each layer .lightning attention"),
+        ({"linear_attn_config": {"kda_layers": [1]}}, "Kimi delta attention"),
+        ({"block_types": ["recurrent", "attention"]}, "recurrent blocks: not model"),
+        ({"compress_ratios": [1, [4]]}, "keys compressed over tokens"),
+        ({"cross_attention_layers": [3]}, "attention to images"),
+        ({"use_cla": True}, "keys shared across layers"),
+    ],
+)
+def test_attention_that_remembers_otherwise_is_refused_by_name(
+    config: Path, changes: dict[str, Any], what: str
+) -> None:
+    rewrite(config, **changes)
+    with pytest.raises(ConfigError, match=what):
+        load_model(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_type_list": [1] * 36},
+        {"compress_ratios": [1] * 36},
+        {"use_cla": False, "block_types": None, "cross_attention_layers": []},
+    ],
+)
+def test_keys_that_change_nothing_are_let_be(
+    config: Path, changes: dict[str, Any]
+) -> None:
+    plain = load_model(config)
+    rewrite(config, **changes)
+    assert load_model(config) == plain

@@ -68,6 +68,18 @@ _UNCOUNTED_ABOVE: dict[str, tuple[int, frozenset[str]]] = {
 """Keys that change which tensors there are, the largest value that does not, and the
 model types for which it is counted all the same."""
 
+_OTHER_ATTENTION: dict[str, tuple[str, frozenset[Any]]] = {
+    "attn_type_list": ("lightning attention", frozenset({1})),
+    "block_types": ("recurrent blocks", frozenset({"attention"})),
+    "compress_ratios": ("keys compressed over tokens", frozenset({0, 1})),
+    "cross_attention_layers": ("attention to images", frozenset()),
+    "linear_attn_config": ("Kimi delta attention", frozenset()),
+    "sparse_attention_config": ("block-sparse attention", frozenset()),
+    "attention_other_setting": ("heads of their own in sliding layers", frozenset()),
+    "use_cla": ("keys shared across layers", frozenset()),
+}
+"""Keys of attention that remembers otherwise: its name, and values without it."""
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": {
         "head_dim": 256,
@@ -106,6 +118,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
     kind = text.text("model_type").removesuffix("_text")
     text = Facts({**_DEFAULTS.get(kind, {}), **text.values}, source)
     _refuse_uncounted(text, kind)
+    _refuse_other_attention(text)
     layers = text.count("num_hidden_layers")
     heads, hidden = text.count("num_attention_heads"), text.count("hidden_size")
     if heads > hidden and text.values.get("head_dim") is None:
@@ -169,6 +182,19 @@ def _refuse_uncounted(text: Facts, kind: str) -> None:
                 key,
                 f"{most} or left out (what it changes in the layers is not modelled)",
             )
+
+
+def _refuse_other_attention(text: Facts) -> None:
+    """Refuse layers whose cache would be counted as if they were plain attention."""
+    for key, (what, plain) in _OTHER_ATTENTION.items():
+        value = text.values.get(key)
+        listed = value if isinstance(value, list) else [value]
+        is_plain = all(isinstance(each, str | int) and each in plain for each in listed)
+        if not value or is_plain:
+            continue
+        least = ", ".join(map(str, sorted(plain)))
+        without = f"left out, or {least} in each layer" if plain else "left out"
+        raise text.wrong(key, f"{without} ({what}: not modelled)")
 
 
 def _intermediate_size(text: Facts, kind: str) -> int:
