@@ -111,6 +111,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
             {"long_prefill_token_threshold": 4, "max_num_batched_tokens": 64},
         ),
         "prefill_schedule_interval": (4, {}),
+        "async_scheduling": (True, {}),
     },
     "hf_fifo": {
         "preemption_victim": ("most_blocks", NO_MARGIN),

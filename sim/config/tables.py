@@ -39,7 +39,6 @@ NOT_BUILT = {
     "num_speculative_tokens": "speculative decoding",
     "kv_offloading_size": "KV offloading of v1",
     "kv_transfer_config": "disaggregation",
-    "async_scheduling": "asynchronous scheduling",
 }
 """Keys that engines have and this simulator does not, and what they stand for."""
 
@@ -104,6 +103,7 @@ class EngineConfig(ConfigTable):
     preemption_mode: Literal["recompute", "swap"] | None = None
     preemption_victim: str | Kind | None = None
     admission: str | Kind | None = None
+    async_scheduling: bool | None = None
     admission_check: bool = True
 
     @property
@@ -187,12 +187,7 @@ class EngineConfig(ConfigTable):
         """Refuse what the chosen generation does not have."""
         name = self.scheduler_kind
         own = GENERATIONS.get(name)
-        if self.pipeline_parallel_size > 1 and not (own and own.has_batch_queue):
-            named = [each for each, g in GENERATIONS.items() if g.has_batch_queue]
-            raise ValueError(
-                f"pipeline_parallel_size: pipelines are built for {', '.join(named)} "
-                f"only, got {self.pipeline_parallel_size} with {name}; leave it at 1"
-            )
+        self._check_steps_in_flight(own)
         if own is None:
             return self
         generation = own
@@ -226,6 +221,27 @@ class EngineConfig(ConfigTable):
                 f"only, got 'swap'; set it to recompute or null"
             )
         return self
+
+    def _check_steps_in_flight(self, generation: Generation | None) -> None:
+        """Refuse several steps in flight where they are not built."""
+        num_stages, ahead = self.pipeline_parallel_size, self.async_scheduling
+        if num_stages == 1 and not ahead:
+            return
+        named = [name for name, each in GENERATIONS.items() if each.has_batch_queue]
+        if generation is None or not generation.has_batch_queue:
+            key = "async_scheduling" if ahead else "pipeline_parallel_size"
+            what = "scheduling ahead is" if ahead else "pipelines are"
+            raise ValueError(
+                f"{key}: {what} built for {', '.join(named)} only, got "
+                f"{getattr(self, key)} with {self.scheduler_kind}; leave it out"
+            )
+        if ahead and (num_stages > 1 or self.data_parallel_size > 1):
+            raise ValueError(
+                "async_scheduling: scheduling ahead is not built with pipelines and "
+                "data-parallel ranks, got pipeline_parallel_size "
+                f"{num_stages} and data_parallel_size {self.data_parallel_size}; set "
+                "it to false"
+            )
 
 
 def _generation_in(engine: dict[str, Any]) -> Generation | None:

@@ -97,8 +97,8 @@ class PipelineCost:
     Notes
     -----
     Only the last stage projects to the vocabulary and samples. Every stage prepares the
-    batch itself, so each takes its host time. A batch without tokens visits the last
-    stage only.
+    batch itself, so each takes its host time. A batch without tokens costs what it does
+    on the last stage.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PipelineCost:
         self._links = links
 
     def _costs(self, shape: BatchShape) -> list[StepCost]:
-        """Return what each stage that the batch visits takes."""
+        """Return what each stage takes, of a batch without tokens the last one."""
         stages = self._stages
         if not (shape.num_decodes or shape.num_prefill_tokens):
             stages = stages[-1:]
@@ -136,14 +136,11 @@ class PipelineCost:
         return sum(self._links.send_s(stage, num_tokens) for stage in links)
 
     def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
-        """Return seconds on the way to each stage, and seconds in it."""
-        times_s = [cost.total_s for cost in self._costs(shape)]
-        num_stages = len(self._stages)
-        times_s = [0.0] * (num_stages - len(times_s)) + times_s
+        """Return seconds on the way to each stage, and in it; the batch has tokens."""
         num_tokens = shape.num_decodes + shape.num_prefill_tokens
         return [
-            (self._links.send_s(stage, num_tokens) if stage else 0.0, time_s)
-            for stage, time_s in enumerate(times_s)
+            (self._links.send_s(stage, num_tokens) if stage else 0.0, cost.total_s)
+            for stage, cost in enumerate(self._costs(shape))
         ]
 
     def describe(self) -> dict[str, Any]:

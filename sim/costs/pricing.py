@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sim.costs.ahead import HostAhead
 from sim.costs.base import StepCost, own_method, pricer_of
 from sim.costs.parts import (
     FLAG,
@@ -357,11 +358,15 @@ class AtBound:
         """Return the times of a pipeline's stages; see `sim.costs.pipeline`."""
         cost = self.model.step(shape)
         bound_s: float = cost[self._place]
-        if not isinstance(self.model, PipelineCost):
+        if not isinstance(self.model, PipelineCost | HostAhead):
             return [(0.0, cost.total_s if isnan(bound_s) else bound_s)]
         scale = 1.0 if isnan(bound_s) else bound_s / cost.total_s
         times = self.model.stage_times(shape)
         return [(sent_s * scale, stage_s * scale) for sent_s, stage_s in times]
+
+    @property
+    def first_stage_is_host(self) -> bool:
+        return isinstance(self.model, HostAhead)
 
     def batch_total(self, *shape: int) -> float:
         cost = self.model.step(BatchShape(*shape))

@@ -425,6 +425,10 @@ class RooflineCost(RooflineParameters, FormulaCost):
         host_s = self.step_overhead_s + self.request_overhead_s * num_rows
         return self._row_parts.keep(num_rows, (head_s, host_s))
 
+    def host_part_s(self, num_rows: int) -> float:
+        """Return how long the host works on a batch of so many requests."""
+        return self.row_parts(num_rows)[1]
+
     def head_parts(self, num_rows: int) -> tuple[float, float]:
         """Return seconds of the output projection and of the sampler."""
         memory_s = self._head_s + self._head_row_memory_s * num_rows

@@ -104,6 +104,8 @@ class Engine:
         Steps taken so far.
     listeners
         Told of every step in full; steps are then taken one by one.
+    batches
+        Steps in flight, where there may be several; else None.
     stop_requested
         Set it to end the run after the step in progress.
     stalled
@@ -144,7 +146,7 @@ class Engine:
             if _forms_itself(scheduler) and not stepwise and most == 1
             else None
         )
-        self._batches = BatchQueue(most, cost_model) if most > 1 else None
+        self.batches = BatchQueue(most, cost_model) if most > 1 else None
         self._calendar = OutputCalendar()
         self._prices_columns = recorder.steps.price_by(self.cost_model)
         self._forms = self._prices_columns or pace is not None
@@ -235,7 +237,7 @@ class Engine:
             num_usable_blocks: int = tables.num_usable_blocks
             log.describe_pool(num_usable_blocks, clocked.block_size)
 
-        batches = self._batches
+        batches = self.batches
         takes_stretches = forms = drains = False
         group_usage = recorder.groups
         groups: Any = getattr(scheduler, "groups", None)
@@ -380,11 +382,9 @@ class Engine:
                                 is_alone = False
                         if batches is not None:
                             batches.push(step, output, end_s)
-                            if batches.has_room(scheduler):
-                                step += 1
-                                is_alone = True  # no time has passed
-                                continue
-                            of_step, output, end_s = batches.pop(now_s)
+                            of_step, output, end_s = batches.pop_if_full(
+                                now_s, scheduler
+                            )
 
                 if group_usage is not None:
                     if num_steps:
@@ -468,7 +468,7 @@ class Engine:
     # -- beside the loop ------------------------------------------------------
 
     def _has_requests(self) -> bool:
-        has_outputs = self._batches is not None and bool(self._batches.steps)
+        has_outputs = self.batches is not None and bool(self.batches.steps)
         return has_outputs or any(_queue_lengths(self.scheduler))
 
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
@@ -524,7 +524,7 @@ class Engine:
 
     def _note_empty_step(self, step: int, output: SchedulerOutput) -> None:
         """Stop asking a scheduler that is stuck, or has nothing to say for too long."""
-        if output.ignored or (self._batches is not None and self._batches.computes):
+        if output.ignored or (self.batches is not None and self.batches.computes):
             return
         if self._latest_empty_step != step - 1:
             self._num_empty_steps = 0

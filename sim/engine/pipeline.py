@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from sim.scheduler.base import SchedulerOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.costs.base import CostModel, StepCost
-    from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.batch import BatchShape
+
+
+_NOTHING = SchedulerOutput()
 
 
 class StepInFlight(NamedTuple):
@@ -36,8 +41,9 @@ class BatchQueue:
 
         scheduler call -> stage 0 -> link -> stage 1 -> ... -> output processed
 
-    A batch enters a stage when it has left the one before and been sent, and the batch
-    ahead of it has left the stage.
+    With asynchronous scheduling the host is the first stage: it forms no batch before
+    it is through with the last one. A batch enters a stage when it has left the one
+    before and been sent, and the batch ahead of it has left the stage.
 
     Parameters
     ----------
@@ -45,6 +51,11 @@ class BatchQueue:
         Batches that may be in flight; see `scheduler.max_concurrent_batches`.
     cost_model
         A `StagedCostModel`, or one whose steps are of one stage.
+
+    Attributes
+    ----------
+    overlapped_s
+        How much longer steps would have taken one after the other.
 
     Notes
     -----
@@ -58,20 +69,33 @@ class BatchQueue:
         staged = hasattr(cost_model, "stage_times")
         self._staged = cast("StagedCostModel", cost_model) if staged else None
         self._free_s: list[float] = []  # when the last batch leaves each stage
+        self._has_host = getattr(cost_model, "first_stage_is_host", False)
+        self._ready_s = -inf
+        self.overlapped_s = 0.0
 
     def end_s(self, now_s: float, shape: BatchShape, cost: StepCost) -> float:
-        """Let a batch enter; return when its output is there."""
+        """Let a batch enter; return when its output is there.
+
+        That of a batch without tokens is there when those ahead are through.
+        """
+        if not (shape.num_decodes or shape.num_prefill_tokens):
+            last_s = self._free_s[-1] if self._free_s else now_s
+            return last_s if last_s > now_s else now_s + cost.total_s
         times = (
             [(0.0, cost.total_s)]
             if self._staged is None
             else self._staged.stage_times(shape)
         )
         free_s = self._free_s or [now_s] * len(times)
-        end_s = now_s
+        end_s, before_s = now_s, free_s[-1]
         for stage, (sent_s, stage_s) in enumerate(times):
             end_s = max(end_s + sent_s, free_s[stage]) + stage_s
             free_s[stage] = end_s
         self._free_s = free_s
+        if self._has_host:
+            self._ready_s = free_s[0]
+        alone_s = sum([sent_s + stage_s for sent_s, stage_s in times])
+        self.overlapped_s += max(alone_s - (end_s - max(before_s, now_s)), 0.0)
         return end_s
 
     def push(self, step: int, output: SchedulerOutput, end_s: float) -> None:
@@ -86,9 +110,19 @@ class BatchQueue:
         )
 
     def pop(self, now_s: float) -> StepInFlight:
-        """Return the oldest step; its end is no earlier than now."""
+        """Return the oldest step; it is processed no earlier than now."""
         oldest = self.steps.popleft()
-        return oldest if oldest.end_s >= now_s else oldest._replace(end_s=now_s)
+        return oldest._replace(end_s=max(oldest.end_s, now_s, self._ready_s))
+
+    def pop_if_full(self, now_s: float, scheduler: Any) -> StepInFlight:
+        """Return what is waited for before the next batch is formed.
+
+        The oldest step, or, as long as there is room, none: only the host, if it is
+        busy.
+        """
+        if self.has_room(scheduler):
+            return StepInFlight(-1, _NOTHING, max(now_s, self._ready_s))
+        return self.pop(now_s)
 
     @property
     def computes(self) -> bool:

@@ -287,9 +287,14 @@ def scheduler_name(config: RunConfig) -> str:
     return Path(kind if isinstance(kind, str) else str(kind.get("kind"))).name
 
 
-def scheduling(config: RunConfig) -> str:
+def scheduling(config: RunConfig, numbers: Mapping[str, Any]) -> str:
     """Return how steps follow each other, in words."""
     num_stages = config.engine.pipeline_parallel_size
+    if config.engine.async_scheduling:
+        return (
+            f"asynchronous scheduling ({numbers['overlapped_s']:,.1f} s of the host "
+            f"hidden, {numbers['num_wasted_tokens']:,} tokens wasted)"
+        )
     if num_stages == 1:
         return "synchronous scheduling"
     return f"synchronous scheduling, {num_stages} steps in flight in a pipeline"

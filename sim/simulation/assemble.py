@@ -12,6 +12,7 @@ import numpy as np
 from cache.v1.planning import longest_request
 from sim.config.plug import build
 from sim.costs import COST_MODELS
+from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, pricer_of
 from sim.costs.pipeline import PipelineCost, StageLinks
 from sim.errors import ConfigError
@@ -52,6 +53,7 @@ def make_capacity(
         gpu=gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
         pipeline_parallel_size=engine.pipeline_parallel_size,
+        async_scheduling=engine.async_scheduling,
         data_parallel_size=engine.data_parallel_size,
         enable_expert_parallel=engine.enable_expert_parallel,
         block_size=engine.block_size,
@@ -124,7 +126,7 @@ def make_cost_model(
     whole = _built_cost_model(config, model, gpu, copied_bytes)
     num_stages = engine.pipeline_parallel_size
     if num_stages == 1:
-        return whole
+        return HostAhead(whole) if engine.async_scheduling else whole
     stages = []
     for stage, layers in enumerate(
         layers_of_stages(model.num_hidden_layers, num_stages)

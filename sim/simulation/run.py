@@ -171,7 +171,8 @@ class Simulation:
 
     def _why_stepwise(self) -> str:
         generation = GENERATIONS.get(self.config.engine.scheduler_kind)
-        if self.config.engine.pipeline_parallel_size > 1:
+        engine = self.config.engine
+        if engine.pipeline_parallel_size > 1 or engine.async_scheduling:
             return "several steps are in flight"
         is_clocked = generation is not None and generation.keeps_decode_clock
         return "" if is_clocked else "the scheduler has no fast path"
@@ -362,6 +363,7 @@ class Simulation:
         numbers = summary.numbers(
             recording, self.capacity, self.num_requests, self.env.now
         )
+        numbers |= self._steps_in_flight()
         self._warn_of(recording, numbers)
         cost = self.cost_model.describe()
         return (
@@ -376,7 +378,7 @@ class Simulation:
                 "stalled": self.engine.stalled,
                 "warnings": self.warnings,
                 "seed": self.config.seed,
-                "scheduling": summary.scheduling(self.config),
+                "scheduling": summary.scheduling(self.config, numbers),
                 "path": self.path,
                 "path_reason": self.path_reason or None,
                 "profile": cost.get("profile"),
@@ -398,6 +400,17 @@ class Simulation:
         return ranks.merged_counters(told) | ranks.numbers_of_ranks(
             recording, self.recorder, self.schedulers, self.env.now, self._lock_step
         )
+
+    def _steps_in_flight(self) -> dict[str, Any]:
+        """Return what steps side by side gained and wasted, where there are any."""
+        batches = getattr(self.engine, "batches", None)  # ranks have none
+        if batches is None:
+            return {}
+        scheduler: Any = self.scheduler
+        return {
+            "overlapped_s": batches.overlapped_s,
+            "num_wasted_tokens": scheduler.num_wasted_tokens,
+        }
 
     def _goodput(self, recording: Recording) -> dict[str, Any]:
         """Return what was served within the limits, if the configuration has any."""

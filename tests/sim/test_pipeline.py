@@ -169,8 +169,7 @@ def test_a_batch_takes_all_stages_and_what_is_sent_between() -> None:
     assert step.total_s == pytest.approx(0.04 + sent_s)
     assert sum(step.parts) == pytest.approx(step.total_s)
     assert step.allreduce_s == sent_s > 10e-6
-    # A batch without tokens visits the last stage only.
-    assert cost.stage_times(EMPTY_SHAPE) == [(0.0, 0.0), (0.0, 0.01)]
+    assert cost.step(EMPTY_SHAPE).total_s == 0.01
 
 
 def test_stages_fill_nodes_one_after_the_other() -> None:
@@ -198,13 +197,18 @@ def test_links_of_the_configuration_join_stages() -> None:
 def test_batches_never_share_a_stage_nor_overtake(times: list[list[float]]) -> None:
     class Staged(ConstantCost):
         def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
-            return [(0.001, time_s) for time_s in times[shape.num_decodes]]
+            mine = times[shape.num_decode_context_tokens]
+            return [(0.001, time_s) for time_s in mine]
 
     cost = Staged(1.0)
     queue, ends_s = BatchQueue(3, cost), []
     for index in range(len(times)):
-        shape = BatchShape(index, 0, 0, 0, 0, 0)
+        shape = BatchShape(1, index, 0, 0, 0, 0)
         ends_s.append(queue.end_s(0.0, shape, cost.step(shape)))
+    # A batch without tokens is through with those ahead.
+    assert queue.end_s(0.0, EMPTY_SHAPE, cost.step(EMPTY_SHAPE)) == ends_s[-1]
+    late_s = ends_s[-1] + 1.0
+    assert queue.end_s(late_s, EMPTY_SHAPE, cost.step(EMPTY_SHAPE)) == late_s + 1.0
     assert all(before < after for before, after in pairwise(ends_s))
     assert ends_s[0] == pytest.approx(sum(times[0]) + 0.003)
     for stage in range(3):
@@ -293,10 +297,10 @@ def test_a_bound_moves_all_stages() -> None:
 
     cost = PipelineCost([(Bounded(STEP_S), 0.5)] * 2, links(2))
     low = AtBound(cost, "lo")
-    for shape in (BatchShape(4, 400, 0, 0, 0, 0), EMPTY_SHAPE):
-        times = low.stage_times(shape)
-        assert sum(map(sum, times)) == pytest.approx(low.step(shape).total_s)
-        assert low.step(shape).total_s < cost.step(shape).total_s
+    shape = BatchShape(4, 400, 0, 0, 0, 0)
+    times = low.stage_times(shape)
+    assert sum(map(sum, times)) == pytest.approx(low.step(shape).total_s)
+    assert low.step(shape).total_s < cost.step(shape).total_s
 
 
 def test_a_priced_pipeline_is_no_slower_a_stage_than_the_whole() -> None:

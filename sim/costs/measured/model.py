@@ -178,6 +178,11 @@ class MeasuredCost(FormulaCost):
             wider(fresh.beyond, ESTIMATE),
         )
 
+    def host_part_s(self, num_rows: int) -> float:
+        """Return how long the host works on a batch of so many requests."""
+        rows = self._row_parts.get(num_rows) or self._other.price_rows(num_rows)
+        return rows.host_s
+
     def parts(  # noqa: PLR0917 - the fields of `BatchShape`
         self,
         num_decodes: int,

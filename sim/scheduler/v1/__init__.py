@@ -39,6 +39,7 @@ V1 = Generation(
     keys=frozenset(
         {
             "admission",
+            "async_scheduling",
             "disable_hybrid_kv_cache_manager",
             "enable_chunked_prefill",
             "evictor",

@@ -144,6 +144,11 @@ class BatchQueueScheduler(Scheduler):
                 self.tables.free(request)
         super().update([request for request in finished if request in self.running])
 
+    @property
+    def num_wasted_tokens(self) -> int:
+        """Outputs that were dropped so far, their requests having ended."""
+        return self._in_flight.num_wasted_tokens
+
     def num_placeholders(self, request: Request) -> int:
         """Return how many outputs of steps in flight a request awaits."""
         return self._in_flight.num_placeholders(request)

@@ -73,6 +73,8 @@ class TokensInFlight:
 
     Attributes
     ----------
+    num_wasted_tokens
+        Outputs that were dropped so far, their requests having ended.
     deferred
         Requests that have been passed over in the queue since they were preempted.
 
@@ -88,6 +90,7 @@ class TokensInFlight:
         self._call = 0
         self._delivered: list[Request] = []
         self.deferred: set[Request] = set()
+        self.num_wasted_tokens = 0
 
     def begin_call(self) -> None:
         self._call += 1
@@ -170,6 +173,7 @@ class TokensInFlight:
             if flight is None:
                 if request in bring_output:
                     delivery.wasted.append(request)
+                    self.num_wasted_tokens += 1
                 continue
             flight.num_tokens -= num_tokens
             is_stale = flight.num_stale_tokens > 0

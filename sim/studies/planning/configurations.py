@@ -74,6 +74,7 @@ _OURS = frozenset(
         "evictor",
         "pipeline_parallel_size",
         "preemption_victim",
+        "async_scheduling",
         "enable_prefix_caching",
         "enable_chunked_prefill",
         "enforce_eager",
@@ -90,6 +91,7 @@ _OURS = frozenset(
 """Keys that are no plain option of the servers: said in words, or handled apart."""
 
 _SWITCHES = (
+    "async_scheduling",
     "enable_prefix_caching",
     "enable_chunked_prefill",
     "disable_hybrid_kv_cache_manager",

@@ -1,0 +1,134 @@
+"""Runs in which a step is formed while the one before runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.config.tables import parse_config
+from sim.errors import ConfigError
+from sim.simulation.run import Simulation, with_intervals
+
+if TYPE_CHECKING:
+    from sim.results.run import Results
+
+STEP_S = 0.02
+CONSTANT = {"kind": "constant", "step_s": STEP_S}
+
+
+def simulation(
+    *,
+    cost: dict[str, Any],
+    num_requests: int = 1,
+    rate: float = 5.0,
+    max_tokens: int | None = None,
+    **engine: Any,
+) -> Simulation:
+    traffic = {
+        "num_requests": num_requests,
+        "arrivals": {"kind": "poisson", "rate": rate},
+        "prompt_tokens": {"kind": "fixed", "tokens": 300},
+        "output_tokens": {"kind": "fixed", "tokens": 30},
+    }
+    pool = {"gpu": "h100_sxm", "num_gpu_blocks_override": 2000}
+    config = {
+        "workload": {"synthetic": traffic, "max_tokens": max_tokens},
+        "engine": {"model": "meta-llama/Llama-3.1-8B"} | pool | engine,
+        "cost": cost,
+    }
+    return Simulation(parse_config(config))
+
+
+def run(*, ahead: bool, **more: Any) -> Results:
+    return simulation(**more, async_scheduling=ahead).run(check_every=5)
+
+
+def column(results: Results, name: str) -> list[float]:
+    table = results.recording.request_table
+    return [float(value) for value in table[name]]
+
+
+def test_without_a_host_a_lone_request_takes_as_long() -> None:
+    ahead, one_by_one = (run(ahead=each, cost=CONSTANT) for each in (True, False))
+    for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
+        assert ahead.summary[key] == pytest.approx(one_by_one.summary[key])
+    assert ahead.summary["overlapped_s"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_arrival_waits_for_the_step_after_next() -> None:
+    more: dict[str, Any] = {"cost": CONSTANT, "num_requests": 40, "rate": 20.0}
+    ahead, one_by_one = (run(ahead=each, **more) for each in (True, False))
+    later = [
+        (after - before) / STEP_S
+        for after, before in zip(
+            column(ahead, "first_token_s"),
+            column(one_by_one, "first_token_s"),
+            strict=True,
+        )
+    ]
+    # One step later where others run; both clocks begin anew where all have ended.
+    assert all(-1.01 < shift < 2.01 for shift in later)
+    assert sum(abs(shift - 1) < 0.01 for shift in later) > 20
+    assert ahead.summary["mean_tpot_ms"] == pytest.approx(1e3 * STEP_S)
+
+
+@pytest.mark.parametrize(("overhead_s", "bound"), [(0.002, "gpu"), (0.05, "host")])
+def test_the_host_is_hidden_as_far_as_it_fits(overhead_s: float, bound: str) -> None:
+    host = {"step_overhead_s": overhead_s, "request_overhead_s": 0.0}
+    cost = {"kind": "roofline"} | host
+    ahead, one_by_one = (run(ahead=each, cost=cost) for each in (True, False))
+    both_s = one_by_one.summary["mean_tpot_ms"] / 1e3
+    expected_s = overhead_s if bound == "host" else both_s - overhead_s
+    assert ahead.summary["mean_tpot_ms"] / 1e3 == pytest.approx(expected_s, rel=0.01)
+    # The first step of a busy engine hides nothing.
+    ttft = ahead.summary["mean_ttft_ms"] - one_by_one.summary["mean_ttft_ms"]
+    assert 0.0 <= ttft <= 1e3 * overhead_s + 1e-6
+    assert ahead.summary["overlapped_s"] > 25 * (both_s - expected_s)
+
+
+def test_a_length_limit_wastes_nothing_and_a_stop_token_one_slot() -> None:
+    more: dict[str, Any] = {"cost": CONSTANT, "num_requests": 12, "rate": 50.0}
+    stopped = run(ahead=True, **more)
+    limited = run(ahead=True, max_tokens=30, **more)
+    assert stopped.summary["num_wasted_tokens"] == 12
+    assert limited.summary["num_wasted_tokens"] == 0
+    for results in (stopped, limited):
+        assert results.summary["total_output_tokens"] == 12 * 30
+    words = r"asynchronous scheduling (0.0 s of the host hidden, 12 tokens wasted)"
+    assert stopped.summary["scheduling"] == words
+
+
+def test_pressure_with_steps_ahead() -> None:
+    tight = {"num_gpu_blocks_override": 98, "scheduler_reserve_full_isl": False}
+    more: dict[str, Any] = {"cost": CONSTANT, "num_requests": 20, "rate": 1e3}
+    results = run(ahead=True, **more, **tight)
+    assert results.summary["completed"] == 20
+    assert results.summary["num_preemptions"] > 0
+    assert results.summary["total_output_tokens"] == 20 * 30
+
+
+def test_a_bound_moves_host_and_step() -> None:
+    simulated = simulation(cost={"kind": "roofline"}, async_scheduling=True)
+    results = with_intervals(simulated, simulated.run())
+    assert results.summary["completed"] == 1
+
+
+def test_what_is_not_built_says_so() -> None:
+    for engine, words in (
+        ({"pipeline_parallel_size": 2}, "not built with pipelines"),
+        ({"engine_version": "0.32"}, "known of 0.33 only"),
+        ({"scheduler": "v0"}, "async_scheduling: .*no such key|built for v1 only"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            simulation(cost=CONSTANT, async_scheduling=True, **engine)
+
+
+def test_null_and_false_are_one_step_at_a_time() -> None:
+    first, second = (
+        simulation(cost=CONSTANT, async_scheduling=each).run() for each in (None, False)
+    )
+    assert first.summary["scheduling"] == "synchronous scheduling"
+    assert first.summary["mean_e2el_ms"] == second.summary["mean_e2el_ms"]
+    assert first.summary["path"] == second.summary["path"] == "fast"
+    assert "num_wasted_tokens" not in first.summary
