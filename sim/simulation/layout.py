@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cache.v1.specs import MambaSpec
 from sim.errors import ConfigError
 from sim.scheduler.v1 import V1
+from sim.scheduler.v1.dialect import FIRST_GROUPS_MINOR, dialect_of
 
 if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout
@@ -24,16 +26,23 @@ def layout_of(
     ConfigError
         If the scheduler knows no groups.
     """
-    kinds = {kind for kind in model.layer_kinds if kind.is_attention or kind.has_state}
     assert capacity.plan is not None
-    # Older releases hold windows as full attention: one group of layers alike.
-    alike = len(kinds) == 1 or len(capacity.plan.layout.groups) == 1
-    if alike and not any(kind.has_state for kind in kinds):
-        return None
+    layout = capacity.plan.layout
+    spec = layout.groups[0].spec
+    if len(layout.groups) == 1 and not isinstance(spec, MambaSpec):
+        # A lone window is held as the release does, where that is known and no other
+        # is given by hand; older releases hold windows as full attention.
+        is_local = not layout.keeps_all_blocks and engine.sliding_window is None
+        return layout if is_local and _knows_windows(engine) else None
     if engine.generation.name != V1.name and not engine.generation.is_hosted:
         raise ConfigError(
             f"engine.model: {model.name} has layers of several kinds, whose blocks "
             f"the {engine.scheduler_kind} scheduler does not tell apart; use v1, or a "
             f"model with one kind"
         )
-    return capacity.plan.layout
+    return layout
+
+
+def _knows_windows(engine: EngineConfig) -> bool:
+    is_v1 = engine.generation.name == V1.name or engine.generation.is_hosted
+    return is_v1 and dialect_of(engine.version).minor >= FIRST_GROUPS_MINOR

@@ -138,6 +138,21 @@ def test_without_the_hybrid_manager_windows_keep_their_blocks(path: Path) -> Non
     assert one.summary["num_gpu_blocks"] == two.summary["num_gpu_blocks"] // 2
 
 
+def test_a_lone_window_gives_up_its_blocks(path: Path) -> None:
+    mistral = (
+        "engine.model=mistralai/Mistral-7B-v0.1",
+        "workload.synthetic.prompt_tokens={kind: fixed, tokens: 9000}",
+        "engine.max_num_batched_tokens=2048",
+    )
+    now, before = (
+        result(path, *mistral),
+        result(path, *mistral, "engine.engine_version=0.29"),
+    )
+    by_hand = result(path, *mistral, "engine.sliding_window=4096")
+    used = [each.summary["kv_cache_usage_max"] for each in (now, by_hand, before)]
+    assert used[0] == used[1] < 0.8 * used[2]
+
+
 def test_precise_states_take_larger_blocks_and_more_time(path: Path) -> None:
     model = "engine.model=ibm-granite/granite-4.0-h-small"
     usual = result(path, model)

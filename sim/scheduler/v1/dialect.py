@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LAST_MINOR = 33
 """Newest release whose decisions were recorded: 0.33."""
 
+FIRST_GROUPS_MINOR = 30
+"""The first release that is known to manage windows of several layers as 0.33."""
+
 _FIRST_MINOR = 8
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(\.[0-9a-z.+]{1,40})?")
 
@@ -134,7 +137,7 @@ class V1Dialect:
         """
         specs = [group.spec for group in layout.groups]
         sizes = {spec.block_size for spec in specs if isinstance(spec, AttentionSpec)}
-        first, kinds = 30, "layers that need KV caches of several kinds"
+        first, kinds = FIRST_GROUPS_MINOR, "layers that need KV caches of several kinds"
         if any(isinstance(spec, MambaSpec) for spec in specs):
             first, kinds = 31, "layers with a state"
         if caching and (len(sizes) > 1 or layout.has_hits_inside_blocks):
