@@ -13,7 +13,7 @@ from cache.v1.groups.base import GroupTable
 from cache.v1.groups.decodes import BlockDecodes, Decodes
 from cache.v1.groups.kinds import check_layout, make_managers
 from cache.v1.groups.lookup import Lookup
-from cache.v1.groups.mamba import ChunkEnds
+from cache.v1.groups.mamba import ChunkEnds, OneStateManager
 from cache.v1.plain_pool import PlainBlockPool
 from cache.v1.policy_pool import PolicyBlockPool
 from cache.v1.tables import NOTHING_FOUND, Found
@@ -156,6 +156,11 @@ class BlockTables:
         self.num_usable_blocks = self.pool.num_usable_blocks
         self._sizes = [group.spec.block_size for group in layout.groups]
         self.managers = make_managers(layout, limits, self.pool, retention_interval)
+        self._has_equal_blocks = all(
+            manager.block_size == self.block_size
+            and not isinstance(manager, OneStateManager)
+            for manager in self.managers
+        )
         self._lookup = Lookup(layout, self.managers, self.pool)
         self._known: dict[int, Known] = {}  # of requests looked up, by request id
         self._givers = [
@@ -231,8 +236,11 @@ class BlockTables:
 
     def num_stored_tokens(self, num_tokens: int) -> int:
         """Return the slots of so many tokens in all groups; `block_size` a block."""
-        size = self.block_size
-        return sum([m.num_stored_tokens(num_tokens, size) for m in self.managers])
+        size, managers = self.block_size, self.managers
+        if self._has_equal_blocks:
+            num_null_blocks = sum([manager.num_null_blocks for manager in managers])
+            return num_tokens * len(managers) - num_null_blocks * size
+        return sum([m.num_stored_tokens(num_tokens, size) for m in managers])
 
     @property
     def observer(self) -> BlockObserver | None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 
+_MOST_NOTED = 8192
+"""Times whose numbers are kept before they are looked through."""
+
+
 class GroupUsage:
     """Blocks that tables hold, by kind of group: a row for each change.
 
@@ -31,34 +35,44 @@ class GroupUsage:
     def __init__(self, num_groups: Sequence[int]) -> None:
         ends = [*accumulate(num_groups)]
         self._spans = list(zip([0, *ends], ends, strict=False))
-        self._seen: list[int] = []
-        self._last = [0] * len(self._spans)
+        self._noted_s = array("d")  # not looked through yet
+        self._noted = array("q")
+        self._last = np.zeros(len(self._spans), np.int64)
         self._times_s = array("d")
         self._kinds = array("q")
         self._num_blocks = array("q")
 
     def note(self, now_s: float, num_used_blocks: list[int]) -> None:
         """Take note of what each group holds right after a scheduler call."""
-        if num_used_blocks == self._seen:
-            return
-        self._seen = num_used_blocks
-        for kind, (first, stop) in enumerate(self._spans):
-            num_blocks = sum(num_used_blocks[first:stop])
-            if num_blocks != self._last[kind]:
-                self._last[kind] = num_blocks
-                self._times_s.append(now_s)
-                self._kinds.append(kind)
-                self._num_blocks.append(num_blocks)
+        self._noted_s.append(now_s)
+        self._noted.extend(num_used_blocks)
+        if len(self._noted_s) >= _MOST_NOTED:
+            self._look_through()
 
-    def note_all(
-        self, times_s: Iterable[float], num_used_blocks: Iterable[list[int]]
-    ) -> None:
-        """Do as `note` for several times."""
-        for now_s, numbers in zip(times_s, num_used_blocks, strict=True):
-            self.note(now_s, numbers)
+    def note_all(self, times_s: Iterable[float], num_used_blocks: list[int]) -> None:
+        """Do as `note` for several times, one after the other."""
+        self._noted_s.extend(times_s)
+        self._noted.extend(num_used_blocks)
+        if len(self._noted_s) >= _MOST_NOTED:
+            self._look_through()
+
+    def _look_through(self) -> None:
+        """Keep of what was noted the rows that differ from those before."""
+        if not self._noted_s:
+            return
+        noted = np.frombuffer(self._noted, np.int64).reshape(len(self._noted_s), -1)
+        by_kind = np.stack([noted[:, a:b].sum(axis=1) for a, b in self._spans], axis=1)
+        changes = np.diff(by_kind, axis=0, prepend=self._last[np.newaxis])
+        rows, kinds = np.nonzero(changes)
+        self._last = by_kind[-1]
+        self._times_s.frombytes(np.frombuffer(self._noted_s)[rows].tobytes())
+        self._kinds.frombytes(kinds.astype(np.int64).tobytes())
+        self._num_blocks.frombytes(by_kind[rows, kinds].tobytes())
+        self._noted_s, self._noted = array("d"), array("q")
 
     def table(self) -> ResultTable:
         """Return the rows, in order of time."""
+        self._look_through()
         columns = {
             "time_s": np.frombuffer(self._times_s, np.float64),
             "kind": np.frombuffer(self._kinds, np.int64),

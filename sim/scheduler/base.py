@@ -199,7 +199,8 @@ class ClockedScheduler(Scheduler, Protocol):
     groups
         Block tables of several groups, or None.
     num_blocks_by_group
-        Blocks that each of these holds, after each of the latest quiet steps.
+        Blocks that each of these holds after the first of the latest quiet steps, after
+        the second, and so on.
     """
 
     moves_blocks: bool
@@ -215,7 +216,7 @@ class ClockedScheduler(Scheduler, Protocol):
     preemptions: list[Preemption]
     num_recomputed_tokens: int
     groups: Any
-    num_blocks_by_group: list[list[int]]
+    num_blocks_by_group: list[int]
 
     def form(self, now_s: float) -> tuple[int, int, int, int, int, int]:
         """Form the next batch as `schedule` does; return six fields of its shape."""

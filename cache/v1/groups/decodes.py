@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cache.v1.groups.mamba import MambaManager
+from cache.v1.groups.window import SlidingWindowManager
 from cache.v1.tables import TableRequest
 
 if TYPE_CHECKING:
@@ -54,15 +56,15 @@ class Look(NamedTuple):
     Attributes
     ----------
     givers
-        Groups in which a block may be left behind: number, manager, tokens that are
-        left behind, and block size.
+        Groups in which a block may be left behind: number, manager, how far a window
+        looks back (None where it is none), and block size.
     openers
         Numbers of groups in which it opens a block.
     registers
         Whether it fills blocks that may be registered.
     """
 
-    givers: tuple[tuple[int, GroupManager, Callable[[int], int], int], ...]
+    givers: tuple[tuple[int, GroupManager, int | None, int], ...]
     openers: tuple[int, ...]
     registers: bool
 
@@ -169,9 +171,9 @@ class Decodes:
         if unseen:
             due.append(unseen)
         if len(due) > 1:
-            in_need = sorted({r: None for each in due for r in each}, key=_order)
-            if unseen:
-                self._begin(in_need, step, unseen)
+            in_need = sorted(chain.from_iterable(due), key=_order)
+            if unseen:  # they may stand in a bucket, too
+                self._begin(dict.fromkeys(in_need), step, unseen)
             else:
                 self._go_on(in_need, step)
         elif unseen:
@@ -238,10 +240,13 @@ class BlockDecodes(Decodes):
             num_computed_tokens = request.base_tokens + before
             givers, openers, registers = looks[num_computed_tokens % period]
             groups = request.table.groups
-            for number, manager, passed, block_size in givers:
+            for number, manager, reach, block_size in givers:
                 own = groups[number]
+                if reach is None:
+                    manager.give_up(own, num_computed_tokens)
+                    continue
                 index = own.num_passed
-                num_left = passed(num_computed_tokens) // block_size - index
+                num_left = (num_computed_tokens - reach) // block_size - index
                 if num_left != 1:
                     if num_left > 1:
                         manager.give_up(own, num_computed_tokens)
@@ -271,5 +276,6 @@ def _look(managers: Sequence[GroupManager], phase: int, ends: Collection[int]) -
         if manager.phases() and phase % block_size == 0:
             openers.append(number)
         if phase % block_size in manager.giving_phases():
-            givers.append((number, manager, manager.num_passed_tokens, block_size))
+            reach = manager.reach if isinstance(manager, SlidingWindowManager) else None
+            givers.append((number, manager, reach, block_size))
     return Look(tuple(givers), tuple(openers), phase in ends)

@@ -28,6 +28,11 @@ class SlidingWindowManager(GroupManager):
     Few of the blocks can ever be part of a hit: which are registered is said by
     `GroupTerms.retention_interval`.
 
+    Attributes
+    ----------
+    reach
+        Tokens before the next one that it reads.
+
     Notes
     -----
     Source: vLLM 0.33, ``vllm/v1/core/single_type_kv_cache_manager.py``
@@ -41,7 +46,7 @@ class SlidingWindowManager(GroupManager):
     ) -> None:
         super().__init__(spec, pool, terms)
         self.window = SlidingWindow(spec.sliding_window, spec.block_size)
-        self._reach = spec.sliding_window - 1
+        self.reach = spec.sliding_window - 1
         # At least one: without look-back every single block is a hit.
         self._num_needed = max(self.window.num_blocks_for_hit, 1)
         interval = terms.retention_interval
@@ -50,11 +55,11 @@ class SlidingWindowManager(GroupManager):
         self._keeps_all = 0 < self._num_per_segment <= self._num_needed
 
     def num_passed_tokens(self, num_computed_tokens: int) -> int:
-        num_tokens = num_computed_tokens - self._reach
+        num_tokens = num_computed_tokens - self.reach
         return num_tokens if num_tokens > 0 else 0
 
     def giving_phases(self) -> set[int]:
-        return {self._reach % self.block_size}
+        return {self.reach % self.block_size}
 
     def kept(self, first: int, stop: int, boundaries: Sequence[int]) -> Sequence[int]:
         if self._keeps_all:

@@ -145,12 +145,17 @@ class Holdings:
         self._unseen: list[Request] = []  # decodes whose tables were not looked at
         self._gives_up_blocks = not self.layout.keeps_all_blocks
         self.num_unquestioned_tokens = (
-            min(settings.max_model_len, self.tables.num_usable_blocks * block_size)
-            if settings.enable_chunked_prefill and self.layout.keeps_all_blocks
+            min(settings.max_model_len, self._num_surely_held_tokens())
+            if settings.enable_chunked_prefill
             else 0
         )
         # Positions beyond max_model_len get no slots but those of the last block.
         self._most_slots = -(-settings.max_model_len // block_size) * block_size
+
+    def _num_surely_held_tokens(self) -> int:
+        """Return how many tokens the pool holds if no group gives up a block."""
+        num_blocks = self.tables.num_usable_blocks // len(self.layout.groups)
+        return num_blocks * self.layout.block_size
 
     # -- queues ---------------------------------------------------------------
 

@@ -114,7 +114,8 @@ class Scheduler(Holdings):
     copies
         Blocks to copy before its step, source and target.
     num_blocks_by_group
-        Blocks that each group holds, after each of the latest quiet steps.
+        Blocks that each group holds after the first of the latest quiet steps, after
+        the second, and so on.
 
     Raises
     ------
@@ -147,7 +148,7 @@ class Scheduler(Holdings):
         self._most_running = settings.most_running
         groups = self.groups
         self.copies: list[tuple[int, int]] = []
-        self.num_blocks_by_group: list[list[int]] = []
+        self.num_blocks_by_group: list[int] = []
         self.moves_blocks = self.layout.has_hits_inside_blocks
         self._phases = () if groups is None else groups.phases
         self._hit_tokens = cache.block_size if groups is None else groups.hit_alignment
@@ -320,7 +321,10 @@ class Scheduler(Holdings):
     def _first_steps(self) -> list[Request]:
         """Return decodes whose tables were not looked at yet; they are from now on."""
         unseen, self._unseen = self._unseen, []
-        return [r for r in unseen if r in self.running and r not in self.prefilling]
+        if unseen:
+            running, prefilling = self.running, self.prefilling
+            return [r for r in unseen if r in running and r not in prefilling]
+        return unseen
 
     def _append_or_preempt(self, tables: QuickTables, opening: list[Request]) -> None:
         """Give decodes a block each, in running order, preempting from the tail."""
@@ -744,20 +748,23 @@ class Scheduler(Holdings):
             self._interval.stepped_quietly(num_steps)
         if quick is not None:
             return quick.append_rounds(self.clock.buckets, step, num_steps)
-        groups = self.groups
+        groups, clock = self.groups, self.clock
         assert groups is not None
+        num_tokens = clock.num_base_tokens + clock.num_decodes * step
         facts: list[int] = []
-        self.num_blocks_by_group = []
+        by_group = self.num_blocks_by_group = []
         for now in range(step, step + num_steps):
             if groups.decodes is not None:
-                groups.decodes.go_on(self.clock.buckets, now, self._first_steps())
+                groups.decodes.go_on(clock.buckets, now, self._first_steps())
             else:
                 for request in self._in_need(now):
-                    num_tokens = request.base_tokens + now
-                    groups.extend(request, num_tokens, num_tokens - 1)
-            self.step = now + 1
-            facts += self.usage_facts()
-            self.num_blocks_by_group.append(groups.num_used_blocks_by_group())
+                    num_computed = request.base_tokens + now
+                    groups.extend(request, num_computed, num_computed - 1)
+            used = groups.num_used_blocks_by_group()
+            by_group += used
+            num_stored = groups.num_stored_tokens(num_tokens)
+            facts += sum(used), groups.num_logical_blocks, num_stored
+            num_tokens += clock.num_decodes
         return facts
 
 
