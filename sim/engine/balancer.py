@@ -96,6 +96,11 @@ class LoadBalancer:
         Reads the load of all ranks, in their order.
     num_ranks, num_servers
         How many there are of each.
+
+    Attributes
+    ----------
+    next_s
+        When loads are read next, in seconds; -inf while a request is waited for.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class LoadBalancer:
         self._server_of: dict[int, FrontEnd] = {}
         self._loads = loads
         self._changed: simpy.Event | None = None
+        self.next_s = 0.0
         env.process(self._coordinate())
 
     def choose(self, request: Request) -> int:
@@ -144,7 +150,8 @@ class LoadBalancer:
                     server.hear(loads)
                 told, told_s = counts, env.now
             if is_repeated:
-                self._changed = env.event()
+                self.next_s, self._changed = -inf, env.event()
                 yield self._changed
             else:
-                yield At(env, env.now + STATS_INTERVAL_S, _AFTER_STEPS)
+                self.next_s = env.now + STATS_INTERVAL_S
+                yield At(env, self.next_s, _AFTER_STEPS)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import simpy
 
     from sim.engine.loop import Engine
     from sim.scheduler.request import Request
+    from workloads.spec import RequestSpec
 
 
 class Router(Protocol):
@@ -47,6 +49,8 @@ class Engines:
     ----------
     done
         Happens when all of them are done.
+    next_arrival_s
+        When the next request comes, if `announced` tells.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Engines:
         self.env = env
         self.engines = engines
         self.router = router
+        self.next_arrival_s = 0.0
         self.done = env.all_of([engine.done for engine in engines])
 
     def submit(self, request: Request) -> None:
@@ -69,6 +74,13 @@ class Engines:
 
         request.on_end = ended
         self.engines[place].submit(request)
+
+    def announced(self, specs: Iterable[RequestSpec]) -> Iterator[RequestSpec]:
+        """Yield requests in order of arrival, and keep in mind when the next comes."""
+        for spec in specs:
+            self.next_arrival_s = spec.arrival_s
+            yield spec
+        self.next_arrival_s = inf
 
     def close_arrivals(self) -> None:
         """Say that nothing will arrive any more."""

@@ -106,7 +106,27 @@ def make_engines(
         ]
 
     num_servers = config.api_server_count or len(engines)
-    return Engines(env, engines, LoadBalancer(env, loads, len(engines), num_servers))
+    balancer = LoadBalancer(env, loads, len(engines), num_servers)
+    return Engines(env, engines, balancer)
+
+
+def let_run_ahead(engines: Engines) -> None:
+    """Let stretches of each engine last until a request comes or loads are read.
+
+    Requests must come by `Engines.announced`, whatever becomes of those before.
+    """
+    env, balancer = engines.env, engines.router
+    assert isinstance(balancer, LoadBalancer)
+
+    def horizon() -> float:
+        # while the coordinator sleeps the end of any request wakes it
+        read_s = balancer.next_s
+        if read_s < env.now:
+            return env.peek()
+        return min(engines.next_arrival_s, read_s)
+
+    for engine in engines.engines:
+        engine.horizon = horizon
 
 
 def merged_counters(told: Sequence[dict[str, Any]]) -> dict[str, Any]:

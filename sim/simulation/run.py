@@ -216,7 +216,12 @@ class Simulation:
             sample=sampler_for(self.scheduler),
             stepwise=bool(self.path_reason),
         )
-        self.env.process(self._arrivals(engines, client))
+        if self._is_pulled():
+            ranks.let_run_ahead(engines)
+            specs = engines.announced(self.specs)
+            self.env.process(open_loop(self.env, engines, specs, client))
+        else:
+            self.env.process(self._arrivals(engines, client))
         return engines
 
     def _is_pulled(self) -> bool:
