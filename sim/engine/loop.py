@@ -147,6 +147,7 @@ class Engine:
             else None
         )
         self.batches = BatchQueue(most, cost_model) if most > 1 else None
+        recorder.steps.num_in_flight = most - 1
         self._calendar = OutputCalendar()
         self._prices_columns = recorder.steps.price_by(self.cost_model)
         self._forms = self._prices_columns or pace is not None
@@ -440,7 +441,9 @@ class Engine:
                     if is_clocked and len(finished) > 1:
                         finished.sort(key=running_order)
                     update(finished)
-                    recorder.finished(finished)
+                    recorder.finished(
+                        finished, 0 if batches is None else step - of_step
+                    )
                     if len(ends_s) >= CHUNK_ROWS:
                         log.flush()
                         is_alone = False  # a look at what stops it, at times

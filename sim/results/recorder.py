@@ -149,14 +149,18 @@ class Recorder:
         for preemption in preemptions:
             self._preemptions.add(step, now_s, preemption)
 
-    def finished(self, requests: Sequence[Request]) -> None:
-        """Take note of requests that the output of the latest step finished."""
+    def finished(self, requests: Sequence[Request], num_later_steps: int = 0) -> None:
+        """Take note of requests that the output of a step finished.
+
+        It is the latest step but for `num_later_steps`, which are in flight.
+        """
         active, steps = self.active, self.steps
         for request in requests:
             del active[request.request_id]
         num_requests = len(requests)
         self.num_finished += num_requests
-        steps.finished.append((len(steps.ends_s) - 1, num_requests))
+        row = len(steps.ends_s) - 1 - num_later_steps
+        steps.finished.append((row, num_requests))
         self._requests.add(requests)
 
     def left(self, request: Request, now_s: float) -> None:

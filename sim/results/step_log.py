@@ -136,7 +136,10 @@ class StepLog:
         For each step outside of them what the cost model said, if it prices step by
         step.
     finished
-        Index in the log, and how many requests the output of that step finished.
+        Index in the log, and how many requests the output of that step finished; below
+        0 for steps before the latest `flush`.
+    num_in_flight
+        How many of the latest steps may finish requests yet.
     """
 
     def __init__(self, emit: Callable[[Batch], bool]) -> None:
@@ -146,6 +149,7 @@ class StepLog:
         self.facts = array("q")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
+        self.num_in_flight = 0
         self._pool: tuple[int, int] | None = None
         self._emit = emit
         self._cost_model: CostModel | None = None
@@ -186,9 +190,9 @@ class StepLog:
                 _put(table, name, column)
             _put(table, "num_batched_tokens", shapes[0] + shapes[3])
             _fill_bounds(table)
-            num_finished = table[_INDEX["num_finished"]]
+            num_finished = self._columns[_INDEX["num_finished"]]
             for row, num_requests in self.finished:
-                num_finished[row] = num_requests
+                num_finished[self._num_rows + row] = num_requests
             self._num_rows += len(self.ends_s)
         self._forget()
         self._emit_full()
@@ -293,7 +297,7 @@ class StepLog:
     def _emit_full(self) -> None:
         """Emit the batches that are complete and move the rest to the front."""
         begin, are_kept = 0, False
-        while begin + BATCH_ROWS <= self._num_rows:
+        while begin + BATCH_ROWS <= self._num_rows - self.num_in_flight:
             batch = _typed(self._columns, slice(begin, begin + BATCH_ROWS))
             are_kept = self._emit(batch) or are_kept
             begin += BATCH_ROWS

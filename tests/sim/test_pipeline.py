@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -309,3 +310,16 @@ def test_a_priced_pipeline_is_no_slower_a_stage_than_the_whole() -> None:
     # Host time twice, and sending: more than one stage, far less than twice as much.
     ratio = two.summary["mean_tpot_ms"] / one.summary["mean_tpot_ms"]
     assert 1.0 < ratio < 1.5
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 8192])
+def test_a_step_that_ends_requests_has_them_whatever_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch, chunk_rows: int
+) -> None:
+    monkeypatch.setattr("sim.engine.loop.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("sim.results.step_log.BATCH_ROWS", 2 * chunk_rows)
+    kept = run(3, rate=10.0).recording
+    streaks = kept.streaks
+    last = dict(zip(streaks.owner.tolist(), streaks.end.tolist(), strict=True))
+    counts = enumerate(kept.steps["num_finished"].tolist())
+    assert {step: num for step, num in counts if num} == Counter(last.values())
