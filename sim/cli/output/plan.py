@@ -21,6 +21,7 @@ _STATUS = {
     "misses_idle": "too slow, even idle",
     "rejects": "cannot serve all",
     "too_many": "too many replicas",
+    "not_searched": "costs more, roughly",
 }
 _BOUNDS = {"high": ">= ", "low": "< "}
 """Before a rate at which the search ended because the plan bounds it."""

@@ -70,7 +70,8 @@ class CandidatePlan:
     status: str = "ok"
     """``ok``; ``does_not_fit``; ``misses_idle`` if not even an idle engine meets the
     objectives; ``rejects`` if it cannot serve some requests at all; ``too_many`` if it
-    takes more replicas than the plan allows."""
+    takes more replicas than the plan allows; ``not_searched`` if its pilot run says
+    that enough others cost less."""
     reason: str = ""
     """Of any status but ``ok``."""
     warmup_share: float = 0.0

@@ -3,6 +3,7 @@
 ::
 
     candidates --> pilot       idle, the threshold roughly, the warm-up
+                   shortlist   those that are cheapest by that, where a plan has one
                    thresholds  one search a seed: the highest rate, and its interval
                    at the rate objectives, binding resource, the curve, cost bounds
                    fleets      the fewest replicas that serve the split traffic
@@ -14,7 +15,7 @@ What a phase asks depends on the answers of the one before and on nothing else.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class Planner:
         StoppedError if the executor was stopped.
         """
         self.plans = _pilot(self.study)
+        self.plans = _shortlisted(self.study, self.plans)
         self.plans = _thresholds(self.study, self.plans)
         self.plans = _at_the_rate(self.study, self.plans)
         self.plans = with_fleets(self.study, self.plans)
@@ -124,6 +126,32 @@ def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> Candidate
         curve=(idle | {"rate_scale": 0.0},),
         has_bounds=idle["has_bounds"],
     )
+
+
+def _shortlisted(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
+    """Leave out what costs more than enough others, by the rates of the pilot runs."""
+    most, live = study.plan.search.shortlist, _live(plans)
+    if most is None or len(live) <= most:
+        return plans
+
+    def guess(each: CandidatePlan) -> tuple[float, float]:
+        engines = study.target_rate / each.highest.rate.value
+        cost = study.cost_per_hour(each.candidate, ceil(engines))
+        return cost, engines
+
+    left = sorted(live, key=guess)[most:]
+    return updated(plans, [_left_out(study, each, *guess(each)) for each in left])
+
+
+def _left_out(
+    study: Study, each: CandidatePlan, cost_per_hour: float, engines: float
+) -> CandidatePlan:
+    number = "1 engine" if engines <= 1 else f"{ceil(engines):,} engines"
+    reason = (
+        f"{cost_per_hour:,.2f} {study.plan.parsed_prices.currency} an hour ({number}) "
+        f"by its pilot run, no less than what was searched"
+    )
+    return replace(each, status="not_searched", reason=reason, found=None)
 
 
 def _idle_reason(study: Study, idle: Mapping[str, Any]) -> str:

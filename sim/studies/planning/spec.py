@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from sim.config.files import Overrides, find_files, found_path, override, read_yaml
 from sim.config.plug import did_you_mean
@@ -86,7 +93,9 @@ def per_million(cost_per_hour: float, tokens_per_s: float) -> float | None:
 class SearchConfig(ConfigTable):
     """How the highest rate is looked for.
 
-    ``curve`` are shares of that rate at which latencies are drawn.
+    ``curve`` are shares of that rate at which latencies are drawn. With a ``shortlist``
+    only so many candidates are searched beyond their pilot runs: those that these say
+    serve the traffic at the least cost.
     """
 
     num_seeds: Annotated[int, Field(ge=3, le=1000)] = 9
@@ -96,11 +105,19 @@ class SearchConfig(ConfigTable):
     rates: tuple[float, float] | None = None
     curve: tuple[Annotated[float, Field(gt=0, le=2)], ...] = (0.5, 0.75, 0.9, 1.1)
     curve_seeds: Positive = 2
+    shortlist: Positive | None = None
 
     @field_validator("rates", "curve", mode="before")
     @classmethod
     def _tuples(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
+
+    @model_serializer(mode="wrap")
+    def _said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told: dict[str, Any] = dump(self)
+        if self.shortlist is None:  # plans without one say what they always said
+            del told["shortlist"]
+        return told
 
     @model_validator(mode="after")
     def _range(self) -> SearchConfig:
@@ -231,6 +248,11 @@ def load_plan(path: Path | str, overrides: Overrides = ()) -> PlanConfig:
     data = read_yaml(path, "workload, candidates, objectives and prices")
     override(data, overrides)
     _find_files(data, path.parent)
+    return parse_plan(data)
+
+
+def parse_plan(data: Mapping[str, Any]) -> PlanConfig:
+    """Return the plan that a table of plain data holds; its files are found."""
     try:
         plan = PlanConfig.model_validate(data)
     except ValidationError as error:

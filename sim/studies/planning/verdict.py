@@ -1,0 +1,247 @@
+"""What a plan comes to, in plain sentences: what to buy, by what margin, how surely."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from sim.studies.planning.sizing import NO_PRICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_NUM_ALTERNATIVES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to a plan with one model, in sentences.
+
+    Parameters
+    ----------
+    holds
+        Whether any candidate serves the traffic within the objectives.
+    answer
+        What to buy, or that nothing does.
+    one_engine
+        How much one engine of it holds.
+    margin
+        How far the objectives are from their limits, a sentence each.
+    binds
+        What keeps it from holding more.
+    confidence
+        How sure that is.
+    alternatives
+        What else serves the traffic, a sentence each, cheapest first.
+    changes
+        What would change the answer, a sentence each.
+    left_out
+        What does not serve it, and why, a sentence each.
+    command
+        How to serve one engine.
+    """
+
+    holds: bool
+    answer: str
+    one_engine: str = ""
+    margin: tuple[str, ...] = ()
+    binds: str = ""
+    confidence: str = ""
+    alternatives: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    command: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verdict_of(plan: Mapping[str, Any]) -> Verdict:
+    """Return what ``plan.json`` of a plan with one model comes to."""
+    served = sorted(
+        (each for each in plan["candidates"] if each.get("replicas")),
+        key=lambda each: each["cost_per_hour"],
+    )
+    left_out = tuple(
+        f"{_each(each)}: {each['reason']}"
+        for each in plan["candidates"]
+        if each["reason"]
+    )
+    rate = f"{plan['traffic']['rate']:,.4g} requests/s"
+    if not served:
+        answer = f"No candidate serves {rate} within the objectives."
+        return Verdict(False, answer, left_out=left_out)
+    best = served[0]
+    return Verdict(
+        holds=True,
+        answer=(
+            f"Buy {_gpus(best)}, {_cost(plan, best)}: "
+            f"{_fleet(best, best['replicas'])} {_serve(best['replicas'])} {rate} of "
+            f"{best['model']} within the objectives."
+        ),
+        one_engine=_one_engine(plan, best),
+        margin=tuple(_margins(plan, best)),
+        binds=_sentence(best["binding"]["sentence"]),
+        confidence=_confidence(plan, best),
+        alternatives=tuple(_alternatives(plan, served)),
+        changes=tuple(_changes(plan, served)),
+        left_out=left_out,
+        command=best["serve_command"],
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _each(each: Mapping[str, Any]) -> str:
+    number, gpu = each["tensor_parallel_size"], each["gpu"]
+    return gpu if number == 1 else f"{number} x {gpu}"
+
+
+def _engines(number: int) -> str:
+    return "1 engine" if number == 1 else f"{number:,} engines"
+
+
+def _fleet(each: Mapping[str, Any], number: int) -> str:
+    ranks = each["tensor_parallel_size"]
+    said = f"{_engines(number)} on {ranks} {each['gpu']}"
+    return said + (" each" if number > 1 else "")
+
+
+def _serve(number: int) -> str:
+    return "serves" if number == 1 else "serve"
+
+
+def _gpus(each: Mapping[str, Any], more_engines: int = 0) -> str:
+    number = each["replicas"] + more_engines
+    return f"{number * each['tensor_parallel_size']:,} {each['gpu']}"
+
+
+def _cost(
+    plan: Mapping[str, Any], each: Mapping[str, Any], more_engines: int = 0
+) -> str:
+    number = each["replicas"] + more_engines
+    cost = each["cost_per_hour"] * number / each["replicas"]
+    if plan["prices"]["currency"] == NO_PRICE:
+        return "1 GPU" if cost == 1 else f"{cost:,g} GPUs"
+    return f"{cost:,.2f} {plan['prices']['currency']} an hour"
+
+
+def _one_engine(plan: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    rate, target = best["rate"], plan["traffic"]["rate"]
+    if rate["at_bound"]:
+        return (
+            f"One such engine was not searched beyond {rate['value']:.3g} requests/s."
+        )
+    said = "holds it" if best["replicas"] == 1 else "does not hold it"
+    return (
+        f"One such engine {said}: the most that it holds is {rate['value']:.3g} "
+        f"requests/s ({rate['low']:.3g} to {rate['high']:.3g} from seed to seed; "
+        f"{target:.3g} asked)."
+    )
+
+
+def _margins(plan: Mapping[str, Any], each: Mapping[str, Any]) -> Iterator[str]:
+    fleet = _fleet_of(each, each["replicas"])
+    for objective in plan["objectives"]:
+        value = fleet["values"].get(objective["name"])
+        if value is None:
+            continue
+        limit, found = objective["limit"], value["value"]
+        side = "below" if found <= limit else "above"
+        share = f"{abs(1 - found / limit):.0%}" if limit else ""
+        yield f"{objective['name']} is {found:,.4g}, {share} {side} {limit:,g}."
+
+
+def _fleet_of(each: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    return next(f for f in each["fleets"] if f["replicas"] == number)
+
+
+def _confidence(plan: Mapping[str, Any], each: Mapping[str, Any]) -> str:
+    fleet, rate = _fleet_of(each, each["replicas"]), each["rate"]
+    told = (
+        f"It held in {fleet['seeds_that_hold']} of {fleet['num_seeds']} simulations "
+        f"of other traffic of the same kind; so few seeds give the interval above a "
+        f"confidence of {rate['confidence']:.0%}."
+    )
+    steps = [text for text in each["extrapolated"] if text.startswith("step times")]
+    return told + (f" {_sentence(steps[0])}" if steps else "")
+
+
+def _alternatives(
+    plan: Mapping[str, Any], served: list[Mapping[str, Any]]
+) -> Iterator[str]:
+    others = served[1 : 1 + _NUM_ALTERNATIVES]
+    for each in others:
+        dearer = each["cost_per_hour"] / served[0]["cost_per_hour"] - 1
+        than = f"{dearer:.0%} dearer" if dearer else "at the same cost"
+        yield (
+            f"{_fleet(each, each['replicas'])}: {_cost(plan, each)}, {than}; "
+            f"{_latencies(plan, each, each['replicas'])}"
+        )
+    best = served[0]
+    if len(others) < _NUM_ALTERNATIVES and len(best["fleets"]) > 1:
+        spare = best["fleets"][-1]["replicas"]
+        if spare > best["replicas"]:
+            cost = _cost(plan, best, spare - best["replicas"])
+            yield (
+                f"{_fleet(best, spare)}: {cost}, with one engine to spare; "
+                f"{_latencies(plan, best, spare)}"
+            )
+
+
+def _latencies(plan: Mapping[str, Any], each: Mapping[str, Any], number: int) -> str:
+    values = _fleet_of(each, number)["values"]
+    names = [o["name"] for o in plan["objectives"] if o["name"] in values]
+    return ", ".join(f"{name} {values[name]['value']:,.4g}" for name in names) + "."
+
+
+def _changes(plan: Mapping[str, Any], served: list[Mapping[str, Any]]) -> Iterator[str]:
+    best, target = served[0], plan["traffic"]["rate"]
+    number, rate = best["replicas"], best["rate"]
+    room = number * rate["value"] / target - 1
+    if not rate["at_bound"]:
+        yield (
+            f"Traffic: about {room:.0%} more fits, by {_engines(number)} at "
+            f"the most that one holds."
+            if room >= 0.01
+            else "Traffic: there is no room for more; more of it takes another engine."
+        )
+    if plan["cost_band"]:
+        yield from _if_steps_are_off(plan, best, target)
+    yield from _if_prices_differ(plan, served)
+
+
+def _if_steps_are_off(
+    plan: Mapping[str, Any], best: Mapping[str, Any], target: float
+) -> Iterator[str]:
+    band = (
+        f"{plan['cost_band']:.0%} slower than predicted"
+        if best["rate"]["cost_bounds"] == "cost_band"
+        else "at the upper bound of the cost model"
+    )
+    needed = ceil(target / best["rate"]["cost_low"] - 1e-9)
+    more = needed - best["replicas"]
+    if more <= 0:
+        yield f"Speed: nothing changes if all steps are {band}."
+        return
+    cost = _cost(plan, best, more)
+    yield f"Speed: if all steps are {band}, it takes {_fleet(best, needed)}: {cost}."
+
+
+def _if_prices_differ(
+    plan: Mapping[str, Any], served: list[Mapping[str, Any]]
+) -> Iterator[str]:
+    best = served[0]
+    other = next((each for each in served[1:] if each["gpu"] != best["gpu"]), None)
+    if other is None:
+        return
+    price = best["cost_per_hour"] / other["num_gpus"]
+    now = plan["prices"]["per_gpu_hour"][other["gpu"]]
+    yield (
+        f"Prices: below {price:,.2f} {plan['prices']['currency']} an hour for a "
+        f"{other['gpu']} (now {now:,.2f}), "
+        f"{_fleet(other, other['replicas'])} would cost less."
+    )

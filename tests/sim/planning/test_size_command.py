@@ -1,0 +1,229 @@
+"""``kvsim size``: a question in a line, and the plan that answers it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sim.cli.main import run as kvsim
+from sim.studies.planning import trial
+from sim.studies.planning.sizing import SizeQuestion, default_prices, plan_of
+from sim.studies.planning.solve import solve
+from sim.studies.planning.verdict import Verdict, verdict_of
+from sim.studies.sweeps.local import SerialExecutor
+from tests.shared import ROOT
+from tests.sim.commands import refused
+from tests.sim.planning.plans import small, solved
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = (
+    "cost.kind=constant",
+    "cost.step_s=0.01",
+    "engine.max_num_seqs=8",
+    "workload.synthetic.num_requests=300",
+)
+"""Constant steps, 8 places: an engine holds 40 requests/s of 20 tokens."""
+MODEL = ["--model", "meta-llama/Llama-3.1-8B", "--gpu", "h200_sxm"]
+TRAFFIC = ["--input-tokens", "16", "--output-tokens", "20", "--rate", "50"]
+RANKS = ["--tensor-parallel-size", "1,2"]
+QUESTION = ["size", *MODEL, *TRAFFIC, *RANKS, "--p95-ttft", "100ms"]
+SETTINGS = [word for each in STEPS for word in ("--set", each)]
+
+
+def question(**changes: Any) -> SizeQuestion:
+    asked: dict[str, Any] = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "gpus": ("h200_sxm",),
+        "objectives": {"p95_ttft_ms": 100.0},
+        "rate": 50.0,
+        "input_tokens": 16,
+        "output_tokens": 20,
+    }
+    return SizeQuestion(**asked | changes)
+
+
+def test_the_answer_is_that_of_the_plan_it_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """50 requests/s on engines that hold 40: two on one GPU each cost least."""
+    path = tmp_path / "asked.yaml"
+    arguments = [*QUESTION, *SETTINGS, "--write", str(path), "--json"]
+    assert kvsim([*arguments, "--workers", "1"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"]["answer"] == (
+        "Buy 2 h200_sxm, 7.60 USD an hour: 2 engines on 1 h200_sxm each serve 50 "
+        "requests/s of meta-llama/Llama-3.1-8B within the objectives."
+    )
+    assert told["verdict"]["one_engine"].startswith("One such engine does not hold it")
+    assert "2 engines on 2 h200_sxm each: 15.20" in told["verdict"]["alternatives"][0]
+    out = tmp_path / "planned"
+    run = ["plan", str(path), "--out", str(out), "--no-figures", "--quiet"]
+    assert kvsim([*run, "--workers", "1"]) == 0
+    assert json.loads((out / "plan.json").read_text()) == told["plan"]
+    assert "exists" in refused(arguments, capsys, tmp_path)
+
+
+def test_what_is_printed_begins_with_the_verdict(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kvsim([*QUESTION, *SETTINGS, "--explain", "--workers", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Buy 2 h200_sxm, 7.60 USD an hour: 2 engines")
+    order = ["Margin:", "What binds:", "Alternatives:", "What would change the answer:"]
+    assert [line for line in printed.splitlines() if line in order] == order
+    assert "…" not in printed
+    explained = printed.split("The plan that was run:\n")[1]
+    asked = plan_of(question(tensor_parallel_sizes=(1, 2), settings=STEPS))
+    assert yaml.safe_load(explained) == asked.data
+
+
+def test_few_runs_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that is searched takes some thirty runs, as its plan takes 150."""
+    counted: list[int] = []
+    performed = trial._run
+
+    def counting(config: Any, specs: Any, *more: Any) -> Any:
+        counted.append(len(specs))
+        return performed(config, specs, *more)
+
+    monkeypatch.setattr(trial, "_run", counting)
+    asked = plan_of(question(tensor_parallel_sizes=(1,), settings=STEPS))
+    with SerialExecutor() as executor:
+        solve(asked.plan, executor)
+    assert sum(counted) <= 40 * 300
+
+
+@pytest.mark.slow
+def test_the_question_of_a_newcomer_takes_few_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of some 7,000 simulated a second, two processors take as many in 20 s."""
+    counted: list[int] = []
+    performed = trial._run
+
+    def counting(config: Any, specs: Any, *more: Any) -> Any:
+        counted.append(len(specs))
+        return performed(config, specs, *more)
+
+    monkeypatch.setattr(trial, "_run", counting)
+    asked = plan_of(
+        question(
+            model="RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic",
+            gpus=("h100_sxm", "h200_sxm"),
+            objectives={"p95_ttft_ms": 1000.0, "p95_tpot_ms": 60.0},
+            rate=6.0,
+            input_tokens=1500,
+            output_tokens=300,
+        )
+    )
+    with SerialExecutor() as executor:
+        found = verdict_of(solve(asked.plan, executor).data)
+    assert found.holds
+    assert len(found.alternatives) == 2
+    assert sum(counted) < 150_000
+
+
+def test_a_shortlist_leaves_out_what_costs_more(tmp_path: Path) -> None:
+    gpus = {"gpu": ["h200_sxm", "h100_sxm"], "tensor_parallel_size": [1, 2]}
+    search = {"num_seeds": 3, "curve": [], "curve_seeds": 1, "warmup_share": 0.1}
+    plan = small(candidates=gpus, search=search | {"shortlist": 1})
+    found = solved(plan, tmp_path).data
+    by_status = {each["name"]: each["status"] for each in found["candidates"]}
+    assert [name for name, s in by_status.items() if s == "ok"] == [
+        "Llama-3.1-8B_h100_sxm_tp1"
+    ]
+    assert set(by_status.values()) == {"ok", "not_searched"}
+    left = next(e for e in found["candidates"] if e["name"].endswith("h200_sxm_tp2"))
+    cost = "16.00 USD an hour (2 engines)"
+    said = f"{cost} by its pilot run, no less than what was searched"
+    assert left["reason"] == said
+
+
+def test_nothing_that_serves_is_said_so() -> None:
+    plan = {
+        "traffic": {"rate": 5.0},
+        "candidates": [
+            {"gpu": "l4", "tensor_parallel_size": 2, "reason": "64 do not serve it"}
+        ],
+    }
+    answer = "No candidate serves 5 requests/s within the objectives."
+    left = ("2 x l4: 64 do not serve it",)
+    assert verdict_of(plan) == Verdict(False, answer, left_out=left)
+
+
+ASK = ["--rate", "3", "--input-tokens", "9", "--output-tokens", "9", "--p95-ttft", "1s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--model", "openai/gpt-oss-120b", "--gpu", "rtx_4090", *ASK, *RANKS],
+            "openai/gpt-oss-120b does not fit 2 x rtx_4090: a GPU lacks 16.0 GiB "
+            "(weights and a step take 37.2, the engine may use 21.2); it fits from "
+            "tensor_parallel_size 4",
+        ),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--gpu", "rtx_4090,l4", *ASK],
+            "--price rtx_4090=NUMBER: there is no price",
+        ),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", "--p95-ttft", "60"],
+            "must be a time with its unit, such as 60ms or 1.5s, got 60",
+        ),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", "--rate", "3"],
+            "say what is promised",
+        ),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", "--p95-ttft", "1s"],
+            "say what the traffic is",
+        ),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", *ASK, *RANKS[:1], "3"],
+            "tensor_parallel_size must divide the 32 attention heads",
+        ),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", *ASK, "--price", "h200=3"],
+            "--price h200_sxm: this GPU is not among --gpu",
+        ),
+    ],
+)
+def test_questions_without_an_answer_are_refused_with_the_reason(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert said in refused(["size", *arguments], capsys, tmp_path)
+
+
+def test_a_gpu_alone_needs_no_price() -> None:
+    asked = plan_of(question(gpus=("rtx_4090",), model="Qwen/Qwen3-8B"))
+    assert asked.data["prices"]["per_gpu_hour"] == {"rtx_4090": 1.0}
+    asked = plan_of(question(prices={"h200": 3.3}))
+    assert asked.data["prices"] == {"per_gpu_hour": {"h200_sxm": 3.3}}
+
+
+def test_round_figures_are_those_of_the_example() -> None:
+    text = (ROOT / "examples/prices.yaml").read_text(encoding="utf-8")
+    assert default_prices() == yaml.safe_load(text)
+
+
+def test_a_trace_is_resampled_at_the_rate_that_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [
+        f"2023-11-16 18:{m:02}:{s:02}.0,100,20" for m in range(5) for s in range(60)
+    ]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    lengths = {"input_tokens": None, "output_tokens": None}
+    asked = plan_of(question(trace=str(path), rate=2.0, **lengths)).data["workload"]
+    assert asked["trace"]["kind"] == "azure"
+    assert asked["trace"]["rate_scale"] == pytest.approx(2.0, rel=0.01)
+    assert asked["resample"]["window_s"] == pytest.approx(30, rel=0.01)
+    assert asked["resample"]["num_windows"] == 40
