@@ -126,9 +126,9 @@ class V1Dialect:
     def check_layout(self, layout: KVCacheLayout, *, caching: bool) -> None:
         """Refuse KV caches of several kinds where a release is not known to be as 0.33.
 
-        0.32 decides as 0.33 in all workloads of section 10, 0.31 where hits end with
-        blocks and those of attention have one size, and 0.30 without states besides:
-        it writes other checkpoints.
+        Attention of one block size is managed alike from 0.30 on, and of several sizes,
+        with prefix caching, from 0.32 on. States differ: up to 0.32 one that is hit may
+        count as written in the same call, and earlier ones are chosen otherwise.
 
         Raises
         ------
@@ -138,10 +138,10 @@ class V1Dialect:
         specs = [group.spec for group in layout.groups]
         sizes = {spec.block_size for spec in specs if isinstance(spec, AttentionSpec)}
         first, kinds = FIRST_GROUPS_MINOR, "layers that need KV caches of several kinds"
-        if any(isinstance(spec, MambaSpec) for spec in specs):
-            first, kinds = 31, "layers with a state"
-        if caching and (len(sizes) > 1 or layout.has_hits_inside_blocks):
+        if caching and len(sizes) > 1:
             first, kinds = 32, "prefix hits in blocks of several sizes"
+        if any(isinstance(spec, MambaSpec) for spec in specs):
+            first, kinds = LAST_MINOR, "layers with a state"
         if self.minor < first:
             raise SchedulerError(
                 f"engine_version must be 0.{first} or later for {kinds}, whose rules "
