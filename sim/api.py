@@ -10,7 +10,7 @@ from sim.costs import crossover as comparison
 from sim.errors import ConfigError
 from sim.results import run
 from sim.results.differences import differing
-from sim.simulation.run import simulate as _simulate
+from sim.simulation.simulate import simulate as _simulate
 from sim.simulation.workload import read_requests
 from sim.studies.planning import solve
 from sim.studies.planning.spec import load_plan

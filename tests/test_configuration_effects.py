@@ -12,7 +12,7 @@ from sim.config.workload import SOURCES, WorkloadConfig
 from sim.errors import ConfigError, SwapSpaceError
 from sim.results.schema import TRAFFIC
 from sim.scheduler.generations import GENERATION_KEYS, OURS
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from tests.sim.test_config import minimal
 from tests.test_configuration_page import meanings
 

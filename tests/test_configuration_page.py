@@ -40,7 +40,8 @@ from sim.hardware.interconnects import load_interconnect
 from sim.results.schema import PREEMPTIONS, STEPS
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.victims import VICTIMS
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from sim.simulation.workload import _SESSION_KEYS, TRACE_KEYS
 from tests.shared import ROOT
 from tests.sim.test_config import minimal, write

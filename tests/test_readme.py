@@ -10,7 +10,7 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

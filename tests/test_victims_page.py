@@ -12,7 +12,8 @@ import pytest
 from sim.config.tables import load_config, parse_config
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.victims import VICTIMS
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from tests.shared import ROOT
 from tests.sim.test_config import write
 from tests.sim.test_victims import pressed

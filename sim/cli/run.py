@@ -66,8 +66,8 @@ def run(
     from sim.errors import ConfigError
     from sim.results.output import output_directory, write_json
     from sim.results.parquet import StepsFile
-    from sim.simulation.intervals import with_intervals
     from sim.simulation.run import Simulation
+    from sim.simulation.simulate import with_intervals
 
     started_s = perf_counter()
     if check < 0:

@@ -8,23 +8,17 @@ move as well, which no scaling of the latencies themselves would show.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.costs.base import BOUNDS
 from sim.results.metrics import of_served, throughput
-from sim.results.recorder import Recording
 from sim.results.schema import OF_REQUESTS, STATISTICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sim.config.tables import RunConfig
-    from sim.engine.loop import Engine
-    from sim.results.run import Results
+    from sim.results.recorder import Recording
     from sim.results.table import ResultTable
-    from sim.simulation.run import Progress, Simulation
 
 NUMBERS: Final = (
     *(
@@ -82,61 +76,3 @@ def intervals(
         is_whole = len(known) == len(values)
         found[f"{name}_interval"] = [min(known), max(known)] if is_whole else None
     return found
-
-
-def with_intervals(
-    simulation: Simulation,
-    results: Results,
-    on_progress: Callable[[Progress], None] | None = None,
-    *,
-    progress_every: int = 512,
-) -> Results:
-    """Fill in the intervals of the summary: run twice more, every step at a bound.
-
-    There are none if the configuration says so, the cost model knows no bounds, or
-    the simulation was stopped; the summary says which. Both runs count as one for
-    `on_progress`.
-    """
-    numbers = []
-    if (reason := _why_no_intervals(simulation, results)) is None:
-        for place, bound in enumerate(BOUNDS):
-            run = simulation.at_bound(bound)
-            if simulation.stop_requested:
-                break
-            if on_progress:
-                tell = partial(_tell, simulation, run, place, on_progress)
-                run.engine.observe(progress_every, tell)
-            requests = run.run_requests()
-            numbers.append(numbers_at_bound(requests, run.num_requests, run.env.now))
-        reason = _why_no_intervals(simulation, results)
-    if reason is None:
-        found = intervals(results.summary, numbers)
-    else:
-        found = no_intervals(reason)
-    return replace(results, summary={**results.summary, **found})
-
-
-def _why_no_intervals(simulation: Simulation, results: Results) -> str | None:
-    assert isinstance(results.recording, Recording)
-    reason = why_never(simulation.config, results.recording)
-    return reason or (INTERRUPTED if simulation.stop_requested else None)
-
-
-def _tell(
-    simulation: Simulation,
-    run: Simulation,
-    place: int,
-    on_progress: Callable[[Progress], None],
-    _: Engine,
-) -> None:
-    """Tell how far the two runs have come, of which `run` is number `place`."""
-    found = run.progress()
-    num_requests = simulation.num_requests
-    on_progress(
-        replace(
-            found,
-            num_requests=2 * num_requests,
-            num_done=place * num_requests + found.num_done,
-            bound=BOUNDS[place],
-        )
-    )

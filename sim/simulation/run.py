@@ -32,7 +32,6 @@ from sim.scheduler.base import schedules_groups
 from sim.scheduler.generations import GENERATIONS
 from sim.simulation import intervals, ranks
 from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
-from sim.simulation.intervals import with_intervals
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
@@ -468,9 +467,3 @@ def _garbage_collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def simulate(config: RunConfig) -> Results:
-    """Run one simulation and return its results, intervals included."""
-    simulation = Simulation(config)
-    return with_intervals(simulation, simulation.run())

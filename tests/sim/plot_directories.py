@@ -8,7 +8,7 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.results.output import write_json
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.studies.sweeps import directory as folder
 from sim.studies.sweeps.local import SerialExecutor
 from sim.studies.sweeps.session import run_sweep

@@ -26,7 +26,8 @@ from sim.scheduler.admission.past_future import _peak
 from sim.scheduler.generations import OURS
 from sim.scheduler.victims import VICTIMS
 from sim.scheduler.views import EngineView, RequestView, WaitingRequest
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from tests.sim.build import Run, request_from_spec, scheduler, spec
 from tests.sim.commands import refused
 from tests.sim.test_config import minimal, write

@@ -8,7 +8,8 @@ import pytest
 
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.simulation.run import Simulation, with_intervals
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import with_intervals
 
 if TYPE_CHECKING:
     from sim.results.run import Results

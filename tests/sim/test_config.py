@@ -12,7 +12,8 @@ from sim.config.files import parse_yaml
 from sim.config.tables import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
 from sim.scheduler.generations import OURS
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from tests.shared import ROOT
 
 if TYPE_CHECKING:

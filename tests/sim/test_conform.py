@@ -15,7 +15,7 @@ from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.scheduler.hosted import api as vllm_api
 from sim.scheduler.hosted import scheduler as hosting
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.studies.conformance import DecisionDriver, load_workload, read_log
 from sim.studies.conformance.conform import as_file, compare, smallest
 from sim.studies.conformance.random_v1 import random_workload

@@ -13,7 +13,7 @@ from sim.config.tables import parse_config
 from sim.results.group_usage import GroupUsage, mean_blocks
 from sim.results.run import Results
 from sim.results.summary import summary_rows
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.views.plots import FIGURES, Tables
 
 if TYPE_CHECKING:

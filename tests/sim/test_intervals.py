@@ -23,9 +23,9 @@ from sim.simulation.intervals import (
     NUMBERS,
     OFF,
     intervals,
-    with_intervals,
 )
-from sim.simulation.run import Progress, Simulation, simulate
+from sim.simulation.run import Progress, Simulation
+from sim.simulation.simulate import simulate, with_intervals
 from tests.identity.compare import compare
 from tests.sim.test_config import minimal
 from tests.sim.test_config import write as write_config

@@ -12,7 +12,7 @@ from sim.cli.main import run as kvsim
 from sim.config.plug import build
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.simulation.workload import make_workload
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write

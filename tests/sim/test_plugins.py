@@ -12,7 +12,8 @@ import pytest
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from tests.sim.commands import TRACE, files, refused
 from tests.sim.test_config import minimal, write
 

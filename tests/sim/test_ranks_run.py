@@ -13,7 +13,8 @@ from sim.errors import ConfigError, ResultsError
 from sim.results.folder import RunFolder
 from sim.results.ranks import tables_of_rank
 from sim.results.run import Results
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from sim.views.plots.ranks import figures_of
 from tests.sim.test_config import minimal, write
 from tests.sim.test_run_command import kvsim

@@ -17,7 +17,7 @@ from sim.results import schema
 from sim.results.parquet import StepsFile
 from sim.results.schema import PERCENTILES
 from sim.results.step_table import ParquetSteps
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from tests.sim.commands import files
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from sim.engine.sampling import sample
 from sim.errors import ConfigError, SchedulerError
 from sim.scheduler.hf_fifo import HF_FIFO
 from sim.scheduler.request import RequestStatus
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from tests.shared import ROOT, shared
 from tests.sim.build import request_from_spec, spec
 from tests.sim.test_config import minimal, write

@@ -12,7 +12,8 @@ from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
 from sim.results.summary import summary_rows
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from tests.shared import ROOT
 from tests.sim.closed_loops import chat_config
 from tests.sim.test_config import minimal, write

@@ -11,7 +11,7 @@ import pytest
 
 from sim.config.tables import load_config, parse_config
 from sim.config.trace_shelf import PackedShelf, ReadTrace, key_of, pack
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.studies.sweeps.directory import identity
 from sim.studies.sweeps.job import Job
 from sim.studies.sweeps.local import LocalExecutor, SerialExecutor

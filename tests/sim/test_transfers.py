@@ -22,7 +22,7 @@ from sim.errors import ConfigError
 from sim.hardware.gpus import GPUS
 from sim.scheduler.generation import SwapRule
 from sim.scheduler.generations import GENERATIONS
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from tests.sim.test_config import minimal
 from tests.sim.test_costs import EMPTY, H200, LLAMA_8B, ROUND, TINY, bare, decodes
 

@@ -25,7 +25,8 @@ from sim.scheduler.victims import (
     VictimPolicy,
 )
 from sim.scheduler.views import RequestView, RunningRequest, WaitingRequest
-from sim.simulation.run import Simulation, simulate
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
 from tests.sim.build import Run, request_from_spec, scheduler, spec
 from tests.sim.commands import refused
 from tests.sim.group_steps import Steps, make

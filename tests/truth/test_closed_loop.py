@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.cli.main import run as kvsim
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from tests.shared import shared
 from tests.truth.runs import closed_loop_points
 

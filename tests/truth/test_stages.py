@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from tests.truth.runs import STAGE_RUNS, StageRun
 
 pytestmark = pytest.mark.slow

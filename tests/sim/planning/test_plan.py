@@ -9,7 +9,7 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.studies.planning.solve import PLAN_FILES
 from sim.studies.sweeps.local import SerialExecutor
 from tests.sim.planning.plans import STEP_S, BackToFront, small, solved, written

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sim.config.tables import parse_config
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.studies.validation.observed import observed_of, series_of
 
 if TYPE_CHECKING:

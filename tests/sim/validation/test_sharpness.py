@@ -12,7 +12,7 @@ import yaml
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
-from sim.simulation.run import simulate
+from sim.simulation.simulate import simulate
 from sim.studies.validation.readers import read
 from sim.studies.validation.readers.requests_csv import read_timeseries
 from sim.studies.validation.run import Validation, validate
