@@ -87,6 +87,9 @@ def test_summary_and_files_tell_of_kinds(results: Results, tmp_path: Path) -> No
         results.recording.group_table["num_blocks"].tolist()  # type: ignore[index]
     )
     figure = FIGURES["kv_cache_usage"](Tables.of(loaded))
+    most = 100.0 * results.summary["kv_cache_usage_max"]
+    top = figure.axes[0].get_ylim()[1] / 1.04
+    assert top == pytest.approx(most if most < 50.0 else 100.0)
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert "18 layers, sliding window of 128" in labels
     assert "18 layers, full attention" in labels

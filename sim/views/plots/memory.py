@@ -29,6 +29,8 @@ _GROUP_LOOKS = tuple(
     for colour in (style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW)
 )
 
+LOW_USAGE_PERCENT = 50.0
+"""Below it, usage by kind of group is drawn on an axis of its own length."""
 NUM_MARKER_COLUMNS = 400
 """Preemption markers are wider than a pixel: thinner columns would only smear."""
 
@@ -54,11 +56,19 @@ def kv_cache_usage(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     else:
         style.say(axes, "No engine step in this run")
     _mark_preemptions(axes, tables)
-    style.set_percent_axis(axes, "KV blocks in use (%)")
+    style.set_percent_axis(axes, "KV blocks in use (%)", _top_percent(tables))
     _add_block_scale(axes, tables)
     style.set_time_axis(axes, tables.stop_s)
     style.legend_above(axes)
     return panels.figure
+
+
+def _top_percent(tables: Tables) -> float:
+    """Return the end of the axis: all blocks, but where kinds would be lost in it."""
+    if tables.groups is None or not tables.has_steps:
+        return 100.0
+    high = float(tables.curves.totals["kv_cache_usage_percent"].high)
+    return high if 0.0 < high < LOW_USAGE_PERCENT else 100.0
 
 
 def _draw_groups(axes: Axes, tables: Tables, rows: Mapping[str, Any]) -> None:
