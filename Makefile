@@ -54,11 +54,11 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
 	@echo "Open build/site/index.html."
 
-# make fuzz N=2000: random configurations, both paths.
+# make fuzz N=2000: random configurations, both paths; WITH=--groups: of several groups.
 N ?= 1000
 FROM ?= 0
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.identity.fuzz $(N) --from $(FROM)
+	$(BIN)/python -m tests.identity.fuzz $(N) --from $(FROM) $(WITH)
 
 # make check: format, lint, types, layers.
 check: $(VENV)/.installed-dev

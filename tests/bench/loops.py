@@ -57,6 +57,7 @@ def azure(*settings: str, paths: Sequence[str] = ("fast",)) -> Regime:
 
 
 X3 = "workload.trace.rate_scale=3"
+GPT_OSS = "engine.model=openai/gpt-oss-120b"
 BLOCKS_8K = "engine.num_gpu_blocks_override=8000"
 
 REGIMES: dict[str, Regime] = {
@@ -83,6 +84,20 @@ REGIMES: dict[str, Regime] = {
             "engine.max_num_batched_tokens=8192",
         ),
         NUM_MOONCAKE_REQUESTS,
+    ),
+    "gpt-oss-120b: x1": azure(GPT_OSS, paths=("fast", "plain")),
+    "gpt-oss-120b: x3": azure(GPT_OSS, X3, paths=PATHS),
+    # The plain loop knows no cached prefixes: it computes every prompt in full.
+    "gpt-oss-120b, prefix caching: Mooncake": Regime(
+        "mooncake_conversation.yaml",
+        MOONCAKE,
+        (
+            GPT_OSS,
+            "workload.trace.rate_scale=1",
+            "engine.max_num_batched_tokens=8192",
+        ),
+        NUM_MOONCAKE_REQUESTS,
+        paths=("fast", "plain"),
     ),
 }
 
