@@ -127,7 +127,8 @@ def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
             continue
         is_said = key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
         if value != field.default or is_said or key == "tensor_parallel_size":
-            words += [f"--{key.replace('_', '-')}", _text(value)]
+            said = "None" if value == "dense" else _text(value)  # vLLM's own word
+            words += [f"--{key.replace('_', '-')}", said]
     return words
 
 

@@ -49,6 +49,25 @@ def test_what_was_set_is_said_in_the_words_of_the_release() -> None:
     assert missing == ["watermark=0.02"]
 
 
+def test_keys_of_groups_are_said_in_the_words_of_the_release() -> None:
+    command, missing = said(
+        model="ibm-granite/granite-4.0-h-small",
+        gpu="h200_sxm",
+        prefix_cache_retention_interval="dense",
+        prefix_match_unit=16,
+        mamba_ssm_cache_dtype="float32",
+        disable_hybrid_kv_cache_manager=False,
+    )
+    for pair in (
+        "--prefix-cache-retention-interval None",
+        "--prefix-match-unit 16",
+        "--mamba-ssm-cache-dtype float32",
+        "--no-disable-hybrid-kv-cache-manager",
+    ):
+        assert pair in command
+    assert not missing
+
+
 @pytest.mark.parametrize("generation", ["cacheflow", "v0_2"])
 def test_before_vllm_serve(generation: str) -> None:
     command, missing = said(scheduler=generation, preemption_mode="swap")
