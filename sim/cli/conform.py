@@ -23,6 +23,7 @@ def conform(
     num: options.Whole = 100,
     seed: options.Whole = 0,
     groups: options.Flag = False,
+    async_scheduling: options.Flag = False,
     engine_version: str | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
@@ -46,6 +47,8 @@ def conform(
         Of the first random workload; the others count up.
     groups
         Draw layers that need KV caches of several kinds, in groups that share a pool.
+    async_scheduling
+        Schedule each step of a random workload before the one ahead of it has ended.
     engine_version
         Release that ours follows. Default: the installed one, or the newest that we
         know if that is newer.
@@ -66,7 +69,12 @@ def conform(
     tried = (
         _read(workloads, release)
         if workloads
-        else _drawn(range(seed, seed + num), release, groups=groups)
+        else _drawn(
+            range(seed, seed + num),
+            release,
+            groups=groups,
+            async_scheduling=async_scheduling,
+        )
     )
     shown = not (quiet or json)
     total = len(workloads) or num
@@ -197,11 +205,11 @@ def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
 
 
 def _drawn(
-    seeds: Sequence[int], release: str, *, groups: bool
+    seeds: Sequence[int], release: str, *, groups: bool, async_scheduling: bool
 ) -> Iterator[DecisionWorkload]:
     from sim.studies.conformance.random_groups import random_group_workload
     from sim.studies.conformance.random_v1 import random_workload
 
     draw = random_group_workload if groups else random_workload
     for seed in seeds:
-        yield draw(seed, release)
+        yield draw(seed, release, async_scheduling=async_scheduling)

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from sim.results.run import Results
 
 NUM_WORKLOADS, WORKLOADS_A_TEST = 500, 50
-GOLDEN = {"0.11": ["v1"], "0.32": ["v1_hybrid"], "0.33": ["v1_33", "v1_hybrid"]}
+GOLDEN = {
+    "0.11": ["v1"],
+    "0.32": ["v1_hybrid"],
+    "0.33": ["v1_33", "v1_hybrid", "v1_async"],
+}
 ENDING = ".workload.json"
 
 

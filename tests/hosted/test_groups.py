@@ -12,6 +12,7 @@ from sim.scheduler.hosted.api import installed_version, nearest_release
 from sim.simulation.run import Simulation
 from sim.studies.conformance.conform import Coverage, compare
 from sim.studies.conformance.random_groups import random_group_workload
+from sim.studies.conformance.random_v1 import random_workload
 from tests.hosted.test_conform import minor, pytestmark, why_missing
 
 if TYPE_CHECKING:
@@ -86,6 +87,23 @@ def test_random_groups_go_as_in_the_real_engine(first: int) -> None:
     met = coverage.workloads_with
     for name in ("preemptions", "prefix hits", "junctions", "copied blocks"):
         assert met[name] > 0, name
+
+
+@only_known_groups
+@pytest.mark.parametrize("draw", [random_workload, random_group_workload])
+def test_steps_in_flight_go_as_in_the_real_engine(draw: Any) -> None:
+    """Scheduled before the output of the step ahead is known, as 0.33 does."""
+    release = nearest_release(installed_version())
+    coverage = Coverage()
+    for seed in range(100):
+        workload = draw(seed, release, async_scheduling=True)
+        comparison = compare(workload)
+        assert comparison.difference is None, (
+            f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"
+        )
+        coverage.add(workload, comparison)
+    for name in ("preemptions", "prefix hits", "wasted tokens", "stale tokens"):
+        assert coverage.workloads_with[name] > 0, name
 
 
 @only_known_groups

@@ -210,6 +210,20 @@ def test_groups_are_drawn_where_they_are_asked_for(
     assert kvsim(["conform", "--num", "3"]) == 0
 
 
+def test_steps_in_flight_that_cannot_be_hosted_are_refused(
+    install: Any, capsys: Capture, tmp_path: Path
+) -> None:
+    install(fake_api())
+    command = ["conform", "--async-scheduling", "--num", "2"]
+    said = refused(command, capsys, tmp_path)
+    assert "none of 2 random workloads could be set up: vLLM 0.33.0 refuses" in said
+    staged = workload("0.33.0", [request("a", 9, 2)], pipeline_parallel_size=2)
+    path = write_workload(tmp_path / "w.json", staged)
+    assert "a hosted vLLM runs in one stage" in refused(
+        ["conform", str(path)], capsys, tmp_path
+    )
+
+
 def test_the_scheduler_has_no_keys_of_its_own(install: Any) -> None:
     install(fake_api())
     config = parse_config(run_config({"kind": "vllm"}))  # type: ignore[arg-type]

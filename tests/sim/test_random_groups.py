@@ -12,6 +12,7 @@ from sim.errors import ConfigError, UserError
 from sim.studies.conformance import DecisionDriver
 from sim.studies.conformance.conform import Comparison, Coverage, as_file
 from sim.studies.conformance.random_groups import MOST_GROUPS, random_group_workload
+from sim.studies.conformance.random_v1 import random_workload
 from sim.studies.conformance.shrink import shrunk
 from sim.studies.conformance.workload import DecisionWorkload, parse_workload
 from tests.sim.decision_files import request
@@ -59,6 +60,19 @@ def test_a_seed_means_one_workload_and_its_file_is_read_back() -> None:
     assert as_file(workload) == as_file(random_group_workload(5, "0.33.0"))
     read = parse_workload(json.dumps(as_file(workload)), "again")
     assert list(DecisionDriver(read).lines()) == list(DecisionDriver(workload).lines())
+
+
+@pytest.mark.parametrize("draw", [random_workload, random_group_workload])
+def test_random_workloads_may_keep_two_steps_in_flight(draw: Any) -> None:
+    coverage, endings = Coverage(), Counter[str]()
+    for seed in range(25):
+        workload = draw(seed, "0.33.0", async_scheduling=True)
+        driver = DecisionDriver(workload, check=True)
+        coverage.add(workload, Comparison(None, list(driver.lines())))
+        endings[driver.ending] += 1
+    assert endings["done"] >= 23  # a prompt of max_model_len stands still, in both
+    assert coverage.workloads_with["wasted tokens"] > 5
+    assert coverage.workloads_with["stale tokens"] > 0
 
 
 def test_layers_may_be_spelled_out() -> None:

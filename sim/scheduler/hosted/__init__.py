@@ -9,10 +9,11 @@ from sim.scheduler.v1 import V1
 
 
 def _parts() -> Parts:
+    from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
     from sim.scheduler.hosted.scheduler import HostedSettings, VllmScheduler
     from sim.scheduler.log.v1 import VllmLog
 
-    return Parts(VllmScheduler, HostedSettings, VllmLog)
+    return Parts(VllmScheduler, HostedSettings, VllmLog, queued=QueuedVllmScheduler)
 
 
 def _release() -> str:

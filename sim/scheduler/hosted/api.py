@@ -48,11 +48,13 @@ _NAMES = {
 }
 """Where 0.11 to 0.33 keep what is used of them."""
 
-_GROUP_NAMES = dict.fromkeys(
-    ("MLAAttentionSpec", "ChunkedLocalAttentionSpec", "MambaSpec"),
-    "vllm.v1.kv_cache_interface",
-)
-"""What layers of other kinds need beside; looked for when they are met."""
+_LATER_NAMES = {
+    "AsyncScheduler": "vllm.v1.core.sched.async_scheduler",
+    "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
+    "MLAAttentionSpec": "vllm.v1.kv_cache_interface",
+    "MambaSpec": "vllm.v1.kv_cache_interface",
+}
+"""What other layers and other engine cores need; looked for when they are met."""
 
 
 def installed_version() -> str:
@@ -105,13 +107,13 @@ class VllmApi:
 
     def __getattr__(self, name: str) -> Any:
         """Return one of vLLM's own names."""
-        if name in vars(self)["_found"] or name in _GROUP_NAMES:
+        if name in vars(self)["_found"] or name in _LATER_NAMES:
             return self._find(name)
         raise AttributeError(name)
 
     def _find(self, name: str) -> Any:
         if name not in self._found:
-            module = _NAMES.get(name) or _GROUP_NAMES[name]
+            module = _NAMES.get(name) or _LATER_NAMES[name]
             self._found[name] = self._attribute(self._load(module), name, module)
         return self._found[name]
 
@@ -184,7 +186,7 @@ class VllmApi:
 
     def _parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
         if name not in self._signatures:
-            self._signatures[name] = inspect.signature(getattr(self, name)).parameters
+            self._signatures[name] = _named_parameters(getattr(self, name))
         return self._signatures[name]
 
     @contextmanager
@@ -200,6 +202,17 @@ class VllmApi:
                 f"{type(error).__name__}: {_first_line(error)}; mend what it names, or "
                 f"take scheduler v1"
             ) from error
+
+
+def _named_parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    """Return its parameters; of a class that hands all on, those of its base."""
+    found: Mapping[str, inspect.Parameter] = {}
+    for each in (function, *getattr(function, "__mro__", ())):
+        found = inspect.signature(each).parameters
+        passed_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if any(parameter.kind not in passed_on for parameter in found.values()):
+            break
+    return found
 
 
 def _place(error: Exception) -> str:

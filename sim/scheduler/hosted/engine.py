@@ -241,6 +241,24 @@ class HostedEngine:
         request = self.scheduler.requests[request_id]
         return request.num_tokens, request.num_computed_tokens
 
+    def is_chunk(self, request_id: str) -> bool:
+        """Whether the latest tokens of a request are a part of what it must compute."""
+        return bool(self.scheduler.requests[request_id].is_prefill_chunk)
+
+    def is_stale(self, request_id: str) -> bool:
+        """Whether tokens are in flight from before a preemption."""
+        return bool(self.scheduler.requests[request_id].num_stale_output_tokens)
+
+    def num_placeholders(self, request_id: str) -> int:
+        """Return how many outputs of steps in flight a request awaits."""
+        awaited: int = self.scheduler.requests[request_id].num_output_placeholders
+        return awaited
+
+    @property
+    def has_finish_notice(self) -> bool:
+        """Whether the workers are to be told of requests that have left."""
+        return bool(self.scheduler.finished_req_ids)
+
     def holds(self, request_id: str) -> bool:
         """Whether vLLM still knows a request."""
         return request_id in self.scheduler.requests
@@ -282,7 +300,8 @@ def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig)
     if layout.hash_block_size != layout.scheduler_block_size:
         needed["hash_block_size"] = layout.hash_block_size
     also = {"block_size": layout.scheduler_block_size, "log_stats": False}
-    return api.call("Scheduler", needed, also)
+    kind = "AsyncScheduler" if settings.async_scheduling else "Scheduler"
+    return api.call(kind, needed, also)
 
 
 @cache
@@ -304,7 +323,10 @@ def _scheduler_config(
         "enable_chunked_prefill": settings.enable_chunked_prefill,
         "policy": settings.scheduling_policy,
     }
-    also: dict[str, Any] = {"is_encoder_decoder": False, "async_scheduling": False}
+    also: dict[str, Any] = {
+        "is_encoder_decoder": False,
+        "async_scheduling": settings.async_scheduling,
+    }
     for key, idle in (
         ("watermark", 0.0),
         ("scheduler_reserve_full_isl", False),

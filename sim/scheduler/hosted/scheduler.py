@@ -121,7 +121,7 @@ class VllmScheduler:
         )
 
     def add_request(self, request: Request) -> None:
-        key = _key(request)
+        key = request_key(request)
         self._requests[key] = request
         self.engine.add(
             key,
@@ -136,7 +136,7 @@ class VllmScheduler:
     def abort(self, request: Request) -> None:
         self._num_running -= request.status is RequestStatus.RUNNING
         request.move_to(RequestStatus.FINISHED_ABORTED)
-        key = _key(request)
+        key = request_key(request)
         self.engine.abort(key)
         del self._requests[key]
 
@@ -239,24 +239,35 @@ class VllmScheduler:
         )
 
     def update(self, finished: Sequence[Request]) -> None:
-        step, self._step = self._step, None
+        step = self._step
         if step is None:
             raise RuntimeError("update follows schedule")
-        ended = {_key(request) for request in finished}
+        brings = {
+            key
+            for key in step.num_scheduled_tokens
+            if self._requests[key].num_tokens > self.engine.num_tokens(key)[0]
+        }
+        self._finish(finished, brings)
+
+    def _finish(self, finished: Sequence[Request], brings: set[str]) -> None:
+        """Hand vLLM the outputs of the step that has ended."""
+        step, self._step = self._step, None
+        assert step is not None
+        ended = {request_key(request) for request in finished}
         sampled: dict[str, int] = {}
-        for key in step.num_scheduled_tokens:
-            request = self._requests[key]
-            if request.num_tokens > self.engine.num_tokens(key)[0]:
-                is_last = key in ended
-                sampled[key] = STOP_TOKEN if is_last else self._tokens.latest(request)
+        for key in brings:
+            is_last = key in ended
+            latest = self._tokens.latest(self._requests[key])
+            sampled[key] = STOP_TOKEN if is_last else latest
+        if ended:  # with steps in flight, some of them while they wait
+            self._num_running -= len(ended.intersection(self.engine.running()))
         self.engine.update(step, sampled)
-        for key in step.num_scheduled_tokens:
+        for key in sampled:
             if self.engine.holds(key) == (key in ended):
                 number = self._requests[key].request_id
                 raise self._differs(f"another end of request {number}", "its own")
         for key in ended:
             del self._requests[key]
-        self._num_running -= len(ended)
 
     # -- proof ----------------------------------------------------------------
 
@@ -271,12 +282,12 @@ class VllmScheduler:
         """Return each group's table as physical block ids."""
         return [
             [block.block_id for block in blocks]
-            for blocks in self.engine.tables(_key(request))
+            for blocks in self.engine.tables(request_key(request))
         ]
 
     def junction(self, request: Request) -> int:
         """Return the junction of a request, as it was last looked up, or 0."""
-        return self.engine.junction(_key(request))
+        return self.engine.junction(request_key(request))
 
     @property
     def copies(self) -> list[tuple[int, int]]:
@@ -323,6 +334,6 @@ class VllmScheduler:
         )
 
 
-def _key(request: Request) -> str:
+def request_key(request: Request) -> str:
     """Return the id that vLLM knows a request by; as text in the order of arrivals."""
     return f"{request.request_id:012d}"

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, TableChanges, names_of, preemptions
-from sim.scheduler.v1.batch_queue import BatchQueueScheduler
 
 if TYPE_CHECKING:
     from sim.scheduler.hosted.scheduler import VllmScheduler
@@ -72,8 +71,10 @@ class V1Lines(ABC):
 
     def _awaited(self, output: Any) -> Line:
         """Return what the batch awaits of steps in flight, and of itself."""
-        del output
-        return {}
+        scheduler = self.scheduler
+        if getattr(scheduler, "max_concurrent_batches", 1) == 1:
+            return {}
+        return {"ph": [scheduler.num_placeholders(r) for r in output.scheduled]}
 
     def _group_changes(self, name: str, tables: list[list[int]]) -> list[Any] | None:
         """Return the change of each group's table, or 0; None if there is none."""
@@ -144,12 +145,6 @@ class V1Log(V1Lines):
     def _junction(self, request: Request) -> int:
         groups = self.scheduler.groups
         return 0 if groups is None else groups.junction(request)
-
-    def _awaited(self, output: Any) -> Line:
-        scheduler = self.scheduler
-        if not isinstance(scheduler, BatchQueueScheduler):
-            return {}
-        return {"ph": [scheduler.num_placeholders(r) for r in output.scheduled]}
 
     def _num_hashes(self) -> int:
         return self.scheduler.tables.num_contents

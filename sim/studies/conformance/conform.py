@@ -81,6 +81,9 @@ class Coverage:
             "sliding windows": bool(config.get("sliding_window")),
             "aborts": any("abort" in line for line in comparison.lines),
         }
+        if config.get("async_scheduling"):
+            for name, key in (("wasted tokens", "wasted"), ("stale tokens", "stale")):
+                seen[name] = any(key in line for line in comparison.lines)
         if workload.plan is not None:
             seen |= _group_facts(workload.plan.layout, comparison.lines)
         self.workloads_with.update({name: int(hit) for name, hit in seen.items()})

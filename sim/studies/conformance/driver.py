@@ -260,11 +260,6 @@ def hosted_scheduler(workload: DecisionWorkload) -> Any:
             f"a hosted vLLM takes workloads of V1, and the reference "
             f"{workload.reference!r} is of {workload.generation}; leave --scheduler out"
         )
-    if getattr(workload.engine, "max_concurrent_batches", 1) > 1:
-        raise SchedulerError(
-            "a hosted vLLM takes one step at a time; leave async_scheduling and "
-            "pipeline_parallel_size out, or --scheduler"
-        )
     return VLLM.make(_arguments(workload))
 
 

@@ -24,13 +24,13 @@ from sim.studies.conformance.random_v1 import (
     as_workload,
     later_keys,
     random_requests,
+    stop_some,
     withdraw_some,
 )
 
 if TYPE_CHECKING:
     from cache.v1.planning import KVCachePlan
     from cache.v1.specs import KVCacheLayout
-    from sim.scheduler.v1.dialect import V1Dialect
     from sim.studies.conformance.workload import DecisionWorkload
 
 MOST_GROUPS = 8
@@ -46,18 +46,24 @@ _ROOMY = 1 << 20
 Kinds = list[dict[str, Any]]
 
 
-def random_group_workload(seed: int, release: str) -> DecisionWorkload:
+def random_group_workload(
+    seed: int, release: str, *, async_scheduling: bool = False
+) -> DecisionWorkload:
     """Return the workload of a seed, for an engine of a release.
 
     Layers of which no release makes groups are drawn again.
     """
     draw = Random(f"conform groups {seed}")
-    while (engine := _engine(draw, dialect_of(release), release)) is None:
+    core = {"async_scheduling": True} if async_scheduling else {}
+    while (engine := _engine(draw, core, release)) is None:
         pass
     requests = random_requests(draw, engine.config)
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)
     name = f"groups, seed {seed}"
+    if async_scheduling:
+        stop_some(Random(f"stops {seed}"), requests)
+        name += ", asynchronous"
     return as_workload(name, release, engine.config, requests, engine.kv)
 
 
@@ -84,7 +90,7 @@ class _Engine:
             return None
 
 
-def _engine(draw: Random, dialect: V1Dialect, release: str) -> _Engine | None:
+def _engine(draw: Random, core: dict[str, Any], release: str) -> _Engine | None:
     caching = draw.random() < 0.85
     layers, block_size = _layers(draw)
     kv = {
@@ -101,6 +107,7 @@ def _engine(draw: Random, dialect: V1Dialect, release: str) -> _Engine | None:
         "chunked_prefill": draw.random() < 0.85,
         "enable_prefix_caching": caching,
         "policy": draw.choice(("fcfs", "fcfs", "priority")),
+        **core,
     }
     layout = _Engine(config, kv).layout(release)
     if layout is None or len(layout.groups) > MOST_GROUPS:
@@ -113,7 +120,7 @@ def _engine(draw: Random, dialect: V1Dialect, release: str) -> _Engine | None:
         if layout is None or _has_chunks_beside_longer_blocks(layout):
             return None
     config |= _lengths(draw, config, layout)
-    config |= later_keys(draw, dialect, config)
+    config |= later_keys(draw, dialect_of(release), config)
     least = _Engine(config, kv).num_needed_blocks(release)
     kv["num_gpu_blocks_override"] = least + draw.randint(
         0, draw.choice((2, least // 2, 2 * least))

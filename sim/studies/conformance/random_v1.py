@@ -24,14 +24,24 @@ _SPREADS = (0, 0, 2, 10, 40)
 """Steps over which requests arrive; all at once in two of five."""
 
 
-def random_workload(seed: int, release: str) -> DecisionWorkload:
-    """Return the workload of a seed, for an engine of a release."""
+def random_workload(
+    seed: int, release: str, *, async_scheduling: bool = False
+) -> DecisionWorkload:
+    """Return the workload of a seed, for an engine of a release.
+
+    With asynchronous scheduling it is the same but for outputs that end early.
+    """
     draw = Random(f"conform {seed}")
     config = _config(draw, dialect_of(release))
     requests = random_requests(draw, config)
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)
-    return as_workload(f"seed {seed}", release, config, requests)
+    name = f"seed {seed}"
+    if async_scheduling:
+        config["async_scheduling"] = True
+        stop_some(Random(f"stops {seed}"), requests)
+        name += ", asynchronous"
+    return as_workload(name, release, config, requests)
 
 
 def as_workload(
@@ -167,3 +177,10 @@ def withdraw_some(draw: Random, requests: list[dict[str, Any]]) -> None:
     for request in requests:
         if draw.random() < 0.3:
             request["abort_step"] = request["arrival_step"] + draw.randint(0, 30)
+
+
+def stop_some(draw: Random, requests: list[dict[str, Any]]) -> None:
+    """Let some outputs end with a stop token, which no scheduler can foresee."""
+    for request in requests:
+        if draw.random() < 0.4:
+            request["stop_after"] = draw.randint(1, request["output_len"])

@@ -24,6 +24,7 @@ _SIMPLE: dict[str, Any] = {
     "sliding_window": None,
     "max_num_active_seqs": None,
     "max_num_scheduled_tokens": None,
+    "async_scheduling": None,
 }
 """Settings at which a rule does nothing."""
 
@@ -129,6 +130,8 @@ def _plainer(request: DecisionRequest, earliest: int) -> Iterator[dict[str, Any]
         yield {"abort_step": None}
     if request.priority:
         yield {"priority": 0}
+    if request.stop_after is not None:
+        yield {"stop_after": None}
     for output_len in (1, request.output_len // 2, request.output_len - 1):
         if 0 < output_len < request.output_len:
             yield {"output_len": output_len}
