@@ -444,9 +444,9 @@ class Engine:
                     recorder.finished(
                         finished, 0 if batches is None else step - of_step
                     )
-                    if len(ends_s) >= CHUNK_ROWS:
+                    if len(ends_s) >= CHUNK_ROWS or self.stop_requested:
                         log.flush()
-                        is_alone = False  # a look at what stops it, at times
+                        is_alone = False
                 elif not is_clocked:
                     update(finished)
                 for listener in listeners:
