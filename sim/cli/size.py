@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.studies.planning.sizing import SizePlan
+
+Number = TypeVar("Number", int | None, float | None)
 
 _UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 EXIT_NOTHING_HOLDS = 1
@@ -117,9 +119,9 @@ def size(
         model=model,
         gpus=tuple(gpu),
         objectives=_objectives(limits),
-        rate=_above_0(rate),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
+        rate=_above_0("--rate", rate, "requests a second"),
+        input_tokens=_above_0("--input-tokens", input_tokens, "tokens"),
+        output_tokens=_above_0("--output-tokens", output_tokens, "tokens"),
         trace=None if trace is None else str(trace),
         prices=_prices(price or []),
         settings=tuple(set_ or ()),
@@ -157,12 +159,12 @@ def _objectives(limits: dict[str, float | None]) -> dict[str, float]:
     return given
 
 
-def _above_0(rate: float | None) -> float | None:
+def _above_0(option: str, value: Number, what: str) -> Number:
     from sim.errors import ConfigError
 
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(f"--rate takes requests a second above 0, got {rate:g}")
-    return rate
+    if value is not None and not 0 < value < float("inf"):
+        raise ConfigError(f"{option} takes {what} above 0, got {value:g}")
+    return value
 
 
 def _ranks(given: list[str] | None) -> dict[str, Any]:
@@ -205,7 +207,10 @@ def _keep(text: str, path: Path, *, overwrite: bool) -> None:
 
     if path.exists() and not overwrite:
         raise OutputError(f"'{path}' exists; give another --write, or --overwrite")
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"--write {path}: {error.strerror}; give another") from error
 
 
 def _solve(asked: SizePlan, workers: int | None, *, shown: bool) -> Any:

@@ -59,9 +59,10 @@ class Verdict:
 
 def verdict_of(plan: Mapping[str, Any]) -> Verdict:
     """Return what ``plan.json`` of a plan with one model comes to."""
+    target = plan["traffic"]["rate"]
     served = sorted(
         (each for each in plan["candidates"] if each.get("replicas")),
-        key=lambda each: each["cost_per_hour"],
+        key=lambda each: (each["cost_per_hour"], _cost_if_slow(each, target)),
     )
     left_out = tuple(
         f"{_each(each)}: {each['reason']}"
@@ -89,6 +90,13 @@ def verdict_of(plan: Mapping[str, Any]) -> Verdict:
         left_out=left_out,
         command=best["serve_command"],
     )
+
+
+def _cost_if_slow(each: Mapping[str, Any], target: float) -> float:
+    """Return the cost if steps take as long as they may: of equals, the surer wins."""
+    needed = ceil(target / each["rate"]["cost_low"] - 1e-9)
+    replicas: int = each["replicas"]
+    return float(each["cost_per_hour"] / replicas * max(needed, replicas))
 
 
 def _sentence(text: str) -> str:

@@ -144,6 +144,33 @@ def test_a_shortlist_leaves_out_what_costs_more(tmp_path: Path) -> None:
     assert left["reason"] == said
 
 
+def test_of_equal_cost_the_surer_is_bought() -> None:
+    rate = {"value": 6.5, "low": 6.0, "high": 7.0, "at_bound": None, "confidence": 0.75}
+    rate |= {"cost_bounds": "cost_band"}
+    fleet = {"replicas": 1, "seeds_that_hold": 3, "num_seeds": 3}
+    fleet |= {"values": {"p95_ttft_ms": {"value": 400.0}}}
+    common = {"model": "m", "reason": None, "binding": {"sentence": "compute binds"}}
+    common |= {"serve_command": "", "extrapolated": [], "cost_per_hour": 12.0}
+    close = {"gpu": "l4", "tensor_parallel_size": 2, "rate": rate | {"cost_low": 5.0}}
+    sure = {"gpu": "l4", "tensor_parallel_size": 4, "rate": rate | {"cost_low": 6.2}}
+    more = {"replicas": 1, "num_gpus": 4, "fleets": [fleet]}
+    found = verdict_of(
+        {
+            "traffic": {"rate": 6.0},
+            "objectives": [{"name": "p95_ttft_ms", "limit": 1000.0}],
+            "prices": {"currency": "USD", "per_gpu_hour": {"l4": 3.0}},
+            "cost_band": 0.15,
+            "candidates": [common | close | more, common | sure | more],
+        }
+    )
+    assert found.answer.startswith("Buy 4 l4, 12.00 USD an hour: 1 engine on 4 l4")
+    assert found.margin == ("p95_ttft_ms is 400, 60% below 1,000.",)
+    assert found.changes == (
+        "Traffic: about 8% more fits, by 1 engine at the most that one holds.",
+        "Speed: nothing changes if all steps are 15% slower than predicted.",
+    )
+
+
 def test_nothing_that_serves_is_said_so() -> None:
     plan = {
         "traffic": {"rate": 5.0},
@@ -183,6 +210,14 @@ ASK = ["--rate", "3", "--input-tokens", "9", "--output-tokens", "9", "--p95-ttft
         (
             ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", "--p95-ttft", "1s"],
             "say what the traffic is",
+        ),
+        (
+            [*MODEL, *ASK[2:], "--rate=-5"],
+            "--rate takes requests a second above 0, got -5",
+        ),
+        (
+            [*MODEL, *ASK, "--write", "no/folder.yaml"],
+            "--write no/folder.yaml: No such",
         ),
         (
             ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", *ASK, *RANKS[:1], "3"],
