@@ -34,7 +34,7 @@ NO_PRICE = "GPU-hours"
 
 _SHORTLIST = 3
 """A recommendation and two alternatives."""
-_NUM_REQUESTS = (1200, 3000)
+_NUM_REQUESTS = (900, 3000)
 """Fewest and most requests of a run; between them, so many seconds of the traffic."""
 _SECONDS = 90.0
 _WINDOWS = 10

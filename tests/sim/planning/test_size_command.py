@@ -261,4 +261,4 @@ def test_a_trace_is_resampled_at_the_rate_that_is_asked(tmp_path: Path) -> None:
     assert asked["trace"]["kind"] == "azure"
     assert asked["trace"]["rate_scale"] == pytest.approx(2.0, rel=0.01)
     assert asked["resample"]["window_s"] == pytest.approx(30, rel=0.01)
-    assert asked["resample"]["num_windows"] == 40
+    assert asked["resample"]["num_windows"] == 30
