@@ -177,6 +177,18 @@ def test_an_interval_keeps_more_of_a_conversation(chats: Path) -> None:
     assert 0 < hits[0] == hits[1] < hits[2] <= hits[3]
 
 
+def test_a_scheduler_of_ones_own_is_told_what_to_keep(chats: Path) -> None:
+    mine = chats.parent / "mine.py"
+    mine.write_text(
+        "from sim.scheduler.v1 import V1Scheduler\n\n\nclass Mine(V1Scheduler):\n"
+        "    pass\n"
+    )
+    dense = "engine.prefix_cache_retention_interval=dense"
+    ours = f"engine.scheduler={{kind: '{mine}:Mine'}}"
+    own, built_in = result(chats, dense, ours), result(chats, dense)
+    assert own.summary["prefix_cache_hits"] == built_in.summary["prefix_cache_hits"]
+
+
 def test_without_windows_or_states_there_is_nothing_to_retain(path: Path) -> None:
     settings = [
         "engine.model=Qwen/Qwen3-8B",

@@ -773,7 +773,8 @@ class V1Scheduler(Scheduler):
 
     Parameters
     ----------
-    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor, layout
+    num_gpu_blocks, block_size, enable_prefix_caching, sliding_window, evictor, \
+    layout, prefix_cache_retention_interval
         See `sim.scheduler.settings.CacheConfig`; prefix caching is on by default.
     **settings
         The fields of `Settings`.
@@ -788,6 +789,7 @@ class V1Scheduler(Scheduler):
         sliding_window: int | None = None,
         evictor: Any = None,
         layout: KVCacheLayout | None = None,
+        prefix_cache_retention_interval: int | None = 0,
         **settings: Any,
     ) -> None:
         cache = CacheConfig(
@@ -797,6 +799,7 @@ class V1Scheduler(Scheduler):
             enable_prefix_caching=enable_prefix_caching,
             evictor=evictor,
             layout=layout,
+            prefix_cache_retention_interval=prefix_cache_retention_interval,
         )
         super().__init__(Settings(**settings), cache)
 
