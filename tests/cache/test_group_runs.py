@@ -196,7 +196,7 @@ class GroupRunMachine(RuleBasedStateMachine):
 
 
 GroupRunMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
+    max_examples=60, stateful_step_count=40, deadline=None
 )
 TestGroupRuns = GroupRunMachine.TestCase
 

@@ -30,6 +30,7 @@ def run_interpreted(marks: str) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_kernels_in_the_interpreter() -> None:
     run_interpreted("not slow")
 

@@ -14,7 +14,15 @@ from tests.identity.regimes import regimes_of
 
 NUM_CASES = 200
 GROUP = 20
-GROUPS = [range(first, first + GROUP) for first in range(0, NUM_CASES, GROUP)]
+NUM_QUICK_CASES = 140
+GROUPS = [
+    pytest.param(
+        range(first, first + GROUP),
+        id=f"{first}-{first + GROUP - 1}",
+        marks=[pytest.mark.slow] if first >= NUM_QUICK_CASES else [],
+    )
+    for first in range(0, NUM_CASES, GROUP)
+]
 REGIMES = (
     "preemptions",
     "hits",
@@ -41,7 +49,7 @@ def regimes_of_seed(seed: int) -> frozenset[str]:
     return frozenset(regimes_of(checked(seed)))
 
 
-@pytest.mark.parametrize("seeds", GROUPS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+@pytest.mark.parametrize("seeds", GROUPS)
 def test_both_paths_are_equal(seeds: range) -> None:
     for seed in seeds:
         regimes_of_seed(seed)
@@ -60,7 +68,13 @@ def test_the_cases_reach_every_regime() -> None:
     assert counts["fast"] >= 0.9 * NUM_CASES, counts
 
 
-@pytest.mark.parametrize("seeds", [range(40), range(40, 80)], ids=["0-39", "40-79"])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(40), id="0-39"),
+        pytest.param(range(40, 80), id="40-79", marks=pytest.mark.slow),
+    ],
+)
 def test_decodes_of_groups_may_be_taken_together(seeds: range) -> None:
     reached = Counter(
         name

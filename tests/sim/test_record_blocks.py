@@ -235,7 +235,9 @@ def test_both_paths_time_the_same_blocks() -> None:
     assert num_revived > 100
 
 
-@pytest.mark.parametrize("trace", ["azure", "mooncake"])
+@pytest.mark.parametrize(
+    "trace", ["azure", pytest.param("mooncake", marks=pytest.mark.slow)]
+)
 def test_recorded_traffic_times_the_same_blocks_on_both_paths(trace: str) -> None:
     chosen, stepwise = traffic(trace)
     assert chosen.blocks == stepwise.blocks

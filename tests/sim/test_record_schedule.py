@@ -213,7 +213,9 @@ def test_many_random_runs_record_the_same_bytes_on_both_paths() -> None:
         assert chosen.blocks == stepwise.blocks, f"seed {seed}"
 
 
-@pytest.mark.parametrize("trace", ["azure", "mooncake"])
+@pytest.mark.parametrize(
+    "trace", ["azure", pytest.param("mooncake", marks=pytest.mark.slow)]
+)
 def test_recorded_traffic_writes_the_same_bytes_on_both_paths(trace: str) -> None:
     chosen, stepwise = traffic(trace)
     assert chosen.path == "fast"

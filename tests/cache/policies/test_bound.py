@@ -91,7 +91,9 @@ def test_no_policy_beats_the_clairvoyant_one(
         assert num_hits(make(kind, num_blocks), num_blocks, contents) <= best, kind
 
 
-@pytest.mark.parametrize("num_blocks", [10, 60, 200])
+@pytest.mark.parametrize(
+    "num_blocks", [10, 60, pytest.param(200, marks=pytest.mark.slow)]
+)
 def test_no_policy_beats_it_on_longer_strings(num_blocks: int) -> None:
     for contents in (
         zipf(1, 1500, 300, 0.8),

@@ -109,6 +109,7 @@ def test_pool_finds_what_the_curve_says(
         assert found == curve.hits_at(num_blocks)
 
 
+@pytest.mark.slow
 def test_pool_finds_what_the_curve_says_of_a_real_trace() -> None:
     size = 512
     trace = MooncakeTraceReader(shared_trace(MOONCAKE))
