@@ -216,6 +216,7 @@ def delta_tables():
     return decode, prefill
 
 
+@pytest.mark.slow
 def test_states_of_delta_nets_are_looked_up(tmp_path):
     kinds = (LayerKind.GATED_DELTA_NET,) * 24 + (LayerKind.FULL_ATTENTION,) * 8
     model = replace(

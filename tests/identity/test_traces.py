@@ -109,7 +109,7 @@ MOONCAKE_CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in {"endless", "full, blocks of 64 tokens"}
+        if name in {"ample", "endless", "full, blocks of 64 tokens"}
         else name
         for name in MOONCAKE_CASES
     ],

@@ -96,8 +96,8 @@ def test_under_pressure_every_request_ends(
         assert (shared_blocks > results.steps["num_physical_blocks"]).any()
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("chunked", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("caching", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_v0_with_and_without_chunks_and_caching(chunked: bool, caching: bool) -> None:
     engine = {"enable_chunked_prefill": chunked, "enable_prefix_caching": caching}
     simulation = Simulation(

@@ -94,6 +94,7 @@ def test_an_endless_cache_reaches_the_ideal_hit_rate(block_size: int) -> None:
         assert summary["prefix_cache_hit_rate"] == pytest.approx(0.3736, abs=0.0005)
 
 
+@pytest.mark.slow
 def test_a_bounded_cache_hits_less_and_keeps_its_proof() -> None:
     results = run(
         "mooncake_conversation.yaml",

@@ -299,7 +299,7 @@ def slow(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "stop",
     [
-        signal.SIGINT,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
     ],

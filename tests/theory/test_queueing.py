@@ -25,7 +25,9 @@ def mean_wait_s(utilisation: float, seed: int) -> float:
     return float(queue_s[NUM_WARM_UP:].mean())
 
 
-@pytest.mark.parametrize("utilisation", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize(
+    "utilisation", [pytest.param(0.3, marks=pytest.mark.slow), 0.6, 0.8]
+)
 def test_a_batch_of_one_is_an_md1_queue(utilisation: float) -> None:
     """Pollaczek-Khinchine for constant service: W = rho / (2 (1 - rho)) services."""
     waits = [mean_wait_s(utilisation, seed) for seed in range(NUM_REPLICATIONS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def test_what_is_read_again_stays_and_lru_would_lose_it() -> None:
     assert [belady_hits(reads, size) for size in range(4)] == [0, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_bound_on_a_real_trace() -> None:
     trace = MooncakeTraceReader(shared_trace(MOONCAKE))
     paths = block_paths(trace.read(), 16)

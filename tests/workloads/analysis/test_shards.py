@@ -33,6 +33,7 @@ def exact() -> np.ndarray:
     return lru_curve(paths).hits_at(SIZES) / paths.num_readable
 
 
+@pytest.mark.slow
 def test_one_block_in_a_hundred_tells_the_curve_within_its_margin() -> None:
     paths = block_paths(mooncake(), 16, sample_rate=0.01)
     assert len(paths.run) < 0.3 * 310_000
