@@ -260,15 +260,9 @@ class BlockTables:
         self._hash(request, known.hashes, limit)
         hit = self._lookup.longest_hit(known.hashes, limit)
         known.junction, known.longest = hit.junction, hit.longest
-        null_block = self.pool.null_block
-        # A hit in the free queue is used up as a new block would be.
-        num_revived = sum(
-            [
-                block.ref_cnt == 0 and block is not null_block
-                for blocks in hit.blocks
-                for block in blocks
-            ]
-        )
+        num_revived = 0
+        for manager, blocks in zip(self.managers, hit.blocks, strict=True):
+            num_revived += manager.num_revived(blocks, hit.num_tokens)
         num_blocks = hit.num_tokens // self.hit_alignment
         return Found(num_blocks, num_revived, hit.blocks, [])
 

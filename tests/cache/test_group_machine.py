@@ -421,6 +421,18 @@ def test_a_second_prompt_finds_the_junction_and_the_third_hits_it() -> None:
     assert hits == [(0, 0), (0, 24), (24, 0)]
 
 
+def test_a_hit_that_a_window_of_one_token_passes_over_costs_nothing() -> None:
+    """The block is not touched, so it stays in the free queue."""
+    tables = BlockTables(layout([window(4, 1)], 20), LIMITS, enable_caching=True)
+    first, second = stub(0, (1, 9)), stub(1, (1, 9))
+    assert admit(tables, first, 40)
+    tables.free(first)
+    found = tables.find(second, second.num_tokens)
+    assert found.num_blocks == 2
+    assert tables.num_needed_blocks(second, 9, found, is_whole=False) == 1
+    assert admit(tables, second, 40)
+
+
 def test_a_state_cannot_be_hit_in_the_call_that_registers_it() -> None:
     tables = BlockTables(layout([mamba(8), full(8)], 50), LIMITS, enable_caching=True)
     first, second = stub(0, (1, 16), (2, 1)), stub(1, (1, 16), (3, 1))

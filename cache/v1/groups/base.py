@@ -225,6 +225,23 @@ class GroupManager:
         num_blocks = max(num_blocks - max(num_passed, len(hits)), 0)
         return num_blocks + (1 if self._ends_inside(hits, num_hit_tokens) else 0)
 
+    def num_revived(self, hits: list[KVCacheBlock], num_hit_tokens: int) -> int:
+        """Return how many of the hits are free: each is used up as a new block is."""
+        null_block = self.pool.null_block
+        return sum(
+            [
+                block.ref_cnt == 0 and block is not null_block
+                for block in self._held_hits(hits, num_hit_tokens)
+            ]
+        )
+
+    def _held_hits(
+        self, hits: list[KVCacheBlock], num_hit_tokens: int
+    ) -> list[KVCacheBlock]:
+        """Return the hits but those that nothing reads any more."""
+        num_passed = self.num_passed_tokens(num_hit_tokens) // self.block_size
+        return hits[num_passed:] if num_passed > 0 else hits
+
     def _ends_inside(self, hits: list[KVCacheBlock], num_hit_tokens: int) -> bool:
         """Whether the last of the hits is a block that is not hit as a whole."""
         return bool(hits) and num_hit_tokens % self.block_size > 0
