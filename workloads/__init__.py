@@ -7,6 +7,7 @@ fetched by `workloads.fetch`.
 
 from __future__ import annotations
 
+from workloads.acceptance import Acceptance
 from workloads.arrivals import ARRIVALS, MAX_REQUESTS, ArrivalProcess, arrival_times_s
 from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import TraceFormatError, WorkloadError, WorkloadWarning
@@ -23,6 +24,7 @@ __all__ = [
     "LENGTH_PAIRS",
     "MAX_REQUESTS",
     "TRACE_READERS",
+    "Acceptance",
     "ArrivalProcess",
     "LengthDistribution",
     "LengthPairs",
