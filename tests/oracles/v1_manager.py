@@ -145,9 +145,11 @@ class KVCacheManager:
         hashes = self._block_hashes(request, num_blocks)
         get = self.block_pool.get_cached_block
         if self.window is not None:
-            return self.window.longest_hit(
-                hashes, num_blocks, get, self.block_pool.null_block
-            )
+            null_block = self.block_pool.null_block
+            found = self.window.longest_hit(hashes, num_blocks, get, null_block)
+            # A window of one token does not read the last of them either.
+            passed = self.window.num_skipped_blocks(len(found) * self.block_size)
+            return [null_block] * passed + found[passed:]
         hits: list[KVCacheBlock] = []
         for index in range(num_blocks):
             block = get(hashes[index])
