@@ -1,0 +1,181 @@
+"""The CPU tier on small cases, literally: places, recency, ghosts, thresholds."""
+
+from __future__ import annotations
+
+import pytest
+
+from cache.errors import CacheConfigError, CacheError
+from cache.tiers import (
+    CPUTier,
+    LookupResult,
+    PreparedStore,
+    RequestAccess,
+    num_chunks_of,
+)
+
+
+def stored(
+    tier: CPUTier, keys: list[int], access: RequestAccess, first: int = 0
+) -> None:
+    """Offer a lot, and let all that it takes be written."""
+    prepared = tier.prepare_store(keys, access, first)
+    assert prepared is not None
+    tier.complete_store(prepared.keys)
+
+
+def gone(tier: CPUTier, *keys: int) -> list[int]:
+    return [key for key in keys if tier.lookup(key) is LookupResult.MISS]
+
+
+def test_a_chunk_is_found_while_it_is_written_and_loaded_when_it_is_there() -> None:
+    tier, access = CPUTier(4), RequestAccess()
+    assert tier.lookup(7) is LookupResult.MISS
+    assert tier.prepare_store([7, 8], access) == PreparedStore([7, 8], [0, 1], [])
+    assert tier.lookup(7) is LookupResult.HIT_PENDING
+    assert tier.longest_prefix([7, 8, 9]) == (2, False)
+    tier.complete_store([7])
+    assert tier.lookup(7) is LookupResult.HIT
+    assert tier.longest_prefix([7, 9]) == (1, True)
+    assert tier.prepare_load([7], access) == [0]
+    assert (tier.num_used_chunks, tier.num_evictable_chunks) == (2, 0)
+    tier.complete_load([7])
+    assert (tier.num_evictable_chunks, tier.num_writing_chunks) == (1, 1)
+
+
+def test_places_are_fresh_first_and_then_those_left_last() -> None:
+    tier, first, second = CPUTier(3), RequestAccess(), RequestAccess()
+    stored(tier, [1, 2], first)
+    tier.finish(first)
+    # One fresh place; the tail of the request makes room for the rest.
+    assert tier.prepare_store([11, 12], second) == PreparedStore([11, 12], [2, 1], [1])
+    tier.complete_store([11, 12])
+    tier.finish(second)
+    third = tier.prepare_store([21, 22, 23], RequestAccess())
+    assert third == PreparedStore([21, 22, 23], [2, 1, 0], [0, 1, 2])
+
+
+def test_a_lot_without_room_is_refused_as_a_whole() -> None:
+    tier, access = CPUTier(3), RequestAccess()
+    stored(tier, [1, 2], access)
+    assert tier.prepare_store([1, 2, 3, 4], access) is None  # 1 and 2 are of the lot
+    assert tier.prepare_store([3, 4, 5, 6], access) is None
+    assert gone(tier, 1, 2, 3, 4) == [3, 4]
+    tier.prepare_load([1], access)
+    assert tier.prepare_store([5, 6, 7], RequestAccess()) is None  # 1 is being read
+    tier.check()
+
+
+def test_a_tail_goes_before_its_head_while_the_request_lives() -> None:
+    tier, early, late = CPUTier(4), RequestAccess(), RequestAccess()
+    stored(tier, [1], early)
+    stored(tier, [11], late)
+    stored(tier, [2, 3], early, first=1)  # later than 11, but of the earlier request
+    prepared = tier.prepare_store([21, 22, 23], RequestAccess())
+    assert prepared is not None
+    assert gone(tier, 1, 2, 3, 11) == [1, 2, 3]
+    assert prepared.evicted_ids == [3, 2, 0]
+
+
+def test_the_end_of_a_request_renews_all_that_it_has_shown() -> None:
+    tier, early, late = CPUTier(4), RequestAccess(), RequestAccess()
+    stored(tier, [1, 2], early)
+    stored(tier, [11, 12], late)
+    tier.finish(late)
+    tier.finish(early)
+    tier.prepare_store([21, 22, 23], RequestAccess())
+    assert gone(tier, 1, 2, 11, 12) == [2, 11, 12]
+
+
+def test_loading_raises_a_chunk_to_its_reader_and_looking_up_does_not() -> None:
+    tier, writer, reader = CPUTier(4), RequestAccess(), RequestAccess()
+    stored(tier, [1, 2], writer)
+    tier.finish(writer)
+    other = RequestAccess()
+    stored(tier, [11, 12], other)
+    tier.lookup(2)
+    tier.prepare_load([1], reader)
+    tier.complete_load([1])
+    tier.prepare_store([21, 22, 23], RequestAccess())
+    assert gone(tier, 1, 2, 11, 12) == [2, 11, 12]
+
+
+def test_ghosts_move_the_target_of_arc() -> None:
+    tier = CPUTier(3, eviction_policy="arc")
+    first, second = RequestAccess(), RequestAccess()
+    stored(tier, [1, 2, 3], first)
+    tier.finish(first)
+    tier.prepare_load([1], second)
+    tier.complete_load([1])
+    tier.finish(second)  # 1 has been used again
+    assert list(tier.policy.sizes()) == [2, 1, 0, 0, 0]
+    stored(tier, [4], RequestAccess())
+    assert list(tier.policy.sizes()) == [2, 1, 1, 0, 0]
+    assert gone(tier, 1, 2, 3) == [3]
+    stored(tier, [3], RequestAccess())  # B1 remembers it
+    assert list(tier.policy.sizes()) == [2, 1, 1, 0, 1]
+    assert gone(tier, 1, 2, 4) == [2]
+
+
+def test_what_was_used_again_goes_where_nothing_else_may() -> None:
+    tier = CPUTier(2, eviction_policy="arc")
+    first, second = RequestAccess(), RequestAccess()
+    stored(tier, [1, 2], first)
+    tier.finish(first)
+    tier.prepare_load([1, 2], second)
+    tier.complete_load([1, 2])
+    tier.finish(second)
+    stored(tier, [3], RequestAccess())
+    assert list(tier.policy.sizes()) == [1, 1, 0, 1, 0]
+    assert gone(tier, 1, 2) == [2]
+    tier.check()
+
+
+def test_a_chunk_is_stored_from_its_second_offer_on() -> None:
+    tier = CPUTier(4, store_threshold=2)
+    assert tier.prepare_store([1, 2], RequestAccess()) == PreparedStore([], [], [])
+    assert tier.num_stores_skipped == 2
+    prepared = tier.prepare_store([1, 3], RequestAccess())
+    assert prepared == PreparedStore([1], [0], [])
+    assert tier.num_stores_skipped == 3
+
+
+def test_offers_are_forgotten_but_not_those_of_the_lot_at_hand() -> None:
+    tier = CPUTier(4, store_threshold=2, max_tracker_size=2)
+    tier.prepare_store([1, 2], RequestAccess())
+    tier.prepare_store([2, 3, 4], RequestAccess())  # 3 takes the place of 1; 4 has none
+    assert tier.prepare_store([1], RequestAccess()) == PreparedStore([], [], [])
+    assert tier.num_stores_skipped == 2 + 2 + 1
+
+
+def test_calls_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    tier, access = CPUTier(2), RequestAccess()
+    tier.prepare_store([1], access)
+    for call in (
+        lambda: tier.prepare_load([1], access),
+        lambda: tier.complete_load([1]),
+        lambda: tier.complete_store([1, 2]),
+    ):
+        with pytest.raises(CacheError):
+            call()
+        tier.check()
+        assert tier.lookup(1) is LookupResult.HIT_PENDING
+    tier.finish(access)
+    with pytest.raises(CacheError, match="the request has ended"):
+        tier.prepare_store([2], access)
+
+
+def test_a_tier_without_room_or_with_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(CacheConfigError, match="room for one chunk"):
+        CPUTier(0)
+    with pytest.raises(CacheConfigError, match="one of lru, arc, got 'fifo'"):
+        CPUTier(1, eviction_policy="fifo")
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "blocks_per_chunk", "num_chunks"),
+    [(2 << 20, 1, 512), (2 << 20, 4, 128), (4097, 1, 131072), (1, 1, 262144)],
+)
+def test_a_chunk_takes_whole_pages(
+    block_bytes: int, blocks_per_chunk: int, num_chunks: int
+) -> None:
+    assert num_chunks_of(1 << 30, block_bytes, blocks_per_chunk) == num_chunks
