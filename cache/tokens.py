@@ -30,9 +30,16 @@ class TokenIds(Protocol):
     """All tokens that a request has or will have, prompt and output."""
 
     def extend_block_hashes(
-        self, block_hashes: list[int], num_blocks: int, block_size: int
+        self,
+        block_hashes: list[int],
+        num_blocks: int,
+        block_size: int,
+        num_lookahead_tokens: int = 0,
     ) -> None:
-        """Append chained keys until `block_hashes` covers `num_blocks` full blocks."""
+        """Append chained keys until `block_hashes` covers `num_blocks` full blocks.
+
+        A key covers the `num_lookahead_tokens` tokens behind its block, too.
+        """
         ...
 
     def prompt(self) -> TokenSlice:
@@ -66,12 +73,17 @@ class ListTokens:
         return self.tokens[self.num_prompt_tokens + index]
 
     def extend_block_hashes(
-        self, block_hashes: list[int], num_blocks: int, block_size: int
+        self,
+        block_hashes: list[int],
+        num_blocks: int,
+        block_size: int,
+        num_lookahead_tokens: int = 0,
     ) -> None:
         parent = block_hashes[-1] if block_hashes else NONE_HASH
+        num_covered = block_size + num_lookahead_tokens
         for index in range(len(block_hashes), num_blocks):
             start = index * block_size
-            parent = hash_block(parent, tuple(self.tokens[start : start + block_size]))
+            parent = hash_block(parent, tuple(self.tokens[start : start + num_covered]))
             block_hashes.append(parent)
 
 
@@ -104,8 +116,13 @@ class SegmentTokens:
         return segment_id, index
 
     def extend_block_hashes(
-        self, block_hashes: list[int], num_blocks: int, block_size: int
+        self,
+        block_hashes: list[int],
+        num_blocks: int,
+        block_size: int,
+        num_lookahead_tokens: int = 0,
     ) -> None:
+        num_covered = block_size + num_lookahead_tokens
         position = len(block_hashes) * block_size
         end = num_blocks * block_size
         parent = block_hashes[-1] if block_hashes else NONE_HASH
@@ -117,15 +134,15 @@ class SegmentTokens:
                 start += length
                 index += 1
                 continue
-            inside = min(start + length, end)
+            inside = min(start + length, end + num_lookahead_tokens)
             offset = position - start
-            while position + block_size <= inside:
+            while position + num_covered <= inside:
                 parent = hash((parent, segment_id, offset))
                 block_hashes.append(parent)
                 offset += block_size
                 position += block_size
-            if position < inside:  # the block reaches into the next segments
-                parent = hash_block(parent, self._pieces(index, offset, block_size))
+            if position < min(inside, end):  # it reaches into the next segments
+                parent = hash_block(parent, self._pieces(index, offset, num_covered))
                 block_hashes.append(parent)
                 position += block_size
         self._walk_index, self._num_walked_tokens = index, start
@@ -274,11 +291,17 @@ class RunTokens:
         raise ValueError(f"no output {index} of branch {branch} is known of these runs")
 
     def extend_block_hashes(
-        self, block_hashes: list[int], num_blocks: int, block_size: int
+        self,
+        block_hashes: list[int],
+        num_blocks: int,
+        block_size: int,
+        num_lookahead_tokens: int = 0,
     ) -> None:
         parent = block_hashes[-1] if block_hashes else NONE_HASH
+        num_covered = block_size + num_lookahead_tokens
         for index in range(len(block_hashes), num_blocks):
-            pieces = self.runs[index * block_size : (index + 1) * block_size].pieces
+            start = index * block_size
+            pieces = self.runs[start : start + num_covered].pieces
             if len(pieces) == 1:
                 segment_id, offset, _ = pieces[0]
                 parent = hash((parent, segment_id, offset))

@@ -11,7 +11,7 @@ from cache.v1.block_pool import BlockPool
 from cache.v1.fine_pool import FineBlockPool
 from cache.v1.groups.base import GroupTable
 from cache.v1.groups.decodes import BlockDecodes, Decodes
-from cache.v1.groups.kinds import check_layout, make_managers
+from cache.v1.groups.kinds import check_drafts, check_layout, make_managers
 from cache.v1.groups.lookup import Lookup
 from cache.v1.groups.mamba import ChunkEnds, OneStateManager
 from cache.v1.plain_pool import PlainBlockPool
@@ -140,7 +140,11 @@ class BlockTables:
         policy: CachePolicy | None = None,
     ) -> None:
         check_layout(layout, retention_interval, enable_caching=enable_caching)
-        if policy is not None and len(layout.groups) > 1:
+        has_policy = policy is not None
+        check_drafts(
+            layout, limits, enable_caching=enable_caching, has_policy=has_policy
+        )
+        if has_policy and len(layout.groups) > 1:
             raise CacheConfigError(
                 f"eviction policies know one KV cache group, the model has "
                 f"{len(layout.groups)}; leave evictor out"
@@ -150,6 +154,11 @@ class BlockTables:
         self.block_size = layout.block_size
         self.hit_alignment = layout.cache_hit_alignment
         self._hash_block_size = layout.hash_block_size
+        self._most_tokens = limits.max_model_len
+        self._num_lookahead_tokens = limits.num_lookahead_tokens
+        self._num_hash_lookahead_tokens = limits.num_hash_lookahead_tokens
+        self._drops_eagle_block = limits.drops_eagle_block
+        self._has_drafts = limits.num_speculative_tokens > 0
         is_fine = layout.has_hits_inside_blocks
         self._registers_every = 1 if is_fine else layout.scheduler_block_size
         self.pool = self._make_pool(unhashed_first=unhashed_first, policy=policy)
@@ -259,12 +268,18 @@ class BlockTables:
         limit = num_tokens - 1
         self._hash(request, known.hashes, limit)
         hit = self._lookup.longest_hit(known.hashes, limit)
+        if self._drops_eagle_block:
+            hit = hit.without_last_block(self.block_size)
         known.junction, known.longest = hit.junction, hit.longest
         num_revived = 0
         for manager, blocks in zip(self.managers, hit.blocks, strict=True):
             num_revived += manager.num_revived(blocks, hit.num_tokens)
         num_blocks = hit.num_tokens // self.hit_alignment
         return Found(num_blocks, num_revived, hit.blocks, [])
+
+    def _num_slots(self, num_tokens: int) -> int:
+        """Return the slots for so many tokens, and for those that a drafter writes."""
+        return min(num_tokens + self._num_lookahead_tokens, self._most_tokens)
 
     def num_needed_blocks(
         self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
@@ -281,10 +296,17 @@ class BlockTables:
         """
         hits = found.parts or self._no_hits
         num_hit_tokens = found.num_blocks * self.hit_alignment
-        num_blocks = found.num_revived
+        num_blocks, num_slots = found.num_revived, num_tokens
+        if self._num_lookahead_tokens and not is_whole:
+            num_slots = self._num_slots(num_tokens)
         for manager, blocks in zip(self.managers, hits, strict=True):
             num_blocks += manager.num_new_blocks_of_head(
-                request, blocks, num_hit_tokens, num_tokens, is_whole=is_whole
+                request,
+                blocks,
+                num_hit_tokens,
+                num_tokens,
+                num_slots,
+                is_whole=is_whole,
             )
         return num_blocks
 
@@ -312,7 +334,12 @@ class BlockTables:
         hits = [self.pool.null_block] * (longest // self.block_size)
         known.least_blocks = sum(
             manager.num_new_blocks_of_head(
-                request, hits[: longest // size], longest, num_tokens, is_whole=True
+                request,
+                hits[: longest // size],
+                longest,
+                num_tokens,
+                num_tokens,
+                is_whole=True,
             )
             for manager, size in zip(self.managers, self._sizes, strict=True)
         )
@@ -337,7 +364,12 @@ class BlockTables:
                 self.managers, table.groups, found.parts, strict=True
             ):
                 manager.adopt(own, hits, num_hit_tokens)
-        self._lengthen(request, num_hit_tokens, num_tokens)
+        num_slots, num_known = num_tokens, None
+        if self._num_lookahead_tokens:
+            num_slots = self._num_slots(num_tokens)
+        if self._has_drafts:
+            num_known = min(num_tokens, request.num_tokens)
+        self._lengthen(request, num_hit_tokens, num_tokens, num_slots, num_known)
 
     # -- growth ---------------------------------------------------------------
 
@@ -371,10 +403,12 @@ class BlockTables:
         )
         for number, manager in self._givers:
             manager.give_up(groups[number], num_given_up)
-        num_new_blocks = 0
+        num_new_blocks, num_slots = 0, num_tokens
+        if self._num_lookahead_tokens:
+            num_slots = self._num_slots(num_tokens)
         for manager, own in zip(self.managers, groups, strict=True):
             num_new_blocks += manager.num_new_blocks(
-                own, request, num_computed_tokens, num_tokens
+                own, request, num_computed_tokens, num_tokens, num_slots
             )
         if num_new_blocks > self.pool.num_free_blocks:
             return False
@@ -383,7 +417,7 @@ class BlockTables:
             self._expect(request, self._policy_pool, num_held, num_tokens)
         if num_new_blocks or self.enable_caching:
             self._lengthen(
-                request, num_computed_tokens, num_tokens, num_tokens_to_cache
+                request, num_computed_tokens, num_tokens, num_slots, num_tokens_to_cache
             )
         return True
 
@@ -404,12 +438,13 @@ class BlockTables:
         request: TableRequest,
         num_computed_tokens: int,
         num_tokens: int,
+        num_slots: int,
         num_tokens_to_cache: int | None = None,
     ) -> None:
         """Add the blocks that are missing, and register those that tokens fill."""
         table: BlockTable = request.table
         for manager, own in zip(self.managers, table.groups, strict=True):
-            manager.lengthen(own, request, num_computed_tokens, num_tokens)
+            manager.lengthen(own, request, num_computed_tokens, num_tokens, num_slots)
         self.register(
             request, num_tokens if num_tokens_to_cache is None else num_tokens_to_cache
         )
@@ -422,18 +457,22 @@ class BlockTables:
         num_full = num_tokens - num_tokens % self._registers_every
         if num_full <= table.num_registered_tokens:
             return
-        table.num_registered_tokens = num_full
         known = table.known
         self._hash(request, known.hashes, num_full)
+        num_keyed = len(known.hashes) * self._hash_block_size
+        table.num_registered_tokens = min(num_full, num_keyed)
         for manager, own in zip(self.managers, table.groups, strict=True):
             manager.register(own, request, known.hashes, num_full, known.junction)
 
     def _hash(self, request: TableRequest, hashes: list[int], num_tokens: int) -> None:
         """Extend keys to what fills a hash block of `num_tokens` tokens."""
+        num_lookahead_tokens = self._num_hash_lookahead_tokens
+        if num_lookahead_tokens:
+            num_tokens = min(num_tokens, request.num_tokens - num_lookahead_tokens)
         num_blocks = num_tokens // self._hash_block_size
         if num_blocks > len(hashes):
             request.tokens.extend_block_hashes(
-                hashes, num_blocks, self._hash_block_size
+                hashes, num_blocks, self._hash_block_size, num_lookahead_tokens
             )
 
     def cut_chunk(self, request: TableRequest, start: int, num_new_tokens: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.sequences import SequenceStatus
 from sim.engine.sampling import InFlightSampler, sample
+from sim.engine.verification import SpeculativeSampler
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
 
@@ -20,12 +21,19 @@ if TYPE_CHECKING:
     from sim.scheduler.groups.scheduler import GroupScheduler
     from sim.scheduler.groups.sequence import Sequence, SequenceGroup
     from sim.scheduler.request import Request
+    from workloads.acceptance import Acceptance
 
 _RUNNING = SequenceStatus.RUNNING
 
 
-def sampler_for(scheduler: Any) -> Sampler:
-    """Return the output processing that a scheduler expects."""
+def sampler_for(scheduler: Any, acceptance: Acceptance | None = None) -> Sampler:
+    """Return the output processing that a scheduler expects.
+
+    One that verifies drafts needs to be told how many of them are accepted.
+    """
+    if hasattr(scheduler, "num_speculative_tokens"):
+        assert acceptance is not None
+        return SpeculativeSampler(scheduler, acceptance)
     if getattr(scheduler, "max_concurrent_batches", 1) > 1:
         return InFlightSampler(scheduler)
     if not schedules_groups(scheduler):

@@ -68,6 +68,15 @@ def stored_tokens(
     return num_logical_tokens - num_shared_blocks * block_size
 
 
+class ScheduledDrafts(NamedTuple):
+    """The draft tokens of a batch, which are among its scheduled tokens."""
+
+    num_tokens: dict[Request, int]
+    """Of each request that has some."""
+    padding: set[Request]
+    """Those whose drafts are empty: admissions that are filled up with them."""
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One scheduler call's decisions.
@@ -94,6 +103,8 @@ class SchedulerOutput:
     completing
         Requests of the batch that its output gives a token; kept by schedulers that
         have several steps in flight, for which the requests' state does not say it.
+    drafts
+        Draft tokens of the batch, or None without speculative decoding.
     """
 
     scheduled: list[Request] = field(default_factory=list)
@@ -105,6 +116,7 @@ class SchedulerOutput:
     num_recomputed_tokens: int = 0
     stuck: bool = False
     completing: list[Request] = field(default_factory=list)
+    drafts: ScheduledDrafts | None = None
 
     @property
     def num_batched_tokens(self) -> int:

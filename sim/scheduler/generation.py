@@ -68,6 +68,8 @@ class Parts:
     queued
         In its place where settings have several steps in flight
         (``max_concurrent_batches``), or None.
+    speculative
+        In place of both where settings have a ``speculative_config``, or None.
     settings
         A frozen dataclass: what the generation is configured with. A field whose
         engine key has another name says so in its metadata, as ``key``.
@@ -85,9 +87,12 @@ class Parts:
     evictors: Mapping[str, type] = field(default_factory=dict)
     evictor_role: type | None = None
     queued: type | None = None
+    speculative: type | None = None
 
     def construct(self, settings: Any, cache: CacheConfig) -> Any:
         """Construct the scheduler."""
+        if self.speculative is not None and settings.speculative_config is not None:
+            return self.speculative(settings, cache)
         if self.queued is not None and settings.max_concurrent_batches > 1:
             return self.queued(settings, cache)
         return self.scheduler(settings, cache)

@@ -337,6 +337,12 @@ class Request:
         else:
             self.num_tokens += 1
 
+    def note_tokens(self, step: int, num_tokens: int) -> None:
+        """Note that `step` gives tokens; a run is one of steps, not of tokens."""
+        self.note_token(step)
+        self.num_tokens += num_tokens - 1
+        self._streak_num_tokens += num_tokens - 1
+
     @property
     def is_streaking(self) -> bool:
         """Whether the latest step that could give a token did."""

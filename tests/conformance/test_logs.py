@@ -24,7 +24,7 @@ from tests.shared import SHARED, shared
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOLDERS = ("cacheflow", "old", "v0", "v1", "v1_33", "v1_async", "v1_hybrid")
+FOLDERS = ("cacheflow", "old", "v0", "v1", "v1_33", "v1_async", "v1_hybrid", "v1_spec")
 ENDING = ".workload.json"
 NAMES = [
     f"{folder}/{path.name.removesuffix(ENDING)}"
@@ -82,7 +82,7 @@ def test_releases_whose_rules_are_others_are_refused(
 
 def test_all_the_logs_are_compared() -> None:
     shared("conformance")
-    assert len(NAMES) >= 175
+    assert len(NAMES) >= 209
     assert {name.partition("/")[0] for name in NAMES} == set(FOLDERS)
 
 

@@ -201,6 +201,7 @@ class GroupManager:
         hits: list[KVCacheBlock],
         num_hit_tokens: int,
         num_tokens: int,
+        num_slots: int,
         *,
         is_whole: bool,
     ) -> int:
@@ -212,12 +213,13 @@ class GroupManager:
             Has no table.
         hits, num_hit_tokens
             What the group has of it.
-        num_tokens
-            That its table is to hold.
+        num_tokens, num_slots
+            That its table is to hold: without and with those of its drafter.
         is_whole
             Whether that is all of it; then only what it holds at a time counts.
         """
-        num_blocks = -(-num_tokens // self.block_size)
+        del num_tokens
+        num_blocks = -(-num_slots // self.block_size)
         most = self.most_admitted_blocks
         if is_whole and most is not None and most < num_blocks:
             num_blocks = most
@@ -290,10 +292,11 @@ class GroupManager:
         request: TableRequest,
         num_computed_tokens: int,
         num_tokens: int,
+        num_slots: int,
     ) -> int:
-        """Return how many new blocks a running request needs for `num_tokens`."""
-        del request, num_computed_tokens
-        num_new_blocks = -(-num_tokens // self.block_size) - len(own.blocks)
+        """Return how many new blocks a running request needs for `num_slots`."""
+        del request, num_computed_tokens, num_tokens
+        num_new_blocks = -(-num_slots // self.block_size) - len(own.blocks)
         return num_new_blocks if num_new_blocks > 0 else 0
 
     def lengthen(
@@ -302,12 +305,13 @@ class GroupManager:
         request: TableRequest,
         num_computed_tokens: int,
         num_tokens: int,
+        num_slots: int,
     ) -> None:
         """Give a table the blocks that it lacks, which are free."""
-        del request, num_computed_tokens
+        del request, num_computed_tokens, num_tokens
         if own.shared_tail >= 0:
             self._copy_tail(own, self._take(1)[0])
-        num_new_blocks = -(-num_tokens // self.block_size) - len(own.blocks)
+        num_new_blocks = -(-num_slots // self.block_size) - len(own.blocks)
         if num_new_blocks > 0:
             own.blocks += self._take(num_new_blocks)
             self.num_held_blocks += num_new_blocks
@@ -335,8 +339,12 @@ class GroupManager:
         num_tokens: int,
         junction: int,
     ) -> None:
-        """Make what the first `num_tokens` tokens fill findable, where it is kept."""
-        first, stop = own.num_seen, num_tokens // self.block_size
+        """Make what the first `num_tokens` tokens fill findable, where it is kept.
+
+        A block has a key once the tokens are known that its key covers.
+        """
+        first = own.num_seen
+        stop = min(num_tokens // self.block_size, len(hashes) // self.num_hashes)
         if stop <= first:
             return
         own.num_seen = stop

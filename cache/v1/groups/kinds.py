@@ -37,11 +37,23 @@ class EngineLimits:
         Tokens that steps in flight may hold.
     most_chunk_tokens
         Most tokens of one request in a step.
+    num_speculative_tokens
+        Draft tokens of one request in a step; tokens are then known only in part.
+    num_lookahead_tokens
+        Slots behind the tokens of a step, which a drafter writes to.
+    num_hash_lookahead_tokens
+        Tokens behind a block that its key covers, too.
+    drops_eagle_block
+        Whether the last block of a hit is computed again.
     """
 
     max_model_len: int
     max_in_flight_tokens: int
     most_chunk_tokens: int
+    num_speculative_tokens: int = 0
+    num_lookahead_tokens: int = 0
+    num_hash_lookahead_tokens: int = 0
+    drops_eagle_block: bool = False
 
 
 def check_layout(
@@ -76,6 +88,33 @@ def check_layout(
                 f"{layout.cache_hit_alignment} tokens, where hits end, got blocks of "
                 f"{size}; set enable_prefix_caching to false for this model"
             )
+
+
+def check_drafts(
+    layout: KVCacheLayout,
+    limits: EngineLimits,
+    *,
+    enable_caching: bool,
+    has_policy: bool,
+) -> None:
+    """Refuse drafts where what becomes of them is not known.
+
+    Raises
+    ------
+    CacheConfigError
+        With the rule and the remedy.
+    """
+    if has_policy and limits.num_speculative_tokens:
+        raise CacheConfigError(
+            "eviction policies know no draft tokens; leave evictor or "
+            "speculative_config out"
+        )
+    drops_block = limits.drops_eagle_block and enable_caching
+    if drops_block and not layout.keeps_all_blocks:
+        raise CacheConfigError(
+            "disable_lookahead_block_hashes is known of models with one KV cache group "
+            "of full attention; leave it out, or set disable_eagle_block_drop"
+        )
 
 
 def make_managers(

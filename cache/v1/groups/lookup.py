@@ -41,6 +41,11 @@ class Hit(NamedTuple):
         """
         return self.longest if self.longest > self.num_tokens else 0
 
+    def without_last_block(self, block_size: int) -> Hit:
+        """Return the hit of the only group without its last block, which has one."""
+        num_tokens = max(self.num_tokens - block_size, 0)
+        return Hit([blocks[:-1] for blocks in self.blocks], num_tokens, num_tokens)
+
 
 class Bucket:
     """Groups with equal layers, which are looked up together.

@@ -66,11 +66,56 @@ class Checkpoints:
 class OneStateManager(GroupManager):
     """One state a request, in one block from its first token to its last.
 
+    Each of its draft tokens has another one.
+
     Notes
     -----
     Source: vLLM 0.33, ``vllm/v1/core/single_type_kv_cache_manager.py``
     (`MambaManager`, mode ``none``).
     """
+
+    def __init__(self, spec: MambaSpec, pool: BlockPool, terms: GroupTerms) -> None:
+        super().__init__(spec, pool, terms)
+        self.num_speculative_blocks = spec.num_speculative_blocks
+
+    def num_new_blocks_of_head(
+        self,
+        request: TableRequest,
+        hits: list[KVCacheBlock],
+        num_hit_tokens: int,
+        num_tokens: int,
+        num_slots: int,
+        *,
+        is_whole: bool,
+    ) -> int:
+        num_blocks = super().num_new_blocks_of_head(
+            request, hits, num_hit_tokens, num_tokens, num_slots, is_whole=is_whole
+        )
+        return num_blocks + self.num_speculative_blocks
+
+    def num_new_blocks(
+        self,
+        own: GroupTable,
+        request: TableRequest,
+        num_computed_tokens: int,
+        num_tokens: int,
+        num_slots: int,
+    ) -> int:
+        num_slots += self.num_speculative_blocks * self.block_size
+        return super().num_new_blocks(
+            own, request, num_computed_tokens, num_tokens, num_slots
+        )
+
+    def lengthen(
+        self,
+        own: GroupTable,
+        request: TableRequest,
+        num_computed_tokens: int,
+        num_tokens: int,
+        num_slots: int,
+    ) -> None:
+        num_slots += self.num_speculative_blocks * self.block_size
+        super().lengthen(own, request, num_computed_tokens, num_tokens, num_slots)
 
     def num_stored_tokens(self, num_tokens: int, block_size: int) -> int:
         del num_tokens
@@ -84,7 +129,8 @@ class MambaManager(OneStateManager):
     """States at the ends of blocks: entry ``i`` is that after ``(i + 1) * b`` tokens.
 
     A chunk reads the state that it begins with and writes the one it ends with; between
-    the two are null blocks. A hit needs one state. It cannot be used in the call that
+    the two are null blocks. Behind the latter are the states of draft tokens, which
+    move on with it. A hit needs one state. It cannot be used in the call that
     has registered it: its content does not exist before the step has run.
 
     Notes
@@ -119,13 +165,15 @@ class MambaManager(OneStateManager):
         hits: list[KVCacheBlock],
         num_hit_tokens: int,
         num_tokens: int,
+        num_slots: int,
         *,
         is_whole: bool,
     ) -> int:
-        del is_whole
+        del is_whole, num_slots
         if hits and hits[-1].block_hash in self._fresh:
             return self.pool.num_gpu_blocks + 1  # it waits for the next call
-        return self._num_missing(
+        num_drafts = self.num_speculative_blocks
+        return num_drafts + self._num_missing(
             -(-num_tokens // self.block_size) - len(hits),
             self._ends_inside(hits, num_hit_tokens),
             self._checkpoint(request, num_hit_tokens, num_tokens),
@@ -137,15 +185,21 @@ class MambaManager(OneStateManager):
         request: TableRequest,
         num_computed_tokens: int,
         num_tokens: int,
+        num_slots: int,
     ) -> int:
+        del num_slots
+        num_held = len(own.blocks) - self.num_speculative_blocks
         return self._num_missing(
-            -(-num_tokens // self.block_size) - len(own.blocks),
+            max(-(-num_tokens // self.block_size) - num_held, 0),
             own.shared_tail >= 0,
             self._checkpoint(request, num_computed_tokens, num_tokens),
         )
 
     def _num_missing(self, num_entries: int, copies: bool, checkpoint: int) -> int:
-        """Return how many of the missing entries are states, and not null."""
+        """Return how many of the missing entries are states, and not null.
+
+        Those of drafts are there since the first allocation.
+        """
         return min(num_entries + copies, 1 + copies + (checkpoint > 0))
 
     def _checkpoint(self, request: TableRequest, start: int, end: int) -> int:
@@ -162,22 +216,44 @@ class MambaManager(OneStateManager):
         request: TableRequest,
         num_computed_tokens: int,
         num_tokens: int,
+        num_slots: int,
     ) -> None:
+        del num_slots
         blocks, copies = own.blocks, own.shared_tail >= 0
         own.checkpoint = self._checkpoint(request, num_computed_tokens, num_tokens)
         num_entries = -(-num_tokens // self.block_size)
-        num_null = num_entries - 1 - (own.checkpoint > 0) - len(blocks)
+        num_before = num_entries - 1 - (own.checkpoint > 0)
+        num_held, num_null = len(blocks), num_before - len(blocks)
         if num_null > 0:
             blocks += [self.pool.null_block] * num_null
             self.num_null_blocks += num_null
-        num_new_blocks = num_entries - len(blocks)
-        if num_new_blocks > 0 or copies:
+        if self.num_speculative_blocks:
+            num_entries += self.num_speculative_blocks
+            if own.is_begun:
+                self._move_drafts(blocks, num_held, num_before)
+        num_new_blocks = max(num_entries - len(blocks), 0)
+        if num_new_blocks or copies:
             new_blocks = self._take(num_new_blocks + copies)
             if copies:
                 self._copy_tail(own, new_blocks.pop(0))
             blocks += new_blocks
             self.num_held_blocks += num_new_blocks
         own.is_begun = True
+
+    def _move_drafts(
+        self, blocks: list[KVCacheBlock], num_held: int, num_before: int
+    ) -> None:
+        """Move states of drafts to the end that lie before the state of the request.
+
+        They were the last of `num_held` entries; that state has `num_before` before it.
+        """
+        null_block = self.pool.null_block
+        for index in range(num_held - self.num_speculative_blocks, num_held):
+            if index >= num_before:
+                break
+            blocks.append(blocks[index])
+            blocks[index] = null_block
+            self.num_null_blocks += 1
 
     def _copy_tail(self, own: GroupTable, copy: KVCacheBlock) -> None:
         """See `GroupManager._copy_tail`; a request keeps the block that it writes to.
@@ -258,7 +334,7 @@ class MambaManager(OneStateManager):
     ) -> None:
         """Give the block before the last the key of the state that it will hold."""
         position, block_size = own.checkpoint, self.block_size
-        index = len(own.blocks) - 2
+        index = len(own.blocks) - 2 - self.num_speculative_blocks
         block, alignment = own.blocks[index], self.hit_alignment
         last = (request.num_prompt_tokens - 1) // alignment * alignment
         end = position // block_size - 1

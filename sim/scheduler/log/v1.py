@@ -70,7 +70,18 @@ class V1Lines(ABC):
         """Return what to log of the table of a scheduled request, if it changed."""
 
     def _awaited(self, output: Any) -> Line:
-        """Return what the batch awaits of steps in flight, and of itself."""
+        """Return the batch's drafts, and what it awaits of steps in flight."""
+        drafts = getattr(output, "drafts", None)
+        if drafts is not None and drafts.num_tokens:
+            spec = {
+                self.names[request.request_id]: num_tokens
+                for request, num_tokens in drafts.num_tokens.items()
+            }
+            return {"spec": spec} | self._placeholders(output)
+        return self._placeholders(output)
+
+    def _placeholders(self, output: Any) -> Line:
+        """Return the outputs that each request awaits, of steps in flight too."""
         scheduler = self.scheduler
         if getattr(scheduler, "max_concurrent_batches", 1) == 1:
             return {}

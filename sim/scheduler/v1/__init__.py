@@ -19,6 +19,7 @@ def _parts() -> Parts:
     from sim.scheduler.v1.batch_queue import BatchQueueScheduler
     from sim.scheduler.v1.scheduler import Scheduler
     from sim.scheduler.v1.settings import Settings
+    from sim.scheduler.v1.speculative import SpeculativeScheduler
 
     return Parts(
         Scheduler,
@@ -27,6 +28,7 @@ def _parts() -> Parts:
         CACHE_POLICIES,
         CachePolicy,
         queued=BatchQueueScheduler,
+        speculative=SpeculativeScheduler,
     )
 
 

@@ -84,6 +84,8 @@ class V1Dialect:
     knows_batch_queue
         Whether steps in flight, asynchronous or in a pipeline, are known to be
         scheduled as here: in 0.33.
+    knows_drafts
+        Whether speculative decoding is known to be as here: in 0.33.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only.
@@ -101,6 +103,7 @@ class V1Dialect:
     steps_back_for_unplanned_victims: bool
     spaces_prefills: bool
     knows_batch_queue: bool
+    knows_drafts: bool
 
     @property
     def release(self) -> str:
@@ -208,4 +211,5 @@ def dialect_of(engine_version: str) -> V1Dialect:
         steps_back_for_unplanned_victims=minor >= 28,
         spaces_prefills=minor >= 33,
         knows_batch_queue=minor >= 33,
+        knows_drafts=minor >= 33,
     )

@@ -371,25 +371,33 @@ class Holdings:
             "a running request is neither on the clock nor in mid-way",
         )
         for request in self.running:
-            num_tokens = self.num_computed_tokens(request)
-            num_blocks = len(self.tables.block_ids(request))
-            num_tokens = min(num_tokens, self._most_slots)
-            num_needed = (
-                -(-num_tokens // self.block_size)
-                if self.groups is None
-                else self.groups.num_entries(num_tokens)
-            )
-            require(
-                num_blocks == num_needed,
-                f"request {request.request_id}: {num_tokens} tokens computed, "
-                f"{num_blocks} blocks held",
-            )
+            self._check_blocks(request)
+
+    def _check_blocks(self, request: Request) -> None:
+        num_computed_tokens = self.num_computed_tokens(request)
+        num_blocks = len(self.tables.block_ids(request))
+        num_tokens = min(num_computed_tokens, self._most_slots)
+        num_needed = (
+            -(-num_tokens // self.block_size)
+            if self.groups is None
+            else self.groups.num_entries(num_tokens)
+        )
+        require(
+            num_blocks == num_needed,
+            f"request {request.request_id}: {num_tokens} tokens computed, "
+            f"{num_blocks} blocks held",
+        )
 
 
 def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
     """Return block tables that do as little as the cache's rules allow."""
     layout, caches = cache.groups, cache.enable_prefix_caching
-    is_plain = layout.keeps_all_blocks and settings.max_concurrent_batches == 1
+    drafts = settings.speculative_config
+    is_plain = (
+        layout.keeps_all_blocks
+        and settings.max_concurrent_batches == 1
+        and drafts is None
+    )
     size = cache.num_gpu_blocks, cache.block_size
     unhashed_first = settings.dialect.reuses_unhashed_first(
         caching=caches, windowed=not layout.keeps_all_blocks
@@ -409,10 +417,11 @@ def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
             settings.token_budget,
             settings.long_prefill_token_threshold or settings.token_budget,
         ),
+        **({} if drafts is None else drafts.limits(enable_prefix_caching=caches)),
     )
     # A lone window given by hand is kept whole, as before there were intervals.
     interval = None if cache.layout is None else cache.prefix_cache_retention_interval
-    is_alone = settings.max_concurrent_batches == 1
+    is_alone = settings.max_concurrent_batches == 1 and drafts is None
     if caches and policy is None and is_alone and GroupRunTables.serves(layout):
         return GroupRunTables(layout, limits, retention_interval=interval)
     return BlockTables(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.v1.planning import blocks_per_request
+from cache.v1.specs import MambaSpec
 
 if TYPE_CHECKING:
-    from cache.v1.specs import KVCacheLayout
+    from cache.v1.specs import KVCacheLayout, KVCacheSpec
     from sim.scheduler.request import Request
     from sim.scheduler.v1.settings import Settings
 
@@ -76,12 +77,20 @@ def _most_blocks(length: int, settings: Settings, layout: KVCacheLayout) -> int:
         if settings.reserve_full_isl
         else settings.most_new_tokens
     )
-    num_blocks = 0
+    num_blocks, num_slots = 0, length
+    if (drafts := settings.speculative_config) is not None:
+        # Its last output may come of a step that verifies drafts.
+        most = drafts.num_speculative_tokens + drafts.num_lookahead_tokens
+        num_slots = min(length + most, settings.max_model_len)
     for group in layout.groups:
         spec = group.spec
         most = blocks_per_request(spec, settings.max_model_len, num_new_tokens)
         if layout.cache_hit_alignment < spec.block_size:
             most += 1  # the copy of a block that is hit in part
-        num_entries = -(-length // spec.block_size)
+        num_entries = -(-num_slots // spec.block_size) + _num_speculative_blocks(spec)
         num_blocks += num_entries if num_entries < most else most
     return num_blocks
+
+
+def _num_speculative_blocks(spec: KVCacheSpec) -> int:
+    return spec.num_speculative_blocks if isinstance(spec, MambaSpec) else 0

@@ -130,6 +130,8 @@ class Scheduler(Holdings):
 
     generation = "v1"
     _in_flight: TokensInFlight | None = None
+    _plan: Callable[..., Plan] = Plan
+    _pads_heads = False
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
@@ -412,7 +414,7 @@ class Scheduler(Holdings):
         before all is planned. `requests` are all that run if decodes are counted;
         otherwise other decodes get their token without a look.
         """
-        plan = Plan(budget, counts_decodes=counts_decodes)
+        plan = self._plan(budget, counts_decodes=counts_decodes)
         running, prefilling = self.running, self.prefilling
         for request in requests:
             if request not in running:
@@ -483,7 +485,7 @@ class Scheduler(Holdings):
 
     # -- waiting requests -----------------------------------------------------
 
-    def _schedule_waiting(  # noqa: PLR0912 - a call for each rule would cost more
+    def _schedule_waiting(  # noqa: PLR0912, PLR0915 - calls would cost more
         self, budget: int, now_s: float
     ) -> None:
         """Admit from the head of the queue while everything lasts."""
@@ -508,6 +510,10 @@ class Scheduler(Holdings):
             if self._holds_prefill and num_missing_tokens > 1:
                 break
             num_new_tokens = num_missing_tokens
+            if num_missing_tokens == 1 and self._pads_heads:
+                num_new_tokens = self._padded(num_hits)
+                if num_new_tokens > budget:
+                    break
             if 0 < self._threshold < num_new_tokens:
                 num_new_tokens = self._threshold
             if num_new_tokens > budget:
@@ -518,9 +524,11 @@ class Scheduler(Holdings):
                     break
                 num_new_tokens = budget
             if self._cut is not None:
-                num_new_tokens = self._cut(request, num_hits, num_new_tokens)
-                if not num_new_tokens:
+                num_cut_tokens = self._cut(request, num_hits, num_new_tokens)
+                if not num_cut_tokens:
                     break
+                if num_cut_tokens < num_new_tokens:  # drafts stay whole, or away
+                    num_new_tokens = min(num_cut_tokens, num_missing_tokens)
             num_tokens = num_hits + num_new_tokens
             if not self._fits(request, num_tokens, found):
                 break
@@ -530,11 +538,20 @@ class Scheduler(Holdings):
             tables.begin(request, min(num_tokens, self._most_slots), found)
             self._admit(request, num_hits, now_s)
             self._carries_prefill |= num_missing_tokens > 1
-            budget -= num_new_tokens
+            budget = self._left(budget, request, num_new_tokens)
             self._compute(request, num_new_tokens)
         if set_aside:
             waiting.prepend_requests(set_aside)
         self._is_admitting = False
+
+    def _padded(self, num_hits: int) -> int:
+        """Return the tokens of a head that lacks one, with empty drafts behind it."""
+        raise NotImplementedError
+
+    def _left(self, budget: int, request: Request, num_new_tokens: int) -> int:
+        """Return what an admission leaves of the budget."""
+        del request
+        return budget - num_new_tokens
 
     def _admit_plainly(
         self, ids: IdTables, waiting: FCFSRequestQueue, budget: int, now_s: float

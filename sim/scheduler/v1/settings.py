@@ -11,6 +11,7 @@ from sim.scheduler.v1.queues import REQUEST_QUEUES
 
 if TYPE_CHECKING:
     from sim.scheduler.admission import AdmissionRule
+    from sim.scheduler.v1.speculative_config import SpeculativeConfig
     from sim.scheduler.victims import VictimPolicy
 
 
@@ -56,6 +57,8 @@ class Settings:
         Whether a step is formed while the one before runs.
     pipeline_parallel_size
         Stages that a step goes through; as many steps may be in flight.
+    speculative_config
+        Draft tokens, or None.
 
     Raises
     ------
@@ -80,6 +83,7 @@ class Settings:
     admission: AdmissionRule | None = None
     async_scheduling: bool = False
     pipeline_parallel_size: int = 1
+    speculative_config: SpeculativeConfig | None = None
     dialect: V1Dialect = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,6 +159,12 @@ class Settings:
                 f"are known of 0.{LAST_MINOR} only, the engine_version is "
                 f"{dialect.release}; leave them out, or raise engine_version"
             )
+        if self.speculative_config is not None and not dialect.knows_drafts:
+            raise SchedulerError(
+                f"speculative decoding is known of 0.{LAST_MINOR} only, the "
+                f"engine_version is {dialect.release}; leave speculative_config out, "
+                f"or raise engine_version"
+            )
         if self.scheduling_policy not in REQUEST_QUEUES:
             raise SchedulerError(
                 f"scheduling_policy must be one of {', '.join(REQUEST_QUEUES)}, got "
@@ -198,6 +208,7 @@ class Settings:
                 raise SchedulerError(
                     f"{name} must be at most {most_name}, which is {most}, got {value}"
                 )
+        self._check_drafts()
         if (
             not self.enable_chunked_prefill
             and self.max_num_batched_tokens < self.max_model_len
@@ -206,4 +217,27 @@ class Settings:
                 f"without chunked prefill max_num_batched_tokens must be at least "
                 f"max_model_len, which is {self.max_model_len}, got "
                 f"{self.max_num_batched_tokens}; raise it, or enable_chunked_prefill"
+            )
+
+    def _check_drafts(self) -> None:
+        """Refuse what a release refuses with drafts, fails at, or is not known of."""
+        drafts = self.speculative_config
+        if drafts is None:
+            return
+        num_tokens = drafts.num_speculative_tokens
+        if self.pipeline_parallel_size > 1:
+            raise SchedulerError(
+                f"speculative decoding is not known with stages, "
+                f"pipeline_parallel_size is {self.pipeline_parallel_size}; set it to 1"
+            )
+        if 0 < self.long_prefill_token_threshold <= num_tokens:
+            raise SchedulerError(
+                f"long_prefill_token_threshold must be above num_speculative_tokens, "
+                f"which is {num_tokens}, got {self.long_prefill_token_threshold}: an "
+                f"admission is filled up with so many drafts"
+            )
+        if self.max_num_batched_tokens <= drafts.num_lookahead_tokens:
+            raise SchedulerError(
+                f"max_num_batched_tokens must be above num_speculative_tokens, which "
+                f"is {num_tokens}, got {self.max_num_batched_tokens}"
             )

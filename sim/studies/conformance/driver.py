@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from cache.errors import CacheError, NoFreeBlocksError
 from sim.engine.group_sampling import sampler_for
 from sim.engine.sampling import InFlightSampler
+from sim.engine.verification import SpeculativeSampler
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.generations import GENERATIONS, generation_behind
 from sim.scheduler.hosted import VLLM
 from sim.scheduler.log.lines import Line, StepLog, names_of, preemptions
 from sim.scheduler.request import Request
 from sim.scheduler.v1 import V1
+from sim.studies.conformance.drafts import SeededAcceptance
 from sim.studies.conformance.kv_planning import coordinator_of, header_of
 from sim.studies.conformance.workload import MAX_LEN, StreamTokens
 
@@ -76,7 +78,14 @@ class DecisionDriver:
         generation = generation_behind(self.scheduler)
         assert generation is not None
         self._log: StepLog = generation.parts().log(self.scheduler, self.names)
-        self._sample = sampler_for(self.scheduler)
+        speculative = getattr(workload.engine, "speculative", None)
+        self._sample = sampler_for(
+            self.scheduler,
+            SeededAcceptance(
+                workload.requests,
+                finds_drafts=speculative is not None and speculative.finds_drafts,
+            ),
+        )
         self._queue = deque[tuple[int, Any]]()
         self._max_queued = getattr(self.scheduler, "max_concurrent_batches", 1)
 
@@ -183,13 +192,22 @@ class DecisionDriver:
 
     def _delivered(self, step: int, delivery: Any) -> Line:
         """Return what became of the tokens of a batch that was in flight."""
-        line: Line = {"upd": step}
+        line: Line = {} if self._max_queued == 1 else {"upd": step}
+        num_new_tokens = [1] * len(delivery.requests)
+        if isinstance(self._sample, SpeculativeSampler):
+            num_new_tokens = self._sample.num_new_tokens
+            if verified := self._sample.verified:
+                line["acc"] = [
+                    [self.names[request.request_id], *numbers]
+                    for request, *numbers in verified
+                ]
         for key in ("wasted", "stale"):
             if requests := getattr(delivery, key):
                 line[key] = names_of(requests, self.names)
         if delivery.requests:
+            names = names_of(delivery.requests, self.names)
             line["out"] = [
-                [name, 1] for name in names_of(delivery.requests, self.names)
+                list(pair) for pair in zip(names, num_new_tokens, strict=True)
             ]
         return line
 
@@ -267,6 +285,8 @@ def _arguments(workload: DecisionWorkload) -> dict[str, Any]:
     """Return the workload's engine in engine keys."""
     written = {"max_model_len": MAX_LEN, **workload.engine.model_dump()}
     arguments = {_ENGINE_KEYS.get(key, key): value for key, value in written.items()}
+    if (speculative := getattr(workload.engine, "speculative", None)) is not None:
+        arguments["speculative_config"] = speculative.config()
     if (plan := workload.plan) is not None and workload.kv is not None:
         arguments["layout"] = plan.layout
         key = "prefix_cache_retention_interval"
@@ -284,7 +304,19 @@ def schedule_header(workload: DecisionWorkload) -> dict[str, Any] | None:
         plan, enable_prefix_caching=caches
     )
     num_batches = getattr(workload.engine, "max_concurrent_batches", 1)
-    return header if num_batches == 1 else header | {"batch_queue_size": num_batches}
+    speculative = getattr(workload.engine, "speculative", None)
+    if speculative is None:
+        queue = {} if num_batches == 1 else {"batch_queue_size": num_batches}
+        return header | queue
+    config = speculative.config()
+    return header | {
+        "batch_queue_size": num_batches,
+        "num_lookahead_tokens": config.num_lookahead_tokens,
+        "num_hash_lookahead_tokens": config.num_hash_lookahead_tokens(
+            enable_prefix_caching=caches
+        ),
+        "eagle_block_drop": config.drops_eagle_block(enable_prefix_caching=caches),
+    }
 
 
 def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Request:

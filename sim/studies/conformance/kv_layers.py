@@ -28,6 +28,26 @@ if TYPE_CHECKING:
 _MOST_LAYERS = 1 << 10
 
 
+class DraftLayer(Table):
+    """A layer of a drafter, as ``[kind, num_kv_heads, head_size]``."""
+
+    kind: Literal["full"]
+    num_kv_heads: Positive
+    head_size: Positive
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        if not isinstance(data, list):
+            return data
+        return dict(zip(("kind", "num_kv_heads", "head_size"), data, strict=False))
+
+    def spec(self, options: KVCacheOptions) -> KVCacheSpec:
+        """Return the cache of the layer."""
+        own = SpelledLayer(num_kv_heads=self.num_kv_heads, head_size=self.head_size)
+        return own.spec(options, LocalOverride())
+
+
 class LocalOverride(Table):
     """A smaller window or chunk than the model's."""
 
@@ -98,6 +118,9 @@ class SpelledLayer(Table):
     def _state(self, options: KVCacheOptions, shapes: list[list[int]]) -> MambaSpec:
         keeps_ends = options.enable_prefix_caching
         alignment = self.checkpoint_alignment
+        drafts = options.num_speculative_tokens
+        tail, *others = shapes  # of the convolution: a row for each draft
+        shapes = [[tail[0] + drafts, *tail[1:]], *others]
         return MambaSpec(
             block_size=0,
             page_size_bytes=0,
@@ -108,6 +131,7 @@ class SpelledLayer(Table):
             ),
             num_checkpoint_blocks=int(alignment is not None),
             checkpoint_alignment=alignment,
+            num_speculative_blocks=drafts,
         )
 
     @classmethod

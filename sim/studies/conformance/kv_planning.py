@@ -23,7 +23,11 @@ from sim.errors import ConfigError
 from sim.hardware.models.bundled import bundled_models, load_model
 from sim.hardware.models.kv_layers import KVCacheOptions, kv_cache_layers
 from sim.studies.conformance.fields import MAX_BLOCKS, Count, Positive, Table
-from sim.studies.conformance.kv_layers import LocalOverride, SpelledLayers
+from sim.studies.conformance.kv_layers import (
+    DraftLayer,
+    LocalOverride,
+    SpelledLayers,
+)
 
 if TYPE_CHECKING:
     from cache.v1.planning import KVCachePlan
@@ -35,6 +39,7 @@ class KvCache(Table):
 
     model: str | None = None
     layers: SpelledLayers | None = None  # in place of a model's
+    draft_layers: list[DraftLayer] = Field(default_factory=list)  # behind these
     block_size: Positive
     available_bytes: Count
     prefix_cache_retention_interval: Count | None = 0  # null keeps all of a window
@@ -62,6 +67,7 @@ class KvCache(Table):
         max_model_len: int,
         max_in_flight_tokens: int,
         enable_prefix_caching: bool,
+        num_speculative_tokens: int = 0,
     ) -> KVCachePlan:
         """Plan the pool as the release does at its start.
 
@@ -73,7 +79,10 @@ class KvCache(Table):
             As `plan_kv_cache` does.
         """
         return plan_kv_cache(
-            self._layers(enable_prefix_caching=enable_prefix_caching),
+            self._layers(
+                enable_prefix_caching=enable_prefix_caching,
+                num_speculative_tokens=num_speculative_tokens,
+            ),
             block_size=self.block_size,
             available_bytes=self.available_bytes,
             max_model_len=max_model_len,
@@ -85,7 +94,9 @@ class KvCache(Table):
             disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
         )
 
-    def _layers(self, *, enable_prefix_caching: bool) -> dict[str, KVCacheSpec]:
+    def _layers(
+        self, *, enable_prefix_caching: bool, num_speculative_tokens: int
+    ) -> dict[str, KVCacheSpec]:
         options = KVCacheOptions(
             block_size=self.block_size,
             tensor_parallel_size=self.tp,
@@ -93,7 +104,14 @@ class KvCache(Table):
             mamba_ssm_cache_dtype=self.ssm_dtype,
             enable_prefix_caching=enable_prefix_caching,
             prefill_checkpoint=self.prefill_checkpoint,
+            num_speculative_tokens=num_speculative_tokens,
         )
+        layers = self._target_layers(options)
+        for index, layer in enumerate(self.draft_layers, len(layers)):
+            layers[f"model.layers.{index}.attn"] = layer.spec(options)
+        return layers
+
+    def _target_layers(self, options: KVCacheOptions) -> dict[str, KVCacheSpec]:
         named = self._named()
         if isinstance(named, SpelledLayers):
             return named.specs(options, self.override)
@@ -119,7 +137,9 @@ class KvCache(Table):
 
     def spelled_out(self, *, enable_prefix_caching: bool) -> KvCache:
         """Return the same with its layers one by one, so that some can be left out."""
-        layers = self._layers(enable_prefix_caching=enable_prefix_caching)
+        layers = self.model_copy(update={"draft_layers": []})._layers(
+            enable_prefix_caching=enable_prefix_caching, num_speculative_tokens=0
+        )
         in_layers = ("model", "override", "prefill_checkpoint", "ssm_dtype", "tp")
         plain = {name: KvCache.model_fields[name].default for name in in_layers}
         return self.model_copy(
@@ -202,7 +222,11 @@ def spec_fields(spec: KVCacheSpec) -> dict[str, Any]:
             "mode": spec.mamba_cache_mode.value,
             "checkpoint_blocks": spec.num_checkpoint_blocks,
             "checkpoint_alignment": spec.checkpoint_alignment,
-        }
+        } | (
+            {"speculative_blocks": spec.num_speculative_blocks}
+            if spec.num_speculative_blocks
+            else {}
+        )
     assert isinstance(spec, AttentionSpec)
     kinds: dict[type[AttentionSpec], str] = {
         SlidingWindowSpec: "sliding_window",

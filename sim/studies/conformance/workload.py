@@ -20,6 +20,7 @@ from cache.hashing import NONE_HASH, hash_block
 from sim.config.plug import did_you_mean
 from sim.errors import ConfigError
 from sim.scheduler.generations import GENERATIONS, OURS
+from sim.studies.conformance.drafts import Speculative  # noqa: TC001  # pydantic
 from sim.studies.conformance.fields import (
     MAX_BLOCKS,
     Count,
@@ -106,6 +107,9 @@ class DecisionRequest(Table):
     priority: Whole = 0
     abort_step: Step | None = None
     stop_after: Positive | None = None
+    acc_seed: Whole = 0
+    acc_pct: Annotated[Whole, Field(ge=0, le=100)] = 0
+    draft_pct: Annotated[Whole, Field(ge=0, le=100)] = 100
 
     @model_validator(mode="before")
     @classmethod
@@ -199,6 +203,7 @@ class V1Engine(_Engine):
     max_num_scheduled_tokens: Positive | None = None
     async_scheduling: bool = False
     pipeline_parallel_size: Positive = 1
+    speculative: Speculative | None = None
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -313,6 +318,11 @@ class DecisionWorkload(Table):
                 max_in_flight_tokens=engine.max_num_batched_tokens
                 * engine.max_concurrent_batches,
                 enable_prefix_caching=engine.enable_prefix_caching,
+                num_speculative_tokens=(
+                    0
+                    if engine.speculative is None
+                    else engine.speculative.num_speculative_tokens
+                ),
             )
         except CacheError as error:
             raise ConfigError(f"kv: {error}") from error
@@ -475,12 +485,17 @@ class StreamTokens:
         return token(self._out_seed + _BRANCH_SEEDS * branch, index)
 
     def extend_block_hashes(
-        self, block_hashes: list[int], num_blocks: int, block_size: int
+        self,
+        block_hashes: list[int],
+        num_blocks: int,
+        block_size: int,
+        num_lookahead_tokens: int = 0,
     ) -> None:
         parent = block_hashes[-1] if block_hashes else NONE_HASH
         num_prompt_tokens = len(self._prompt)
         for index in range(len(block_hashes), num_blocks):
-            start, end = index * block_size, (index + 1) * block_size
+            start = index * block_size
+            end = start + block_size + num_lookahead_tokens
             ids = self._prompt[start:end] + [
                 self.output(0, position - num_prompt_tokens)
                 for position in range(max(start, num_prompt_tokens), end)
