@@ -7,7 +7,7 @@ fetched by `workloads.fetch`.
 
 from __future__ import annotations
 
-from workloads.acceptance import Acceptance
+from workloads.acceptance import ACCEPTANCE, Acceptance
 from workloads.arrivals import ARRIVALS, MAX_REQUESTS, ArrivalProcess, arrival_times_s
 from workloads.columns import RequestColumns, SpecIterator
 from workloads.errors import TraceFormatError, WorkloadError, WorkloadWarning
@@ -19,6 +19,7 @@ from workloads.traces import TRACE_READERS, TraceReader
 from workloads.workload import SyntheticWorkload, TraceWorkload, Workload
 
 __all__ = [
+    "ACCEPTANCE",
     "ARRIVALS",
     "LENGTHS",
     "LENGTH_PAIRS",

@@ -25,6 +25,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from sim.config.trace_shelf import instead_of
 from sim.errors import ConfigError, UserError
+from workloads.acceptance import ACCEPTANCE, AcceptanceRates
 from workloads.arrivals import ARRIVALS, ArrivalProcess
 from workloads.counts import COUNTS, CountDistribution
 from workloads.durations import DURATIONS, DurationDistribution
@@ -289,6 +290,7 @@ def _load(kind: str, table: Mapping[str, type], where: str) -> type:
 
 ROLES: Mapping[Any, Mapping[str, type]] = MappingProxyType(
     {
+        AcceptanceRates: ACCEPTANCE,
         ArrivalProcess: ARRIVALS,
         CountDistribution: COUNTS,
         DurationDistribution: DURATIONS,

@@ -13,6 +13,7 @@ import pytest
 
 import workloads
 from workloads import (
+    ACCEPTANCE,
     ARRIVALS,
     LENGTH_PAIRS,
     LENGTHS,
@@ -25,6 +26,7 @@ from workloads import (
 )
 
 CONSTRUCTED = [
+    *ACCEPTANCE.values(),
     *ARRIVALS.values(),
     *LENGTHS.values(),
     *LENGTH_PAIRS.values(),
@@ -69,7 +71,9 @@ def test_values_are_frozen_and_slotted(constructed: Any) -> None:
     assert "__slots__" in vars(constructed)
 
 
-@pytest.mark.parametrize("table", [ARRIVALS, LENGTHS, LENGTH_PAIRS, TRACE_READERS])
+@pytest.mark.parametrize(
+    "table", [ACCEPTANCE, ARRIVALS, LENGTHS, LENGTH_PAIRS, TRACE_READERS]
+)
 def test_registries_are_read_only(table: Any) -> None:
     with pytest.raises(TypeError):
         table["own"] = object

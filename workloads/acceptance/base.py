@@ -1,4 +1,4 @@
-"""How many drafted tokens a target model accepts: part of the traffic.
+"""The roles of acceptance: what drawing asks for, and what the simulation asks.
 
 Whether the model agrees with a draft is a property of the text and of the drafter, like
 the length of an output. The simulation asks when a step's output is processed; no
@@ -7,7 +7,7 @@ scheduling policy may (invariant 4).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Acceptance(Protocol):
@@ -54,5 +54,33 @@ class Acceptance(Protocol):
             Drafts that are verified, at least 1. Those of a budget that cuts drafts
             off are the first ones: with fewer drafts the answer is the smaller of
             their number and the answer with more.
+        """
+        ...
+
+
+@runtime_checkable
+class AcceptanceRates(Protocol):
+    """How likely drafts are accepted, under vLLM's ``synthetic_acceptance_rates``."""
+
+    def rates(self, num_speculative_tokens: int, slo_class: str) -> tuple[float, ...]:
+        """Return unconditional acceptance rates of a step's drafts.
+
+        Parameters
+        ----------
+        num_speculative_tokens
+            Drafts of a step, at least 1.
+        slo_class
+            `RequestSpec.slo_class`.
+
+        Returns
+        -------
+        tuple of float
+            One for each draft: the probability that it and all before it are accepted.
+            In [0, 1], never rising.
+
+        Raises
+        ------
+        WorkloadError
+            If nothing is known of so many drafts, or of the class.
         """
         ...

@@ -1,0 +1,122 @@
+"""What becomes of drafts, drawn by request and position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from workloads.errors import WorkloadError
+from workloads.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from workloads.acceptance.base import AcceptanceRates
+    from workloads.spec import RequestSpec
+
+_MASK: Final = 2**64 - 1
+_STEP: Final = 0x9E3779B97F4A7C15
+_UNIT: Final = 2.0**-53
+
+
+class DrawnAcceptance:
+    """An `Acceptance` by rates: one number is drawn for each run of drafts.
+
+    ::
+
+        rates        0.8    0.6    0.5      unconditional, never rising
+        drawn 0.55   yes    yes    no       2 of 3 are accepted
+
+    With more drafts a step accepts at least as many, whatever the number of them, and
+    with higher rates too: runs that differ in either see the same luck.
+
+    Parameters
+    ----------
+    rates
+        How likely drafts are accepted.
+    specs
+        The traffic, by request id.
+    num_speculative_tokens
+        Drafts of a step.
+    proposal_rate
+        Share of steps for which drafts are found; a drafter that is a model finds them
+        always.
+    seed
+        Seed of the streams ``acceptance`` and ``proposals``.
+
+    Raises
+    ------
+    WorkloadError
+        If nothing is known of so many drafts, or of a class of requests; if rates
+        break their contract.
+    """
+
+    def __init__(
+        self,
+        rates: AcceptanceRates,
+        specs: Sequence[RequestSpec],
+        num_speculative_tokens: int,
+        *,
+        proposal_rate: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self._source = rates
+        self._specs = specs
+        self._most = num_speculative_tokens
+        self._proposal_rate = proposal_rate
+        self._by_class: dict[str, tuple[float, ...]] = {}
+        streams = Streams(seed)
+        self._key, self._proposal_key = (
+            int(streams.generator(name).integers(2**63))
+            for name in ("acceptance", "proposals")
+        )
+        if len(specs):
+            self._rates_of(0)
+
+    def num_proposed(self, request_index: int, position: int, most: int) -> int:
+        if self._proposal_rate >= 1.0:
+            return most
+        u = _uniform(self._proposal_key, request_index, position)
+        return most if u < self._proposal_rate else 0
+
+    def num_accepted(self, request_index: int, position: int, num_drafts: int) -> int:
+        u = _uniform(self._key, request_index, position)
+        rates = self._rates_of(request_index)
+        num_accepted = 0
+        while num_accepted < num_drafts and u < rates[num_accepted]:
+            num_accepted += 1
+        return num_accepted
+
+    def _rates_of(self, request_index: int) -> tuple[float, ...]:
+        slo_class = self._specs[request_index].slo_class
+        rates = self._by_class.get(slo_class)
+        if rates is None:
+            rates = self._source.rates(self._most, slo_class)
+            _check(rates, self._most, type(self._source).__name__)
+            self._by_class[slo_class] = rates
+        return rates
+
+
+def _check(rates: tuple[float, ...], most: int, owner: str) -> None:
+    """Hold rates to their contract: users bring their own."""
+    falls = all(a >= b for a, b in zip((1.0, *rates), (*rates, 0.0), strict=True))
+    if len(rates) != most or not falls:
+        raise WorkloadError(
+            f"acceptance rates must be {most} in [0, 1] that never rise; got "
+            f"{rates}; mend {owner}.rates"
+        )
+
+
+def _uniform(key: int, request_index: int, position: int) -> float:
+    """Return the number in [0, 1) of a request's position in a stream.
+
+    Source: Steele et al., Fast Splittable Pseudorandom Number Generators, 2014
+    (SplitMix64), once for the request and once for its position.
+    """
+    return (_mixed(_mixed(key + request_index) + position) >> 11) * _UNIT
+
+
+def _mixed(number: int) -> int:
+    number = number * _STEP & _MASK
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    return number ^ number >> 31
