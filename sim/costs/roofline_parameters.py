@@ -45,6 +45,7 @@ _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
 _BATCH = "vLLM pull request 38460"
 _SMALL_PAGES = "vLLM pull request 42212"
 _CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
+_NOT_JUDGED: Final = "datasheet alone: nothing measured was held against it"
 Link = str | dict[str, Any]
 """Name or file of an interconnect, or its fields."""
 
@@ -356,6 +357,7 @@ class RooflineParameters:
             "enable_expert_parallel": self.enable_expert_parallel,
             "data_parallel_size": is_divided and self.data_parallel_size,
             "all2all_backend": is_divided and self.all2all_backend,
+            "gpu_not_judged": not self.gpu.is_judged and _NOT_JUDGED,
         }
         return {
             "kind": "roofline",

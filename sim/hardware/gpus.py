@@ -43,6 +43,8 @@ class GpuSpec:
     """None where the device has no FP4 tensor cores."""
     consumer: bool = False
     """Whether it also drives displays, which take memory that no log shows."""
+    is_judged: bool = True
+    """Whether a measured run or table was held against it; bundled ones say so."""
 
     @property
     def memory_gib(self) -> float:
@@ -54,6 +56,7 @@ _SIZES = (2.0**20, 2.0**50)
 """Bounds of what a GPU file may say, far beyond any device."""
 _EXPONENT = re.compile(r"[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
 
+_PCIE3 = 16
 _PCIE4 = 32
 _PCIE5 = 64
 
@@ -73,7 +76,6 @@ _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...]
     ("a100_pcie", 79.25, 1935, 312, None, _PCIE4, _PCIE4, "NVIDIA A100 80GB PCIe"),
     ("a100_sxm_40gb", 39.49, 1555, 312, None, 300, _PCIE4, "NVIDIA A100 40GB SXM4"),
     ("l40s", 44.40, 864, 362.05, 733, _PCIE4, _PCIE4, "NVIDIA L40S"),
-    ("l4", 22.03, 300, 121, 242.5, _PCIE4, _PCIE4, "NVIDIA L4"),
     ("rtx_pro_6000_workstation", 94.97, 1792, 503.8, 1007.6, _PCIE5, _PCIE5,
      "NVIDIA RTX Blackwell PRO architecture whitepaper"),
     ("rtx_pro_6000_server", 94.97, 1597, 503.8, 1007.6, _PCIE5, _PCIE5,
@@ -83,6 +85,30 @@ _TABLE: tuple[tuple[str, float, float, float, float | None, int, int, str], ...]
     ("rtx_3090", 23.58, 936.2, 71, None, _PCIE4, _PCIE4,
      "NVIDIA Ampere GA102 architecture whitepaper"),
 )
+# The same of GPUs that nothing measured was held against. Memory of the RTX 5090 and
+# the T4 was printed by CUDA; of the others it is what drivers print, less half a GiB.
+# The T4 has no bf16: its rate is that of float16. GPUs of an NVL pair or with a bridge
+# reach each other over PCIe beyond it. AMD's rates are peaks, as NVIDIA's are; a GPU's
+# links to its seven peers are added up.
+_UNJUDGED: tuple[tuple[str, float, float, float, float | None, int, int, str], ...] = (
+    ("b300_sxm", 268.1, 7700, 2250, 4500, 900, _PCIE5, "NVIDIA HGX B300"),
+    ("gb200", 184.5, 8000, 2500, 5000, 900, 225, "NVIDIA GB200 NVL72"),
+    ("h20", 95.1, 4000, 148, 296, 450, _PCIE5, "NVIDIA H20 SXM5"),
+    ("h100_nvl", 93.1, 3938, 835.5, 1671, _PCIE5, _PCIE5, "NVIDIA H100 NVL"),
+    ("a10", 22.0, 600, 125, None, _PCIE4, _PCIE4, "NVIDIA A10"),
+    ("a10g", 22.0, 600, 70, None, _PCIE4, _PCIE4, "NVIDIA A10G (AWS G5)"),
+    ("a40", 44.5, 696, 149.7, None, _PCIE4, _PCIE4, "NVIDIA A40"),
+    ("l4", 22.03, 300, 121, 242.5, _PCIE4, _PCIE4, "NVIDIA L4"),
+    ("rtx_a6000", 47.5, 768, 154.8, None, _PCIE4, _PCIE4, "NVIDIA RTX A6000"),
+    ("rtx_6000_ada", 47.5, 960, 364.2, 728.5, _PCIE4, _PCIE4,
+     "NVIDIA RTX 6000 Ada Generation"),
+    ("t4", 14.75, 320, 65, None, _PCIE3, _PCIE3, "NVIDIA T4"),
+    ("rtx_5090", 31.36, 1792, 209.5, 419, _PCIE5, _PCIE5,
+     "NVIDIA RTX Blackwell architecture whitepaper"),
+    ("mi300x", 191.5, 5300, 1307.4, 2614.9, 448, _PCIE5, "AMD Instinct MI300X"),
+    ("mi325x", 255.5, 6000, 1307.4, 2614.9, 448, _PCIE5, "AMD Instinct MI325X"),
+    ("mi355x", 287.5, 8000, 2516.6, 5033.2, 538, _PCIE5, "AMD Instinct MI355X"),
+)
 # fmt: on
 
 
@@ -91,16 +117,26 @@ _FP4: Mapping[str, float] = MappingProxyType(
         "b200_sxm": 9000,
         "rtx_pro_6000_workstation": 2015.2,
         "rtx_pro_6000_server": 2015.2,
+        "b300_sxm": 13500,
+        "gb200": 10000,
+        "rtx_5090": 1676,
+        "mi355x": 10066,
     }
 )
-"""Dense FP4 rates (TFLOP/s) of the same datasheets: half of those with sparsity."""
+"""Dense FP4 rates (TFLOP/s) of the same datasheets: half of those with sparsity,
+where none without is given."""
+
+
+_DRIVES_DISPLAYS = frozenset({"rtx_3090", "rtx_4090", "rtx_5090"})
 
 
 def _gpu(
     row: tuple[str, float, float, float, float | None, int, int, str],
+    *,
+    is_judged: bool,
 ) -> GpuSpec:
     name, memory_gib, bandwidth, bf16, fp8, interconnect, host, source = row
-    consumer = name.startswith("rtx_") and "pro" not in name
+    consumer = name in _DRIVES_DISPLAYS
     return GpuSpec(
         name=name,
         memory_bytes=round(memory_gib * GIB),
@@ -113,6 +149,7 @@ def _gpu(
         family=_family(name),
         fp4_flops_per_s=_FP4[name] * 1e12 if name in _FP4 else None,
         consumer=consumer,
+        is_judged=is_judged,
     )
 
 
@@ -122,22 +159,47 @@ def _family(name: str) -> str:
     return name.removesuffix("_workstation").removesuffix("_server")
 
 
-GPUS: Mapping[str, GpuSpec] = MappingProxyType({row[0]: _gpu(row) for row in _TABLE})
+GPUS: Mapping[str, GpuSpec] = MappingProxyType(
+    {
+        row[0]: _gpu(row, is_judged=rows is _TABLE)
+        for rows in (_TABLE, _UNJUDGED)
+        for row in rows
+    }
+)
 """Built-in datasheets by name."""
 
 _ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "h100": "h100_sxm",
         "h100_80gb": "h100_sxm",
+        "h100_80gb_hbm3": "h100_sxm",
         "h200": "h200_sxm",
         "b200": "b200_sxm",
+        "b300": "b300_sxm",
         "a100": "a100_sxm",
-        "a100_sxm_80gb": "a100_sxm",
         "a100_80gb": "a100_sxm",
+        "a100_sxm_80gb": "a100_sxm",
+        "a100_80gb_pcie": "a100_pcie",
         "a100_40gb": "a100_sxm_40gb",
+        "a6000": "rtx_a6000",
         "rtx_pro_6000": "rtx_pro_6000_workstation",
-        "rtxpro6000": "rtx_pro_6000_workstation",
     }
+)
+_MAKERS = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct"})
+"""Words before the name of a GPU that tell nothing more."""
+
+
+def _spelling(name: str) -> str:
+    """Return a name without maker, case, spaces and socket numbers."""
+    words = re.split(r"[\s_-]+", name.lower())
+    return "".join(
+        re.sub(r"^sxm\d$", "sxm", word) for word in words if word not in _MAKERS
+    )
+
+
+_SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {_spelling(name): name for name in GPUS}
+    | {_spelling(alias): name for alias, name in _ALIASES.items()}
 )
 
 
@@ -147,7 +209,8 @@ def load_gpu(name: str | Path) -> GpuSpec:
     Parameters
     ----------
     name
-        A key of `GPUS` (``H100-SXM`` is read as ``h100_sxm``), or the path of a file
+        A key of `GPUS` (``NVIDIA H100-SXM5`` is read as ``h100_sxm``, ``RTX4090`` as
+        ``rtx_4090``), or the path of a file
         whose keys are the fields of `GpuSpec`.
 
     Raises
@@ -159,16 +222,16 @@ def load_gpu(name: str | Path) -> GpuSpec:
     path = Path(name)
     if path.suffix in {".yaml", ".yml", ".json"}:
         return _read_gpu(path)
-    key = str(name).lower().replace("-", "_").replace(" ", "_")
-    key = _ALIASES.get(key, key)
-    if key not in GPUS:
+    key = _SPELLINGS.get(_spelling(str(name)))
+    if key is None:
+        key = str(name).lower().replace("-", "_").replace(" ", "_")
         near = difflib.get_close_matches(key[:80], GPUS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {_known()}"
         raise ConfigError(f"unknown gpu: {str(name)[:80]!r}; {hint}")
     return GPUS[key]
 
 
-_FORMS = ("_sxm_40gb", "_sxm", "_pcie", "_workstation", "_server")
+_FORMS = ("_sxm_40gb", "_sxm", "_pcie", "_nvl", "_workstation", "_server")
 """Ends of our names that drivers do not print."""
 _NEAR = 0.1
 """Share by which a device's memory may differ from its datasheet's."""
@@ -180,11 +243,13 @@ def datasheet_of(name: str, memory_bytes: int) -> GpuSpec | None:
     Forms of one chip are told apart by words in the name, then by memory.
     """
     words = name.lower().replace("-", " ").split()
+    printed = f"_{'_'.join(words)}_"
     fitting = [
         sheet
         for sheet in GPUS.values()
-        if _chip(sheet.name) in "_".join(words)
+        if f"_{_chip(sheet.name)}_" in printed
         and ("pcie" in words) == ("pcie" in sheet.name)
+        and ("nvl" in words) == ("nvl" in sheet.name)
     ]
     # both editions of a chip may have the same memory; drivers name one of them
     named = [sheet for sheet in fitting if sheet.name.rpartition("_")[2] in words]
@@ -229,6 +294,7 @@ def _read_gpu(path: Path) -> GpuSpec:
 def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
     known = {field.name for field in fields(GpuSpec)}
     texts = {"name", "source", "family"}
+    known.discard("is_judged")
     optional = {"source", "family", "consumer", "fp4_flops_per_s"}
     if missing := sorted(known - optional - content.keys()):
         raise ConfigError(f"{missing[0]} is missing in {path}; add it")
@@ -246,7 +312,9 @@ def _gpu_from_fields(content: dict[Any, Any], path: Path) -> GpuSpec:
         )
     for key in sorted((known - texts - {"consumer"}) & content.keys()):
         checked[key] = _quantity(key, content[key], path)
-    return GpuSpec(**checked | {"memory_bytes": int(checked["memory_bytes"])})
+    return GpuSpec(
+        **checked | {"memory_bytes": int(checked["memory_bytes"])}, is_judged=False
+    )
 
 
 def _quantity(key: str, value: object, path: Path) -> float | None:

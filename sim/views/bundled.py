@@ -144,8 +144,15 @@ def _gpus() -> Iterator[Row]:
             "interconnect_bytes_per_s": link.bytes_per_s,
             "interconnect_is_switched": link.is_switched,
             "host_bytes_per_s": gpu.host_bytes_per_s,
+            "is_judged": gpu.is_judged,
             "source": gpu.source,
         }
+
+
+def _wiring(row: Row) -> str:
+    if not row["interconnect_is_switched"]:
+        return "PCIe"
+    return "xGMI" if row["source"].startswith("AMD") else "NVLink"
 
 
 def _schedulers() -> Iterator[Row]:
@@ -249,8 +256,7 @@ BUNDLED_KINDS: Mapping[str, BundledKind] = MappingProxyType(
                 "fp8": _number("fp8_flops_per_s", 1e12),
                 "fp4": _number("fp4_flops_per_s", 1e12),
                 "link": lambda row: (
-                    f"{row['interconnect_bytes_per_s'] / 1e9:,.4g}"
-                    f" {'NVLink' if row['interconnect_is_switched'] else 'PCIe'}"
+                    f"{row['interconnect_bytes_per_s'] / 1e9:,.4g} {_wiring(row)}"
                 ),
                 "host": _number("host_bytes_per_s", 1e9),
             },

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
-from sim.hardware.gpus import GPUS, load_gpu
+from sim.hardware.gpus import GPUS, datasheet_of, load_gpu
+from sim.hardware.models.bundled import load_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +62,22 @@ def test_datasheets(name: str, sheet: tuple[float | None, ...]) -> None:
     assert rates == pytest.approx(sheet[1:])
 
 
-def test_every_gpu_has_its_literals() -> None:
-    assert set(GPUS) == set(DATASHEETS)
+def test_every_judged_gpu_has_its_literals() -> None:
+    judged = {name for name, gpu in GPUS.items() if gpu.is_judged}
+    assert judged == set(DATASHEETS) - {"l4"}
+
+
+def test_gpus_that_were_not_judged_are_told_apart_and_plausible() -> None:
+    for gpu in GPUS.values():
+        # FP8 doubles the rate of bf16, FP4 that of FP8 or more
+        if gpu.fp8_flops_per_s:
+            assert gpu.fp8_flops_per_s / gpu.bf16_flops_per_s == pytest.approx(2, 0.02)
+        if gpu.fp4_flops_per_s and gpu.fp8_flops_per_s:
+            assert 1.9 < gpu.fp4_flops_per_s / gpu.fp8_flops_per_s < 4.1
+    cost = RooflineCost(model=load_model("Llama-3-8B"), gpu=load_gpu("A40"))
+    assert "nothing measured" in cost.describe()["gpu_not_judged"]
+    judged = RooflineCost(model=load_model("Llama-3-8B"), gpu=load_gpu("h100"))
+    assert "gpu_not_judged" not in judged.describe()
 
 
 def test_form_factors_share_a_family() -> None:
@@ -71,6 +87,7 @@ def test_form_factors_share_a_family() -> None:
     assert [name for name, gpu in GPUS.items() if gpu.consumer] == [
         "rtx_4090",
         "rtx_3090",
+        "rtx_5090",
     ]
 
 
@@ -81,10 +98,51 @@ def test_spellings() -> None:
     assert load_gpu("rtx_pro_6000") is GPUS["rtx_pro_6000_workstation"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("RTX4090", "rtx_4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx_5090"),
+        ("RTX A6000", "rtx_a6000"),
+        ("A40", "a40"),
+        ("H20", "h20"),
+        ("H100 NVL", "h100_nvl"),
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("A100-SXM4-80GB", "a100_sxm"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("RTX PRO 6000", "rtx_pro_6000_workstation"),
+        ("RTXPRO6000", "rtx_pro_6000_workstation"),
+    ],
+)
+def test_names_as_they_are_typed(typed: str, name: str) -> None:
+    assert load_gpu(typed) is GPUS[name]
+
+
+@pytest.mark.parametrize(
+    ("printed", "gib", "name"),
+    [
+        ("NVIDIA A10", 22.0, "a10"),
+        ("NVIDIA A10G", 22.3, "a10g"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "a100_sxm"),
+        ("NVIDIA A100-PCIE-40GB", 39.5, None),
+        ("NVIDIA H100 NVL", 93.1, "h100_nvl"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100_sxm"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA H20", 95.0, "h20"),
+    ],
+)
+def test_what_drivers_print(printed: str, gib: float, name: str | None) -> None:
+    sheet = datasheet_of(printed, round(gib * 2**30))
+    assert (sheet and sheet.name) == name
+
+
 def test_unknown_name_gives_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean h100_sxm"):
         load_gpu("h100_sxn")
-    with pytest.raises(ConfigError, match=r"unknown gpu: '\?\?'; known: a100_pcie"):
+    with pytest.raises(
+        ConfigError, match=r"unknown gpu: '\?\?'; known: a10, a100_pcie"
+    ):
         load_gpu("??")
 
 

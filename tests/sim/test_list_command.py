@@ -98,7 +98,7 @@ def test_what_is_not_there_is_said_in_a_line(
 ) -> None:
     assert kvsim(["list", "victim"]) == 2
     assert "did you mean 'victims'?" in capsys.readouterr().err
-    assert kvsim(["gpus", "mi300x"]) == 2
+    assert kvsim(["gpus", "h99"]) == 2
     assert capsys.readouterr().err == (
-        "kvsim: gpus: nothing bundled has 'mi300x'; without a word all 13 are listed\n"
+        "kvsim: gpus: nothing bundled has 'h99'; without a word all 27 are listed\n"
     )

@@ -68,6 +68,21 @@ PUBLISHED_PARAMETERS = {
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
     "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
     "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
+    "meta-llama/Meta-Llama-3-70B": 70_553_706_496,
+    "codellama/CodeLlama-13b-hf": 13_016_028_160,
+    "codellama/CodeLlama-34b-hf": 33_743_970_304,
+    "01-ai/Yi-6B": 6_061_035_520,
+    "01-ai/Yi-1.5-9B": 8_829_407_232,
+    "01-ai/Yi-34B": 34_388_917_248,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "mistralai/Mistral-Nemo-Base-2407": 12_247_782_400,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
+    "microsoft/Phi-3-medium-128k-instruct": 13_960_238_080,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "bigcode/starcoder2-3b": 3_030_371_328,
+    "bigcode/starcoder2-7b": 7_173_923_840,
+    "microsoft/phi-2": 2_779_683_840,
 }
 
 # Billions in all, and those that a token meets, as announced; a draft head and, for
@@ -99,6 +114,7 @@ ANNOUNCED_BILLIONS = {
     "zai-org/GLM-4.5": (355, 32),
     "zai-org/GLM-4.5-Air": (106, 12.5),
     "zai-org/GLM-5": (744, 40),
+    "codellama/CodeLlama-70b-hf": (69, 69),
 }
 
 
@@ -163,10 +179,37 @@ def test_head_dim_is_not_derived_where_given() -> None:
         ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
         ("google/gemma-2-9b-it", "google/gemma-2-9b"),
+        ("CodeLlama-34b", "codellama/CodeLlama-34b-hf"),
+        ("codellama/CodeLlama-34b-Instruct-hf", "codellama/CodeLlama-34b-hf"),
+        ("Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "meta-llama/Meta-Llama-3-70B"),
+        ("llama 3.1 8b", "meta-llama/Llama-3.1-8B"),
+        ("Mistral-Nemo", "mistralai/Mistral-Nemo-Base-2407"),
+        ("01-ai/Yi-34B-Chat", "01-ai/Yi-34B"),
+        ("Phi-3-medium-128k", "microsoft/Phi-3-medium-128k-instruct"),
+        ("qwen3-4b-instruct-2507", "Qwen/Qwen3-4B-Instruct-2507"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "Qwen/Qwen3-4B-Instruct-2507"),
+        ("Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
     ],
 )
-def test_aliases_share_a_shape(alias: str, name: str) -> None:
+def test_names_as_they_are_typed_share_a_shape(alias: str, name: str) -> None:
     assert load_model(alias) == replace(load_model(name), name=alias)
+
+
+def test_a_name_is_not_taken_for_another_shape() -> None:
+    # a date that changes the length, a precision, an owner that is not known
+    dated = load_model("Qwen3-4B-Instruct-2507")
+    assert (
+        dated.max_position_embeddings > load_model("Qwen3-4B").max_position_embeddings
+    )
+    assert load_model("Qwen3-8B-FP8").quantization == "fp8-block128"
+    for name in ("someone/Llama-3-8B", "Llama-3-8B-AWQ", "Phi-3-mini", "Qwen3"):
+        with pytest.raises(ConfigError, match="unknown model"):
+            load_model(name)
+    for name in bundled_models():
+        assert load_model(name.partition("/")[2]) == replace(
+            load_model(name), name=name.partition("/")[2]
+        )
 
 
 def test_quantized_aliases_name_their_scheme() -> None:

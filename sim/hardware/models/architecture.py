@@ -56,6 +56,8 @@ class ModelArchitecture:
     qk_norm: bool = False
     """Whether queries and keys pass a norm with weights (one per head dimension)."""
     num_norms_per_layer: int = 2
+    norm_bias: bool = False
+    head_bias: bool = False
     attention_sinks: bool = False
     """Whether every head has a learned sink."""
     sliding_window: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -33,9 +34,10 @@ def load_model(name: str | Path) -> ModelArchitecture:
     Parameters
     ----------
     name
-        A Hugging Face name (case does not matter, ``-Instruct``, ``-Base`` and ``-it``
-        may be left out or added), the path of a ``config.json``, or of a directory
-        that holds one.
+        A Hugging Face name (case and separators do not matter; the owner and words
+        such as ``-Instruct``, ``-Base``, ``-hf`` and ``-it`` may be left out or added,
+        a date where it changes no shape), the path of a ``config.json``, or of a
+        directory that holds one.
 
     Raises
     ------
@@ -122,20 +124,47 @@ def _is_directory(path: Path) -> bool:
 
 
 def _find_bundled(name: str) -> tuple[dict[str, Any], str | None] | None:
-    folded = {known.lower(): known for known in _index()}
-    for candidate in _spellings(name.lower()):
-        if candidate in folded:
-            file_name, quantization = _index()[folded[candidate]]
-            return _bundled_json(file_name), quantization
-    return None
+    folded = {known.lower(): entry for known, entry in _index().items()}
+    entry = folded.get(name.lower())
+    if entry is None:
+        owner, _, _ = name.lower().rpartition("/")
+        if owner in {"", *(known.partition("/")[0] for known in folded)}:
+            entry = _by_words().get(_words_of(name))
+    if entry is None:
+        return None
+    file_name, quantization = entry
+    return _bundled_json(file_name), quantization
 
 
-def _spellings(name: str) -> list[str]:
-    suffixes = ("-instruct", "-base", "-it", "-chat")
-    bare = next(
-        (name.removesuffix(end) for end in suffixes if name.endswith(end)), name
-    )
-    return [name, bare, *(bare + end for end in suffixes)]
+_UNTOLD = frozenset({"instruct", "base", "it", "chat", "hf", "pt", "meta"})
+"""Words of a name that tell nothing about the shape."""
+_DATE = re.compile(r"\d{4}")
+
+
+def _words_of(name: str, *, dated: bool = True) -> str:
+    """Return what tells a shape in a name, without owner, case and separators."""
+    words = re.split(r"[-_\s]+", name.lower().rpartition("/")[2])
+    kept = [word for word in words if word not in _UNTOLD]
+    if not dated:
+        kept = [word for word in kept if not _DATE.fullmatch(word)]
+    return "".join(kept)
+
+
+@cache
+def _by_words() -> dict[str, tuple[str, str | None]]:
+    """Map what tells a shape to its file and scheme, where that is one.
+
+    A date may be left out where all dates have one shape.
+    """
+    found: dict[str, set[tuple[str, str | None]]] = {}
+    for dated in (True, False):
+        added: dict[str, set[tuple[str, str | None]]] = {}
+        for name, entry in _index().items():
+            words = _words_of(name, dated=dated)
+            if words not in found:
+                added.setdefault(words, set()).add(entry)
+        found |= added
+    return {words: next(iter(both)) for words, both in found.items() if len(both) == 1}
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from sim.hardware.models.config_layers import (
@@ -41,6 +42,7 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "mistral",
         "mixtral",
         "nemotron_h",
+        "phi",
         "phi3",
         "qwen2",
         "qwen3",
@@ -50,6 +52,7 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "qwen3_next",
         "qwen3_vl",
         "qwen3_vl_moe",
+        "starcoder2",
     }
 )
 """Values of ``model_type`` (without ``_text``) whose count of parameters equals that of
@@ -92,6 +95,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama4": {"n_shared_experts": 1},
     "minimax_m2": {"n_shared_experts": 0},
     "nemotron_h": {"n_groups": 8},
+    "starcoder2": {"tie_word_embeddings": True, "use_bias": True},
 }
 """What the class of a model type fills in where its file says nothing.
 
@@ -102,7 +106,42 @@ _QK_NORMS = frozenset(
 ) | (DELTA_NETS)
 _OWN_QK_NORM = frozenset({"glm4_moe", "minimax_m2"})
 """Families with a norm of queries and keys, always or where ``use_qk_norm`` says so."""
-_NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma4": 4, "nemotron_h": 1}
+_NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma4": 4, "nemotron_h": 1, "phi": 1}
+_BIASED_NORMS = frozenset({"phi", "starcoder2"})
+_UNGATED = frozenset({"nemotron_h", "phi", "starcoder2"})
+"""Families whose MLPs have no gate beside their up-projection."""
+_GATING = ("silu", "swish", "swiglu", "geglu", "swigluoai")
+"""Activations of MLPs with a gate, in families that are not known."""
+
+_SIZE = re.compile(r"size|dim|rank|width|heads|layers|experts|channels|num_")
+"""What names a size, in a file of a family that is not known."""
+_READ_SIZES = frozenset(
+    {
+        "attention_head_dim",
+        "head_dim",
+        "hidden_size",
+        "intermediate_size",
+        "kv_lora_rank",
+        "max_window_layers",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "n_shared_experts",
+        "num_attention_heads",
+        "num_experts",
+        "num_experts_per_tok",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "num_local_experts",
+        "num_multimodal_parameters",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "shared_expert_intermediate_size",
+        "v_head_dim",
+        "vocab_size",
+    }
+)
+"""Sizes that are counted whatever the family."""
 
 _UNSCALED_ROPE = frozenset({"su", "longrope", "llama3", "mrope", "default"})
 """Rope scalings that ``max_position_embeddings`` already includes, or that do not
@@ -125,7 +164,8 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
         raise text.wrong("num_attention_heads", f"at most hidden_size ({hidden})")
     encoder = whole.natural("num_multimodal_parameters", _MOST_PARAMETERS)
     quantised = whole.mapping("quantization_config")
-    bias = text.flag("attention_bias")
+    is_biased = kind == "phi" or (kind == "starcoder2" and text.flag("use_bias"))
+    bias = text.flag("attention_bias") or is_biased
     use_qk_norm = text.flag("use_qk_norm")
     towers = (config.get(key) for key in ("vision_config", "audio_config"))
     return {
@@ -148,15 +188,17 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
         ),
         "qkv_bias": bias or kind == "qwen2",
         "attention_output_bias": bias and kind != "glm4_moe",
-        "mlp_bias": text.flag("mlp_bias"),
-        "mlp_has_gate": kind != "nemotron_h",
+        "mlp_bias": text.flag("mlp_bias") or is_biased,
+        "mlp_has_gate": _has_gate(text, kind),
+        "norm_bias": kind in _BIASED_NORMS,
+        "head_bias": kind == "phi",
         "qk_norm": kind in _QK_NORMS or (kind in _OWN_QK_NORM and use_qk_norm),
         "num_norms_per_layer": _NORMS_PER_LAYER.get(kind, 2),
         "attention_sinks": kind == "gpt_oss",
         "shares_key_and_value": text.flag("attention_k_eq_v"),
         "num_multimodal_parameters": encoder,
         "has_encoder": bool(encoder or any(towers)),
-        "doubts": _doubts(kind),
+        "doubts": _doubts(text, kind),
         **_position_facts(text, kind),
         **layer_facts(text, kind, layers),
         **expert_facts(text, kind, layers),
@@ -164,11 +206,45 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
     }
 
 
-def _doubts(kind: str) -> tuple[str, ...]:
+def _has_gate(text: Facts, kind: str) -> bool:
+    """Return whether MLPs have a gate: by the family, else by the activation."""
+    if kind in UNDERSTOOD_MODEL_TYPES:
+        return kind not in _UNGATED
+    activation = _activation(text)
+    return not activation or activation.startswith(_GATING)
+
+
+def _activation(text: Facts) -> str:
+    return text.text("hidden_act") or text.text("activation_function")
+
+
+def _doubts(text: Facts, kind: str) -> tuple[str, ...]:
+    """Return what is not known of a family, and the sizes of its file that are unread.
+
+    A key is a size where its name or its value says so.
+    """
     if kind in UNDERSTOOD_MODEL_TYPES:
         return ()
     named = f"model_type {kind[:40]!r} is not known" if kind else "no model_type"
-    return (f"{named}: its weights are counted as a Llama's",)
+    doubts = [f"{named}: its weights are counted as a Llama's"]
+    if not _has_gate(text, kind):
+        doubts.append(
+            f"hidden_act {_activation(text)[:40]!r}: its MLPs are counted without a "
+            f"gate"
+        )
+    unread = sorted(
+        key[:40]
+        for key, value in text.values.items()
+        if key not in _READ_SIZES
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+        and value > 1
+        and _SIZE.search(key)
+    )
+    if unread:
+        more = f" and {len(unread) - 6} more" if len(unread) > 6 else ""
+        doubts.append(f"sizes that are not counted: {', '.join(unread[:6])}{more}")
+    return tuple(doubts)
 
 
 def _refuse_uncounted(text: Facts, kind: str) -> None:

@@ -213,9 +213,10 @@ def is_quantised(tensor: WeightTensor, scheme: QuantizationScheme) -> bool:
 def _norms(model: ModelArchitecture) -> Iterator[WeightTensor]:
     layers = model.num_hidden_layers
     small = TensorRole.SMALL
-    yield WeightTensor(
-        small, model.hidden_size, count=1 + layers * model.num_norms_per_layer
-    )
+    norms = (1 + layers * model.num_norms_per_layer) * (1 + model.norm_bias)
+    yield WeightTensor(small, model.hidden_size, count=norms)
+    if model.head_bias:
+        yield WeightTensor(small, model.vocab_size)
     if model.qk_norm:
         yield WeightTensor(small, model.head_dim, count=2 * model.num_attention_layers)
 
