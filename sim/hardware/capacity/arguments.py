@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sim.hardware.gpus import GpuSpec
+    from sim.hardware.models.drafters import Drafter
 
 _VERSION = re.compile(r"v?0\.(\d+)(?:\.\d+)*(?:[.+a-z-].*)?")
 MOST_BLOCKS = 2**31 - 1
@@ -59,6 +60,7 @@ class EngineArguments:
     mamba_ssm_cache_dtype: str = "auto"
     prefix_match_unit: int | None = None
     num_speculative_tokens: int = 0
+    drafter: Drafter | None = None
     experts: ExpertRanks = WITHIN_TENSOR_RANKS
     pipeline_parallel_size: int = 1
     stage: int = 0

@@ -41,6 +41,7 @@ from sim.hardware.capacity.transformers import (
 )
 from sim.hardware.gpus import GIB, GpuSpec, load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.hardware.models.drafters import drafter_of
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import ExpertRanks
 
@@ -194,6 +195,8 @@ def estimate_capacity(
     mamba_ssm_cache_dtype: str = "auto",
     prefix_match_unit: int | None = None,
     num_speculative_tokens: int = 0,
+    speculative_method: str = "mtp",
+    draft_model: str | None = None,
 ) -> CapacityEstimate:
     """Predict the number of KV blocks of a vLLM engine.
 
@@ -245,7 +248,10 @@ def estimate_capacity(
         Tokens of which prefix hits are multiples, where states would have them end
         with a block only; None for the blocks' own.
     num_speculative_tokens
-        Draft tokens of the model's own head (MTP), a layer more; 0 for none.
+        Draft tokens of a step; 0 for none.
+    speculative_method, draft_model
+        What proposes them, as `drafter_of` takes it; by default the model's own head
+        (MTP), a layer more.
 
     Returns
     -------
@@ -343,6 +349,11 @@ def estimate_capacity(
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         prefix_match_unit=prefix_match_unit,
         num_speculative_tokens=num_speculative_tokens,
+        drafter=(
+            drafter_of(model, speculative_method, draft_model)
+            if num_speculative_tokens
+            else None
+        ),
         experts=experts,
         pipeline_parallel_size=pipeline_parallel_size,
         defaults=(

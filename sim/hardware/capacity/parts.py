@@ -117,7 +117,24 @@ def _weights(arguments: EngineArguments, scheme: QuantizationScheme | None) -> i
         scheme,
         arguments.experts,
     )
-    return held - _embeddings_elsewhere(arguments)
+    return held - _embeddings_elsewhere(arguments) + _drafter_bytes(arguments, scheme)
+
+
+def _drafter_bytes(
+    arguments: EngineArguments, scheme: QuantizationScheme | None
+) -> int:
+    """Return the weights of a drafter; a head of the target is stored as the target."""
+    drafter = arguments.drafter
+    if drafter is None:
+        return 0
+    if drafter.method != "mtp":
+        scheme = quantization_scheme(drafter.model.quantization)
+    return drafter.weight_bytes(
+        arguments.tensor_parallel_size,
+        arguments.itemsize_bytes,
+        scheme,
+        arguments.experts,
+    )
 
 
 def _embeddings_elsewhere(arguments: EngineArguments) -> int:

@@ -32,8 +32,10 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
     """
     minor = arguments.engine_minor
     model = arguments.model
+    drafter = None if arguments.drafter is None else arguments.drafter.model
     if minor < constants.FIRST_HYBRID_POOL_MINOR:
         model = _before_hybrid_pools(model, minor)
+        drafter = drafter and _before_hybrid_pools(drafter, minor)
     longest = arguments.max_model_len or model.max_position_embeddings
     options = KVCacheOptions(
         block_size=arguments.block_size,
@@ -43,11 +45,10 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
         mamba_ssm_cache_dtype=arguments.mamba_ssm_cache_dtype,
         enable_prefix_caching=arguments.enable_prefix_caching,
         num_speculative_tokens=arguments.num_speculative_tokens,
-        num_draft_layers=int(arguments.num_speculative_tokens > 0),
     )
     try:
         plan = plan_groups(
-            kv_cache_layers(model, options),
+            kv_cache_layers(model, options, drafter),
             block_size=arguments.block_size,
             max_model_len=longest,
             max_in_flight_tokens=arguments.num_steps_in_flight

@@ -103,6 +103,9 @@ class ModelArchitecture:
     index_head_dim: int = 0
     num_rotary_positions: int | None = None
     """Positions in the rotary tables; None for `max_position_embeddings`."""
+    num_joined_states: int = 0
+    """Vectors of the hidden size that are projected to one before the first layer, as
+    draft heads do; 0 where none are."""
     num_multimodal_parameters: int = 0
     """Parameters of the encoder and its projector; 0 where there is none, or where
     ``config.json`` does not say (see `has_encoder`)."""

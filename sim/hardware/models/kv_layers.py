@@ -55,8 +55,6 @@ class KVCacheOptions:
         of Mamba2 always can.
     num_speculative_tokens
         Draft tokens a step, each with a state of its own.
-    num_draft_layers
-        Layers of a draft head, with the cache of the last attention layer.
     """
 
     block_size: int
@@ -67,13 +65,23 @@ class KVCacheOptions:
     enable_prefix_caching: bool = True
     prefill_checkpoint: bool = False
     num_speculative_tokens: int = 0
-    num_draft_layers: int = 0
 
 
 def kv_cache_layers(
-    model: ModelArchitecture, options: KVCacheOptions
+    model: ModelArchitecture,
+    options: KVCacheOptions,
+    drafter: ModelArchitecture | None = None,
 ) -> dict[str, KVCacheSpec]:
     """Return the cache of each layer of one rank, under the release's names.
+
+    Parameters
+    ----------
+    model
+        The target.
+    options
+        What the cache of a layer depends on.
+    drafter
+        Layers behind those of the target, or None.
 
     Notes
     -----
@@ -81,16 +89,24 @@ def kv_cache_layers(
     ``layers/mamba`` and ``models/deepseek_v2.py``. A spec of states has no block size
     yet: `cache.v1.planning.align_states` gives it one.
     """
+    layers = _layers(model, options, 0)
+    if drafter is not None:
+        layers |= _layers(drafter, options, model.num_hidden_layers)
+    return layers
+
+
+def _layers(
+    model: ModelArchitecture, options: KVCacheOptions, first: int
+) -> dict[str, KVCacheSpec]:
+    """Return the caches of a model's layers, the first of which has this number."""
     specs: dict[LayerKind, KVCacheSpec] = {}
     for kind in set(model.layer_kinds):
         if kind.is_attention:
             specs[kind] = _attention(model, kind, options)
         elif kind.has_state:
             specs[kind] = _state(model, kind, options)
-    attention = [kind for kind in model.layer_kinds if kind.is_attention]
-    drafts = attention[-1:] * options.num_draft_layers
     layers: dict[str, KVCacheSpec] = {}
-    for index, kind in enumerate([*model.layer_kinds, *drafts]):
+    for index, kind in enumerate(model.layer_kinds, first):
         if kind in specs:
             ending = "mixer" if kind.has_state else "attn"
             layers[f"model.layers.{index}.{ending}"] = specs[kind]

@@ -111,6 +111,9 @@ def weight_tensors(
     for tensor in _mixers(model, tp):
         yield replace(tensor, is_mlp=False)
     yield from _mlp(model, tp, experts)
+    if model.num_joined_states:
+        width = model.hidden_size
+        yield WeightTensor(TensorRole.LINEAR, width, model.num_joined_states * width)
     if model.num_multimodal_parameters:
         yield WeightTensor(
             TensorRole.SMALL, _divide(model.num_multimodal_parameters, tp)
