@@ -233,6 +233,8 @@ def test_how_requests_sample_shows(generation: str) -> None:
     assert plain == pressed(generation, engine, {"priority": 0})
     # A service level is for reports, whatever the engine.
     assert plain == pressed(generation, engine, {"slo_class": {"a": 0.5, "b": 0.5}})
+    # One step at a time, all that ends has ended when the next one is scheduled.
+    assert plain == pressed(generation, engine, {"output_end": "length"})
     tried = {key for key, *_ in cases} | {"priority", "slo_class"}
     of_traces = {"resample"}  # below
     assert tried == set(WorkloadConfig.model_fields) - set(SOURCES) - of_traces

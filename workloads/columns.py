@@ -13,13 +13,13 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 from workloads._checks import MAX_TOKENS
+from workloads._numpy import np
 from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
     from numpy.typing import NDArray
 
 # Specs made at once: few enough that what was made is not the memory that was saved.
@@ -28,7 +28,10 @@ _CHUNK = 4096
 # What RequestSpec._make does, without its Python code.
 _made: Callable[[Iterable[Any]], RequestSpec] = partial(tuple.__new__, RequestSpec)
 
-_DRAWN = ("priority", "best_of", "beam_width", "beam_switch_share", "slo_class")
+_DRAWN = (
+    *("priority", "best_of", "beam_width", "beam_switch_share", "slo_class"),
+    "ends_at_stop",
+)
 _ONE_FOR_ALL = (int, float, str)
 _COLUMNS = ("arrival_s", "num_prompt_tokens", "num_output_tokens")
 
@@ -53,7 +56,7 @@ class RequestColumns(Sequence[RequestSpec]):
         The ``i`` of its segments ``2 * i`` and ``2 * i + 1``; the others follow.
     max_tokens
         `RequestSpec.max_tokens` of all.
-    priority, best_of, beam_width, beam_switch_share, slo_class
+    priority, best_of, beam_width, beam_switch_share, slo_class, ends_at_stop
         The field of that name: one value for all, or an array of shape ``(n,)``.
 
     Raises
@@ -73,6 +76,7 @@ class RequestColumns(Sequence[RequestSpec]):
     beam_width: int | NDArray[np.int64] = 1
     beam_switch_share: float | NDArray[np.float64] = 0.0
     slo_class: str | NDArray[np.str_] = ""
+    ends_at_stop: bool | NDArray[np.bool_] = True
 
     def __post_init__(self) -> None:
         columns = [getattr(self, name) for name in (*_COLUMNS, *self._drawn())]
@@ -165,6 +169,16 @@ class RequestColumns(Sequence[RequestSpec]):
             first_text=0,
         )
 
+    def output_limits(self) -> NDArray[np.object_]:
+        """Return `RequestSpec.output_limit` of each: whole numbers, or None."""
+        limits = np.full(len(self), self.max_tokens, dtype=object)
+        outputs = self.num_output_tokens
+        if self.max_tokens is not None:
+            outputs = np.minimum(outputs, self.max_tokens)
+        at_length = np.broadcast_to(np.logical_not(self.ends_at_stop), limits.shape)
+        limits[at_length] = outputs[at_length]
+        return limits
+
     def _drawn(self) -> list[str]:
         return [n for n in _DRAWN if not isinstance(getattr(self, n), _ONE_FOR_ALL)]
 
@@ -188,6 +202,7 @@ class RequestColumns(Sequence[RequestSpec]):
             repeat(None),  # no sessions
             repeat(None),
             repeat(0.0),
+            _values(self.ends_at_stop, start, stop),
         )
         # Not strict: what is the same for all repeats without end.
         return map(_made, zip(*columns, strict=False))

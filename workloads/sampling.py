@@ -1,4 +1,4 @@
-"""How requests sample: samples, beams, priorities, service levels, drawn per request.
+"""How requests sample, drawn per request: samples, beams, priorities, ends of outputs.
 
 Traces and length distributions say when requests come and how long they are; this says
 what else a request asks for.
@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from workloads._checks import MAX_TOKENS, between, whole
+from workloads._checks import MAX_TOKENS, between, one_of, whole
 from workloads.columns import RequestColumns
 from workloads.errors import WorkloadError
 from workloads.streams import Streams
@@ -39,6 +39,9 @@ Ranks = Mapping[str, int]
 MAX_WIDTH = 256
 """Most samples or beams of a prompt."""
 _MAX_PRIORITY = 10**9
+
+OUTPUT_ENDS: Final = ("stop", "length")
+"""What ends an output: a token that stops it, or the length that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,9 @@ class SampledWorkload:
         An engine may count on it, as it may not on the output's true length.
     slo_class
         Name of the service level that requests were promised, for reports.
+    output_end
+        One of `OUTPUT_ENDS`, shares of both, or None for what the requests say.
+        Recorded traces are taken to end at stop tokens.
     seed
         Seed of the streams.
 
@@ -85,6 +91,7 @@ class SampledWorkload:
     priority: Shares | Ranks = 0
     max_tokens: int | None = None
     slo_class: Names = ""
+    output_end: Names | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,6 +99,7 @@ class SampledWorkload:
         _check_shares("beam_width", self.beam_width, 1, MAX_WIDTH)
         _check_priority(self.priority)
         _check_names("slo_class", self.slo_class)
+        _check_output_end(self.output_end)
         remedy = "give a share of steps, such as 0.35"
         between("beam_switch_share", self.beam_switch_share, 0, 1, remedy)
         if self.max_tokens is not None:
@@ -104,6 +112,8 @@ class SampledWorkload:
         drawn = self._widths(len(requests)) | self._classes(requests)
         if _is_ranked(self.priority):
             drawn["priority"] = self._ranked(requests, drawn.get("slo_class"))
+        if self.output_end is not None:
+            drawn["ends_at_stop"] = self._draw("output_end", len(requests)) == "stop"
         if isinstance(requests, RequestColumns):
             max_tokens = _stated(requests.max_tokens, self.max_tokens)
             return replace(requests, max_tokens=max_tokens, **drawn)
@@ -260,6 +270,14 @@ def _check_names(name: str, names: Names) -> None:
         if not isinstance(each, str) or not each:
             raise WorkloadError(f"{name} must be a name; got {each!r}; {remedy}")
     _check_sum(name, names, remedy)
+
+
+def _check_output_end(output_end: Names | None) -> None:
+    if output_end is None:
+        return
+    _check_names("output_end", output_end)
+    for each in [output_end] if isinstance(output_end, str) else output_end:
+        one_of("output_end", each, OUTPUT_ENDS)
 
 
 def _check_sum(name: str, shares: Mapping[Any, float], remedy: str) -> None:

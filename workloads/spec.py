@@ -57,6 +57,10 @@ class RequestSpec(NamedTuple):
         Seconds from that end to the sending of this one: the time to think, or that a
         tool takes. Of a request that waits for none, seconds before it that a user
         spends who has just become free (see `max_concurrent_users`).
+    ends_at_stop
+        Whether a stop token ends the output, which no engine can foresee. Otherwise the
+        client asks for exactly `num_output_tokens` and ignores stop tokens, so the
+        engine knows the length from the start.
     """
 
     request_id: int
@@ -73,6 +77,14 @@ class RequestSpec(NamedTuple):
     session_id: int | None = None
     previous_id: int | None = None
     delay_s: float = 0.0
+    ends_at_stop: bool = True
+
+    @property
+    def output_limit(self) -> int | None:
+        """Most output tokens that the engine is told of, or None for its own limit."""
+        if self.ends_at_stop:
+            return self.max_tokens
+        return min(self.max_tokens or self.num_output_tokens, self.num_output_tokens)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -95,6 +95,7 @@ class WorkloadConfig(ConfigTable):
     priority: Priority = 0
     max_tokens: Count | None = None
     slo_class: Names = ""
+    output_end: Names | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadConfig:

@@ -104,8 +104,9 @@ class FanOutClient:
         """Output tokens of a beam, at least the one that is asked for."""
         room = self.factory.max_model_len - spec.num_prompt_tokens
         most = spec.num_output_tokens
-        if spec.max_tokens is not None:
-            most = min(most, spec.max_tokens)
+        limit = spec.output_limit
+        if limit is not None:
+            most = min(most, limit)
         return max(1, min(most, room))
 
     def _beam_search(

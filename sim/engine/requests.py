@@ -6,6 +6,8 @@ from itertools import chain
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cache.tokens import RunTokens, SegmentTokens
 from sim.scheduler.request import Request, RequestStatus
 from workloads.columns import RequestColumns, largest
@@ -92,8 +94,9 @@ class RequestFactory:
     def _request(self, spec: RequestSpec, output_segment: int) -> Request:
         num_prompt_tokens = spec.num_prompt_tokens
         max_num_tokens = self.max_model_len
-        if spec.max_tokens is not None:
-            max_num_tokens = min(max_num_tokens, num_prompt_tokens + spec.max_tokens)
+        output_limit = spec.output_limit
+        if output_limit is not None:
+            max_num_tokens = min(max_num_tokens, num_prompt_tokens + output_limit)
         request_id = self._next_id
         self._next_id = request_id + 1
         return Request(
@@ -104,7 +107,7 @@ class RequestFactory:
             max_num_tokens=max_num_tokens,
             oracle_num_tokens=num_prompt_tokens + spec.num_output_tokens,
             priority=spec.priority,
-            max_output_tokens=spec.max_tokens,
+            max_output_tokens=output_limit,
             parent_id=spec.request_id,
         )
 
@@ -167,26 +170,24 @@ def requests_of(
 def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest]:
     """Yield what `RequestFactory.stream` would; ids count from 0."""
     new = ColumnRequest.__new__
-    priority, max_tokens = columns.priority, columns.max_tokens
+    priority = columns.priority
     first_parent_id, first_text = columns.first_request_id, columns.first_text
     assert isinstance(priority, int)
-    most = max_model_len if max_tokens is None else max_tokens  # of output
-    every = columns.arrival_s, columns.num_prompt_tokens, columns.num_output_tokens
     rows = chain.from_iterable(
-        zip(*(column[first : first + _CHUNK].tolist() for column in every), strict=True)
+        _rows(columns.part(first, first + _CHUNK), max_model_len)
         for first in range(0, len(columns), _CHUNK)
     )
-    for index, (arrival_s, num_prompt_tokens, num_output_tokens) in enumerate(rows):
+    for index, row in enumerate(rows):
+        arrival_s, num_prompt_tokens, num_output_tokens, output_limit, longest = row
         request = new(ColumnRequest)
         request.request_id = index
         request.arrival_s = arrival_s
         request.num_prompt_tokens = request.num_tokens = num_prompt_tokens
         request.text = first_text + index
-        longest = num_prompt_tokens + most
-        request.max_num_tokens = longest if longest < max_model_len else max_model_len
+        request.max_num_tokens = longest
         request.oracle_num_tokens = num_prompt_tokens + num_output_tokens
         request.priority = priority
-        request.max_output_tokens = max_tokens
+        request.max_output_tokens = output_limit
         request.parent_id = first_parent_id + index
         request.status = _WAITING
         request.reason = ""
@@ -204,3 +205,13 @@ def _made(columns: RequestColumns, max_model_len: int) -> Iterator[ColumnRequest
         request.order = 0
         request.due_step = -1
         yield request
+
+
+def _rows(columns: RequestColumns, max_model_len: int) -> Iterator[tuple[Any, ...]]:
+    """Yield arrival, both lengths, `output_limit` and the longest sequence of each."""
+    prompts, limits = columns.num_prompt_tokens, columns.output_limits()
+    most = limits.copy()
+    most[np.equal(limits, np.array(None))] = max_model_len
+    longest = np.minimum(prompts + most.astype(np.int64), max_model_len)
+    every = columns.arrival_s, prompts, columns.num_output_tokens, limits, longest
+    return zip(*(column.tolist() for column in every), strict=True)

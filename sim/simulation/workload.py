@@ -56,8 +56,9 @@ def _sampled(workload: Workload, config: WorkloadConfig, seed: int) -> Workload:
         "priority": config.priority,
         "max_tokens": config.max_tokens,
         "slo_class": config.slo_class,
+        "output_end": config.output_end,
     }
-    if list(sampling.values()) == [1, 1, 0, None, ""]:
+    if list(sampling.values()) == [1, 1, 0, None, "", None]:
         return workload
     return _refusing(
         "workload",

@@ -24,6 +24,7 @@ def simulation(
     num_requests: int = 1,
     rate: float = 5.0,
     max_tokens: int | None = None,
+    output_end: str | dict[str, float] | None = None,
     **engine: Any,
 ) -> Simulation:
     traffic = {
@@ -34,7 +35,11 @@ def simulation(
     }
     pool = {"gpu": "h100_sxm", "num_gpu_blocks_override": 2000}
     config = {
-        "workload": {"synthetic": traffic, "max_tokens": max_tokens},
+        "workload": {
+            "synthetic": traffic,
+            "max_tokens": max_tokens,
+            "output_end": output_end,
+        },
         "engine": {"model": "meta-llama/Llama-3.1-8B"} | pool | engine,
         "cost": cost,
     }
@@ -92,6 +97,10 @@ def test_a_length_limit_wastes_nothing_and_a_stop_token_one_slot() -> None:
     more: dict[str, Any] = {"cost": CONSTANT, "num_requests": 12, "rate": 50.0}
     stopped = run(ahead=True, **more)
     limited = run(ahead=True, max_tokens=30, **more)
+    asked = run(ahead=True, output_end="length", **more)
+    assert asked.summary == limited.summary
+    some = run(ahead=True, output_end={"stop": 0.5, "length": 0.5}, **more)
+    assert 0 < some.summary["num_wasted_tokens"] < 12
     assert stopped.summary["num_wasted_tokens"] == 12
     assert limited.summary["num_wasted_tokens"] == 0
     for results in (stopped, limited):

@@ -145,8 +145,11 @@ def columns(**more: Any) -> RequestColumns:
 
 
 @pytest.mark.parametrize("max_tokens", [None, 3, 1000])
-def test_requests_of_columns_are_those_of_the_factory(max_tokens: int | None) -> None:
-    specs = columns(max_tokens=max_tokens, priority=2)
+@pytest.mark.parametrize("ends", [True, False, np.array([True, True, False])])
+def test_requests_of_columns_are_those_of_the_factory(
+    max_tokens: int | None, ends: Any
+) -> None:
+    specs = columns(max_tokens=max_tokens, priority=2, ends_at_stop=ends)
     factory = RequestFactory(MAX_MODEL_LEN)
     slim, full = list(requests_of(factory, specs)), list(factory.stream(specs))
     assert {type(each) for each in slim} == {ColumnRequest}

@@ -105,13 +105,14 @@ def test_elements_are_of_pythons_own_types() -> None:
         best_of=np.array([2]),
         beam_switch_share=np.array([0.5]),
         slo_class=np.array(["batch"]),
+        ends_at_stop=np.array([False]),
     )
     for spec in (columns[0], next(iter(columns))):
         assert [type(value) for value in (*spec[:2], *spec[3:9])] == (
             [int, float, int, int, type(None), int, int, int]
         )
         assert [type(value) for value in spec[9:]] == (
-            [float, str, type(None), type(None), float]
+            [float, str, type(None), type(None), float, bool]
         )
         assert type(spec.prompt) is tuple
         assert [type(value) for value in spec.prompt[0]] == [int, int]

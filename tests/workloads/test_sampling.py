@@ -176,3 +176,26 @@ def test_ranks_that_cannot_hold_are_refused(priority: Any, rule: str) -> None:
     with pytest.raises(WorkloadError) as refused:
         drawn(2, priority=priority)
     assert rule in str(refused.value)
+
+
+def test_what_ends_an_output_is_drawn_or_the_same_for_all() -> None:
+    assert all(request.ends_at_stop for request in source(20).requests())
+    for request in drawn(20, output_end="length", max_tokens=30):
+        assert not request.ends_at_stop
+        assert request.output_limit == min(request.num_output_tokens, 30)
+    requests = drawn(output_end={"stop": 0.7, "length": 0.3})
+    found = [request.ends_at_stop for request in requests]
+    assert found.count(True) / len(found) == pytest.approx(0.7, abs=0.03)
+    limits = [request.output_limit for request in requests]
+    assert isinstance(requests, RequestColumns)
+    assert requests.output_limits().tolist() == limits
+    assert {limit is None for limit in limits} == {True, False}
+
+
+@pytest.mark.parametrize("output_end", ["eos", {"stop": 1.0, "eos": 0.0}, {"stop": 1}])
+def test_only_a_stop_token_or_a_length_ends_an_output(output_end: Any) -> None:
+    if output_end == {"stop": 1}:
+        assert all(request.ends_at_stop for request in drawn(9, output_end=output_end))
+        return
+    with pytest.raises(WorkloadError, match="output_end must be one of stop, length"):
+        drawn(9, output_end=output_end)

@@ -54,6 +54,12 @@ def _share(name: str, value: object) -> str | None:
     return time_problem(name, value, "parts of one", 1)
 
 
+def _flag(name: str, value: object) -> str | None:
+    if isinstance(value, bool):
+        return None
+    return f"{name} must be true or false; got {value!r:.80}; mend or remove the line"
+
+
 def _text(name: str, value: object) -> str | None:
     # JSON can escape half a character, which no terminal and no file can be given.
     if isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value):
@@ -94,6 +100,7 @@ _FIELDS: Mapping[str, Callable[[str, object], str | None]] = {
     "session_id": _whole(0, _MAX_ID),
     "previous_id": _whole(0, _MAX_ID),
     "delay_s": _seconds,
+    "ends_at_stop": _flag,
 }
 """Keys of a line and what they must be; the first three are needed."""
 _NEEDED = ("arrival_s", "prompt", "num_output_tokens")

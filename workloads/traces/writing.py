@@ -39,6 +39,10 @@ _FIELDS: dict[str, tuple[str, Callable[[RequestSpec], bool]]] = {
         "max_tokens that clients state",
         lambda request: request.max_tokens is not None,
     ),
+    "output_end": (
+        "that outputs end at a length that is asked for",
+        lambda request: not request.ends_at_stop,
+    ),
     "priority": ("priorities", lambda request: request.priority != 0),
     "samples": (
         "parallel samples and beams",

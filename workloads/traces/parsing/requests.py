@@ -111,8 +111,7 @@ def sharing_specs(
         range(1, 2 * num, 2),
         *map(repeat, _DEFAULTS[5:11]),
         session_ids,
-        repeat(None),
-        repeat(0.0),
+        *map(repeat, _DEFAULTS[12:]),
     )
     # Not strict: what is the same for all repeats without end.
     return map(_made, zip(*fields, strict=False))
