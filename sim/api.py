@@ -14,6 +14,7 @@ from sim.simulation.simulate import simulate as _simulate
 from sim.simulation.workload import read_requests
 from sim.studies.planning import solve
 from sim.studies.planning.spec import load_plan
+from sim.studies.planning.verdict import Verdict, verdicts_of
 from sim.studies.prefixes import report as prefixes
 from sim.studies.sweeps.dataset import RowMaker, text_keys
 from sim.studies.sweeps.expand import Sweep
@@ -300,6 +301,17 @@ def hit_curve(
 
 class PlanResult(solve.PlanResult):
     """What a plan found, with its figures."""
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """What it comes to in sentences, for each model."""
+        return verdicts_of(self.data)
+
+    def _repr_html_(self) -> str:
+        from sim.views.notebook import verdict_html  # noqa: PLC0415
+
+        shown = [verdict_html(each.to_dict()) for each in self.verdicts.values()]
+        return f"<div>{''.join(shown)}{self.table.to_html(index=False)}</div>"
 
     @property
     def plot(self) -> NamedFigures:

@@ -290,6 +290,7 @@ class RunConfig(ConfigTable):
     cost: Kind = Field(default_factory=lambda: {"kind": "roofline"})
     cost_intervals: bool = True
     goodput: GoodputConfig | None = None
+    objectives: dict[str, Any] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def to_yaml(self) -> str:
@@ -301,6 +302,8 @@ class RunConfig(ConfigTable):
         dumped = self.model_dump()  # as JSON, the numbers that shares name were text
         workload = dumped["workload"]
         dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
+        if self.objectives is None:
+            del dumped["objectives"]  # files as they were before runs had any
         return dumped
 
 

@@ -458,6 +458,7 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         parts = (
             f"{label} p50 {numbers[f'p50_{key}_ms']:,.0f}, "
+            f"p95 {numbers[f'p95_{key}_ms']:,.0f}, "
             f"p99 {numbers[f'p99_{key}_ms']:,.0f} ms"
             for key, label in (("ttft", "TTFT"), ("e2el", "E2E"))
         )
@@ -495,6 +496,12 @@ def _offered(summary: Mapping[str, Any]) -> str:
 def _interval(summary: Mapping[str, Any]) -> str:
     low, high = summary["num_gpu_blocks_low"], summary["num_gpu_blocks_high"]
     return "" if low == high else f" ({low:,} to {high:,})"
+
+
+def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return whether the run kept its objectives, in sentences; none without any."""
+    verdict = summary.get("verdict")
+    return [] if verdict is None else [verdict["answer"], *verdict["lines"]]
 
 
 def latency_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -24,10 +24,12 @@ from sim.hardware.models.bundled import load_model
 from sim.results import summary
 from sim.results.group_usage import GroupUsage
 from sim.results.metrics import goodput
+from sim.results.objectives import parse_objectives
 from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
+from sim.results.verdict import judged
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.generations import GENERATIONS
 from sim.simulation import intervals, ranks
@@ -105,6 +107,8 @@ class Simulation:
         specs: Sequence[RequestSpec] | None = None,
     ) -> None:
         self.config = config
+        asked = config.objectives
+        self._objectives = () if asked is None else parse_objectives(asked)
         self.stop_requested = False
         self._companion: Simulation | None = None
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
@@ -376,6 +380,7 @@ class Simulation:
             | summary.groups(recording, traffic)
             | summary.kv_cache_groups(recording, self.capacity, self.env.now)
             | self._goodput(recording)
+            | self._verdict(recording, numbers)
             | self._counters(recording)
             | {
                 "interrupted": self.engine.stop_requested,
@@ -423,6 +428,13 @@ class Simulation:
             return {}
         table, num_requests = recording.request_table, self.num_requests
         return goodput(table, asked.limits_ms, num_requests, self.env.now)
+
+    def _verdict(self, recording: Recording, numbers: dict[str, Any]) -> dict[str, Any]:
+        """Return whether the run kept what it promised, if it promised anything."""
+        if not self._objectives:
+            return {}
+        found = judged(self._objectives, recording, numbers, self.num_requests)
+        return {"verdict": found.to_dict()}
 
     def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:
         """Say where numbers could be taken for more than they are."""

@@ -6,16 +6,17 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from sim.results.schema import SHOWN_STATISTICS
-from sim.results.summary import latency_rows, summary_rows
+from sim.results.summary import latency_rows, summary_rows, verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
 def summary_html(summary: Mapping[str, Any]) -> str:
-    """Return what matters of a summary: facts, latencies, warnings."""
+    """Return what matters of a summary: the verdict, facts, latencies, warnings."""
     parts = [
         f"<p><strong>{escape(str(summary['title']))}</strong></p>",
+        *(f"<p>{escape(line)}</p>" for line in verdict_lines(summary)),
         table_html([], summary_rows(summary)),
         table_html(["ms", *SHOWN_STATISTICS], latency_rows(summary)),
     ]
@@ -23,6 +24,15 @@ def summary_html(summary: Mapping[str, Any]) -> str:
         items = "".join(f"<li>{escape(line)}</li>" for line in summary["warnings"])
         parts.append(f"<ul>{items}</ul>")
     return f"<div>{''.join(parts)}</div>"
+
+
+def verdict_html(verdict: Mapping[str, Any]) -> str:
+    """Return what a plan comes to for a model, as ``plan.json`` has it."""
+    said = [verdict["one_engine"], *verdict["margin"], verdict["binds"]]
+    said += [*verdict["alternatives"], *verdict["changes"], verdict["confidence"]]
+    told = "".join(f"<li>{escape(line)}</li>" for line in said if line)
+    answer = f"<p><strong>{escape(verdict['answer'])}</strong></p>"
+    return f"{answer}{f'<ul>{told}</ul>' * bool(told)}"
 
 
 def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

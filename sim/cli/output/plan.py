@@ -8,11 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.cli.console import number_table, output_console
+from sim.cli.output.size import verdict_parts
 from sim.studies.planning.sensitivity import RESOURCE_WORDS
+from sim.studies.planning.verdict import verdicts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from rich.padding import Padding
 
     from sim.cli.console import ShowProgress
 
@@ -37,16 +41,19 @@ def plan_reporter(show: ShowProgress) -> Callable[[str, int, int], None]:
 
 def print_plan(plan: Mapping[str, Any], directory: Path, wall_s: float) -> None:
     console = output_console()
-    for text in plan_lines(plan):
-        console.print(text, soft_wrap=not isinstance(text, Table))
+    for part in plan_lines(plan):
+        is_line = isinstance(part, Text) and part.no_wrap is not False
+        console.print(part, soft_wrap=is_line)
     console.print(Text(f"found in {wall_s:.0f} s; results in {directory}"))
 
 
-def plan_lines(plan: Mapping[str, Any]) -> Iterator[Table | Text]:
-    """Yield what is printed: tables, and lines between them."""
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[Table | Text | Padding]:
+    """Yield what is printed: the verdict, then tables, and lines between them."""
     traffic = plan["traffic"]
     yield Text(f"{traffic['title']}: {traffic['rate']:.4g} requests/s", style="bold")
     yield Text("; ".join(o["rule"] for o in plan["objectives"]))
+    for verdict in verdicts_of(plan).values():
+        yield from verdict_parts(verdict, plan["prices"])
     yield _rates(plan)
     yield _fleets(plan)
     for line in answers(plan):
@@ -122,30 +129,14 @@ def _fleets(plan: Mapping[str, Any]) -> Table:
 
 
 def answers(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the plan says in sentences."""
-    by_name = {each["name"]: each for each in plan["candidates"]}
-    currency = plan["prices"]["currency"]
-    for model, name in plan["cheapest"].items():
-        each = by_name[name]
-        yield (
-            f"cheapest for {model}: {each['replicas']:,} x {name} at "
-            f"{each['cost_per_hour']:,.2f} {currency} an hour; "
-            f"{each['binding']['sentence']}"
-        )
-        yield f"  {each['serve_command']}"
+    """Yield what the plan says in sentences beside its verdict."""
     for name, found in plan["sensitivity"].items():
         if found["verdict"]:
             yield f"{name}: {found['verdict']}"
         moves = _largest(found["effects"])
         if moves:
             yield f"  settings that move its rate most: {moves}"
-    for each in plan["candidates"]:
-        if each["reason"]:
-            yield f"{each['name']}: {each['reason']}"
     yield from (f"note: {note}" for note in plan["notes"])
-    if plan["prices"]["note"] or plan["prices"]["date"]:
-        said = " ".join(filter(None, (plan["prices"]["date"], plan["prices"]["note"])))
-        yield f"prices: {said}"
 
 
 def _largest(effects: list[dict[str, Any]]) -> str:

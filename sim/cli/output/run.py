@@ -12,6 +12,7 @@ from sim.results.summary import (
     clock,
     latency_rows,
     summary_rows,
+    verdict_lines,
 )
 
 if TYPE_CHECKING:
@@ -41,12 +42,16 @@ def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) ->
     took = ("simulated in", f"{loop_s:.2f} s ({rate:,.0f} requests/s)")
     console = output_console()
     console.print(Text(summary["title"], style="bold"))
+    for line in verdict_lines(summary):
+        console.print(Text(line))
     console.print(facts_table([*summary_rows(summary), took]))
     console.print(_latencies(summary))
     reason = f" ({summary['path_reason']})" if summary["path_reason"] else ""
     path = f"{summary['path']} path{reason}"
     last = f"{summary['scheduling']}, {path}; results in {directory}"
     console.print(Text(last), soft_wrap=True)
+    if not summary.get("verdict", {"holds": True})["holds"]:
+        console.print(Text(f"what would help: kvsim advise {directory}"))
 
 
 def _latencies(summary: Mapping[str, Any]) -> Table:

@@ -24,14 +24,8 @@ def print_size(
     kept: Path | None,
 ) -> None:
     console = output_console()
-    console.print(Text(verdict.answer, style="bold"))
-    for heading, lines in _sections(verdict, plan, misfits):
-        console.print(Text(heading, style="dim"))
-        for line in lines:
-            console.print(Padding(Text(line), (0, 0, 0, 2)))
-    if verdict.command:
-        console.print(Text("To serve an engine:", style="dim"))
-        console.print(Text(f"  {verdict.command}"), soft_wrap=True)
+    for part in verdict_parts(verdict, plan["prices"], misfits):
+        console.print(part, soft_wrap=getattr(part, "no_wrap", None) is True)
     if explained:
         console.print(Text("The plan that was run:", style="dim"))
         console.print(Text(explained.rstrip()), soft_wrap=True)
@@ -39,11 +33,24 @@ def print_size(
         console.print(Text(f"The plan is in {kept}: kvsim plan {kept}"), soft_wrap=True)
 
 
+def verdict_parts(
+    verdict: Verdict, prices: Mapping[str, Any], misfits: Sequence[str] = ()
+) -> Iterator[Text | Padding]:
+    """Yield the answer, what it rests on under headings, and the server's command."""
+    yield Text(verdict.answer, style="bold")
+    for heading, lines in _sections(verdict, prices, misfits):
+        yield Text(heading, style="dim")
+        for line in lines:
+            yield Padding(Text(line), (0, 0, 0, 2))
+    if verdict.command:
+        yield Text("To serve an engine:", style="dim")
+        yield Text(f"  {verdict.command}", no_wrap=True)
+
+
 def _sections(
-    verdict: Verdict, plan: Mapping[str, Any], misfits: Sequence[str]
+    verdict: Verdict, prices: Mapping[str, Any], misfits: Sequence[str]
 ) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield headings and the lines under them, those that have any."""
-    prices = plan["prices"]
     said = "; ".join(filter(None, (prices["date"], prices["note"])))
     for heading, lines in (
         ("Margin:", [*filter(None, [verdict.one_engine]), *verdict.margin]),

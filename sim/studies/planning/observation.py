@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from sim.results.objectives import Objective
     from sim.results.recorder import Recording
     from sim.results.table import ResultTable
-    from sim.studies.planning.objectives import Objective
 
     Floats = NDArray[np.float64]
     Weighted = tuple[NDArray[np.float64], NDArray[np.int64]]

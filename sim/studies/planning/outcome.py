@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import comb
+from math import ceil, comb
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -102,6 +102,18 @@ class CandidatePlan:
         """The highest rate, of a candidate that meets the objectives."""
         assert self.found is not None
         return self.found
+
+
+def cost_rank(
+    cost_per_hour: float, replicas: int, rate_if_slow: float, target: float
+) -> tuple[float, float]:
+    """Return by what the cheapest of all fleets is chosen: its cost, then its surety.
+
+    Of fleets at equal cost, the one wins that costs less where every step takes as long
+    as it may: one engine of it then serves `rate_if_slow` of the `target` requests/s.
+    """
+    needed = max(ceil(target / rate_if_slow - 1e-9), replicas)
+    return cost_per_hour, cost_per_hour / replicas * needed
 
 
 def updated(

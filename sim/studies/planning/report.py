@@ -34,7 +34,7 @@ def plan_json(
     """Return everything that was found, JSON-ready; the same for the same plan."""
     plan, prices = study.plan, study.plan.parsed_prices
     first = next(each for each in study.candidates if not each.reason)
-    best = cheapest(plans)
+    best = cheapest(plans, study.target_rate)
     front = pareto_front(study, plans)
     return {
         "format": PLAN_FORMAT,

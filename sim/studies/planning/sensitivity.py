@@ -16,7 +16,7 @@ from sim.config.tables import parse_config
 from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.studies.planning import tasks
-from sim.studies.planning.outcome import Effect
+from sim.studies.planning.outcome import Effect, cost_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -177,15 +177,20 @@ def _preemption(engine: EngineConfig) -> Iterator[Lever]:
         yield _engine("swap_space", value, f"x {factor:g} ({value:g} GiB)")
 
 
-def cheapest(plans: Sequence[CandidatePlan]) -> dict[str, CandidatePlan]:
+def cheapest(
+    plans: Sequence[CandidatePlan], target_rate: float
+) -> dict[str, CandidatePlan]:
     """Return the cheapest candidate of each model that serves the traffic."""
     found: dict[str, CandidatePlan] = {}
+    ranks: dict[str, tuple[float, float]] = {}
     for each in plans:
-        if each.cost_per_hour is None:
+        if each.cost_per_hour is None or each.fleet is None:
             continue
-        best = found.get(each.candidate.model)
-        if best is None or each.cost_per_hour < (best.cost_per_hour or 0.0):
-            found[each.candidate.model] = each
+        model, number = each.candidate.model, each.fleet.num_replicas
+        slow = each.highest.cost_low
+        rank = cost_rank(each.cost_per_hour, number, slow, target_rate)
+        if model not in ranks or rank < ranks[model]:
+            found[model], ranks[model] = each, rank
     return found
 
 
@@ -195,7 +200,7 @@ def chosen(study: Study, plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
     if settings is None:
         return []
     if settings.of == "cheapest":
-        return list(cheapest(plans).values())
+        return list(cheapest(plans, study.target_rate).values())
     by_name = {each.candidate.name: each for each in plans}
     if settings.of not in by_name:
         raise ConfigError(

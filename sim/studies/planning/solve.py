@@ -12,6 +12,7 @@ from sim.studies.planning.configurations import configurations
 from sim.studies.planning.planner import Planner
 from sim.studies.planning.report import plan_json
 from sim.studies.planning.study import StoppedError, Study
+from sim.studies.planning.verdict import verdicts_of
 from sim.studies.sweeps import session
 from sim.studies.sweeps.job import Job
 
@@ -130,4 +131,6 @@ def solve(
             raise KeyboardInterrupt from stopped
     data = plan_json(study, planner.plans, planner.effects)
     data["stopped_in"] = stopped_in or None
+    verdicts = verdicts_of(data)
+    data["verdict"] = {model: each.to_dict() for model, each in verdicts.items()}
     return PlanResult(plan, data, configurations(study, planner.plans), stopped_in)

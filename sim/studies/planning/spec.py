@@ -21,7 +21,7 @@ from sim.config.tables import EngineConfig, one_line
 from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
-from sim.studies.planning.objectives import Objective, parse_objectives
+from sim.results.objectives import Objective, parse_objectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,9 +12,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
+from sim.results.objectives import parse_objectives
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
-from sim.studies.planning.objectives import parse_objectives
 from sim.studies.planning.observation import (
     MAX_SHARE,
     numbers_in_system,

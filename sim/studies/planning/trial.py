@@ -11,12 +11,12 @@ import numpy as np
 from sim.config.tables import parse_config
 from sim.costs.pricing import AtBound
 from sim.results.metrics import SERVED
+from sim.results.objectives import Objective
 from sim.results.recorder import Recorder
 from sim.results.step_table import MemorySteps
 from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.planning.binding import STEP_COLUMNS, facts_of, mean_facts
-from sim.studies.planning.objectives import Objective
 from sim.studies.planning.observation import (
     last_arrival_s,
     sample_of,

@@ -6,12 +6,15 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from sim.results.verdict import quantity
+from sim.studies.planning.outcome import cost_rank
 from sim.studies.planning.sizing import NO_PRICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 _NUM_ALTERNATIVES = 2
+_CONFIDENT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +60,33 @@ class Verdict:
         return asdict(self)
 
 
+def verdicts_of(plan: Mapping[str, Any]) -> dict[str, Verdict]:
+    """Return what ``plan.json`` comes to for each of its models."""
+    models = dict.fromkeys(each["model"] for each in plan["candidates"])
+    return {model: _verdict(plan, model) for model in models}
+
+
 def verdict_of(plan: Mapping[str, Any]) -> Verdict:
     """Return what ``plan.json`` of a plan with one model comes to."""
+    (found,) = verdicts_of(plan).values()
+    return found
+
+
+def _verdict(plan: Mapping[str, Any], model: str) -> Verdict:
     target = plan["traffic"]["rate"]
+    candidates = [each for each in plan["candidates"] if each["model"] == model]
     served = sorted(
-        (each for each in plan["candidates"] if each.get("replicas")),
-        key=lambda each: (each["cost_per_hour"], _cost_if_slow(each, target)),
+        (each for each in candidates if each.get("replicas")),
+        key=lambda each: cost_rank(
+            each["cost_per_hour"], each["replicas"], each["rate"]["cost_low"], target
+        ),
     )
     left_out = tuple(
-        f"{_each(each)}: {each['reason']}"
-        for each in plan["candidates"]
-        if each["reason"]
+        f"{_each(each)}: {each['reason']}" for each in candidates if each["reason"]
     )
-    rate = f"{plan['traffic']['rate']:,.4g} requests/s"
+    rate = f"{target:,.4g} requests/s"
     if not served:
-        answer = f"No candidate serves {rate} within the objectives."
-        return Verdict(False, answer, left_out=left_out)
+        return Verdict(False, _without_fleet(plan, candidates, rate), left_out=left_out)
     best = served[0]
     return Verdict(
         holds=True,
@@ -83,8 +97,8 @@ def verdict_of(plan: Mapping[str, Any]) -> Verdict:
         ),
         one_engine=_one_engine(plan, best),
         margin=tuple(_margins(plan, best)),
-        binds=_sentence(best["binding"]["sentence"]),
-        confidence=_confidence(plan, best),
+        binds=_sentence(best["binding"]["sentence"]) if best["binding"] else "",
+        confidence=_confidence(best),
         alternatives=tuple(_alternatives(plan, served)),
         changes=tuple(_changes(plan, served)),
         left_out=left_out,
@@ -92,11 +106,24 @@ def verdict_of(plan: Mapping[str, Any]) -> Verdict:
     )
 
 
-def _cost_if_slow(each: Mapping[str, Any], target: float) -> float:
-    """Return the cost if steps take as long as they may: of equals, the surer wins."""
-    needed = ceil(target / each["rate"]["cost_low"] - 1e-9)
-    replicas: int = each["replicas"]
-    return float(each["cost_per_hour"] / replicas * max(needed, replicas))
+def _without_fleet(
+    plan: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]], rate: str
+) -> str:
+    """Say that nothing serves the traffic, or that the plan was stopped too early."""
+    if not plan.get("stopped_in"):
+        return f"No candidate serves {rate} within the objectives."
+    most = max(
+        (each for each in candidates if each.get("rate")),
+        key=lambda each: each["rate"]["value"],
+        default=None,
+    )
+    said = "The plan was stopped before it knew how many engines are needed"
+    if most is None:
+        return f"{said}."
+    return (
+        f"{said} for {rate}: one on {_each(most)} holds {most['rate']['value']:.3g} "
+        f"requests/s."
+    )
 
 
 def _sentence(text: str) -> str:
@@ -160,19 +187,23 @@ def _margins(plan: Mapping[str, Any], each: Mapping[str, Any]) -> Iterator[str]:
         limit, found = objective["limit"], value["value"]
         side = "below" if found <= limit else "above"
         share = f"{abs(1 - found / limit):.0%}" if limit else ""
-        yield f"{objective['name']} is {found:,.4g}, {share} {side} {limit:,g}."
+        yield (
+            f"{objective['name']} is {quantity(found)}, {share} {side} "
+            f"{quantity(limit)}."
+        )
 
 
 def _fleet_of(each: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     return next(f for f in each["fleets"] if f["replicas"] == number)
 
 
-def _confidence(plan: Mapping[str, Any], each: Mapping[str, Any]) -> str:
+def _confidence(each: Mapping[str, Any]) -> str:
     fleet, rate = _fleet_of(each, each["replicas"]), each["rate"]
+    few = "so few seeds" if rate["confidence"] < _CONFIDENT else "the seeds"
     told = (
         f"It held in {fleet['seeds_that_hold']} of {fleet['num_seeds']} simulations "
-        f"of other traffic of the same kind; so few seeds give the interval above a "
-        f"confidence of {rate['confidence']:.0%}."
+        f"of other traffic of the same kind; {few} give the interval above "
+        f"a confidence of {rate['confidence']:.0%}."
     )
     steps = [text for text in each["extrapolated"] if text.startswith("step times")]
     return told + (f" {_sentence(steps[0])}" if steps else "")
@@ -203,7 +234,9 @@ def _alternatives(
 def _latencies(plan: Mapping[str, Any], each: Mapping[str, Any], number: int) -> str:
     values = _fleet_of(each, number)["values"]
     names = [o["name"] for o in plan["objectives"] if o["name"] in values]
-    return ", ".join(f"{name} {values[name]['value']:,.4g}" for name in names) + "."
+    return (
+        ", ".join(f"{name} {quantity(values[name]['value'])}" for name in names) + "."
+    )
 
 
 def _changes(plan: Mapping[str, Any], served: list[Mapping[str, Any]]) -> Iterator[str]:

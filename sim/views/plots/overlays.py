@@ -229,8 +229,10 @@ def latency_cdfs(runs: Sequence[Run]) -> Figure:
 def _facts_of_latencies(tables: Tables) -> str:
     return tables.facts(
         median_ttft_ms="TTFT median {:,.0f} ms",
+        p95_ttft_ms="p95 {:,.0f} ms",
         p99_ttft_ms="p99 {:,.0f} ms",
         median_tpot_ms="TPOT median {:,.1f} ms",
+        p95_tpot_ms="p95 {:,.1f} ms",
         p99_tpot_ms="p99 {:,.1f} ms",
         request_throughput="{:,.4g} requests/s",
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.cli.output.plan import answers, plan_lines
+from sim.studies.planning.verdict import verdicts_of
 from sim.views.plots.plans import PLAN_FIGURES
 from sim.views.plots.style import to_png
 from tests.sim.planning.plans import small, solved
@@ -63,9 +64,13 @@ def test_figures_of_a_plan_without_answers(plan: Mapping[str, Any]) -> None:
 
 
 def test_the_answer_is_said_in_sentences(plan: Mapping[str, Any]) -> None:
-    said = list(answers(plan))
     # both hold 40/s, so the cheaper GPU wins
-    assert said[0].startswith("cheapest for meta-llama/Llama-3.1-8B: ")
-    assert "Llama-3.1-8B_h100_sxm_tp1 at " in said[0]
-    assert "admission binds: " in said[0]
-    assert len(list(plan_lines(plan))) == 4 + len(said)
+    (verdict,) = verdicts_of(plan).values()
+    assert verdict.answer.startswith("Buy ")
+    assert " h100_sxm, " in verdict.answer
+    assert "dmission binds: " in verdict.binds
+    assert plan["verdict"] == {"meta-llama/Llama-3.1-8B": verdict.to_dict()}
+    shown = [getattr(part, "plain", "") for part in plan_lines(plan)]
+    assert shown.index(verdict.answer) == 2
+    said = list(answers(plan))
+    assert shown[len(shown) - len(said) :] == said

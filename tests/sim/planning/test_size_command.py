@@ -175,7 +175,12 @@ def test_nothing_that_serves_is_said_so() -> None:
     plan = {
         "traffic": {"rate": 5.0},
         "candidates": [
-            {"gpu": "l4", "tensor_parallel_size": 2, "reason": "64 do not serve it"}
+            {
+                "model": "m",
+                "gpu": "l4",
+                "tensor_parallel_size": 2,
+                "reason": "64 do not serve it",
+            }
         ],
     }
     answer = "No candidate serves 5 requests/s within the objectives."

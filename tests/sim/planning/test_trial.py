@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sim.config.tables import parse_config
+from sim.results.objectives import parse_objectives
 from sim.simulation.simulate import simulate
-from sim.studies.planning.objectives import parse_objectives
 from sim.studies.planning.observation import MAX_SHARE, warmup_share
 from sim.studies.planning.trial import (
     Trial,

@@ -61,7 +61,8 @@ def test_numbers_are_those_of_the_plan(page: Page, plan: dict[str, Any]) -> None
         assert (each["name"], "replicas", each["replicas"]) in data
         assert (each["name"], "cost_per_hour", each["cost_per_hour"]) in data
         assert each["binding"]["sentence"] in page.visible
-    assert len(data) == 1 + 1 + 3 * len(found)
+    assert len(data) == 1 + 3 * len(found)
+    assert all(e["answer"] in page.visible for e in plan["verdict"].values())
 
 
 def test_candidates_that_do_not_fit_say_why(page: Page, plan: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.studies.planning.verdict import verdicts_of
 from sim.views.plots.plans import load_points
 from sim.views.report import charts
 from sim.views.report.html import (
@@ -16,7 +17,6 @@ from sim.views.report.html import (
     decimal,
     details,
     element,
-    join,
     paragraph,
     percent,
     plural,
@@ -40,34 +40,21 @@ def _found(plan: Plan) -> list[Plan]:
 
 
 def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
-    currency = plan["prices"]["currency"]
     traffic = plan["traffic"]
     rules = ", ".join(each["rule"] for each in plan["objectives"])
     rate = data(decimal(traffic["rate"]), traffic["rate"], "rate", "traffic")
-    yield paragraph(rate, f" requests/s, {rules}.", class_="lead")
-    lines = []
-    for model, name in plan["cheapest"].items():
-        each = next(c for c in plan["candidates"] if c["name"] == name)
-        cost = each["cost_per_hour"]
-        lines.append(
-            join(
-                [
-                    element(
-                        "strong",
-                        f"{model}: {plural(each['replicas'], 'replica')} of {name}",
-                    ),
-                    " is the cheapest fleet that serves it, ",
-                    data(f"{cost:,.2f}", cost, "cost_per_hour", name),
-                    f" {currency} an hour.",
-                ]
-            )
-        )
-    lines += [
-        join([f"{each['name']}: {each['binding']['sentence']}."])
-        for each in _found(plan)
-        if each["binding"]
-    ]
-    yield element("div", bullets(lines), class_="lead")
+    verdicts = verdicts_of(plan)
+    for verdict in verdicts.values():
+        yield paragraph(element("strong", verdict.answer), class_="lead")
+        said = [verdict.one_engine, *verdict.margin, verdict.binds]
+        said += [*verdict.alternatives, *verdict.changes, verdict.confidence]
+        yield element("div", bullets(filter(None, said)), class_="lead")
+    yield paragraph(rate, f" requests/s, {rules}.")
+    best = set(plan["cheapest"].values())
+    others = [e for e in _found(plan) if e["binding"] and e["name"] not in best]
+    lines = [f"{each['name']}: {each['binding']['sentence']}." for each in others]
+    if lines:
+        yield element("div", bullets(lines))
     if plan.get("stopped_in"):
         yield paragraph(
             f"Interrupted in: {plan['stopped_in']}; what had been found is here.",

@@ -87,10 +87,13 @@ def _told(value: Any) -> str:
 
 _INTERVALS = (
     ("mean_ttft_ms", "mean TTFT"),
+    ("p95_ttft_ms", "p95 TTFT"),
     ("p99_ttft_ms", "p99 TTFT"),
     ("mean_tpot_ms", "mean TPOT"),
+    ("p95_tpot_ms", "p95 TPOT"),
     ("p99_tpot_ms", "p99 TPOT"),
     ("mean_e2el_ms", "mean E2E"),
+    ("p95_e2el_ms", "p95 E2E"),
     ("p99_e2el_ms", "p99 E2E"),
     ("request_throughput", "requests/s"),
 )

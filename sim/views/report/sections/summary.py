@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.costs.base import STEP_PARTS
+from sim.results.summary import verdict_lines
 from sim.views.report.html import (
     Markup,
     bullets,
@@ -140,11 +141,15 @@ ROWS: Final = (
     Row("Traffic", "output_throughput", "output tokens/s", count),
     Row("Latency", "mean_ttft_ms", "mean TTFT", milliseconds),
     Row("Latency", "p50_ttft_ms", "p50 TTFT", milliseconds),
+    Row("Latency", "p95_ttft_ms", "p95 TTFT", milliseconds),
     Row("Latency", "p99_ttft_ms", "p99 TTFT", milliseconds),
     Row("Latency", "p50_tpot_ms", "p50 TPOT", milliseconds),
+    Row("Latency", "p95_tpot_ms", "p95 TPOT", milliseconds),
     Row("Latency", "p99_tpot_ms", "p99 TPOT", milliseconds),
+    Row("Latency", "p95_itl_ms", "p95 ITL", milliseconds),
     Row("Latency", "p99_itl_ms", "p99 ITL", milliseconds),
     Row("Latency", "p50_e2el_ms", "p50 E2E", milliseconds),
+    Row("Latency", "p95_e2el_ms", "p95 E2E", milliseconds),
     Row("Latency", "p99_e2el_ms", "p99 E2E", milliseconds),
     Row("Cache", "num_gpu_blocks", "KV blocks", count),
     Row("Cache", "kv_cache_usage_mean", "KV usage, mean", percent),
@@ -197,6 +202,8 @@ def sentences(run: Run) -> Iterator[Markup]:
     for warning in run.summary.get("warnings", ()):
         if warning.startswith(("overloaded", "the queue stalled")):
             yield element("span", _capital(warning), class_="warn")
+    for place, line in enumerate(verdict_lines(run.summary)):
+        yield element("span" if place else "strong", line)
     yield element("strong", bound_by(run))
     yield _preempted(run)
     yield _full(run)
@@ -279,13 +286,22 @@ def _load(run: Run) -> Markup:
     served = datum(run, "request_throughput", decimal(s["request_throughput"]))
     parts += [served, " served"]
     if s.get("p50_ttft_ms") is not None:
-        keys = ("p50_ttft_ms", "p99_ttft_ms", "p50_e2el_ms", "p99_e2el_ms")
-        shown = [datum(run, key, milliseconds(s[key])) for key in keys]
-        parts += [
-            join([": median time to the first token ", shown[0], " (p99 ", shown[1]]),
-            join(["), to the whole answer ", shown[2], " (p99 ", shown[3], ")"]),
-        ]
+        parts += [": median time to the first token ", _spread_of(run, "ttft")]
+        parts += [", to the whole answer ", _spread_of(run, "e2el")]
     return join([*parts, "."])
+
+
+def _spread_of(run: Run, latency: str) -> Markup:
+    """Return the median of a latency with p95 and p99; folders of old lack p95."""
+    keys = [f"{each}_{latency}_ms" for each in ("p50", "p95", "p99")]
+    median, *tails = [
+        datum(run, key, milliseconds(value))
+        for key in keys
+        if (value := run.summary.get(key)) is not None
+    ]
+    names = ["p95", "p99"][-len(tails) :] if tails else []
+    told = [join([name, " ", tail]) for name, tail in zip(names, tails, strict=True)]
+    return join([median, " (", join(told, ", "), ")"])
 
 
 def _unserved(run: Run) -> Iterator[Markup]:
@@ -301,6 +317,7 @@ def _unserved(run: Run) -> Iterator[Markup]:
 _COMPARED: Final = (
     ("num_preemptions", "preemptions", count, False),
     ("p50_ttft_ms", "p50 TTFT", milliseconds, False),
+    ("p95_ttft_ms", "p95 TTFT", milliseconds, False),
     ("p99_ttft_ms", "p99 TTFT", milliseconds, False),
     ("p50_e2el_ms", "p50 E2E", milliseconds, False),
     ("output_throughput", "output tokens/s", count, True),

@@ -41,7 +41,9 @@ MAX_LINES: Final = 8
 _MAX_ERROR_CHARACTERS: Final = 300
 METRICS: Final = {
     "p50_ttft_ms": "p50 TTFT (ms)",
+    "p95_ttft_ms": "p95 TTFT (ms)",
     "p99_ttft_ms": "p99 TTFT (ms)",
+    "p95_tpot_ms": "p95 TPOT (ms)",
     "p99_tpot_ms": "p99 TPOT (ms)",
     "output_throughput": "output tokens/s",
     "num_preemptions": "preemptions",

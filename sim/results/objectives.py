@@ -78,7 +78,7 @@ class Objective:
 
 
 def parse_objectives(table: Mapping[str, Any]) -> tuple[Objective, ...]:
-    """Return the objectives of a plan, in its order."""
+    """Return the objectives of a plan or a run, in their order."""
     if not table:
         raise ConfigError(
             "objectives: a plan needs at least one, such as p95_ttft_ms: 2000"
