@@ -235,7 +235,7 @@ def test_how_requests_sample_shows(generation: str) -> None:
     assert plain == pressed(generation, engine, {"slo_class": {"a": 0.5, "b": 0.5}})
     # One step at a time, all that ends has ended when the next one is scheduled.
     assert plain == pressed(generation, engine, {"output_end": "length"})
-    tried = {key for key, *_ in cases} | {"priority", "slo_class"}
+    tried = {key for key, *_ in cases} | {"priority", "slo_class", "output_end"}
     of_traces = {"resample"}  # below
     assert tried == set(WorkloadConfig.model_fields) - set(SOURCES) - of_traces
 
