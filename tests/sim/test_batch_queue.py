@@ -109,8 +109,12 @@ def test_a_preempted_request_waits_for_its_tokens_under_way() -> None:
 
 
 def test_what_a_release_does_not_have_is_refused() -> None:
-    for key, value in (("async_scheduling", True), ("pipeline_parallel_size", 2)):
-        with pytest.raises(SchedulerError, match=r"known of 0.33 only.*is 0.32"):
-            Settings(8, 4, 64, engine_version="0.32", **{key: value})
+    for key, value, first in (
+        ("async_scheduling", True, 28),
+        ("pipeline_parallel_size", 2, 32),
+    ):
+        Settings(8, 4, 64, engine_version=f"0.{first}", **{key: value})
+        with pytest.raises(SchedulerError, match=rf"{key} is known from 0.{first} on"):
+            Settings(8, 4, 64, engine_version=f"0.{first - 1}", **{key: value})
     with pytest.raises(SchedulerError, match="must be at least 1, got 0"):
         Settings(8, 4, 64, pipeline_parallel_size=0)

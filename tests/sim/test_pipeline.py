@@ -135,7 +135,7 @@ def test_groups_are_those_of_the_whole_model() -> None:
 def test_pipelines_that_are_not_built_say_so() -> None:
     for engine, words in (
         ({"scheduler": "v0"}, "pipelines are built for v1 only, got 2 with v0"),
-        ({"engine_version": "0.32"}, "known of 0.33 only"),
+        ({"engine_version": "0.31"}, "known from 0.32 on"),
         ({"pipeline_parallel_size": 33}, "at most the 32 layers"),
     ):
         with pytest.raises((ConfigError, CapacityError), match=words):

@@ -81,9 +81,10 @@ class V1Dialect:
         but got no token in this call: the next running request has its turn all the
         same, as from 0.28 on. Up to 0.27 the position moves back for planned victims
         only, so the request behind the one served is passed over in that call.
-    knows_batch_queue
-        Whether steps in flight, asynchronous or in a pipeline, are known to be
-        scheduled as here: in 0.33.
+    knows_async_scheduling, knows_pipelines
+        Whether steps in flight, one ahead or in a pipeline, are known to be
+        scheduled as here: from 0.28 on (before, output of a preempted request was
+        awaited in another way), and from 0.32 on.
     knows_drafts
         Whether speculative decoding is known to be as here: in 0.33.
     spaces_prefills
@@ -102,7 +103,8 @@ class V1Dialect:
     passes_over_self_preempted: bool
     steps_back_for_unplanned_victims: bool
     spaces_prefills: bool
-    knows_batch_queue: bool
+    knows_async_scheduling: bool
+    knows_pipelines: bool
     knows_drafts: bool
 
     @property
@@ -210,6 +212,7 @@ def dialect_of(engine_version: str) -> V1Dialect:
         passes_over_self_preempted=minor >= 33,
         steps_back_for_unplanned_victims=minor >= 28,
         spaces_prefills=minor >= 33,
-        knows_batch_queue=minor >= 33,
+        knows_async_scheduling=minor >= 28,
+        knows_pipelines=minor >= 32,
         knows_drafts=minor >= 33,
     )

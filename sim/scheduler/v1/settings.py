@@ -153,11 +153,15 @@ class Settings:
         for key, is_used in used.items():
             if is_used and not dialect.has_key(key):
                 raise dialect.refuse_key(key)
-        if self.max_concurrent_batches > 1 and not dialect.knows_batch_queue:
+        if self.async_scheduling and not dialect.knows_async_scheduling:
             raise SchedulerError(
-                f"several steps in flight (async_scheduling, pipeline_parallel_size) "
-                f"are known of 0.{LAST_MINOR} only, the engine_version is "
-                f"{dialect.release}; leave them out, or raise engine_version"
+                f"async_scheduling is known from 0.28 on, the engine_version is "
+                f"{dialect.release}; set it to false, or raise engine_version"
+            )
+        if self.pipeline_parallel_size > 1 and not dialect.knows_pipelines:
+            raise SchedulerError(
+                f"pipeline_parallel_size is known from 0.32 on, the engine_version "
+                f"is {dialect.release}; leave it out, or raise engine_version"
             )
         if self.speculative_config is not None and not dialect.knows_drafts:
             raise SchedulerError(
