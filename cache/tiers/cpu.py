@@ -140,6 +140,11 @@ class CPUTier:
         return len(self._chunks)
 
     @property
+    def num_reading_chunks(self) -> int:
+        """Places that are being read."""
+        return len(self._chunks) - self.num_evictable_chunks - self.num_writing_chunks
+
+    @property
     def num_free_chunks(self) -> int:
         """Places that hold nothing."""
         return self.num_chunks - len(self._chunks)

@@ -352,7 +352,23 @@ class BlockTables:
         key = known.next_key
         return key is None or self.pool.get_cached_block(key) is None
 
-    def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
+    def begin(
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        found: Found,
+        *,
+        num_tokens_to_cache: int | None = None,
+    ) -> None:
+        """See `Tables.begin`; what is to be loaded is not findable before it is there.
+
+        Parameters
+        ----------
+        request, num_tokens, found
+            As there.
+        num_tokens_to_cache
+            Leading tokens whose full blocks become findable; None for all.
+        """
         known = self._known.pop(request.request_id, None) or Known()
         table = request.table = BlockTable(len(self.managers), known)
         if self._policy_pool is not None:
@@ -369,6 +385,8 @@ class BlockTables:
             num_slots = self._num_slots(num_tokens)
         if self._has_drafts:
             num_known = min(num_tokens, request.num_tokens)
+        if num_tokens_to_cache is not None:
+            num_known = num_tokens_to_cache
         self._lengthen(request, num_hit_tokens, num_tokens, num_slots, num_known)
 
     # -- growth ---------------------------------------------------------------

@@ -70,6 +70,8 @@ class Parts:
         (``max_concurrent_batches``), or None.
     speculative
         In place of both where settings have a ``speculative_config``, or None.
+    connected
+        In its place where settings have a tier behind the pool (``offload``), or None.
     settings
         A frozen dataclass: what the generation is configured with. A field whose
         engine key has another name says so in its metadata, as ``key``.
@@ -88,6 +90,7 @@ class Parts:
     evictor_role: type | None = None
     queued: type | None = None
     speculative: type | None = None
+    connected: type | None = None
 
     def construct(self, settings: Any, cache: CacheConfig) -> Any:
         """Construct the scheduler."""
@@ -95,6 +98,8 @@ class Parts:
             return self.speculative(settings, cache)
         if self.queued is not None and settings.max_concurrent_batches > 1:
             return self.queued(settings, cache)
+        if self.connected is not None and settings.offload is not None:
+            return self.connected(settings, cache)
         return self.scheduler(settings, cache)
 
     def settings_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

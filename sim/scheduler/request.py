@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from cache.block import KVCacheBlock
     from cache.tokens import TokenIds
@@ -25,6 +25,8 @@ class RequestStatus(Enum):
     """Lost its blocks and waits to be computed again."""
     SWAPPED = "swapped"
     """Its blocks are on the CPU."""
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
+    """Holds blocks that a KV connector fills."""
     FINISHED_STOPPED = "finished_stopped"
     """Generated all that the workload had for it."""
     FINISHED_LENGTH_CAPPED = "finished_length_capped"
@@ -33,6 +35,8 @@ class RequestStatus(Enum):
     """Withdrawn by its client."""
     FINISHED_REJECTED = "finished_rejected"
     """Could never be served, or no further; refused with a reason."""
+    FINISHED_ERROR = "finished_error"
+    """What it was to load could not be loaded."""
 
     leads_to: tuple[RequestStatus, ...]
     """The legal next ones: `TRANSITIONS`, without hashing, which enums do slowly."""
@@ -50,17 +54,34 @@ _FINISHED = frozenset(
         _S.FINISHED_LENGTH_CAPPED,
         _S.FINISHED_ABORTED,
         _S.FINISHED_REJECTED,
+        _S.FINISHED_ERROR,
     }
 )
 _SERVED = frozenset({_S.FINISHED_STOPPED, _S.FINISHED_LENGTH_CAPPED})
 
 TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
-    _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED}),
+    _S.WAITING: frozenset(
+        {
+            _S.RUNNING,
+            _S.WAITING_FOR_REMOTE_KVS,
+            _S.FINISHED_REJECTED,
+            _S.FINISHED_ABORTED,
+        }
+    ),
     _S.RUNNING: _SERVED | {_S.PREEMPTED, _S.SWAPPED, _S.FINISHED_ABORTED},
     # Two generations ignore what has grown too long to be computed or swapped in again.
     # Or gets its last token of a step that was in flight when it was preempted.
-    _S.PREEMPTED: _SERVED | {_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED},
+    _S.PREEMPTED: _SERVED
+    | {
+        _S.RUNNING,
+        _S.WAITING_FOR_REMOTE_KVS,
+        _S.FINISHED_REJECTED,
+        _S.FINISHED_ABORTED,
+    },
     _S.SWAPPED: frozenset({_S.RUNNING, _S.FINISHED_REJECTED, _S.FINISHED_ABORTED}),
+    _S.WAITING_FOR_REMOTE_KVS: frozenset(
+        {_S.WAITING, _S.PREEMPTED, _S.FINISHED_ERROR, _S.FINISHED_ABORTED}
+    ),
     **{status: frozenset() for status in _FINISHED},
 }
 """The legal transitions of `RequestStatus`."""
@@ -131,6 +152,8 @@ class Request:
     parent_id
         The workload's request; several of the engine's share it where every sample is
         a request of its own. None for its own id.
+    kv_transfer_params
+        What the client says to a KV connector, under vLLM's names; None for nothing.
 
     Attributes
     ----------
@@ -171,6 +194,7 @@ class Request:
         "first_scheduled_s",
         "first_token_s",
         "joined_step",
+        "kv_transfer_params",
         "max_num_tokens",
         "max_output_tokens",
         "num_cached_blocks",
@@ -217,6 +241,7 @@ class Request:
         beam_seed: int = 0,
         beam_percent: int = 0,
         parent_id: int | None = None,
+        kv_transfer_params: Mapping[str, Any] | None = None,
     ) -> None:
         self.request_id = request_id
         self.arrival_s = arrival_s
@@ -232,6 +257,7 @@ class Request:
         self.beam_seed = beam_seed
         self.beam_percent = beam_percent
         self.parent_id = request_id if parent_id is None else parent_id
+        self.kv_transfer_params = kv_transfer_params
 
         self.status = RequestStatus.WAITING
         self.reason = ""

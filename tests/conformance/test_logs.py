@@ -24,7 +24,17 @@ from tests.shared import SHARED, shared
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOLDERS = ("cacheflow", "old", "v0", "v1", "v1_33", "v1_async", "v1_hybrid", "v1_spec")
+FOLDERS = (
+    "cacheflow",
+    "old",
+    "v0",
+    "v1",
+    "v1_33",
+    "v1_async",
+    "v1_hybrid",
+    "v1_offload",
+    "v1_spec",
+)
 ENDING = ".workload.json"
 NAMES = [
     f"{folder}/{path.name.removesuffix(ENDING)}"
@@ -82,11 +92,21 @@ def test_releases_whose_rules_are_others_are_refused(
 
 def test_all_the_logs_are_compared() -> None:
     shared("conformance")
-    assert len(NAMES) >= 209
+    assert len(NAMES) >= 234
     assert {name.partition("/")[0] for name in NAMES} == set(FOLDERS)
 
 
-PROVED = ("pressure", "swap", "evict", "partial", "checkpoint", "small_chunk")
+PROVED = (
+    "pressure",
+    "swap",
+    "evict",
+    "partial",
+    "checkpoint",
+    "small_chunk",
+    "fail_recompute",
+    "preempt_flush",
+    "sync_load",
+)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if any(p in n for p in PROVED)])

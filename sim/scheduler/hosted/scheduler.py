@@ -73,6 +73,10 @@ class VllmScheduler:
     def __init__(self, settings: HostedSettings, cache: CacheConfig) -> None:
         api = load_api()
         self.installed: str = api.installed
+        if settings.offload is not None:
+            raise SchedulerError(
+                "a hosted vLLM has no CPU tier here; leave it out, or take scheduler v1"
+            )
         # The engine arguments, under the nearest release that we know.
         self.settings = settings
         self.block_size = cache.block_size

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, TableChanges, names_of, preemptions
+from sim.scheduler.log.transfers import TransferLines
+from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 
 if TYPE_CHECKING:
     from sim.scheduler.hosted.scheduler import VllmScheduler
@@ -61,6 +63,7 @@ class V1Lines(ABC):
             line["junction"] = junctions
         if copies := self.scheduler.copies:
             line["copy"] = [list(pair) for pair in copies]
+        line |= self._transferred(tables)
         if tables:
             line["bt"] = tables
         return line
@@ -68,6 +71,11 @@ class V1Lines(ABC):
     @abstractmethod
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         """Return what to log of the table of a scheduled request, if it changed."""
+
+    def _transferred(self, tables: dict[str, list[Any]]) -> Line:
+        """Return what a KV connector did, adding to the changed `tables`."""
+        del tables
+        return {}
 
     def _awaited(self, output: Any) -> Line:
         """Return the batch's drafts, and what it awaits of steps in flight."""
@@ -134,6 +142,24 @@ class V1Log(V1Lines):
     """Lines of our scheduler."""
 
     scheduler: Scheduler
+
+    def __init__(self, scheduler: Any, names: Names) -> None:
+        super().__init__(scheduler, names)
+        has_connector = isinstance(scheduler, ConnectorScheduler)
+        self.transfers = TransferLines(scheduler, names) if has_connector else None
+
+    def _transferred(self, tables: dict[str, list[Any]]) -> Line:
+        if self.transfers is None:
+            return {}
+        for request in self.transfers.loading():
+            name = self.names[request.request_id]
+            if change := self._change(request, name, is_new=True):
+                tables[name] = change
+        return self.transfers.asked()
+
+    def queues(self) -> Line:
+        line = super().queues()
+        return line if self.transfers is None else self.transfers.queues(line)
 
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         groups = self.scheduler.groups

@@ -17,6 +17,7 @@ def _parts() -> Parts:
     from cache.v1.policies import CACHE_POLICIES, CachePolicy
     from sim.scheduler.log.v1 import V1Log
     from sim.scheduler.v1.batch_queue import BatchQueueScheduler
+    from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
     from sim.scheduler.v1.scheduler import Scheduler
     from sim.scheduler.v1.settings import Settings
     from sim.scheduler.v1.speculative import SpeculativeScheduler
@@ -29,6 +30,7 @@ def _parts() -> Parts:
         CachePolicy,
         queued=BatchQueueScheduler,
         speculative=SpeculativeScheduler,
+        connected=ConnectorScheduler,
     )
 
 

@@ -87,6 +87,8 @@ class V1Dialect:
         awaited in another way), and from 0.32 on.
     knows_drafts
         Whether speculative decoding is known to be as here: in 0.33.
+    knows_offloading
+        Whether a CPU tier is known to be stored to and loaded from as here: in 0.33.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
         exists, but acts between data-parallel ranks only.
@@ -106,6 +108,7 @@ class V1Dialect:
     knows_async_scheduling: bool
     knows_pipelines: bool
     knows_drafts: bool
+    knows_offloading: bool
 
     @property
     def release(self) -> str:
@@ -215,4 +218,5 @@ def dialect_of(engine_version: str) -> V1Dialect:
         knows_async_scheduling=minor >= 28,
         knows_pipelines=minor >= 32,
         knows_drafts=minor >= 33,
+        knows_offloading=minor >= 33,
     )

@@ -26,7 +26,7 @@ from sim.scheduler.v1.queues import REQUEST_QUEUES
 from sim.scheduler.views import RunningColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from cache.v1.tables import Tables
     from sim.scheduler.request import Request
@@ -356,9 +356,17 @@ class Holdings:
     def summary(self) -> dict[str, Any]:
         return self.prefix_cache_stats.summary(self.tables.num_evictions)
 
+    def _holders(self) -> Iterable[Request]:
+        """Return the requests that hold blocks and do not run."""
+        return ()
+
+    def _fresh(self) -> Iterable[Request]:
+        """Return the waiting requests that hold no blocks."""
+        return self.waiting
+
     def check(self) -> None:
-        self.tables.check(self.running)
-        check_queues(self.running, self.waiting, self.max_num_seqs)
+        self.tables.check([*self.running, *self._holders()])
+        check_queues(self.running, self._fresh(), self.max_num_seqs)
         decodes = [each for each in self.running if each not in self.prefilling]
         self.clock.check(decodes)
         orders = [request.order for request in self.running]
@@ -393,11 +401,12 @@ def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
     """Return block tables that do as little as the cache's rules allow."""
     layout, caches = cache.groups, cache.enable_prefix_caching
     drafts = settings.speculative_config
-    is_plain = (
-        layout.keeps_all_blocks
-        and settings.max_concurrent_batches == 1
+    is_alone = (
+        settings.max_concurrent_batches == 1
         and drafts is None
+        and settings.offload is None
     )
+    is_plain = layout.keeps_all_blocks and is_alone
     size = cache.num_gpu_blocks, cache.block_size
     unhashed_first = settings.dialect.reuses_unhashed_first(
         caching=caches, windowed=not layout.keeps_all_blocks
@@ -421,7 +430,6 @@ def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
     )
     # A lone window given by hand is kept whole, as before there were intervals.
     interval = None if cache.layout is None else cache.prefix_cache_retention_interval
-    is_alone = settings.max_concurrent_batches == 1 and drafts is None
     if caches and policy is None and is_alone and GroupRunTables.serves(layout):
         return GroupRunTables(layout, limits, retention_interval=interval)
     return BlockTables(

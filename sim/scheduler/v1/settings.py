@@ -11,6 +11,7 @@ from sim.scheduler.v1.queues import REQUEST_QUEUES
 
 if TYPE_CHECKING:
     from sim.scheduler.admission import AdmissionRule
+    from sim.scheduler.v1.connectors.settings import OffloadSettings
     from sim.scheduler.v1.speculative_config import SpeculativeConfig
     from sim.scheduler.victims import VictimPolicy
 
@@ -59,6 +60,8 @@ class Settings:
         Stages that a step goes through; as many steps may be in flight.
     speculative_config
         Draft tokens, or None.
+    offload
+        A CPU tier behind the pool, or None.
 
     Raises
     ------
@@ -84,6 +87,7 @@ class Settings:
     async_scheduling: bool = False
     pipeline_parallel_size: int = 1
     speculative_config: SpeculativeConfig | None = None
+    offload: OffloadSettings | None = None
     dialect: V1Dialect = field(init=False)
 
     def __post_init__(self) -> None:
@@ -169,6 +173,8 @@ class Settings:
                 f"engine_version is {dialect.release}; leave speculative_config out, "
                 f"or raise engine_version"
             )
+        if self.offload is not None:
+            self._check_offload(dialect)
         if self.scheduling_policy not in REQUEST_QUEUES:
             raise SchedulerError(
                 f"scheduling_policy must be one of {', '.join(REQUEST_QUEUES)}, got "
@@ -181,6 +187,31 @@ class Settings:
                 f"before 0.11 only fcfs with chunked prefill is known (V1 of 0.8 has "
                 f"no priority policy, and schedules otherwise without chunking), the "
                 f"engine_version is {dialect.release}; use 0.11 or a later release"
+            )
+
+    def _check_offload(self, dialect: V1Dialect) -> None:
+        """Refuse what is not known of engines with a CPU tier."""
+        remedy = "or leave the CPU tier out"
+        if not dialect.knows_offloading:
+            raise SchedulerError(
+                f"a CPU tier is known of 0.{LAST_MINOR} only, the engine_version is "
+                f"{dialect.release}; raise engine_version, {remedy}"
+            )
+        if self.max_concurrent_batches > 1:
+            raise SchedulerError(
+                f"with a CPU tier steps are formed one by one (async_scheduling off, "
+                f"pipeline_parallel_size 1), got {self.max_concurrent_batches} in "
+                f"flight; set async_scheduling: false, {remedy}"
+            )
+        if self.speculative_config is not None:
+            raise SchedulerError(
+                f"a CPU tier is not built beside drafts; leave speculative_config out, "
+                f"{remedy}"
+            )
+        if self.admission is not None:
+            raise SchedulerError(
+                f"admission rules know no requests that load blocks; leave admission "
+                f"out, {remedy}"
             )
 
     def _check_values(self) -> None:

@@ -17,12 +17,14 @@ from sim.scheduler.request import Request
 from sim.scheduler.v1 import V1
 from sim.studies.conformance.drafts import SeededAcceptance
 from sim.studies.conformance.kv_planning import coordinator_of, header_of
+from sim.studies.conformance.played_worker import PlayedWorker, WorkerPace
 from sim.studies.conformance.workload import MAX_LEN, StreamTokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sim.scheduler.base import Scheduler
+    from sim.scheduler.log.transfers import TransferLines
     from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
 
 MOST_ROUNDS = 100
@@ -86,6 +88,10 @@ class DecisionDriver:
                 finds_drafts=speculative is not None and speculative.finds_drafts,
             ),
         )
+        self._worker: PlayedWorker | None = None
+        if getattr(self.scheduler, "transfers", None) is not None:
+            pace = getattr(workload.engine, "worker", None)
+            self._worker = PlayedWorker(pace or WorkerPace())
         self._queue = deque[tuple[int, Any]]()
         self._max_queued = getattr(self.scheduler, "max_concurrent_batches", 1)
 
@@ -162,7 +168,9 @@ class DecisionDriver:
         has_room = len(self._queue) < self._max_queued
         if has_room and (output.scheduled or self._is_due()):
             return line | {"free_end": self._log.free()}
-        moves = any(_moves(each) for _, each in self._queue)
+        moves = any(_moves(each) for _, each in self._queue) or getattr(
+            scheduler, "awaits_transfers", False
+        )
         line |= self._process()
         if not self._is_left_alone():
             self._rounds.clear()
@@ -183,12 +191,27 @@ class DecisionDriver:
         if isinstance(self._sample, InFlightSampler):
             line = self._delivered(step, self._sample.delivery)
         scheduler.update(finished)
+        if self._worker is not None:
+            line |= self._transferred(step, self._worker)
         self._prove()
         if output.ignored or _num_tokens(output.scheduled) > num_tokens:
             self._rounds.clear()
         if finished:
             line["fin"] = names_of(finished, self.names)
-        return line | {"free_end": self._log.free()}
+        line["free_end"] = self._log.free()
+        return line if self._worker is None else line | self._transfer_log.tier_end()
+
+    @property
+    def _transfer_log(self) -> TransferLines:
+        log: Any = self._log
+        return log.transfers  # type: ignore[no-any-return]
+
+    def _transferred(self, step: int, worker: PlayedWorker) -> Line:
+        """Play the copies that a call asked for; return what has ended."""
+        scheduler: Any = self.scheduler
+        report = worker.step(step, scheduler.transfers)
+        scheduler.receive(report)
+        return self._transfer_log.ends(report)
 
     def _delivered(self, step: int, delivery: Any) -> Line:
         """Return what became of the tokens of a batch that was in flight."""
@@ -287,6 +310,8 @@ def _arguments(workload: DecisionWorkload) -> dict[str, Any]:
     arguments = {_ENGINE_KEYS.get(key, key): value for key, value in written.items()}
     if (speculative := getattr(workload.engine, "speculative", None)) is not None:
         arguments["speculative_config"] = speculative.config()
+    if (offload := getattr(workload.engine, "offload", None)) is not None:
+        arguments["offload"] = offload.settings()
     if (plan := workload.plan) is not None and workload.kv is not None:
         arguments["layout"] = plan.layout
         key = "prefix_cache_retention_interval"
@@ -337,4 +362,5 @@ def make_request(index: int, raw: DecisionRequest, max_model_len: int) -> Reques
         oracle_branch_num_tokens=tuple(length + own for own in branches),
         beam_seed=raw.beam_seed,
         beam_percent=raw.beam_pct,
+        kv_transfer_params=raw.kv_transfer_params,
     )

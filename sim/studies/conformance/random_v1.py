@@ -32,7 +32,7 @@ def random_workload(
     With asynchronous scheduling it is the same but for outputs that end early.
     """
     draw = Random(f"conform {seed}")
-    config = _config(draw, dialect_of(release))
+    config = random_config(draw, dialect_of(release))
     requests = random_requests(draw, config)
     if draw.random() < ABORTED_SHARE:
         withdraw_some(draw, requests)
@@ -63,7 +63,8 @@ def as_workload(
     return parse_workload(json.dumps(raw), name)
 
 
-def _config(draw: Random, dialect: V1Dialect) -> dict[str, Any]:
+def random_config(draw: Random, dialect: V1Dialect) -> dict[str, Any]:
+    """Return an engine of a release; its longest request fits the pool."""
     block_size = draw.choice((1, 2, 4, 4, 8, 16))
     num_gpu_blocks = draw.randint(4, draw.choice((12, MOST_BLOCKS)))
     longest = (num_gpu_blocks - 1) * block_size

@@ -31,6 +31,10 @@ from sim.studies.conformance.fields import (
     whole,
 )
 from sim.studies.conformance.kv_planning import KvCache  # noqa: TC001  # pydantic
+from sim.studies.conformance.played_worker import (  # noqa: TC001  # pydantic
+    OffloadTier,
+    WorkerPace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -107,6 +111,8 @@ class DecisionRequest(Table):
     priority: Whole = 0
     abort_step: Step | None = None
     stop_after: Positive | None = None
+    max_load_tokens: Count | None = None
+    max_offload_tokens: Count | None = None
     acc_seed: Whole = 0
     acc_pct: Annotated[Whole, Field(ge=0, le=100)] = 0
     draft_pct: Annotated[Whole, Field(ge=0, le=100)] = 100
@@ -115,6 +121,13 @@ class DecisionRequest(Table):
     @classmethod
     def _read(cls, data: Any) -> Any:
         return without_comments(data, nulls=cls.model_fields)
+
+    @property
+    def kv_transfer_params(self) -> dict[str, int] | None:
+        """What the client says to a KV connector; None for nothing."""
+        names = ("max_load_tokens", "max_offload_tokens")
+        given = {name: getattr(self, name) for name in names}
+        return {k: v for k, v in given.items() if v is not None} or None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -204,6 +217,8 @@ class V1Engine(_Engine):
     async_scheduling: bool = False
     pipeline_parallel_size: Positive = 1
     speculative: Speculative | None = None
+    offload: OffloadTier | None = None
+    worker: WorkerPace | None = None
 
     @property
     def max_concurrent_batches(self) -> int:

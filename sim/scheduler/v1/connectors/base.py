@@ -1,0 +1,209 @@
+"""The scheduler's side of a KV connector: its role, and the jobs of its workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sim.scheduler.request import Request
+
+
+class JobKind(Enum):
+    """Which way a job copies."""
+
+    STORE = "store"
+    """Out of the GPU's pool, beside later steps."""
+    LOAD = "load"
+    """Into blocks of a request that waits for it."""
+    SYNC_LOAD = "sync_load"
+    """Into blocks of a request of the batch, before the step runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferJob:
+    """Blocks that the workers copy.
+
+    Parameters
+    ----------
+    job_id
+        Counted from 0, over all kinds.
+    kind
+        Which way.
+    request
+        Whose blocks they are.
+    first_block
+        Place of the first of them in the request's table.
+    block_ids
+        On the GPU, in order.
+    chunk_ids, keys
+        Places at the other end, and what they hold.
+    """
+
+    job_id: int
+    kind: JobKind
+    request: Request
+    first_block: int
+    block_ids: list[int]
+    chunk_ids: list[int]
+    keys: list[int]
+
+
+@dataclass(slots=True)
+class StepTransfers:
+    """What a call of the scheduler asks of the workers.
+
+    Attributes
+    ----------
+    loads, stores
+        Jobs that begin with this step.
+    flush
+        Jobs that must have ended before the step runs, ascending.
+    refused
+        Lots without room: whose, and of how many chunks.
+    num_below_threshold
+        Chunks that were offered too seldom to be stored.
+    evicted_ids
+        Chunks that made room, in the order in which they went.
+    """
+
+    loads: list[TransferJob] = field(default_factory=list)
+    stores: list[TransferJob] = field(default_factory=list)
+    flush: list[int] = field(default_factory=list)
+    refused: list[tuple[Request, int]] = field(default_factory=list)
+    num_below_threshold: int = 0
+    evicted_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What the workers say with the output of a step.
+
+    Parameters
+    ----------
+    done
+        Jobs that have ended, failed ones included, in the order of their ends.
+    invalid_block_ids
+        Blocks on the GPU that loads failed to fill.
+    """
+
+    done: Sequence[int] = ()
+    invalid_block_ids: Sequence[int] = ()
+
+
+class Match(NamedTuple):
+    """What a connector has of a request beyond the local hit.
+
+    Attributes
+    ----------
+    num_tokens
+        Tokens that can be loaded; None to be asked again in another call.
+    is_async
+        Whether the request waits for them outside of batches.
+    """
+
+    num_tokens: int | None
+    is_async: bool
+
+
+class Batch(Protocol):
+    """The call that a connector is asked to complete."""
+
+    def preempted(self) -> Iterable[Request]:
+        """Return the requests that it preempted."""
+        ...
+
+    def num_tokens_after(self, requests: Iterable[Request]) -> dict[Request, int]:
+        """Return the computed tokens, after this step, of those in the batch.
+
+        In batch order.
+        """
+        ...
+
+    def new_block_ids(self) -> Iterable[int]:
+        """Return the blocks that requests took that ran before the call."""
+        ...
+
+    def block_ids(self, request: Request) -> list[int]:
+        """Return the table of a request in the batch."""
+        ...
+
+
+class KVConnector(Protocol):
+    """Where blocks may come from and go to, as the scheduler sees it.
+
+    The calls stand in the order of a request's life. Names are vLLM's.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/base.py``.
+    """
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether the engine must keep stepping, requests or not."""
+        ...
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> Match:
+        """Look up the head of the queue.
+
+        Parameters
+        ----------
+        request
+            Holds no blocks.
+        num_computed_tokens
+            Its local hit.
+        """
+        ...
+
+    def update_state_after_alloc(
+        self, request: Request, block_ids: list[int], num_external_tokens: int
+    ) -> None:
+        """Note the table of a request that was admitted or begins to load.
+
+        Parameters
+        ----------
+        request, block_ids
+            It, and its whole table.
+        num_external_tokens
+            Tokens to be loaded, as they were matched.
+        """
+        ...
+
+    def build_connector_meta(self, batch: Batch) -> StepTransfers:
+        """End a call of the scheduler: say what the workers are to do."""
+        ...
+
+    def request_finished(
+        self, request: Request, block_ids: list[int], num_computed_tokens: int
+    ) -> bool:
+        """Note a request that ends; its blocks are about to be freed.
+
+        Parameters
+        ----------
+        request
+            Its status is final.
+        block_ids
+            Its table, as of the last batch that it was in.
+        num_computed_tokens
+            Tokens whose KV entries stand there.
+
+        Returns
+        -------
+        bool
+            Whether its blocks must be kept until they have been sent.
+        """
+        ...
+
+    def update_connector_output(self, report: TransferReport) -> list[Request]:
+        """Note jobs that have ended; return requests that waited for one, in order."""
+        ...
+
+    def check(self) -> None:
+        """Prove its invariants in O(n)."""
+        ...

@@ -1,0 +1,430 @@
+"""The offloading connector: blocks that leave the GPU for a CPU tier and come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.errors import require
+from cache.tiers import CPUTier, RequestAccess
+from sim.scheduler.v1.connectors.base import (
+    JobKind,
+    Match,
+    StepTransfers,
+    TransferJob,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.base import Batch, TransferReport
+    from sim.scheduler.v1.connectors.settings import OffloadSettings
+
+_ASK_AGAIN = Match(None, is_async=False)
+_NOTHING = Match(0, is_async=False)
+
+
+class Offload:
+    """What is kept of a request, from its first look-up until its last job has ended.
+
+    Attributes
+    ----------
+    request, access
+        It, and what the tier knows of it.
+    hashes, keys
+        Chained, of its leading full blocks; and of its leading whole chunks.
+    next_chunk
+        The first one that was not stored, loaded or passed over.
+    most_tokens
+        Leading tokens that may be stored.
+    num_local_tokens
+        The local hit of its latest look-up.
+    loads_in_step
+        Whether what that look-up found is to be loaded into its own batch.
+    jobs
+        In flight.
+    has_ended
+        Whether it has left the engine.
+    """
+
+    __slots__ = (
+        "access",
+        "has_ended",
+        "hashes",
+        "jobs",
+        "keys",
+        "loads_in_step",
+        "most_tokens",
+        "next_chunk",
+        "num_local_tokens",
+        "request",
+    )
+
+    def __init__(self, request: Request, most_tokens: int) -> None:
+        self.request = request
+        self.access = RequestAccess()
+        self.hashes: list[int] = []
+        self.keys: list[int] = []
+        self.next_chunk = 0
+        self.most_tokens = most_tokens
+        self.num_local_tokens = 0
+        self.loads_in_step = False
+        self.jobs: dict[int, TransferJob] = {}
+        self.has_ended = False
+
+
+class OffloadingConnector:
+    """Stores chunks as they are computed, and loads what later requests share.
+
+    Chunk i of a request covers its blocks from ``i * blocks_per_chunk`` on; its key is
+    the chained hash of the last of them, so a chunk is found by what it holds and all
+    before it.
+
+    Parameters
+    ----------
+    settings
+        Tier and limits.
+    block_size
+        Tokens a block.
+    enable_prefix_caching
+        Of the GPU's pool. With it, a chunk is loaded once, and others wait to hit it.
+
+    Attributes
+    ----------
+    tier
+        The chunks.
+    jobs
+        In flight, by number.
+
+    Notes
+    -----
+    Source: vLLM 0.33,
+    ``vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py``. Requests
+    that ended since the last call are walked in the order of their ends; the release
+    walks a set of strings.
+    """
+
+    def __init__(
+        self, settings: OffloadSettings, block_size: int, *, enable_prefix_caching: bool
+    ) -> None:
+        self._settings = settings
+        self._block_size = block_size
+        self._blocks_per_chunk = settings.blocks_per_chunk
+        self._chunk_tokens = settings.blocks_per_chunk * block_size
+        self.tier = CPUTier(
+            settings.num_chunks,
+            eviction_policy=settings.eviction_policy,
+            store_threshold=settings.store_threshold,
+            max_tracker_size=settings.max_tracker_size,
+        )
+        self.jobs: dict[int, TransferJob] = {}
+        self._num_jobs = 0
+        self._offloads: dict[Request, Offload] = {}
+        self._storing: dict[Request, Offload] = {}  # running, with more to store
+        self._ended: list[tuple[Offload, list[int], int]] = []
+        self._waits_for_loads = enable_prefix_caching
+        self._being_loaded: set[int] = set()
+        # Blocks of stores in flight whose requests have ended, so that they may be
+        # taken for new content: the jobs.
+        self._watched: dict[int, set[int]] = {}
+        self._handed_out: set[int] = set()
+        self._sync_budget = settings.sync_load_budget_tokens
+        self._loads: list[TransferJob] = []
+
+    @property
+    def has_pending_work(self) -> bool:
+        return bool(self.jobs or self._ended)
+
+    @property
+    def _watches(self) -> bool:
+        """Whether it matters which blocks are taken in this call."""
+        return bool(self._watched or self._ended)
+
+    # -- loading --------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> Match:
+        offload = self._offload_of(request)
+        offload.next_chunk = 0
+        if offload.jobs:
+            return _ASK_AGAIN
+        offload.num_local_tokens = num_computed_tokens
+        offload.loads_in_step = False
+        num_tokens = self._num_found(offload, num_computed_tokens)
+        if num_tokens is None:
+            return _ASK_AGAIN
+        if not num_tokens:
+            return _NOTHING
+        # A token at least is left to be computed, or there is nothing to schedule.
+        if (
+            num_tokens <= self._sync_budget
+            and num_computed_tokens + num_tokens < request.num_tokens
+        ):
+            self._sync_budget -= num_tokens
+            offload.loads_in_step = True
+        return Match(num_tokens, is_async=not offload.loads_in_step)
+
+    def _offload_of(self, request: Request) -> Offload:
+        offload = self._offloads.get(request)
+        if offload is None:
+            most = request.max_num_tokens
+            if self._settings.offload_prompt_only:
+                most = request.num_prompt_tokens
+            limit = _limit_of(request, "max_offload_tokens")
+            most = most if limit is None else min(most, limit)
+            offload = self._offloads[request] = Offload(request, most)
+        return offload
+
+    def _num_found(self, offload: Offload, num_local: int) -> int | None:
+        """Return how many tokens beyond the local hit can be loaded, if it is known."""
+        request, chunk_tokens = offload.request, self._chunk_tokens
+        self._know_keys(offload, request.num_tokens)
+        most = len(offload.keys) * chunk_tokens
+        limit = _limit_of(request, "max_load_tokens")
+        if limit is not None:
+            most = min(most, num_local + limit) // chunk_tokens * chunk_tokens
+        if most - num_local < chunk_tokens:
+            return 0
+        first, last = num_local // chunk_tokens, most // chunk_tokens
+        num_chunks, all_there = self.tier.longest_prefix(offload.keys[first:last])
+        if not num_chunks:
+            return 0
+        if not all_there:
+            return None
+        last = first + num_chunks
+        num_tokens = last * chunk_tokens - num_local
+        if num_tokens < chunk_tokens:
+            return 0  # a part of a chunk is not loaded alone
+        if not self._being_loaded.isdisjoint(offload.keys[first:last]):
+            return None
+        return num_tokens
+
+    def _know_keys(self, offload: Offload, num_tokens: int) -> None:
+        """Extend the keys to the whole chunks of so many tokens."""
+        num_chunks = num_tokens // self._chunk_tokens
+        keys, size = offload.keys, self._blocks_per_chunk
+        if num_chunks > len(keys):
+            hashes = offload.hashes
+            offload.request.tokens.extend_block_hashes(
+                hashes, num_chunks * size, self._block_size
+            )
+            keys += hashes[(len(keys) + 1) * size - 1 : num_chunks * size : size]
+
+    def update_state_after_alloc(
+        self, request: Request, block_ids: list[int], num_external_tokens: int
+    ) -> None:
+        if self._watches:
+            self._handed_out.update(block_ids)
+        offload = self._offload_of(request)
+        if num_external_tokens:
+            self._load(offload, block_ids, num_external_tokens)
+            if not offload.loads_in_step:
+                return  # not in a batch yet
+        self._may_store(offload)
+
+    def _load(self, offload: Offload, block_ids: list[int], num_tokens: int) -> None:
+        num_local, chunk_tokens = offload.num_local_tokens, self._chunk_tokens
+        first = num_local // chunk_tokens
+        last = (num_local + num_tokens) // chunk_tokens
+        keys = offload.keys[first:last]
+        chunk_ids = self.tier.prepare_load(keys, offload.access, first)
+        offload.next_chunk = last
+        first_block = num_local // self._block_size
+        kind = JobKind.SYNC_LOAD if offload.loads_in_step else JobKind.LOAD
+        table = block_ids[first_block : last * self._blocks_per_chunk]
+        job = TransferJob(
+            self._num_jobs, kind, offload.request, first_block, table, chunk_ids, keys
+        )
+        self._begin(job, offload)
+        self._loads.append(job)
+        if self._waits_for_loads and not offload.loads_in_step:
+            self._being_loaded.update(keys)
+
+    def _begin(self, job: TransferJob, offload: Offload) -> None:
+        self._num_jobs += 1
+        self.jobs[job.job_id] = offload.jobs[job.job_id] = job
+
+    # -- the end of a call ----------------------------------------------------
+
+    def build_connector_meta(self, batch: Batch) -> StepTransfers:
+        transfers = StepTransfers(loads=self._loads)
+        flush: set[int] = set()
+        for request in batch.preempted():
+            self._storing.pop(request, None)
+            if request in self._offloads:
+                flush.update(self._offloads[request].jobs)
+        if self._watches:
+            self._handed_out.update(batch.new_block_ids())
+            for block_id in self._watched.keys() & self._handed_out:
+                flush |= self._watched[block_id]
+        num_skipped = self.tier.num_stores_skipped
+        self._store(batch, transfers, flush)
+        transfers.num_below_threshold = self.tier.num_stores_skipped - num_skipped
+        transfers.flush = sorted(flush)
+        self._loads = []
+        self._sync_budget = self._settings.sync_load_budget_tokens
+        self._handed_out.clear()
+        return transfers
+
+    # -- storing --------------------------------------------------------------
+
+    def _may_store(self, offload: Offload) -> None:
+        """Let a running request store as long as there may be something to store."""
+        if offload.most_tokens >= (offload.next_chunk + 1) * self._chunk_tokens:
+            self._storing[offload.request] = offload
+        else:
+            self._storing.pop(offload.request, None)
+
+    def _store(self, batch: Batch, transfers: StepTransfers, flush: set[int]) -> None:
+        """Store what the batch computes, then what requests that ended have left."""
+        storing = self._storing
+        for request, num_tokens in batch.num_tokens_after(storing).items():
+            offload = storing[request]
+            if self._last_chunk(offload, num_tokens) > offload.next_chunk:
+                self._offer(offload, num_tokens, batch.block_ids(request), transfers)
+                self._may_store(offload)
+        for offload, block_ids, num_tokens in self._ended:
+            if self._last_chunk(offload, num_tokens) > offload.next_chunk:
+                job = self._offer(offload, num_tokens, block_ids, transfers)
+                if job is not None:
+                    self._watch(job)
+                    if not self._handed_out.isdisjoint(job.block_ids):
+                        flush.add(job.job_id)
+            self.tier.finish(offload.access)
+            self._forget(offload)
+        self._ended = []
+
+    def _last_chunk(self, offload: Offload, num_tokens: int) -> int:
+        """Return the chunk behind those that may be stored of so many tokens."""
+        return min(num_tokens, offload.most_tokens) // self._chunk_tokens
+
+    def _offer(
+        self,
+        offload: Offload,
+        num_tokens: int,
+        block_ids: list[int],
+        transfers: StepTransfers,
+    ) -> TransferJob | None:
+        """Offer the next chunks as one lot; return the job that stores them, if any."""
+        size, first = self._blocks_per_chunk, offload.next_chunk
+        last = min(self._last_chunk(offload, num_tokens), len(block_ids) // size)
+        if last <= first:
+            return None
+        self._know_keys(offload, last * self._chunk_tokens)
+        keys = offload.keys[first:last]
+        prepared = self.tier.prepare_store(keys, offload.access, first)
+        if prepared is None:  # and offered again in the request's next batch
+            transfers.refused.append((offload.request, len(keys)))
+            return None
+        offload.next_chunk = last
+        transfers.evicted_ids += prepared.evicted_ids
+        if not prepared.keys:
+            return None
+        taken = set(prepared.keys)
+        starts = [size * i for i, key in enumerate(keys, first) if key in taken]
+        table = [each for start in starts for each in block_ids[start : start + size]]
+        job = TransferJob(
+            self._num_jobs,
+            JobKind.STORE,
+            offload.request,
+            starts[0],
+            table,
+            prepared.chunk_ids,
+            prepared.keys,
+        )
+        self._begin(job, offload)
+        transfers.stores.append(job)
+        return job
+
+    # -- ends -----------------------------------------------------------------
+
+    def request_finished(
+        self, request: Request, block_ids: list[int], num_computed_tokens: int
+    ) -> bool:
+        self._storing.pop(request, None)
+        offload = self._offloads.get(request)
+        if offload is not None:
+            offload.has_ended = True
+            self._ended.append((offload, block_ids, num_computed_tokens))
+            for job in offload.jobs.values():
+                self._watch(job)
+        return False
+
+    def _watch(self, job: TransferJob) -> None:
+        if job.kind is JobKind.STORE:
+            for block_id in job.block_ids:
+                self._watched.setdefault(block_id, set()).add(job.job_id)
+
+    def _unwatch(self, job: TransferJob) -> None:
+        for block_id in job.block_ids:
+            jobs = self._watched.get(block_id)
+            if jobs is not None:
+                jobs.discard(job.job_id)
+                if not jobs:
+                    del self._watched[block_id]
+
+    def _forget(self, offload: Offload) -> None:
+        if not offload.jobs and offload.access.is_finished:
+            del self._offloads[offload.request]
+
+    def update_connector_output(self, report: TransferReport) -> list[Request]:
+        received = []
+        for job_id in report.done:
+            job = self.jobs.pop(job_id)
+            offload = self._offloads[job.request]
+            del offload.jobs[job_id]
+            if job.kind is JobKind.STORE:
+                self.tier.complete_store(job.keys)
+                if offload.has_ended:
+                    self._unwatch(job)
+            else:
+                self.tier.complete_load(job.keys)
+                self._being_loaded.difference_update(job.keys)
+                if job.kind is JobKind.LOAD:
+                    received.append(job.request)
+            self._forget(offload)
+        return received
+
+    # -- proof ----------------------------------------------------------------
+
+    def check(self) -> None:
+        """Prove the tier, and that jobs hold just what it says is read and written.
+
+        Raises
+        ------
+        InvariantError
+            With the rule that is broken.
+        """
+        self.tier.check()
+        written = [k for job in self._jobs_of(JobKind.STORE) for k in job.keys]
+        require(
+            len(written) == len(set(written)) == self.tier.num_writing_chunks,
+            f"offloading: stores of {len(written)} chunks are in flight, the tier "
+            f"counts {self.tier.num_writing_chunks}",
+        )
+        kinds = JobKind.LOAD, JobKind.SYNC_LOAD
+        read = {k for kind in kinds for job in self._jobs_of(kind) for k in job.keys}
+        require(
+            len(read) == self.tier.num_reading_chunks,
+            f"offloading: loads of {len(read)} chunks are in flight, the tier counts "
+            f"{self.tier.num_reading_chunks}",
+        )
+        watched: dict[int, set[int]] = {}
+        for job in self._jobs_of(JobKind.STORE):
+            if self._offloads[job.request].has_ended:
+                for block_id in job.block_ids:
+                    watched.setdefault(block_id, set()).add(job.job_id)
+        require(
+            watched == self._watched,
+            "offloading: the watched blocks are not those of ended requests' stores",
+        )
+
+    def _jobs_of(self, kind: JobKind) -> Iterable[TransferJob]:
+        return (job for job in self.jobs.values() if job.kind is kind)
+
+
+def _limit_of(request: Request, name: str) -> int | None:
+    """Return a limit that came with the request, or None."""
+    parameters = request.kv_transfer_params
+    return None if parameters is None else parameters.get(name)

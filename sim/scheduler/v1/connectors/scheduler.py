@@ -1,0 +1,465 @@
+"""The scheduler of V1 engines with a KV connector: requests that wait for blocks."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from cache.errors import require
+from cache.stats import PrefixCacheStats
+from cache.v1.tables import NOTHING_FOUND, Found
+from sim.errors import SchedulerError
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.v1.connectors.base import StepTransfers
+from sim.scheduler.v1.connectors.offloading import OffloadingConnector
+from sim.scheduler.v1.connectors.queues import HoldingQueues
+from sim.scheduler.v1.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cache.v1.block_tables import BlockTables
+    from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.connectors.base import TransferReport
+    from sim.scheduler.v1.scheduler import Shape
+    from sim.scheduler.v1.settings import Settings
+
+_LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
+_PREEMPTED, _RUNNING = RequestStatus.PREEMPTED, RequestStatus.RUNNING
+
+
+class Look(NamedTuple):
+    """A look-up of a waiting head.
+
+    Attributes
+    ----------
+    request, num_local_tokens
+        The head, and its hit in the GPU's pool.
+    num_external_tokens
+        Tokens beyond that the connector has; None to be asked again.
+    """
+
+    request: Request
+    num_local_tokens: int
+    num_external_tokens: int | None
+
+
+class Head(NamedTuple):
+    """A request that could be admitted, and what is known of it."""
+
+    found: Found
+    num_local_tokens: int
+    num_external_tokens: int
+    is_async: bool
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.num_local_tokens + self.num_external_tokens
+
+
+class ConnectorScheduler(Scheduler):
+    """`Scheduler` with a KV connector, which may have more of a request than the pool.
+
+    What is different follows from requests that hold blocks and do not run:
+
+    - The head of the queue is looked up in the pool, then by the connector. What that
+      has is loaded into blocks of the head, which waits for them and is promoted when a
+      scan reaches it again: then its blocks can be found by others.
+    - A head that loads takes no part of the budget, and leaves enough free blocks to
+      all prompts that are under way.
+    - A request that ends while blocks of it are being filled keeps them until then.
+
+    Parameters
+    ----------
+    settings, cache
+        See `Scheduler`; one group of full attention.
+
+    Attributes
+    ----------
+    waiting
+        Two queues; see `HoldingQueues`.
+    connector
+        What may be loaded, and is stored.
+    transfers
+        What the latest call asks of the workers.
+    looks
+        Its look-ups, in order.
+    delayed
+        Requests that have ended and still hold blocks.
+    received, failed
+        Requests whose load the latest report has ended, and those that it has ended
+        with an error.
+    external_stats
+        Queries and hits of the connector, beyond local hits.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/core/sched/scheduler.py``, synchronous scheduling.
+    """
+
+    groups: BlockTables
+    waiting: HoldingQueues  # type: ignore[assignment]  # a queue, too
+
+    def __init__(self, settings: Settings, cache: CacheConfig) -> None:
+        super().__init__(settings, cache)
+        offload = settings.offload
+        assert offload is not None
+        if not self.layout.keeps_all_blocks or len(self.layout.groups) > 1:
+            raise SchedulerError(
+                "a CPU tier is known of models with full attention only, not with "
+                "windows, states or several KV cache groups; leave the CPU tier out"
+            )
+        self.connector = OffloadingConnector(
+            offload, self.block_size, enable_prefix_caching=self.enable_caching
+        )
+        self._recomputes = offload.kv_load_failure_policy == "recompute"
+        self.waiting = HoldingQueues(settings.scheduling_policy)
+        self.transfers = StepTransfers()
+        self.looks: list[Look] = []
+        self.delayed: dict[Request, None] = {}
+        self.received: list[Request] = []
+        self.failed: list[Request] = []
+        self._some_ended = False
+        self.external_stats = PrefixCacheStats()
+        self._received: set[Request] = set()  # loads have ended, no scan has seen it
+        self._misloaded: set[Request] = set()  # failed in part, to be computed again
+        # From the load until all known tokens are computed; one that has failed holds
+        # no blocks and is one of them still.
+        self._begun_loads: dict[Request, None] = {}
+        self._passed_over: set[Request] = set()  # waiting, and set aside by a scan
+
+    @property
+    def has_finish_notice(self) -> bool:
+        """Whether the engine must step, whatever the queues hold."""
+        return bool(self._some_ended or self.delayed or self.connector.has_pending_work)
+
+    @property
+    def awaits_transfers(self) -> bool:
+        """Whether jobs in flight will change what can be scheduled."""
+        return self.connector.has_pending_work or bool(self._received)
+
+    # -- a call ---------------------------------------------------------------
+
+    def form(self, now_s: float) -> Shape:
+        self.looks = []
+        self._some_ended = False
+        shape = super().form(now_s)
+        self.transfers = self.connector.build_connector_meta(self)
+        return shape
+
+    def _num_backlog(self) -> int:
+        return len(self.waiting) - len(self._passed_over)
+
+    def _schedule_waiting(self, budget: int, now_s: float) -> None:
+        queues, running = self.waiting, self.running
+        holding: list[Request] = []
+        fresh: list[Request] = []
+        self._is_admitting = True
+        while len(queues) and budget and len(running) < self._most_running:
+            request = queues.peek_request()
+            head = self._head(request) if self._is_ready(request) else None
+            if head is None:
+                queues.pop_request()
+                (holding if request.status is _LOADING else fresh).append(request)
+                self._passed_over.add(request)
+                continue
+            if head.is_async:
+                if not self._fits_load(request, head):
+                    break
+                queues.pop_request()
+                self._begin_load(request, head)
+                holding.append(request)
+                continue
+            num_missing_tokens = request.num_tokens - head.num_computed_tokens
+            num_new_tokens = self._first_chunk(num_missing_tokens, budget)
+            if not (
+                num_new_tokens and self._begin_table(request, head, num_new_tokens)
+            ):
+                break
+            queues.pop_request()
+            self._admit(request, head.num_computed_tokens, now_s)
+            self._carries_prefill |= num_missing_tokens > 1
+            budget -= num_new_tokens
+            self._compute(request, num_new_tokens)
+        queues.set_aside(holding, fresh)
+        self._is_admitting = False
+
+    def _is_ready(self, request: Request) -> bool:
+        """Whether a head loads no more; it is promoted when that is seen."""
+        if request.status is not _LOADING:
+            return True
+        if request not in self._received:
+            return False
+        self._received.remove(request)
+        num_computed_tokens = request.num_computed_tokens
+        if request in self._misloaded and not num_computed_tokens:
+            self.groups.free(request)  # and it is looked up anew
+        else:
+            self.groups.register(request, num_computed_tokens)
+        self._misloaded.discard(request)
+        if num_computed_tokens == request.num_tokens:
+            request.num_computed_tokens -= 1  # the last one is computed for its output
+        request.move_to(
+            _PREEMPTED if request.num_preemptions else RequestStatus.WAITING
+        )
+        return True
+
+    def _head(self, request: Request) -> Head | None:
+        """Look up a head; None to ask again in another call."""
+        if request.table is not None:
+            return Head(NOTHING_FOUND, request.num_computed_tokens, 0, is_async=False)
+        found = self.groups.find(request, request.num_tokens)
+        num_local = found.num_blocks * self.block_size
+        match = self.connector.get_num_new_matched_tokens(request, num_local)
+        self.looks.append(Look(request, num_local, match.num_tokens))
+        if match.num_tokens is None:
+            return None
+        return Head(found, num_local, match.num_tokens, match.is_async)
+
+    def _first_chunk(self, num_tokens: int, budget: int) -> int:
+        """Return how many of a head's missing tokens it gets; 0 ends the scan."""
+        if self._holds_prefill and num_tokens > 1:
+            return 0
+        if 0 < self._threshold < num_tokens:
+            num_tokens = self._threshold
+        if num_tokens > budget:
+            return budget if self.settings.enable_chunked_prefill else 0
+        return num_tokens
+
+    # -- blocks of heads ------------------------------------------------------
+
+    def _begin_table(self, request: Request, head: Head, num_new_tokens: int) -> bool:
+        """Give a head its slots, if they fit; say whether they do."""
+        groups, num_computed = self.groups, head.num_computed_tokens
+        num_tokens = min(num_computed + num_new_tokens, self._most_slots)
+        if request.table is None:
+            if not self._fits(request, num_tokens, head.found):
+                return False
+            groups.begin(request, num_tokens, head.found)
+            self._count_hits(request, head)
+        else:
+            num_all = min(request.num_tokens, self._most_slots)
+            num_needed = self._num_missing_blocks(
+                request, max(num_tokens, num_all if self._reserves_all else 0)
+            )
+            if num_needed + self._num_spare_blocks() > groups.num_free_blocks:
+                return False
+            groups.extend(request, num_tokens, num_computed)
+        self.connector.update_state_after_alloc(
+            request, groups.block_ids(request), head.num_external_tokens
+        )
+        return True
+
+    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
+        held = 0 if request.table is None else self.groups.num_blocks(request)
+        return max(-(-num_tokens // self.block_size) - held, 0)
+
+    def _num_spare_blocks(self) -> int:
+        return self._watermark_blocks if self.running else 0
+
+    def _fits_load(self, request: Request, head: Head) -> bool:
+        """Whether a head may load: its blocks, and what others under way still need."""
+        needed, num_free = self.groups.num_needed_blocks, self.groups.num_free_blocks
+        num_free -= self._num_spare_blocks()
+        if self._reserves_all:
+            num_all = min(request.num_tokens, self._most_slots)
+            if needed(request, num_all, head.found, is_whole=True) > num_free:
+                return False
+        num_tokens = head.num_computed_tokens
+        num_needed = needed(request, num_tokens, head.found, is_whole=False)
+        return num_needed + self._num_reserved_blocks() <= num_free
+
+    def _num_reserved_blocks(self) -> int:
+        """Return the blocks that loads and prompts under way still need."""
+        return sum(
+            self._num_missing_blocks(each, min(each.num_tokens, self._most_slots))
+            for each in self._begun_loads | self.prefilling
+        )
+
+    def _begin_load(self, request: Request, head: Head) -> None:
+        num_tokens = head.num_computed_tokens
+        self.groups.begin(
+            request, num_tokens, head.found, num_tokens_to_cache=head.num_local_tokens
+        )
+        self._count_hits(request, head)
+        request.num_computed_tokens = num_tokens
+        request.move_to(_LOADING)
+        self._begun_loads[request] = None
+        self._passed_over.add(request)
+        self.connector.update_state_after_alloc(
+            request, self.groups.block_ids(request), head.num_external_tokens
+        )
+
+    def _count_hits(self, request: Request, head: Head) -> None:
+        preempted, num_local = request.num_preemptions > 0, head.num_local_tokens
+        self.external_stats.record(
+            request.num_tokens - num_local,
+            head.num_external_tokens,
+            preempted=preempted,
+        )
+        if self.enable_caching:
+            self.prefix_cache_stats.record(
+                request.num_tokens, num_local, preempted=preempted
+            )
+
+    def _admit(self, request: Request, num_hits: int, now_s: float) -> None:
+        if request.status is not _PREEMPTED:
+            request.first_scheduled_s = now_s
+            request.num_cached_tokens = num_hits
+        request.status = _RUNNING
+        request.num_computed_tokens = num_hits
+        request.order = self._num_admitted
+        self._num_admitted += 1
+        self.num_chunk_tokens += num_hits
+        self.running[request] = self.prefilling[request] = None
+        self._leave_queue(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        self._begun_loads.pop(request, None)
+        self._passed_over.discard(request)
+
+    # -- what the connector asks of a call (`connectors.base.Batch`) ------------
+
+    def preempted(self) -> Iterable[Request]:
+        return [each.request for each in self.preemptions]
+
+    def num_tokens_after(self, requests: Iterable[Request]) -> dict[Request, int]:
+        asked = sorted(requests, key=lambda request: request.order)
+        if not asked:
+            return {}
+        chunks = {request: after for request, _, after in self.prompts}
+        idle = {*self.passed_over, *self.prefilling}
+        return {
+            each: chunks[each] if each in chunks else self.num_computed_tokens(each)
+            for each in asked
+            if each in chunks or each not in idle
+        }
+
+    def new_block_ids(self) -> Iterable[int]:
+        size, step = self.block_size, self.step - 1
+        prompts = (
+            self.block_ids(request)[-(-before // size) :]
+            for request, before, _ in self.prompts
+            if request.order < self._first_admitted
+        )
+        idle = set(self.passed_over)
+        decodes = (
+            self.block_ids(request)[-1:]
+            for request in self.clock.opening(step)
+            if request not in idle
+        )
+        return chain.from_iterable((*prompts, *decodes))
+
+    def block_ids(self, request: Request) -> list[int]:
+        return self.groups.block_ids(request)
+
+    # -- ends -----------------------------------------------------------------
+
+    def abort(self, request: Request) -> None:
+        if request in self.running and request not in self.prefilling:
+            self.clock.settle(request, self.step)
+        loads = request.status is _LOADING and request not in self._received
+        table = request.table
+        runs = request in self.running
+        keeps = self.connector.request_finished(
+            request,
+            self.block_ids(request) if runs else [],
+            request.num_computed_tokens,
+        )
+        if loads or keeps:
+            request.table = None  # what the base class is to free
+        super().abort(request)
+        self._end(request)
+        if loads or keeps:
+            request.table = table
+            self.delayed[request] = None
+
+    def _end(self, request: Request) -> None:
+        """Forget a request that leaves, wherever it stands."""
+        self._some_ended = True
+        self._leave_queue(request)
+        self._received.discard(request)
+        self._misloaded.discard(request)
+
+    def update(self, finished: Sequence[Request]) -> None:
+        kept: dict[Request, object] = {}
+        for request in finished:
+            self._some_ended = True
+            num_tokens = max(request.num_prompt_tokens, request.num_tokens - 1)
+            block_ids = self.block_ids(request)
+            if self.connector.request_finished(request, block_ids, num_tokens):
+                kept[request] = request.table
+                request.table = None
+        super().update(finished)
+        for request, table in kept.items():
+            request.table = table
+            self.delayed[request] = None
+
+    def receive(self, report: TransferReport) -> None:
+        """Note what the workers report with the output of a step, after `update`."""
+        self.failed = []
+        if report.invalid_block_ids:
+            self._note_failures(set(report.invalid_block_ids))
+        self.received = self.connector.update_connector_output(report)
+        for request in self.received:
+            if request.status is _LOADING:
+                self._received.add(request)
+            else:
+                del self.delayed[request]
+                self.groups.free(request)
+
+    def _note_failures(self, invalid: set[int]) -> None:
+        """Cut what loading requests have at the first block that was not filled."""
+        for request in list(self.waiting.holding):
+            if request.status is not _LOADING:
+                continue
+            for index, block_id in enumerate(self.block_ids(request)):
+                if block_id in invalid:
+                    request.num_computed_tokens = index * self.block_size
+                    self._misloaded.add(request)
+                    break
+            if request in self._misloaded and not self._recomputes:
+                self._fail(request)
+
+    def _fail(self, request: Request) -> None:
+        self.waiting.remove(request)
+        request.move_to(RequestStatus.FINISHED_ERROR)
+        request.reason = "what was to be loaded from the KV tier could not be loaded"
+        self.connector.request_finished(request, [], request.num_computed_tokens)
+        self._end(request)
+        self.delayed[request] = None
+        self.failed.append(request)
+
+    # -- counts and proof -----------------------------------------------------
+
+    def quiet_steps(self, most: int) -> int:
+        """Return 0: the connector is asked in every step."""
+        del most
+        return 0
+
+    def usage_facts(self) -> tuple[int, int, int]:
+        num_physical, num_logical, num_tokens = super().usage_facts()
+        num_held = sum(request.num_computed_tokens for request in self._holders())
+        return num_physical, num_logical, num_tokens + num_held
+
+    def _holders(self) -> list[Request]:
+        waiting = [each for each in self.waiting.holding if each.table is not None]
+        return [*waiting, *self.delayed]
+
+    def _fresh(self) -> Iterable[Request]:
+        return self.waiting.fresh
+
+    def check(self) -> None:
+        super().check()
+        self.connector.check()
+        for request in self.waiting.holding:
+            num_blocks = -(-request.num_computed_tokens // self.block_size)
+            require(
+                request.table is None or self.groups.num_blocks(request) >= num_blocks,
+                f"request {request.request_id} holds fewer blocks than it has loaded",
+            )
+        require(
+            all(each.status.is_finished for each in self.delayed),
+            "a request keeps blocks as if it had ended",
+        )

@@ -1,0 +1,71 @@
+"""What a connector is configured with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache.tiers import TIER_POLICIES
+from sim.errors import SchedulerError
+from sim.scheduler.settings import at_least
+
+LOAD_FAILURE_POLICIES = ("fail", "recompute")
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSettings:
+    """A CPU tier behind the pool, under vLLM's names.
+
+    Parameters
+    ----------
+    num_chunks
+        Room of the tier; see `cache.tiers.num_chunks_of`.
+    blocks_per_chunk
+        GPU blocks of a chunk.
+    eviction_policy
+        A name out of `cache.tiers.TIER_POLICIES`.
+    offload_prompt_only
+        Whether only blocks of the prompt are stored.
+    store_threshold, max_tracker_size
+        See `cache.tiers.CPUTier`.
+    sync_load_budget_tokens
+        Tokens that a call may load into its own batch; 0 for none.
+    kv_load_failure_policy
+        ``"fail"``: a request whose load fails ends with an error; ``"recompute"``: it
+        computes what was not loaded.
+
+    Raises
+    ------
+    SchedulerError
+        If a value is impossible.
+    """
+
+    num_chunks: int
+    blocks_per_chunk: int = 1
+    eviction_policy: str = "lru"
+    offload_prompt_only: bool = True
+    store_threshold: int = 0
+    max_tracker_size: int = 64_000
+    sync_load_budget_tokens: int = 0
+    kv_load_failure_policy: str = "fail"
+
+    def __post_init__(self) -> None:
+        at_least(
+            1,
+            num_chunks=self.num_chunks,
+            blocks_per_chunk=self.blocks_per_chunk,
+            max_tracker_size=self.max_tracker_size,
+        )
+        at_least(
+            0,
+            store_threshold=self.store_threshold,
+            sync_load_budget_tokens=self.sync_load_budget_tokens,
+        )
+        for name, known in (
+            ("eviction_policy", tuple(TIER_POLICIES)),
+            ("kv_load_failure_policy", LOAD_FAILURE_POLICIES),
+        ):
+            if getattr(self, name) not in known:
+                raise SchedulerError(
+                    f"{name} must be one of {', '.join(known)}, got "
+                    f"{getattr(self, name)!r}"
+                )

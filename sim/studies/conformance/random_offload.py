@@ -1,0 +1,71 @@
+"""Random decision workloads for V1 with a CPU tier behind a pool that is too small."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from sim.scheduler.v1.dialect import dialect_of
+from sim.studies.conformance.random_v1 import (
+    ABORTED_SHARE,
+    as_workload,
+    random_config,
+    random_requests,
+    withdraw_some,
+)
+
+if TYPE_CHECKING:
+    from sim.studies.conformance.workload import DecisionWorkload
+
+_LIMITED_SHARE = 0.15
+_FAILING_SHARE = 0.3
+
+
+def random_offload_workload(seed: int, release: str) -> DecisionWorkload:
+    """Return the workload of a seed, for an engine of a release."""
+    draw = Random(f"conform offload {seed}")
+    config = random_config(draw, dialect_of(release))
+    config.pop("sliding_window", None)
+    config["offload"] = _tier(draw, config)
+    config["worker"] = _pace(draw)
+    requests = random_requests(draw, config)
+    if draw.random() < ABORTED_SHARE:
+        withdraw_some(draw, requests)
+    if draw.random() < _LIMITED_SHARE:
+        for request in requests:
+            _limit(draw, config, request)
+    return as_workload(f"offload, seed {seed}", release, config, requests)
+
+
+def _tier(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
+    most_loaded = draw.randint(1, 12) * config["block_size"]
+    return {
+        "cpu_chunks": draw.choice((draw.randint(1, 6), draw.randint(4, 40), 200)),
+        "blocks_per_chunk": draw.choice((1, 1, 1, 2, 3)),
+        "eviction_policy": draw.choice(("lru", "lru", "arc")),
+        "offload_prompt_only": draw.random() < 0.5,
+        "store_threshold": draw.choice((0, 0, 0, 2, 3)),
+        "max_tracker_size": draw.choice((3, 10, 64_000)),
+        "sync_load_budget_tokens": draw.choice((0, 0, 0, most_loaded)),
+        "kv_load_failure_policy": draw.choice(("fail", "recompute")),
+    }
+
+
+def _pace(draw: Random) -> dict[str, Any]:
+    """Return durations; at most one load of a step fails, as a rule."""
+    pace: dict[str, Any] = {
+        name: [draw.choice((0, 1, 1, 3, 8)), draw.choice((0, 1, 2, 4))]
+        for name in ("store", "load")
+    }
+    if draw.random() < _FAILING_SHARE:
+        first, apart = draw.randint(0, 3), draw.randint(2, 4)
+        pace["fail_loads"] = [
+            [each, draw.randint(0, 5)] for each in range(first, 40, apart)
+        ]
+    return pace
+
+
+def _limit(draw: Random, config: dict[str, Any], request: dict[str, Any]) -> None:
+    for name in ("max_load_tokens", "max_offload_tokens"):
+        if draw.random() < 0.3:
+            request[name] = draw.randint(0, config["max_model_len"])

@@ -1,0 +1,212 @@
+"""Requests that wait for blocks: the V1 scheduler with a CPU tier behind its pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.errors import SchedulerError, UserError
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.v1.connectors.base import StepTransfers, TransferReport
+from sim.scheduler.v1.connectors.queues import HoldingQueues
+from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+from sim.scheduler.v1.connectors.settings import OffloadSettings
+from sim.scheduler.v1.settings import Settings
+from sim.studies.conformance import DecisionDriver
+from sim.studies.conformance.played_worker import PlayedWorker, WorkerPace
+from sim.studies.conformance.random_offload import random_offload_workload
+from sim.studies.conformance.random_v1 import as_workload
+
+if TYPE_CHECKING:
+    from sim.scheduler.log.lines import Line
+
+CONFIG = {
+    "block_size": 4,
+    "num_gpu_blocks": 9,  # 8 are usable
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
+    "max_model_len": 32,
+    "scheduler_reserve_full_isl": True,
+}
+TIER = {"cpu_chunks": 20, "blocks_per_chunk": 1}
+
+
+def driver(*requests: tuple[int, list[list[int]], int], **more: Any) -> DecisionDriver:
+    """Requests: arrival step, prompt, output length."""
+    raw = [
+        {
+            "id": f"r{index}",
+            "arrival_step": step,
+            "prompt": prompt,
+            "output_len": output_len,
+            "out_seed": 100 + index,
+        }
+        for index, (step, prompt, output_len) in enumerate(requests)
+    ]
+    config = CONFIG | {"offload": TIER, "worker": {"load": [2, 0]}} | more
+    workload = as_workload("case", "0.33.0", config, raw)
+    return DecisionDriver(workload, check=True)
+
+
+DOCUMENT = [[1, 24]]
+OTHER = [[2, 28]]
+AGAIN = (0, DOCUMENT, 1), (3, OTHER, 1), (6, [*DOCUMENT, [3, 2]], 2)
+"""The second request takes all blocks of the first, whose prompt then comes again."""
+
+
+def steps(lines: list[Line], key: str) -> dict[int, Any]:
+    return {line["t"]: line[key] for line in lines if line.get(key)}
+
+
+def test_what_the_pool_has_lost_comes_back_from_the_tier() -> None:
+    lines = list(driver(*AGAIN).lines())
+    # One block of the first prompt is in the pool still.
+    assert steps(lines, "look")[6] == [["r2", 4, 20]]
+    assert steps(lines, "load")[6][0][:3] == [2, "r2", 1]
+    assert steps(lines, "holding") == {6: ["r2"], 7: ["r2"], 8: ["r2"]}
+    assert steps(lines, "recv") == {8: ["r2"]}
+    # It computes what was not loaded, and counts all of it as cached.
+    assert steps(lines, "cached")[9] == {"r2": 24}
+    assert next(line for line in lines if line["t"] == 9)["sched"] == [
+        ["r2", 2, "n", 24]
+    ]
+
+
+def test_a_load_that_fails_ends_the_request_with_an_error() -> None:
+    case = driver(*AGAIN, worker={"load": [2, 0], "fail_loads": [[0, 2]]})
+    lines = list(case.lines())
+    assert steps(lines, "errors") == {8: ["r2"]}
+    assert len(steps(lines, "bad")[8]) == 1
+    assert lines[-1]["free_end"] == [8]
+    request = case._requests["r2"]
+    assert request.status is RequestStatus.FINISHED_ERROR
+    assert "could not be loaded" in request.reason
+
+
+def test_or_it_computes_what_was_not_loaded() -> None:
+    case = driver(
+        *AGAIN,
+        offload=TIER | {"kv_load_failure_policy": "recompute"},
+        worker={"load": [2, 0], "fail_loads": [[0, 2]]},
+    )
+    lines = list(case.lines())
+    assert not steps(lines, "errors")
+    assert steps(lines, "cached")[9] == {"r2": 12}  # one hit, two loaded
+    assert case._requests["r2"].status is RequestStatus.FINISHED_STOPPED
+
+
+def test_a_request_that_ends_keeps_its_blocks_until_they_are_filled() -> None:
+    case = driver(*AGAIN)
+    lines = case.lines()
+    for line in lines:
+        if line["t"] == 6:
+            break
+    scheduler = case.scheduler
+    assert isinstance(scheduler, ConnectorScheduler)
+    request = case._requests["r2"]
+    num_free = scheduler.tables.num_free_blocks
+    scheduler.abort(request)
+    scheduler.check()
+    assert list(scheduler.delayed) == [request]
+    assert scheduler.tables.num_free_blocks == num_free
+    rest = list(lines)
+    assert steps(rest, "delayed") == {7: ["r2"], 8: ["r2"]}
+    assert rest[-1]["free_end"] == [8]
+
+
+def test_a_load_of_few_tokens_is_part_of_the_batch() -> None:
+    lines = list(driver(*AGAIN, offload=TIER | {"sync_load_budget_tokens": 20}).lines())
+    assert steps(lines, "load")[6][0][-1] == "sync"
+    assert not steps(lines, "holding")
+    assert next(line for line in lines if line["t"] == 6)["sched"] == [
+        ["r2", 2, "n", 24]
+    ]
+
+
+def test_stores_must_end_before_their_blocks_are_taken() -> None:
+    lines = list(driver(*AGAIN, worker={"store": [50, 0]}).lines())
+    assert steps(lines, "flush")[3] == [0]
+    assert 0 in steps(lines, "done")[3]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_invariants_hold_at_every_call(seed: int) -> None:
+    case = DecisionDriver(random_offload_workload(seed, "0.33.0"), check=True)
+    for _ in case.lines():
+        pass
+    scheduler = case.scheduler
+    assert isinstance(scheduler, ConnectorScheduler)
+    if case.ending != "done":  # an aborted tail, or a prompt of max_model_len
+        return
+    assert not scheduler.connector.jobs
+    assert not scheduler.delayed
+    assert scheduler.tables.num_free_blocks == scheduler.tables.num_usable_blocks
+
+
+def test_what_was_set_aside_keeps_its_order() -> None:
+    queues = HoldingQueues("fcfs")
+    requests: list[Any] = ["a", "b", "c", "d"]
+    for request in requests:
+        queues.add_request(request)
+    queues.set_aside(["x", "y"], [])  # type: ignore[list-item]
+    assert queues.peek_request() == "x"
+    passed = [queues.pop_request() for _ in range(4)]
+    queues.set_aside(passed[:2], passed[2:])
+    assert list(queues) == ["x", "y", "a", "b", "c", "d"]
+    queues.remove("c")  # type: ignore[arg-type]
+    assert len(queues) == 5
+
+
+def test_a_worker_ends_jobs_one_after_the_other() -> None:
+    case = driver(*AGAIN, worker={"store": [1, 2]})
+    first = next(case.lines())
+    assert [job[0] for job in first["store"]] == [0]
+    scheduler = case.scheduler
+    assert isinstance(scheduler, ConnectorScheduler)
+    worker = PlayedWorker(WorkerPace(store=(1, 2)))
+    assert worker.step(0, scheduler.transfers) == TransferReport([], [])
+    later = [worker.step(step, StepTransfers()) for step in range(1, 6)]
+    # Six blocks, submitted in step 1: one step, and one more for every two.
+    assert [report.done for report in later] == [[], [], [], [], [0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"engine_version": "0.32"}, "a CPU tier is known of 0.33 only"),
+        ({"async_scheduling": True}, "set async_scheduling: false"),
+        ({"pipeline_parallel_size": 2}, "got 2 in flight"),
+    ],
+)
+def test_engines_of_which_it_is_not_known_are_refused(
+    arguments: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(SchedulerError, match=match):
+        Settings(
+            max_num_batched_tokens=64,
+            max_num_seqs=8,
+            max_model_len=32,
+            offload=OffloadSettings(num_chunks=1),
+            **arguments,
+        )
+
+
+def test_a_tier_behind_windows_is_refused() -> None:
+    with pytest.raises(UserError, match="full attention only"):
+        driver(*AGAIN, sliding_window=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"num_chunks": 0}, "num_chunks must be at least 1, got 0"),
+        ({"num_chunks": 1, "eviction_policy": "fifo"}, "one of lru, arc, got 'fifo'"),
+        ({"num_chunks": 1, "kv_load_failure_policy": "x"}, "one of fail, recompute"),
+    ],
+)
+def test_a_tier_that_cannot_be_is_refused(
+    arguments: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(SchedulerError, match=match):
+        OffloadSettings(**arguments)
