@@ -112,6 +112,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         ),
         "prefill_schedule_interval": (4, {}),
         "async_scheduling": (True, {}),
+        "speculative_config": ({"method": "mtp", "num_speculative_tokens": 2}, {}),
     },
     "hf_fifo": {
         "preemption_victim": ("most_blocks", NO_MARGIN),
@@ -141,6 +142,7 @@ def pressed(
         "output_tokens": {"kind": "uniform", "low": 5, "high": 60},
     }
     data["workload"] |= {"max_tokens": 60, "priority": {0: 0.5, 1: 0.5}}
+    data["workload"]["acceptance"] = {"kind": "constant", "rate": 0.5}
     data["workload"] |= workload or {}
     try:
         results = simulate(parse_config(data))
@@ -236,8 +238,9 @@ def test_how_requests_sample_shows(generation: str) -> None:
     # One step at a time, all that ends has ended when the next one is scheduled.
     assert plain == pressed(generation, engine, {"output_end": "length"})
     tried = {key for key, *_ in cases} | {"priority", "slo_class", "output_end"}
-    of_traces = {"resample"}  # below
-    assert tried == set(WorkloadConfig.model_fields) - set(SOURCES) - of_traces
+    # Below, and in tests/sim/test_speculative_run.py.
+    elsewhere = {"resample", "acceptance"}
+    assert tried == set(WorkloadConfig.model_fields) - set(SOURCES) - elsewhere
 
 
 def test_a_resampled_trace_is_other_traffic_with_each_seed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
 from sim.config.files import parse_yaml
 from sim.config.plug import ROLES
+from sim.config.speculative import SpeculativeTable
 from sim.config.tables import (
     EngineConfig,
     RunConfig,
@@ -45,6 +46,7 @@ from sim.simulation.simulate import simulate
 from sim.simulation.workload import _SESSION_KEYS, TRACE_KEYS
 from tests.shared import ROOT
 from tests.sim.test_config import minimal, write
+from workloads.acceptance import ACCEPTANCE
 from workloads.preset import preset_names
 from workloads.sessions import SESSIONS, SessionWorkload
 from workloads.traces import TRACE_READERS
@@ -160,10 +162,15 @@ def built() -> Keys:
         ("workload", "preset", fields(PresetConfig)),
         ("workload", "resample", fields(ResampleConfig)),
         ("workload", "split", fields(SplitConfig)),
+        ("engine", "speculative_config", fields(SpeculativeTable)),
         ("workload", "trace", {key: trace[key] for key in TRACE_KEYS}),
         ("workload", "sessions", {key: sessions[key] for key in _SESSION_KEYS}),
     ]
-    for registry in (*ROLES.values(), SESSIONS):
+    sources += [
+        ("workload.acceptance", k, arguments(cls)) for k, cls in ACCEPTANCE.items()
+    ]
+    of_traffic = [each for each in ROLES.values() if each is not ACCEPTANCE]
+    for registry in (*of_traffic, SESSIONS):
         sources += [("workload", k, arguments(cls)) for k, cls in registry.items()]
     sources += [("cost", k, arguments(cls, GIVEN)) for k, cls in COST_MODELS.items()]
     for policies in (ADMISSION_RULES, VICTIMS):

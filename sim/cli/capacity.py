@@ -34,6 +34,8 @@ def capacity(
     mamba_ssm_cache_dtype: str = "auto",
     prefix_match_unit: int | None = None,
     num_speculative_tokens: int = 0,
+    speculative_method: str = "mtp",
+    draft_model: str | None = None,
     quiet: options.Flag = False,
     json: options.Json = False,
 ) -> int:
@@ -85,7 +87,11 @@ def capacity(
     prefix_match_unit
         Tokens of which prefix hits are multiples, in models with states.
     num_speculative_tokens
-        Draft tokens of the model's own draft head, which takes a layer more.
+        Draft tokens of a step; a drafter has weights and a cache.
+    speculative_method
+        Where drafts come from: mtp, eagle, eagle3, draft_model or ngram.
+    draft_model
+        The model of that method: bundled name, or path to a config.json.
     quiet
         Print the number of blocks only.
     """
@@ -119,6 +125,8 @@ def capacity(
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         prefix_match_unit=prefix_match_unit,
         num_speculative_tokens=num_speculative_tokens,
+        speculative_method=speculative_method,
+        draft_model=draft_model,
         weights_gib=weights_gib,
     )
     if json:

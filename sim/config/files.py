@@ -97,6 +97,11 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
         for key in ("interconnect", "network"):
             if found := found_path(engine.get(key), directory):
                 engine[key] = found
+        drafts = engine.get("speculative_config")
+        if isinstance(drafts, dict) and (
+            found := found_path(drafts.get("model"), directory)
+        ):
+            drafts["model"] = found
     _find_user_classes(data, directory)
     cost = data.get("cost")
     if isinstance(cost, dict) and "profile" in cost:

@@ -16,6 +16,7 @@ from pydantic import (
 
 from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.plug import did_you_mean
+from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
@@ -35,8 +36,6 @@ Limit = Annotated[float, Field(gt=0)]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 NOT_BUILT = {
-    "speculative_config": "speculative decoding",
-    "num_speculative_tokens": "speculative decoding",
     "kv_offloading_size": "KV offloading of v1",
     "kv_transfer_config": "disaggregation",
 }
@@ -104,6 +103,7 @@ class EngineConfig(ConfigTable):
     preemption_victim: str | Kind | None = None
     admission: str | Kind | None = None
     async_scheduling: bool | None = None
+    speculative_config: SpeculativeTable | None = None
     admission_check: bool = True
 
     @property
@@ -119,6 +119,12 @@ class EngineConfig(ConfigTable):
         if self.evictor is None or isinstance(self.evictor, str):
             return self.evictor
         return str(self.evictor.get("kind"))
+
+    @property
+    def speculative(self) -> SpeculativeTable | None:
+        """Which drafts are proposed; None for none."""
+        drafts = self.speculative_config
+        return drafts if drafts is not None and drafts.num_speculative_tokens else None
 
     @property
     def generation(self) -> Generation:
@@ -173,6 +179,31 @@ class EngineConfig(ConfigTable):
             raise ValueError(
                 f"all2all_backend: {self.all2all_backend} needs whole experts on GPUs; "
                 f"set enable_expert_parallel to true, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _drafts(self) -> EngineConfig:
+        """Refuse drafts where they are not built, or not in the release."""
+        drafts = self.speculative
+        if drafts is None:
+            return self
+        if self.scheduler_kind != V1.name:
+            raise ValueError(
+                f"speculative_config: drafts are built for the {V1.name} generation, "
+                f"got {self.scheduler_kind}; remove it, or set scheduler to {V1.name}"
+            )
+        for key in ("pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, key) > 1:
+                raise ValueError(
+                    f"speculative_config: drafts with {key} above 1 are not built, got "
+                    f"{getattr(self, key)}; leave one of them out"
+                )
+        if self.async_scheduling and drafts.method == "ngram":
+            raise ValueError(
+                "speculative_config: the release schedules no step ahead of drafts "
+                "that are looked up on the host, got ngram with async_scheduling; set "
+                "that to false"
             )
         return self
 

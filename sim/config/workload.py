@@ -96,6 +96,7 @@ class WorkloadConfig(ConfigTable):
     max_tokens: Count | None = None
     slo_class: Names = ""
     output_end: Names | None = None
+    acceptance: Kind | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadConfig:

@@ -59,6 +59,10 @@ def _factor(default: float, source: str) -> Any:
     return field(default=default, metadata={"unit": "factor", "source": source})
 
 
+ATTENTION_EFFICIENCY: Final = 0.6
+"""Share of peak that causal attention of long chunks reaches; see below."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class RooflineParameters:
     """Parameters of `RooflineCost`, checked.
@@ -169,7 +173,7 @@ class RooflineParameters:
         15e-9, "s/(sequence*KV head)", f"decode attention, {_AIC}"
     )
     prefill_attention_efficiency: float = _parameter(
-        0.6, "share", f"prefill attention, {_AIC}; {_RTX}"
+        ATTENTION_EFFICIENCY, "share", f"prefill attention, {_AIC}; {_RTX}"
     )
     prefill_tile_tokens: float = _parameter(
         270.0, "tokens/chunk", f"prefill attention, {_AIC}; {_RTX}"

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from sim.scheduler.base import SchedulerOutput
+from sim.scheduler.base import ScheduledDrafts, SchedulerOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.scheduler.batch import BatchShape
 
 
-_NOTHING = SchedulerOutput()
+_NOTHING = SchedulerOutput(drafts=ScheduledDrafts({}, set()))
 
 
 class StepInFlight(NamedTuple):

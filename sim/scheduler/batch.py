@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class BatchShape(NamedTuple):
@@ -30,6 +33,42 @@ class BatchShape(NamedTuple):
     """KV blocks copied from GPU to CPU before the step."""
     num_copied_blocks: int = 0
     """KV blocks copied on the GPU (copy-on-write) before the step."""
+
+
+class VerifyingShape(BatchShape):
+    """A shape among whose prefill chunks are verifications of drafts.
+
+    A verification is a query of a request's next token and of its drafts. The counts
+    below are of those alone, and of the same units as the shape's own.
+    """
+
+    num_verifications: int
+    num_verified_tokens: int
+    num_verified_context_tokens: int
+    num_verified_attention_pairs: int
+
+    @classmethod
+    def of(
+        cls, shape: BatchShape, queries: Iterable[tuple[int, int]]
+    ) -> VerifyingShape:
+        """Return `shape`, with verifications among its chunks.
+
+        Parameters
+        ----------
+        shape
+            Counts them as chunks already.
+        queries
+            Of each, its tokens, at least 2, and the context at their end.
+        """
+        made = cls(*shape)
+        batch = Batch(0)
+        for num_tokens, num_context_tokens in queries:
+            batch.add(num_tokens, num_context_tokens)
+        made.num_verifications = batch.num_prefills
+        made.num_verified_tokens = batch.num_prefill_tokens
+        made.num_verified_context_tokens = batch.num_prefill_context_tokens
+        made.num_verified_attention_pairs = batch.num_prefill_attention_pairs
+        return made
 
 
 EMPTY_SHAPE = BatchShape(0, 0, 0, 0, 0, 0)

@@ -31,6 +31,7 @@ from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.generation import GraphRule
 from sim.simulation.layout import layout_of
 from sim.simulation.schedulers import chunks_prefill
+from sim.simulation.speculative import DRAFT_STEP_KEY, speculative_cost
 
 if TYPE_CHECKING:
     from sim.config.tables import EngineConfig, RunConfig
@@ -74,6 +75,7 @@ def make_capacity(
         disable_hybrid_kv_cache_manager=bool(engine.disable_hybrid_kv_cache_manager),
         mamba_cache_dtype=engine.mamba_cache_dtype or "auto",
         mamba_ssm_cache_dtype=engine.mamba_ssm_cache_dtype or "auto",
+        **_drafts(engine),
     )
     if engine.generation.has_cpu_tier and capacity.num_cpu_blocks > MAX_NUM_GPU_BLOCKS:
         raise ConfigError(
@@ -98,6 +100,18 @@ def make_capacity(
     if engine.admission_check and capacity.max_model_len > most:
         return replace(capacity, max_model_len=most)
     return capacity
+
+
+def _drafts(engine: EngineConfig) -> dict[str, Any]:
+    """Return what the pool depends on of drafts."""
+    drafts = engine.speculative
+    if drafts is None:
+        return {}
+    return {
+        "num_speculative_tokens": drafts.num_speculative_tokens,
+        "speculative_method": drafts.method,
+        "draft_model": drafts.model,
+    }
 
 
 def _batched_tokens(engine: EngineConfig, model: ModelArchitecture) -> int | None:
@@ -153,26 +167,24 @@ def _built_cost_model(
 ) -> CostModel:
     """Construct the cost model for the layers of `model`."""
     engine = config.engine
-    graphs = engine.generation.graphs
+    context = {
+        "model": model,
+        "gpu": gpu,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "block_size": engine.block_size,
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "copied_block_bytes": copied_block_bytes,
+        "swap_rule": engine.generation.swap,
+        "graph_rule": GraphRule() if engine.enforce_eager else engine.generation.graphs,
+        **_links(config),
+    }
+    own = {key: config.cost[key] for key in config.cost if key != DRAFT_STEP_KEY}
     cost_model: CostModel = build(
-        COST_MODELS,
-        config.cost,
-        "cost",
-        {
-            "model": model,
-            "gpu": gpu,
-            "tensor_parallel_size": engine.tensor_parallel_size,
-            "block_size": engine.block_size,
-            "kv_cache_dtype": engine.kv_cache_dtype,
-            "copied_block_bytes": copied_block_bytes,
-            "swap_rule": engine.generation.swap,
-            "graph_rule": GraphRule() if engine.enforce_eager else graphs,
-            **_links(config),
-        },
+        COST_MODELS, own, "cost", context, more_keys=(DRAFT_STEP_KEY,)
     )
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
-    return cost_model
+    return speculative_cost(config, cost_model, model, gpu, context)
 
 
 LINK_KEYS = ("interconnect", "enable_expert_parallel")

@@ -35,6 +35,7 @@ from sim.scheduler.generations import GENERATIONS
 from sim.simulation import intervals, ranks
 from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
 from sim.simulation.schedulers import make_scheduler
+from sim.simulation.speculative import make_acceptance
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
 from workloads.columns import largest
@@ -177,6 +178,8 @@ class Simulation:
         engine = self.config.engine
         if engine.pipeline_parallel_size > 1 or engine.async_scheduling:
             return "several steps are in flight"
+        if engine.speculative is not None:
+            return "steps verify drafts"
         is_clocked = generation is not None and generation.keeps_decode_clock
         return "" if is_clocked else "the scheduler has no fast path"
 
@@ -200,7 +203,9 @@ class Simulation:
             self.cost_model,
             self.recorder,
             arrivals=pulled,
-            sample=sampler_for(self.scheduler),
+            sample=sampler_for(
+                self.scheduler, make_acceptance(self.config, self.specs)
+            ),
             admission_check=self.config.engine.admission_check,
             stepwise=bool(self.path_reason),
         )

@@ -22,6 +22,7 @@ from sim.scheduler.v0 import V0
 from sim.scheduler.victims import VICTIMS, VictimPolicy
 from sim.simulation.evictors import evictor_factory
 from sim.simulation.layout import layout_of
+from sim.simulation.speculative import speculative_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +123,10 @@ def _arguments(
 ) -> Arguments:
     """Return the engine's arguments by key, without those left to the generation."""
     keys = (*GENERATION_KEYS, "preemption_mode")
-    optional = {key: getattr(config, key) for key in keys} | {"evictor": make_evictor}
+    optional = {key: getattr(config, key) for key in keys} | {
+        "evictor": make_evictor,
+        "speculative_config": speculative_settings(config),
+    }
     return {
         "num_gpu_blocks": capacity.num_gpu_blocks,
         "num_cpu_blocks": capacity.num_cpu_blocks,

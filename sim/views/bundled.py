@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from sim.hardware.models.weights import count_active_parameters, count_parameter
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.victims import VICTIMS
+from workloads.acceptance import ACCEPTANCE, acceptance_profiles
 from workloads.arrivals import ARRIVALS
 from workloads.durations import DURATIONS
 from workloads.lengths import LENGTH_PAIRS, LENGTHS
@@ -186,6 +187,19 @@ def _interconnects() -> Iterator[Row]:
         }
 
 
+def _acceptance_profiles() -> Iterator[Row]:
+    for profile in acceptance_profiles().values():
+        lengths = {mode: list(means) for mode, means in profile.lengths.items()}
+        yield asdict(profile) | {"lengths": lengths}
+
+
+def _lengths(row: Row) -> str:
+    return "; ".join(
+        f"{mode} {' '.join(f'{mean:.2f}' for mean in means)}"
+        for mode, means in row["lengths"].items()
+    )
+
+
 def _presets() -> Iterator[Row]:
     for name in preset_names():
         preset = load_preset(name)
@@ -296,6 +310,18 @@ BUNDLED_KINDS: Mapping[str, BundledKind] = MappingProxyType(
         "length_pairs": _kind("workload.synthetic.lengths", LENGTH_PAIRS),
         "prefixes": _kind("workload.synthetic.prefixes", PREFIXES),
         "durations": _kind("workload.sessions.tool_s", DURATIONS),
+        "acceptance": _kind("workload.acceptance", ACCEPTANCE),
+        "acceptance_profiles": BundledKind(
+            "workload.acceptance.name",
+            _acceptance_profiles,
+            {
+                "name": _text("name"),
+                "model": _text("model"),
+                "GPU": _text("gpu"),
+                "tokens a step with 1, 2, ... drafts": _lengths,
+            },
+            "SPEED-Bench, coding; from github.com/SemiAnalysisAI/InferenceX",
+        ),
         "presets": BundledKind(
             "workload.preset.name",
             _presets,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from workloads._checks import between
 from workloads.errors import WorkloadError
 from workloads.streams import Streams
 
@@ -47,7 +48,7 @@ class DrawnAcceptance:
     ------
     WorkloadError
         If nothing is known of so many drafts, or of a class of requests; if rates
-        break their contract.
+        break their contract; if `proposal_rate` is out of range.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class DrawnAcceptance:
         self._source = rates
         self._specs = specs
         self._most = num_speculative_tokens
-        self._proposal_rate = proposal_rate
+        remedy = "give a share of steps, such as 0.6"
+        self._proposal_rate = between("proposal_rate", proposal_rate, 0, 1, remedy)
         self._by_class: dict[str, tuple[float, ...]] = {}
         streams = Streams(seed)
         self._key, self._proposal_key = (

@@ -31,7 +31,7 @@ from sim.hardware.capacity.arguments import (
 )
 from sim.hardware.capacity.groups import shares_of
 from sim.hardware.capacity.parts import MemoryParts, memory_parts, uncertainty
-from sim.hardware.capacity.pool import sized_pool
+from sim.hardware.capacity.pool import draft_kv_share, sized_pool
 from sim.hardware.capacity.transformers import (
     CONSTANTS_SOURCE,
     STAND_IN_MINOR,
@@ -116,6 +116,10 @@ class CapacityEstimate:
     enable_expert_parallel: bool = False
     expert_bytes: int = 0
     """Those of `weights_bytes` that routed experts take, where ranks divide them."""
+    draft_bytes: int = 0
+    """Those of `weights_bytes` that a drafter takes."""
+    draft_kv_share: float = 0.0
+    """Of the pool, the share that is the drafter's own cache."""
     pipeline_parallel_size: int = 1
     stage: int = 0
     """Of a pipeline, the stage with least room, from 0: the parts are those of its
@@ -158,8 +162,9 @@ class CapacityEstimate:
                 del told[name]
         if self.pipeline_parallel_size == 1:
             del told["pipeline_parallel_size"], told["stage"]
-        if not self.expert_bytes:
-            del told["expert_bytes"]
+        for name in ("expert_bytes", "draft_bytes", "draft_kv_share"):
+            if not told[name]:
+                del told[name]
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in told.items()
@@ -247,11 +252,8 @@ def estimate_capacity(
     prefix_match_unit
         Tokens of which prefix hits are multiples, where states would have them end
         with a block only; None for the blocks' own.
-    num_speculative_tokens
-        Draft tokens of a step; 0 for none.
-    speculative_method, draft_model
-        What proposes them, as `drafter_of` takes it; by default the model's own head
-        (MTP), a layer more.
+    num_speculative_tokens, speculative_method, draft_model
+        Draft tokens of a step, 0 for none, and what proposes them: see `drafter_of`.
 
     Returns
     -------
@@ -456,6 +458,8 @@ def _assembled(
         data_parallel_size=arguments.experts.data_parallel_size,
         enable_expert_parallel=arguments.experts.enable_expert_parallel,
         expert_bytes=parts.expert_bytes,
+        draft_bytes=parts.draft_bytes,
+        draft_kv_share=draft_kv_share(arguments, plan),
         pipeline_parallel_size=arguments.pipeline_parallel_size,
         stage=arguments.stage,
         plan=plan,

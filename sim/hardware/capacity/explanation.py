@@ -24,6 +24,7 @@ def capacity_rows(estimate: CapacityEstimate) -> list[tuple[str, str, str]]:
         ("requested", estimate.requested_bytes, f"gpu_memory_utilization {share}"),
         ("- weights", estimate.weights_bytes, _weights_remark(estimate)),
         *_expert_rows(estimate),
+        *_draft_rows(estimate),
         (
             "- activation peak",
             estimate.activation_peak_bytes,
@@ -63,6 +64,14 @@ def _expert_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
     if estimate.enable_expert_parallel:
         how = "some of them whole"
     return [("  of them experts", estimate.expert_bytes, f"{how}, over {ranks} GPUs")]
+
+
+def _draft_rows(estimate: CapacityEstimate) -> list[tuple[str, int, str]]:
+    """Return a row for what a drafter takes of the weights, and of the pool."""
+    if not estimate.draft_kv_share:
+        return []
+    share = f"its cache is {estimate.draft_kv_share:.2%} of the pool"
+    return [("  of them drafter", estimate.draft_bytes, share)]
 
 
 def format_capacity(estimate: CapacityEstimate) -> str:

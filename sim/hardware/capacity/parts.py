@@ -38,6 +38,8 @@ class MemoryParts:
     """The argument that most of the activation peak scales with."""
     expert_bytes: int = 0
     """Of the weights, those of routed experts, where ranks divide them."""
+    draft_bytes: int = 0
+    """Of the weights, those of the drafter."""
 
     @property
     def available_kv_bytes(self) -> int:
@@ -51,7 +53,8 @@ class MemoryParts:
 def memory_parts(arguments: EngineArguments) -> MemoryParts:
     scheme = quantization_scheme_of(arguments)
     era = constants.era_of(arguments.engine_minor)
-    weights = _weights(arguments, scheme)
+    drafter_bytes = _drafter_bytes(arguments, scheme)
+    weights = _weights(arguments, scheme) + drafter_bytes
     total = arguments.gpu.memory_bytes
     if weights > total:
         raise CapacityError(
@@ -61,7 +64,9 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
         )
     graphs = 0.0
     if era.subtracts_cuda_graphs and not arguments.enforce_eager:
-        graphs = cuda_graph_gib(arguments.model.num_hidden_layers)
+        drafter = arguments.drafter
+        num_layers = 0 if drafter is None else drafter.model.num_hidden_layers
+        graphs = cuda_graph_gib(arguments.model.num_hidden_layers + num_layers)
     activation_peak, argument = _activation_peak(arguments, scheme, era)
     return MemoryParts(
         requested_bytes=math.ceil(total * arguments.gpu_memory_utilization),
@@ -71,6 +76,7 @@ def memory_parts(arguments: EngineArguments) -> MemoryParts:
         cuda_graph_bytes=round(graphs * GIB),
         activation_argument=argument,
         expert_bytes=_expert_bytes(arguments, scheme),
+        draft_bytes=drafter_bytes,
     )
 
 
@@ -117,15 +123,18 @@ def _weights(arguments: EngineArguments, scheme: QuantizationScheme | None) -> i
         scheme,
         arguments.experts,
     )
-    return held - _embeddings_elsewhere(arguments) + _drafter_bytes(arguments, scheme)
+    return held - _embeddings_elsewhere(arguments)
 
 
 def _drafter_bytes(
     arguments: EngineArguments, scheme: QuantizationScheme | None
 ) -> int:
-    """Return the weights of a drafter; a head of the target is stored as the target."""
+    """Return the weights of a drafter; a head of the target is stored as the target.
+
+    Measured weights hold them already.
+    """
     drafter = arguments.drafter
-    if drafter is None:
+    if drafter is None or arguments.weights_gib is not None:
         return 0
     if drafter.method != "mtp":
         scheme = quantization_scheme(drafter.model.quantization)

@@ -68,6 +68,14 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
     return _on_stage(plan, range(*span))
 
 
+def draft_kv_share(arguments: EngineArguments, plan: KVCachePlan) -> float:
+    """Return the share of all layers' caches that is the drafter's."""
+    first = arguments.model.num_hidden_layers
+    sizes = {name: spec.page_size_bytes for name, spec in plan.layers.items()}
+    own = sum(size for name, size in sizes.items() if int(name.split(".")[2]) >= first)
+    return own / sum(sizes.values())
+
+
 def _on_stage(plan: KVCachePlan, layers: range) -> KVCachePlan:
     """Return a plan of the whole model with the bytes of some layers only.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cache.errors import require
+from sim.scheduler.batch import VerifyingShape
 from sim.scheduler.v1.batch_queue import BatchQueueScheduler
 from sim.scheduler.v1.drafts import DraftsInFlight
 from sim.scheduler.v1.scheduler import Plan
@@ -138,7 +139,15 @@ class SpeculativeScheduler(BatchQueueScheduler):
 
     def output(self, shape: Shape) -> SchedulerOutput:
         output = super().output(shape)
-        output.drafts = self._drafts.take_scheduled()
+        output.drafts = drafts = self._drafts.take_scheduled()
+        if drafts.num_tokens:
+            output.shape = VerifyingShape.of(
+                output.shape,
+                (
+                    (1 + num_drafts, request.num_computed_tokens)
+                    for request, num_drafts in drafts.num_tokens.items()
+                ),
+            )
         return output
 
     # -- between calls --------------------------------------------------------

@@ -1,0 +1,294 @@
+"""Runs with draft tokens: configuration, prices, and what theory says of them."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import pytest
+
+from sim.config.tables import RunConfig, parse_config
+from sim.costs import LinearCost
+from sim.costs.base import StepCost
+from sim.costs.constant import ConstantCost
+from sim.costs.speculative import (
+    FixedDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    SpeculativeCost,
+)
+from sim.errors import ConfigError
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape, VerifyingShape
+from sim.simulation.assemble import make_cost_model
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
+
+EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
+
+
+def config(
+    drafts: dict[str, Any] | None = None,
+    rate: float = 0.7,
+    *,
+    cost: dict[str, Any] | None = None,
+    num_requests: int = 40,
+    **engine: Any,
+) -> RunConfig:
+    return parse_config(
+        {
+            "workload": {
+                "synthetic": {
+                    "num_requests": num_requests,
+                    "arrivals": {"kind": "poisson", "rate": 20.0},
+                    "prompt_tokens": {"kind": "uniform", "low": 10, "high": 300},
+                    "output_tokens": {"kind": "fixed", "tokens": 200},
+                },
+                "acceptance": {"kind": "constant", "rate": rate},
+            },
+            "engine": {
+                "model": "meta-llama/Llama-3.1-8B",
+                "gpu": "h200_sxm",
+                "speculative_config": drafts,
+                **engine,
+            },
+            "cost": cost or {"kind": "roofline"},
+        }
+    )
+
+
+CONSTANT = {"kind": "constant", "step_s": 0.01, "draft_step_s": 0.0}
+
+
+# -- theory --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4, 0.8, 1.0])
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_yield_what_the_geometric_formula_says(
+    rate: float, num_drafts: int, ahead: bool
+) -> None:
+    drafts = {"method": "mtp", "num_speculative_tokens": num_drafts}
+    simulation = Simulation(config(drafts, rate, cost=CONSTANT, async_scheduling=ahead))
+    sampler: Any = simulation.engine.sample  # type: ignore[union-attr]
+    lengths: list[int] = []
+
+    def sample(output: Any, step: int, end_s: float) -> Any:
+        finished = sampler(output, step, end_s)
+        lengths.extend(1 + each.num_accepted for each in sampler.verified)
+        return finished
+
+    simulation.engine.sample = sample  # type: ignore[union-attr]
+    assert simulation.run(check_every=50).summary["completed"] == 40
+    if rate == 1:
+        expected = num_drafts + 1.0
+    else:
+        expected = (1 - rate ** (num_drafts + 1)) / (1 - rate)
+    square = sum(
+        (2 * i + 1) * rate**i for i in range(num_drafts + 1)
+    )  # of 1 + accepted, by its tail
+    error = sqrt(max(square - expected**2, 0) / len(lengths))
+    mean = sum(lengths) / len(lengths)
+    assert abs(mean - expected) <= 4 * error + 1e-12
+
+
+def test_a_sure_drafter_divides_the_steps_of_a_request() -> None:
+    lone = {"cost": CONSTANT, "num_requests": 1}
+    plain = simulate(config(None, **lone)).summary
+    sure = simulate(config({"method": "mtp", "num_speculative_tokens": 3}, 1.0, **lone))
+    # the first token comes of the prompt, the others four at a time
+    assert plain["num_steps"] == 200
+    assert sure.summary["num_steps"] == 1 + 50
+    useless = simulate(
+        config({"method": "mtp", "num_speculative_tokens": 3}, 0.0, **lone)
+    )
+    assert useless.summary["num_steps"] == 200
+
+
+def test_no_drafts_are_the_same_as_no_table() -> None:
+    none = {"method": "mtp", "num_speculative_tokens": 0}
+    plain, without = simulate(config(None)), simulate(config(none))
+    assert plain.requests.equals(without.requests)
+    assert plain.steps.equals(without.steps)
+    assert without.summary["path"] == "fast"
+
+
+# -- prices --------------------------------------------------------------------------
+
+
+def verifying(queries: list[tuple[int, int]], decodes: int = 0) -> VerifyingShape:
+    tokens = sum(num for num, _ in queries)
+    context = sum(context for _, context in queries)
+    pairs = sum(n * (c - n) + n * (n + 1) // 2 for n, c in queries)
+    shape = BatchShape(decodes, 100 * decodes, len(queries), tokens, context, pairs)
+    return VerifyingShape.of(shape, queries)
+
+
+def test_a_shape_counts_its_verifications() -> None:
+    shape = verifying([(4, 104), (2, 50)], decodes=3)
+    assert shape == (3, 300, 2, 6, 154, 4 * 100 + 10 + 2 * 48 + 3, 0, 0, 0)
+    assert shape.num_verifications == 2
+    assert shape.num_verified_tokens == 6
+    assert shape.num_verified_context_tokens == 154
+    assert shape.num_verified_attention_pairs == shape.num_prefill_attention_pairs
+
+
+def test_a_linear_verification_is_a_chunk_that_attends_as_a_decode() -> None:
+    target = LinearCost(
+        0.001, prefill_s=0.1, prefill_token_s=1.0, decode_context_token_s=0.01
+    )
+    cost = SpeculativeCost(target, FixedDrafter(0.5)).step(verifying([(4, 104)]))
+    assert cost.gemm_s == pytest.approx(0.1 + 4.0)
+    assert cost.decode_attention_s == pytest.approx(1.04)
+    assert cost.prefill_attention_s == 0
+    assert cost.host_s == pytest.approx(0.501)
+    assert cost.total_s == pytest.approx(sum(cost.parts))
+
+
+def test_a_constant_step_is_longer_by_its_drafter() -> None:
+    cost = SpeculativeCost(ConstantCost(0.01), FixedDrafter(0.002))
+    assert cost.step(verifying([(4, 104)])).total_s == pytest.approx(0.012)
+    # nothing is drafted behind an empty step
+    assert cost.step(BatchShape(0, 0, 0, 0, 0, 0)).total_s == 0.01
+
+
+def test_a_model_without_parts_prices_chunks() -> None:
+    class Whole:
+        def step(self, shape: BatchShape) -> StepCost:
+            return StepCost(0.001 * shape.num_prefill_tokens + 0.01)
+
+        def describe(self) -> dict[str, Any]:
+            return {}
+
+    cost = SpeculativeCost(Whole(), FixedDrafter(0.0)).step(verifying([(4, 104)]))
+    assert cost.total_s == pytest.approx(0.014)
+
+
+def test_a_drafter_runs_once_for_each_draft() -> None:
+    target = LinearCost(1e-9, decode_s=1.0, prefill_token_s=10.0)
+    drafter = ModelDrafter(target, 3)
+    # four tokens of one request, then one of it, twice
+    assert drafter.step(verifying([(4, 104)])).total_s == pytest.approx(40 + 1 + 1)
+
+
+def test_look_up_passes_over_the_text_of_each_request() -> None:
+    cost = NgramDrafter(token_s=1e-9, request_s=1e-6).step(verifying([(4, 1000)], 2))
+    assert cost.host_s == pytest.approx(1200e-9 + 3e-6)
+
+
+def made(**more: Any) -> Any:
+    run = config(**more)
+    model = load_model(run.engine.model)
+    return make_cost_model(run, model, load_gpu(run.engine.gpu))
+
+
+def test_verifying_costs_little_while_memory_bounds_a_step() -> None:
+    plain, drafting = made(), made(drafts=EAGLE)
+    lone = plain.step(BatchShape(1, 1000, 0, 0, 0, 0)).total_s
+    verified = drafting.step(verifying([(4, 1000)]))
+    # three passes of a layer of 32, each with the output projection
+    assert 1.15 * lone < verified.total_s < 1.6 * lone
+    many = plain.step(BatchShape(256, 256_000, 0, 0, 0, 0)).total_s
+    assert drafting.step(verifying([(4, 1000)] * 256)).total_s > 1.5 * many
+    # keys are read once for all tokens of a verification
+    attended = drafting.step(verifying([(4, 1000)] * 256)).decode_attention_s
+    read = plain.step(BatchShape(256, 256_000, 0, 0, 0, 0)).decode_attention_s
+    assert read <= attended < 1.2 * read
+
+
+@pytest.mark.parametrize(
+    ("drafts", "low", "high"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 3}, 0, 1e-4),
+        ({"method": "mtp", "num_speculative_tokens": 1}, 2e-4, 2e-3),
+        (
+            {
+                "method": "draft_model",
+                "num_speculative_tokens": 3,
+                "model": "meta-llama/Llama-3.2-1B",
+            },
+            2e-3,
+            8e-3,
+        ),
+    ],
+)
+def test_each_drafter_has_its_price(
+    drafts: dict[str, Any], low: float, high: float
+) -> None:
+    shape = verifying([(4, 1000)])
+    free = {"kind": "roofline", "draft_step_s": 0.0}
+    without = made(drafts=drafts, cost=free).step(shape).total_s
+    assert low < made(drafts=drafts).step(shape).total_s - without < high
+
+
+# -- what is refused -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"scheduler": "v0"}, "drafts are built for the v1 generation, got v0"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size above 1"),
+        ({"data_parallel_size": 2}, "data_parallel_size above 1 are not built"),
+        (
+            {"speculative_config": EAGLE | {"model": "x"}},
+            "drafts of eagle3 have no model of their own",
+        ),
+        (
+            {"speculative_config": EAGLE | {"method": "draft_model"}},
+            "engine.speculative_config.model: a draft_model is a model of its own",
+        ),
+        (
+            {
+                "speculative_config": EAGLE | {"method": "ngram"},
+                "async_scheduling": True,
+            },
+            "no step ahead of drafts that are looked up",
+        ),
+    ],
+)
+def test_engines_without_drafts_refuse_them(
+    engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        config(**{"speculative_config": EAGLE} | engine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"cost": {"kind": "constant", "step_s": 0.01}},
+            r"cost\.draft_step_s: 'constant' does not know what a drafter takes",
+        ),
+        (
+            {"cost": {"kind": "roofline", "draft_step_s": "much"}},
+            r"cost\.draft_step_s: must be seconds a step, got 'much'",
+        ),
+        (
+            {"drafts": EAGLE | {"method": "draft_model", "model": "Qwen/Qwen2.5-0.5B"}},
+            "the same vocabulary",
+        ),
+        ({"engine_version": "0.32"}, "known of 0.33 only"),
+    ],
+)
+def test_drafts_need_what_prices_and_shares_them(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Simulation(config(**{"drafts": EAGLE} | changes))
+
+
+def test_traffic_says_how_many_are_accepted() -> None:
+    data = config(EAGLE).to_data()
+    del data["workload"]["acceptance"]
+    with pytest.raises(ConfigError, match=r"workload\.acceptance: how many drafts"):
+        Simulation(parse_config(data))
+    data["workload"]["acceptance"] = {"kind": "profile", "name": "nothing"}
+    with pytest.raises(ConfigError, match="name must be one of deepseek"):
+        Simulation(parse_config(data))
+    data["workload"]["acceptance"] = {"kind": "constant", "rate": 0.5, "rates": 1}
+    with pytest.raises(ConfigError, match=r"workload\.acceptance\.rates: 'constant'"):
+        Simulation(parse_config(data))
