@@ -44,8 +44,8 @@ def validate(
     timeseries
         States over time: a CSV with t, running, waiting, swapped, kv_cache_pct.
     fit
-        What to fit on the first part of the run: host (cost.step_overhead_s), or
-        cost.KEY=LOW:HIGH; may be given several times.
+        What to fit on the first part of the run: host (cost.step_overhead_s), links
+        (cost.link_bytes_per_s), or cost.KEY=LOW:HIGH; may be given several times.
     fit_on
         That part, as a share of the run's time; the rest is judged.
     out

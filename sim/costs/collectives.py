@@ -2,16 +2,21 @@
 
 vLLM reduces small messages with a kernel of its own, in which every rank reads all
 others (one step), or reduces a share and gathers the others (two steps), where GPUs can
-read each other; large ones, and all where they cannot, by NCCL's ring.
+read each other; large ones, and all where they cannot, by NCCL's ring. Without peer
+access the ring goes through the memory of the host, and half of what small messages
+send are flags.
 
 Source: vLLM ``csrc/custom_all_reduce.cuh``, ``custom_all_reduce.py``. Shares and
 seconds are fitted to aiconfigurator's tables in CUDA graphs: of a100, h100 and h200
 half of the sizes up to 64 MiB are within 5 to 12 %, nine of ten within 13 to 30 %; of
-two to eight RTX PRO 6000 on PCIe within 6 to 9 %, and 9 to 23 %.
+two to eight RTX PRO 6000 on PCIe within 6 to 9 %, and 9 to 23 %. Rings without peer
+access are fitted to one published sweep of four RTX 4090 (12 sizes, within 4 %; at the
+rate of the link's class within 15 %).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -29,8 +34,19 @@ _ONE_STEP_SHARE: Final = 0.6
 _TWO_STEPS_SHARE: Final = 0.65
 _SWITCHED_RING_SHARE: Final = 0.77
 _RING_SHARE: Final = 0.68
+_NCCL_S: Final = 4e-6
+_FLAG_SHARE: Final = 0.5
+_WHOLE_HOP_S: Final = 3.2e-6
+"""Starts of NCCL, what is left beside flags, and what a hop without them takes more."""
 _SHARED_ROOTS: Final = 1.0 / 3.0
 """Power of the ranks by which they slow each other where they share a path."""
+
+
+def reaching(link: Interconnect, bytes_per_s: float) -> Interconnect:
+    """Return a link over which collectives of long messages reach so much."""
+    if not link.is_switched:
+        return replace(link, bytes_per_s=bytes_per_s, has_peer_access=False)
+    return replace(link, bytes_per_s=bytes_per_s / _SWITCHED_RING_SHARE)
 
 
 def all_reduce_s(link: Interconnect, num_ranks: int, num_bytes: float) -> float:
@@ -38,6 +54,8 @@ def all_reduce_s(link: Interconnect, num_ranks: int, num_bytes: float) -> float:
     if num_ranks == 1 or not num_bytes:
         return 0.0
     rate = link.bytes_per_s
+    if not link.has_peer_access:
+        return _through_host_s(link, num_ranks, num_bytes)
     custom = link.is_switched or num_ranks == 2
     if custom and num_bytes < CUSTOM_BYTES and num_ranks <= 8:
         limit = next(most for n, most in _ONE_STEP_BYTES if num_ranks <= n)
@@ -53,6 +71,14 @@ def all_reduce_s(link: Interconnect, num_ranks: int, num_bytes: float) -> float:
         return _SWITCHED_RING_S + sent / (_SWITCHED_RING_SHARE * rate)
     share = _RING_SHARE / float(num_ranks**_SHARED_ROOTS)
     return 2 * (num_ranks - 1) * link.hop_s + sent / (share * rate)
+
+
+def _through_host_s(link: Interconnect, num_ranks: int, num_bytes: float) -> float:
+    """Return seconds of NCCL's ring: with flags or without, whichever is quicker."""
+    hops = 2 * (num_ranks - 1)
+    start_s = _NCCL_S + hops * link.hop_s
+    sent_s = _around(num_ranks, num_bytes) / link.bytes_per_s
+    return start_s + min(sent_s / _FLAG_SHARE, sent_s + hops * _WHOLE_HOP_S)
 
 
 def _around(num_ranks: int, num_bytes: float) -> float:

@@ -36,7 +36,7 @@ from sim.costs.volumes import (
     pair_flops,
     state_layers,
 )
-from sim.hardware.interconnects import Interconnect, load_interconnect
+from sim.hardware.interconnects import Interconnect  # noqa: TC001 - see above
 from sim.hardware.models.architecture import dtype_bytes
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import weight_tensors
@@ -271,12 +271,12 @@ class RooflineCost(RooflineParameters, FormulaCost):
         self._exchange, tp = self.exchange(), self.tensor_parallel_size
         if tp == 1:
             return
-        # one behind each mixer of tokens, one behind each MLP
-        model = self.model
+        model = self.model  # one behind each mixer of tokens, one behind each MLP
         count = model.num_attention_layers + model.num_state_layers + model.num_mlps
         self._num_collectives = count
-        if self.interconnect is not None:
-            self._link = load_interconnect(self.interconnect)
+        given = self.interconnect or self.link_bytes_per_s
+        if given or not self.link().has_peer_access:
+            self._link = self.link()
         ring_bytes = (
             2.0 * (tp - 1) / tp * self.model.hidden_size * dtype_bytes(self.model.dtype)
         )

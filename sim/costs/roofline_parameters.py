@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from sim.costs.checks import at_least_zero, check_choice, check_factor, share
+from sim.costs.checks import (
+    above_zero,
+    at_least_zero,
+    check_choice,
+    check_factor,
+    share,
+)
+from sim.costs.collectives import reaching
 from sim.costs.exchange import Exchange, Nodes, token_bytes
 from sim.costs.transfers import LAYOUTS, VARIANTS
 from sim.errors import ConfigError
@@ -105,6 +112,12 @@ class RooflineParameters:
         (`load_interconnect`); injected, as the next three. With the first, collectives
         cost what their size says (`sim.costs.collectives`); None takes the GPU's
         datasheet and both above. None for the second is `DEFAULT_NETWORK`.
+    link_bytes_per_s
+        What collectives of long messages reach over a node's link, one way; replaces
+        the link's rate. Fitted by ``kvsim validate --fit links``.
+    launch_s
+        Seconds of the host to launch a kernel, where `enforce_eager` (injected) has
+        all launched one by one; None for `sim.costs.launches.LAUNCH_S`.
     enable_expert_parallel
         Whether ranks divide the experts rather than each of them.
     data_parallel_size
@@ -147,6 +160,10 @@ class RooflineParameters:
     data_parallel_size: int = 1
     all2all_backend: All2AllBackend = GATHERING
 
+    enforce_eager: bool = False
+
+    link_bytes_per_s: float | None = field(default=None, metadata=_CHOICE)
+    launch_s: float | None = field(default=None, metadata=_CHOICE)
     swap_variant: SwapVariant | None = field(default=None, metadata=_CHOICE)
     swap_layout: KvLayout | None = field(default=None, metadata=_CHOICE)
     swap_overlap: bool | None = field(default=None, metadata=_CHOICE)
@@ -264,6 +281,10 @@ class RooflineParameters:
                 f"tensor_parallel_size must divide the {heads} attention heads of "
                 f"{self.model.name}; got {tp}: use a divisor"
             )
+        if self.link_bytes_per_s is not None:
+            above_zero("link_bytes_per_s", self.link_bytes_per_s)
+        if self.launch_s is not None:
+            at_least_zero("launch_s", self.launch_s)
         if self.interconnect is not None:
             link = load_interconnect(self.interconnect)
             if tp > link.max_gpus:
@@ -279,9 +300,18 @@ class RooflineParameters:
 
     def link(self) -> Interconnect:
         """Return the link of a node: as given, or of the GPU's datasheet."""
-        if self.interconnect is None:
-            return link_of(self.gpu)
-        return load_interconnect(self.interconnect)
+        link = (
+            link_of(self.gpu)
+            if self.interconnect is None
+            else load_interconnect(self.interconnect)
+        )
+        rate = self.link_bytes_per_s
+        return link if rate is None else reaching(link, rate)
+
+    @property
+    def has_own_link(self) -> bool:
+        """Whether GPUs are joined as their datasheet says."""
+        return self.link().bytes_per_s == link_of(self.gpu).bytes_per_s
 
     def exchange(self) -> Exchange:
         """Return how tokens come to the experts of all ranks."""
@@ -361,6 +391,7 @@ class RooflineParameters:
             "enable_expert_parallel": self.enable_expert_parallel,
             "data_parallel_size": is_divided and self.data_parallel_size,
             "all2all_backend": is_divided and self.all2all_backend,
+            "link_bytes_per_s": self.link_bytes_per_s,
             "gpu_not_judged": not self.gpu.is_judged and _NOT_JUDGED,
         }
         return {

@@ -224,8 +224,10 @@ def load_gpu(name: str | Path) -> GpuSpec:
         return _read_gpu(path)
     key = _SPELLINGS.get(_spelling(str(name)))
     if key is None:
-        key = str(name).lower().replace("-", "_").replace(" ", "_")
-        near = difflib.get_close_matches(key[:80], GPUS, n=3, cutoff=0.4)
+        close = difflib.get_close_matches(
+            _spelling(str(name))[:80], _SPELLINGS, n=4, cutoff=0.5
+        )
+        near = list(dict.fromkeys(_SPELLINGS[each] for each in close))[:3]
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {_known()}"
         raise ConfigError(f"unknown gpu: {str(name)[:80]!r}; {hint}")
     return GPUS[key]

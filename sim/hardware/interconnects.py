@@ -40,12 +40,20 @@ class Interconnect:
     max_gpus: int
     """GPUs that it connects; beyond them a network does."""
     source: str = "user"
+    has_peer_access: bool = True
+    """Whether GPUs read each other's memory; without, all goes through the host's, and
+    `bytes_per_s` is what is left with both directions busy."""
 
 
 _NVLINK = "NVIDIA datasheet, half of what both directions have together"
 _PCIE = "PCI-SIG, 16 lanes"
 _IB = "InfiniBand Trade Association, four lanes, one port a GPU"
 _RTX = "hops: aiconfigurator, all-reduce of the RTX PRO 6000"
+
+_NO_PEER = (
+    "0.42 of 16 lanes (0.31 to 0.48): copies both ways at once without peer access, "
+    "published for 8 machines of PCIe 3 to 5"
+)
 
 # name, bytes a second (GB/s) one way, switched, hop (us), GPUs, source
 _TABLE: tuple[tuple[str, float, bool, float, int, str], ...] = (
@@ -57,6 +65,13 @@ _TABLE: tuple[tuple[str, float, bool, float, int, str], ...] = (
     ("pcie4", 32, False, 2.0, 8, f"{_PCIE} of 4.0; {_RTX}"),
     ("pcie5", 64, False, 2.0, 8, f"{_PCIE} of 5.0; {_RTX}"),
     ("pcie6", 128, False, 2.0, 8, f"{_PCIE} of 6.0; {_RTX}"),
+    ("pcie3_no_peer", 6.7, False, 1.3, 8, _NO_PEER),
+    ("pcie4_no_peer", 13.4, False, 1.3, 8, _NO_PEER),
+    ("pcie5_no_peer", 27, False, 1.3, 8, _NO_PEER),
+    ("nvlink3_bridge", 56, False, 1.0, 2, f"{_NVLINK}: A40, RTX A6000"),
+    ("nvlink4_bridge", 300, True, 1.0, 2, f"{_NVLINK}: H100 NVL"),
+    ("xgmi3", 448, True, 1.5, 8, "AMD datasheet, seven links: MI300X, MI325X"),
+    ("xgmi4", 538, True, 1.5, 8, "AMD datasheet, seven links: MI355X"),
     ("infiniband_hdr", 25, False, 5.0, 65_536, f"{_IB}: 200 Gb/s"),
     ("infiniband_ndr", 50, False, 5.0, 65_536, f"{_IB}: 400 Gb/s"),
     ("infiniband_xdr", 100, False, 5.0, 65_536, f"{_IB}: 800 Gb/s"),
@@ -64,7 +79,15 @@ _TABLE: tuple[tuple[str, float, bool, float, int, str], ...] = (
 
 INTERCONNECTS: Mapping[str, Interconnect] = MappingProxyType(
     {
-        name: Interconnect(name, rate * 1e9, switched, hop * 1e-6, gpus, source)
+        name: Interconnect(
+            name,
+            rate * 1e9,
+            switched,
+            hop * 1e-6,
+            gpus,
+            source,
+            not name.endswith("_no_peer"),
+        )
         for name, rate, switched, hop, gpus, source in _TABLE
     }
 )
@@ -74,6 +97,7 @@ INTERCONNECTS: Mapping[str, Interconnect] = MappingProxyType(
 DEFAULT_NETWORK = "infiniband_ndr"
 """What connects nodes where nothing is said: a port a GPU, as in a DGX H100 or H200."""
 
+_PCIE4_BYTES_PER_S = 32e9
 _SWITCHED_FROM_BYTES_PER_S = 200e9
 """GPUs whose datasheet gives as much reach each other over NVLink switches."""
 
@@ -111,6 +135,10 @@ def link_of(gpu: GpuSpec) -> Interconnect:
     """Return the link between GPUs of a node that a datasheet speaks of."""
     rate = gpu.interconnect_bytes_per_s
     switched = rate >= _SWITCHED_FROM_BYTES_PER_S
+    if gpu.consumer:  # their driver gives no peer access
+        return INTERCONNECTS[
+            "pcie4_no_peer" if rate <= _PCIE4_BYTES_PER_S else "pcie5_no_peer"
+        ]
     hop_s = INTERCONNECTS["nvlink4" if switched else "pcie5"].hop_s
     return Interconnect(f"{gpu.name}'s own", rate, switched, hop_s, 8, gpu.source)
 
@@ -142,7 +170,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
 def _from_fields(given: Mapping[str, Any], where: str) -> Interconnect:
     known = [field.name for field in fields(Interconnect)]
     content = {"name": "user", **given}
-    if missing := [key for key in known[:-1] if key not in content]:
+    optional = {"source", "has_peer_access"}
+    if missing := [key for key in known if key not in {*content, *optional}]:
         raise ConfigError(f"{missing[0]} is missing in {where}; add it")
     if unknown := sorted(map(str, content.keys() - set(known))):
         raise ConfigError(
@@ -152,8 +181,9 @@ def _from_fields(given: Mapping[str, Any], where: str) -> Interconnect:
     for key in ("name", "source"):
         if not isinstance(content.get(key, ""), str):
             raise ConfigError(f"{key} must be a string in {where}")
-    if not isinstance(content["is_switched"], bool):
-        raise ConfigError(f"is_switched must be true or false in {where}")
+    for key in ("is_switched", "has_peer_access"):
+        if not isinstance(content.get(key, True), bool):
+            raise ConfigError(f"{key} must be true or false in {where}")
     for key, (low, high) in _BOUNDS.items():
         content[key] = _quantity(key, content[key], low, high, where)
     return Interconnect(**content)

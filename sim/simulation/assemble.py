@@ -14,7 +14,9 @@ from sim.config.plug import build
 from sim.costs import COST_MODELS
 from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, pricer_of
+from sim.costs.launches import EagerRooflineCost
 from sim.costs.pipeline import PipelineCost, StageLinks
+from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
 from sim.hardware.capacity import CapacityEstimate, estimate_capacity
 from sim.hardware.capacity.arguments import (
@@ -175,6 +177,7 @@ def _built_cost_model(
         "kv_cache_dtype": engine.kv_cache_dtype,
         "copied_block_bytes": copied_block_bytes,
         "swap_rule": engine.generation.swap,
+        "enforce_eager": engine.enforce_eager,
         "graph_rule": GraphRule() if engine.enforce_eager else engine.generation.graphs,
         **_links(config),
     }
@@ -182,6 +185,8 @@ def _built_cost_model(
     cost_model: CostModel = build(
         COST_MODELS, own, "cost", context, more_keys=(DRAFT_STEP_KEY,)
     )
+    if engine.enforce_eager and type(cost_model) is RooflineCost:
+        cost_model = EagerRooflineCost.of(cost_model)
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return speculative_cost(config, cost_model, model, gpu, context)

@@ -13,9 +13,10 @@ from sim.costs import RooflineCost
 from sim.costs.collectives import all_reduce_s
 from sim.costs.experts import busiest_rank
 from sim.errors import ConfigError
-from sim.hardware.interconnects import INTERCONNECTS, load_interconnect
+from sim.hardware.gpus import load_gpu
+from sim.hardware.interconnects import INTERCONNECTS, link_of, load_interconnect
 from tests.shared import shared
-from tests.sim.test_costs import BARE, H200, LLAMA_8B, MOE, ROUND, decodes
+from tests.sim.test_costs import BARE, H200, LLAMA_8B, MOE, ROUND, chunk, decodes
 
 LINKS = st.sampled_from(sorted(INTERCONNECTS))
 
@@ -45,6 +46,78 @@ def test_published_all_reduces(system, name, median, ninth):
     assert len(errors) >= 50
     assert np.median(errors) <= median
     assert np.quantile(errors, 0.9) <= ninth
+
+
+# Published sweep of NCCL on four RTX 4090 of PCIe 4 without peer access (microseconds
+# of float32 sums; tinygrad/open-gpu-kernel-modules, pull request 22).
+SWEEP_4090 = {
+    32_768: 18.78,
+    65_536: 25.80,
+    131_072: 42.44,
+    262_144: 66.25,
+    524_288: 94.11,
+    1_048_576: 152.7,
+    2_097_152: 271.8,
+    4_194_304: 510.6,
+    8_388_608: 1000.9,
+    16_777_216: 1993.2,
+    33_554_432: 3966.7,
+    67_108_864: 7888.2,
+}
+
+
+@pytest.mark.parametrize(("rate", "worst"), [(12.75e9, 0.13), (None, 0.13)])
+def test_rings_without_peer_access(rate, worst):
+    link = load_interconnect("pcie4_no_peer")
+    if rate is not None:
+        link = replace(link, bytes_per_s=rate)
+    errors = [
+        all_reduce_s(link, 4, size) * 1e6 / us - 1 for size, us in SWEEP_4090.items()
+    ]
+    assert max(map(abs, errors)) < worst
+    assert np.median(np.abs(errors)) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        # GB/s of copies both ways at once, halved: pairs of GPUs without peer access
+        ("pcie3_no_peer", [5.7, 7.8]),
+        ("pcie4_no_peer", [10.6, 15.3, 15.4, 10.1, 14.8]),
+        ("pcie5_no_peer", [21.5, 28.3, 22.8, 26.4]),
+    ],
+)
+def test_link_classes_lie_within_published_copies(name, published):
+    rate = load_interconnect(name).bytes_per_s / 1e9
+    assert min(published) <= rate <= max(published)
+    assert rate == pytest.approx(float(np.median(published)), rel=0.15)
+
+
+def test_a_link_without_peer_access_is_slower_and_consumer_cards_have_none():
+    for tokens in (1, 64, 2048):
+        message = tokens * 8192
+        slow_s, fast_s = (
+            all_reduce_s(load_interconnect(name), 2, message)
+            for name in ("pcie5_no_peer", "pcie5")
+        )
+        assert slow_s > 1.2 * fast_s
+    assert not link_of(load_gpu("rtx_4090")).has_peer_access
+    assert link_of(load_gpu("rtx_5090")).name == "pcie5_no_peer"
+    assert link_of(load_gpu("l40s")).has_peer_access
+
+
+def test_a_rate_that_was_fitted_replaces_that_of_the_link():
+    prompts = chunk(2048)
+    for gpu in (load_gpu("rtx_pro_6000"), H200):
+        cost = RooflineCost(model=LLAMA_8B, gpu=gpu, tensor_parallel_size=2)
+        slow, slower = (replace(cost, link_bytes_per_s=rate) for rate in (16e9, 8e9))
+        times = [one.step(prompts).allreduce_s for one in (cost, slow, slower)]
+        assert times[0] < times[1] < times[2]
+        sent = 64 * 2048 * LLAMA_8B.hidden_size * 2  # two ranks: once around is whole
+        assert times[2] - times[1] == pytest.approx(sent / 16e9, rel=0.01)
+        assert slow.describe()["link_bytes_per_s"] == 16e9
+    with pytest.raises(ConfigError, match="link_bytes_per_s must be a finite"):
+        RooflineCost(model=LLAMA_8B, gpu=H200, link_bytes_per_s=0.0)
 
 
 @given(

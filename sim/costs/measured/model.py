@@ -90,8 +90,13 @@ class MeasuredCost(FormulaCost):
         Path of a kvprofile/1 file that was fitted for this model.
     model, gpu, tensor_parallel_size, block_size, kv_cache_dtype, swap_rule, graph_rule
         Injected from the engine's configuration.
-    copied_block_bytes
-        As `RooflineCost` has it; injected.
+    copied_block_bytes, interconnect
+        As `RooflineCost` has them; injected. A table of all-reduces gives way to an
+        interconnect of another rate than the GPU's own.
+    link_bytes_per_s
+        As `RooflineCost` has it; a table of all-reduces gives way to it, too.
+    launch_s, enforce_eager
+        As `RooflineCost` has them. Null is the profile's, for all that is no graph.
     swap_variant, swap_layout, swap_overlap
         As `RooflineCost` has them; null for what the engine does.
     step_overhead_s, request_overhead_s
@@ -117,6 +122,10 @@ class MeasuredCost(FormulaCost):
         block_size: int = 16,
         kv_cache_dtype: str = "auto",
         copied_block_bytes: float | None = None,
+        interconnect: str | dict[str, Any] | None = None,
+        link_bytes_per_s: float | None = None,
+        launch_s: float | None = None,
+        enforce_eager: bool = False,
         swap_rule: SwapRule = SwapRule(),  # noqa: B008 - frozen
         graph_rule: GraphRule = GraphRule(),  # noqa: B008 - frozen
         swap_variant: SwapVariant | None = None,
@@ -142,6 +151,10 @@ class MeasuredCost(FormulaCost):
             block_size=block_size,
             kv_cache_dtype=kv_cache_dtype,
             copied_block_bytes=copied_block_bytes,
+            interconnect=interconnect,
+            link_bytes_per_s=link_bytes_per_s,
+            launch_s=launch_s,
+            enforce_eager=enforce_eager,
             layer_latency_s=_OTHER_KERNELS_S,
             swap_rule=swap_rule,
             swap_variant=swap_variant,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sim.costs.launches import LAUNCH_S, num_launches
 from sim.costs.measured.reading import token_curves
 from sim.costs.measured.rest_tables import (
     MeasuredTransfer,
@@ -64,13 +65,6 @@ class RowParts(NamedTuple):
     """Squares of the head's width."""
 
 
-_LAYER_LAUNCHES: Final = 10
-"""Kernels of a layer: qkv, rope, cache write, attention, o, two norms, gate and up,
-activation, down."""
-_OTHER_LAUNCHES: Final = 4
-"""Embedding, last norm, output projection, sampler."""
-
-
 class MeasuredRest:
     """The rest of a step, from a profile's fit and a roofline."""
 
@@ -87,7 +81,8 @@ class MeasuredRest:
         self._rest = rest
         self._correction = correction
         self._graphs = graphs
-        gemm, self._allreduce = token_curves(entry["tokens"], rest)
+        gemm, allreduce = token_curves(entry["tokens"], rest)
+        self._allreduce = allreduce if rest.has_own_link else None
         self._experts = read_experts(entry, rest)
         # without a table of its experts a model's products are the datasheet's
         whole = self._experts is not None or not rest.model.num_experts
@@ -106,9 +101,12 @@ class MeasuredRest:
         self._copies: Memo[Part] = Memo()
         self.swaps = self._swapping(fit.get("interference") or {})
         launch_s = read_seconds(fit.get("launch") or {}, "eager_s", "launch")
-        per_layer = _LAYER_LAUNCHES + 2 * (rest.tensor_parallel_size > 1)
-        num_launches = per_layer * rest.model.num_hidden_layers + _OTHER_LAUNCHES
-        self.launches_s = launch_s * num_launches
+        if rest.launch_s is not None:
+            launch_s = rest.launch_s
+        elif rest.enforce_eager:
+            launch_s = max(launch_s, LAUNCH_S)  # a bare launch is timed
+        launches = num_launches(rest.model, rest.tensor_parallel_size)
+        self.launches_s = launch_s * launches
 
     # -- counts, each priced once -------------------------------------------------
 

@@ -27,6 +27,10 @@ HOST: Final = "host"
 _HOST_KEY: Final = "cost.step_overhead_s"
 _HOST_RANGE: Final = (1e-6, 0.02)
 """Seconds a step: from a host that is hardly there to one that takes long."""
+LINKS: Final = "links"
+_LINKS_KEY: Final = "cost.link_bytes_per_s"
+_LINKS_RANGE: Final = (1e9, 1e12)
+"""Bytes a second one way: from a slow network to NVLink; searched in octaves."""
 _MIN_REQUESTS: Final = 10
 
 
@@ -37,6 +41,25 @@ class Term:
     key: str
     low: float
     high: float
+    in_octaves: bool = False
+    """Whether the search takes steps of the logarithm."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the range in which the search moves."""
+        if self.in_octaves:
+            return float(np.log2(self.low)), float(np.log2(self.high))
+        return self.low, self.high
+
+    def value_at(self, place: float) -> float:
+        """Return the value at a place of the search, within the range."""
+        value = 2.0**place if self.in_octaves else place
+        return min(max(value, self.low), self.high)
+
+    def is_at_bound(self, value: float) -> bool:
+        place = float(np.log2(value)) if self.in_octaves else value
+        low, high = self.bounds
+        return min(place - low, high - place) < (high - low) * 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +89,11 @@ class Fit:
 
 
 def parse_term(text: str) -> Term:
-    """Return the term that ``host`` or ``cost.KEY=LOW:HIGH`` names."""
+    """Return the term that a name or ``cost.KEY=LOW:HIGH`` stands for."""
     if text == HOST:
         return Term(_HOST_KEY, *_HOST_RANGE)
+    if text == LINKS:
+        return Term(_LINKS_KEY, *_LINKS_RANGE, in_octaves=True)
     key, equals, span = text.partition("=")
     low, colon, high = span.partition(":")
     try:
@@ -77,7 +102,7 @@ def parse_term(text: str) -> Term:
         term = None
     if term is None or not (equals and colon and key.startswith("cost.")):
         raise ConfigError(
-            f"--fit takes 'host' or cost.KEY=LOW:HIGH, got '{text}'; for instance "
+            f"--fit takes 'host', 'links' or cost.KEY=LOW:HIGH, got '{text}'; such as "
             "cost.request_overhead_s=0:1e-4"
         )
     if not -np.inf < term.low < term.high < np.inf:
@@ -107,7 +132,7 @@ def fit_terms(
 
     def loss(values: Any) -> float:
         named = {
-            term.key: min(max(float(value), term.low), term.high)
+            term.key: term.value_at(float(value))
             for term, value in zip(terms, values, strict=True)
         }
         predicted = predict(named).requests
@@ -117,9 +142,10 @@ def fit_terms(
     before = _squares_of(predict({}), requests, rows)
     best = _least(loss, terms)
     values = {
-        term.key: float(f"{value:.4g}") for term, value in zip(terms, best, strict=True)
+        term.key: float(f"{term.value_at(value):.4g}")
+        for term, value in zip(terms, best, strict=True)
     }
-    after = loss(list(values.values()))
+    after = _squares_of(predict(values), requests, rows)
     return Fit(
         values=values,
         split_s=split_s,
@@ -127,10 +153,7 @@ def fit_terms(
         error_before_pct=100.0 * before**0.5,
         error_after_pct=100.0 * after**0.5,
         at_bound=tuple(
-            term.key
-            for term in terms
-            if min(values[term.key] - term.low, term.high - values[term.key])
-            < (term.high - term.low) * 1e-3
+            term.key for term in terms if term.is_at_bound(values[term.key])
         ),
     )
 
@@ -140,7 +163,7 @@ def _least(loss: Callable[[Any], float], terms: Sequence[Term]) -> list[float]:
     from scipy.optimize import minimize, minimize_scalar  # noqa: PLC0415  (slow)
 
     if len(terms) == 1:
-        low, high = terms[0].low, terms[0].high
+        low, high = terms[0].bounds
         one = minimize_scalar(
             lambda value: loss([value]),
             bounds=(low, high),
@@ -149,8 +172,8 @@ def _least(loss: Callable[[Any], float], terms: Sequence[Term]) -> list[float]:
         )
         return [float(one.x)]
     # scaled to [0, 1]: a step of the search is as wide in each
-    lows = np.array([term.low for term in terms])
-    spans = np.array([term.high for term in terms]) - lows
+    lows = np.array([term.bounds[0] for term in terms])
+    spans = np.array([term.bounds[1] for term in terms]) - lows
 
     def of_shares(shares: NDArray[np.float64]) -> float:
         return loss(lows + spans * shares)

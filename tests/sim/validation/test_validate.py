@@ -13,6 +13,7 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
+from sim.simulation.run import Simulation
 from sim.studies.validation import compare
 from sim.studies.validation.fit import parse_term
 from sim.studies.validation.observed import (
@@ -37,6 +38,7 @@ from tests.sim.validation.runs import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sim.config.tables import RunConfig
     from sim.results.run import Results
 
 
@@ -103,6 +105,23 @@ def test_another_overhead_shows_and_a_fit_on_the_first_part_finds_it(
     report = found.to_dict()
     assert abs(report["judged_metrics"]["mean_tpot_ms"]["error_pct"]) < 1.0
     assert report["judged_per_request"]["e2el"]["n"] == 40 - found.fit.num_requests
+
+
+def test_the_rate_of_links_is_found_from_far_off(tmp_path: Path) -> None:
+    def on_two(**cost: Any) -> RunConfig:
+        data = config(**cost)
+        data["engine"] |= {"gpu": "rtx_pro_6000", "tensor_parallel_size": 2}
+        return parse_config(data)
+
+    write_requests(
+        Simulation(on_two(link_bytes_per_s=9e9)).run(), tmp_path / "requests.csv"
+    )
+    observed = read(tmp_path / "requests.csv")
+    found = validate(on_two(), observed, [parse_term("links")], 0.6).fit
+    assert found is not None
+    assert found.values["cost.link_bytes_per_s"] == pytest.approx(9e9, rel=0.1)
+    assert found.error_after_pct < 1.0 < found.error_before_pct
+    assert not found.at_bound
 
 
 def test_what_ended_after_the_split_is_not_fitted_on(measured: Observed) -> None:
@@ -281,7 +300,7 @@ def test_usage_is_that_of_the_series_while_a_latency_passed(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step_overhead_s", "--fit takes 'host' or cost.KEY=LOW:HIGH"),
+        ("step_overhead_s", "--fit takes 'host', 'links' or cost.KEY=LOW:HIGH"),
         ("engine.block_size=1:2", "--fit takes 'host'"),
         ("cost.step_overhead_s=2:1", "the range 2:1 is empty"),
         ("cost.step_overhead_s=0:nan", "is empty"),
