@@ -40,6 +40,7 @@ COMMANDS = {
     "decision.",
     "validate": "Simulate a run that was measured, and report the errors.",
     "plot": "Draw figures of runs, of a sweep or of a plan.",
+    "advise": "Try what would help a run, and print the three remedies that help most.",
     "report": "Write one page to look at: a run, several compared, a sweep or a plan.",
     "export": "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus "
     "text, CSV.",

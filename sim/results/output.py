@@ -38,6 +38,7 @@ RESULT_FILES = frozenset(
         "kv_cache_groups.parquet",
         "schedule.jsonl.zst",
         "blocks.json",
+        "advice.json",
         "figures",
         "exports",
     }

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.costs.base import STEP_PARTS
+from sim.results.folder import read_json
 from sim.results.summary import verdict_lines
+from sim.studies.advice.words import advice_lines, best_rows
 from sim.views.report.html import (
     Markup,
     bullets,
@@ -205,10 +207,23 @@ def sentences(run: Run) -> Iterator[Markup]:
     for place, line in enumerate(verdict_lines(run.summary)):
         yield element("span" if place else "strong", line)
     yield element("strong", bound_by(run))
+    yield from _advice(run)
     yield _preempted(run)
     yield _full(run)
     yield _load(run)
     yield from _unserved(run)
+
+
+def _advice(run: Run) -> Iterator[Markup]:
+    """Yield what was tried and helps, or how to try it where a promise is not kept."""
+    if (path := run.folder.recorded("advice.json")) is not None:
+        advice = read_json(path)
+        for line in advice_lines(advice):
+            yield element("span", line)
+        for name, *facts in best_rows(advice):
+            yield element("span", f"{name}: {'; '.join(filter(None, facts))}.")
+    elif not run.summary.get("verdict", {"holds": True})["holds"]:
+        yield element("span", f"What would help: kvsim advise {run.path}")
 
 
 def _capital(text: str) -> str:

@@ -1,0 +1,1 @@
+"""What would help a run: remedies that fit what binds it, really run."""
