@@ -20,6 +20,7 @@ from sim.results.metrics import (
 )
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
 from sim.scheduler.generations import GENERATIONS
+from sim.scheduler.v1.dialect import dialect_of
 from sim.scheduler.victims import VICTIMS
 from workloads.columns import largest
 
@@ -291,9 +292,12 @@ def scheduling(config: RunConfig, numbers: Mapping[str, Any]) -> str:
     """Return how steps follow each other, in words."""
     num_stages = config.engine.pipeline_parallel_size
     if config.engine.async_scheduling:
+        known = dialect_of(config.engine.version).knows_async_scheduling
         return (
             f"asynchronous scheduling ({numbers['overlapped_s']:,.1f} s of the host "
-            f"hidden, {numbers['num_wasted_tokens']:,} tokens wasted)"
+            f"hidden, {numbers['num_wasted_tokens']:,} tokens wasted"
+            + ("" if known else "; preempted requests as from 0.28 on")
+            + ")"
         )
     if num_stages == 1:
         return "synchronous scheduling"

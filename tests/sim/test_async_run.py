@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from sim.config.tables import parse_config
+from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
+from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.scheduler.batch import BatchShape
+from sim.scheduler.v1.dialect import dialect_of
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import with_intervals
+from sim.studies.validation.observed import series_of
 
 if TYPE_CHECKING:
     from sim.results.run import Results
@@ -127,11 +135,53 @@ def test_a_bound_moves_host_and_step() -> None:
 def test_what_is_not_built_says_so() -> None:
     for engine, words in (
         ({"pipeline_parallel_size": 2}, "not built with pipelines"),
-        ({"engine_version": "0.27"}, "known from 0.28 on"),
+        ({"engine_version": "0.13"}, "built from 0.14 on"),
         ({"scheduler": "v0"}, "async_scheduling: .*no such key|built for v1 only"),
     ):
         with pytest.raises(ConfigError, match=words):
             simulation(cost=CONSTANT, async_scheduling=True, **engine)
+
+
+def test_releases_that_schedule_ahead_by_default() -> None:
+    for minor in range(8, 34):
+        dialect = dialect_of(f"0.{minor}")
+        assert dialect.schedules_ahead() is (minor >= 14)
+        assert not dialect.schedules_ahead(pipeline_parallel_size=2)
+        assert not dialect.schedules_ahead(draft_method="ngram")
+        assert dialect.schedules_ahead(draft_method="mtp") is (minor >= 14)
+        assert dialect.schedules_ahead(draft_method="draft_model") is (minor == 33)
+
+
+def test_what_is_assumed_of_a_release_is_said() -> None:
+    for release, assumed in (("0.15", True), ("0.27", True), ("0.28", False)):
+        found = run(ahead=True, cost=CONSTANT, engine_version=release)
+        words = found.summary["scheduling"]
+        assert ("preempted requests as from 0.28 on" in words) is assumed
+
+
+def test_the_engine_is_not_empty_while_a_step_waits_for_the_one_before() -> None:
+    results = run(ahead=True, cost={"kind": "roofline"}, num_requests=20, rate=1e3)
+    ends_s = column(results, "finish_s")
+    times_s = np.linspace(0.2 * max(ends_s), 0.99 * min(ends_s), 500)
+    series = series_of(results, times_s)
+    assert series.num_running is not None
+    assert series.num_running.min() > 0
+    # all have ended when the last one has
+    assert series_of(results, np.array([max(ends_s) + 1.0])).num_running == [0.0]
+
+
+def test_the_longer_of_host_and_gpu_is_a_step() -> None:
+    model = load_model("meta-llama/Llama-3.1-8B")
+    cost = RooflineCost(model=model, gpu=load_gpu("h100_sxm"))
+    ahead = HostAhead(cost)
+    shape = BatchShape(100, 100_000, 0, 0, 0, 0)
+    (_, host_s), (_, gpu_s) = ahead.stage_times(shape)
+    assert host_s == cost.step_overhead_s + 100 * SCHEDULE_REQUEST_S
+    assert gpu_s == cost.step(shape).total_s - cost.step_overhead_s
+    hidden = ahead.describe()["hidden"]
+    assert hidden["prepare_s"] == cost.step_overhead_s
+    low, high = hidden["schedule_request_s"]["interval"]
+    assert low < hidden["schedule_request_s"]["value"] < high
 
 
 def test_null_and_false_are_one_step_at_a_time() -> None:

@@ -22,6 +22,23 @@ LAST_MINOR = 33
 FIRST_GROUPS_MINOR = 30
 """The first release that is known to manage windows of several layers as 0.33."""
 
+FIRST_ASYNC_MINOR = 14
+"""The first release that schedules ahead unless told otherwise: 0.14.
+
+The argument exists from 0.10 on (vLLM pull request 19970), off up to 0.13 (27614 turned
+it on; release notes of 0.14.0: with structured output, 29821, and with EAGLE and MTP,
+31998; without pipelines and other drafts). 0.33: ``vllm/config/vllm.py``.
+"""
+
+_AHEAD_OF_DRAFTS = frozenset({"eagle", "eagle3", "mtp"})
+_AHEAD_OF_DRAFTS_33 = _AHEAD_OF_DRAFTS | {
+    "draft_model",
+    "ngram_gpu",
+    "dflash",
+    "dspark",
+}
+"""Kinds of drafts that a step is scheduled ahead of: from 0.14 on, and in 0.33."""
+
 _FIRST_MINOR = 8
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(\.[0-9a-z.+]{1,40})?")
 
@@ -109,6 +126,28 @@ class V1Dialect:
     knows_pipelines: bool
     knows_drafts: bool
     knows_offloading: bool
+
+    def schedules_ahead(
+        self, *, pipeline_parallel_size: int = 1, draft_method: str | None = None
+    ) -> bool:
+        """Whether `async_scheduling` is on where it is left out.
+
+        Parameters
+        ----------
+        pipeline_parallel_size
+            Stages; with more than one no step is scheduled ahead.
+        draft_method
+            ``method`` of the ``speculative_config``, or None without one.
+
+        Notes
+        -----
+        Source: `FIRST_ASYNC_MINOR`. Executors of one's own, pooling models and the CPU
+        backend, where it is off too, are not simulated.
+        """
+        if self.minor < FIRST_ASYNC_MINOR or pipeline_parallel_size > 1:
+            return False
+        known = _AHEAD_OF_DRAFTS if self.minor < LAST_MINOR else _AHEAD_OF_DRAFTS_33
+        return draft_method is None or draft_method in known
 
     @property
     def release(self) -> str:

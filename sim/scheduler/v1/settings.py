@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.errors import SchedulerError
-from sim.scheduler.v1.dialect import LAST_MINOR, V1Dialect, dialect_of
+from sim.scheduler.v1.dialect import (
+    FIRST_ASYNC_MINOR,
+    LAST_MINOR,
+    V1Dialect,
+    dialect_of,
+)
 from sim.scheduler.v1.queues import REQUEST_QUEUES
 
 if TYPE_CHECKING:
@@ -157,9 +162,9 @@ class Settings:
         for key, is_used in used.items():
             if is_used and not dialect.has_key(key):
                 raise dialect.refuse_key(key)
-        if self.async_scheduling and not dialect.knows_async_scheduling:
+        if self.async_scheduling and dialect.minor < FIRST_ASYNC_MINOR:
             raise SchedulerError(
-                f"async_scheduling is known from 0.28 on, the engine_version is "
+                f"async_scheduling is built from 0.14 on, the engine_version is "
                 f"{dialect.release}; set it to false, or raise engine_version"
             )
         if self.pipeline_parallel_size > 1 and not dialect.knows_pipelines:

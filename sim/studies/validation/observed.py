@@ -184,6 +184,8 @@ def series_of(results: Results, time_s: Floats) -> TimeSeries:
     """
     steps = _steps_around(results, time_s)
     busy = time_s < steps["start_s"] + steps["latency_s"]
+    if "overlapped_s" in results.summary:  # steps wait for those in flight before them
+        busy |= _num_inside(results, time_s) > 0
     arrivals_s = np.sort(results.recording.request_table["arrival_s"])
     begun = np.searchsorted(arrivals_s, steps["start_s"], side="right")
     arrived = np.searchsorted(arrivals_s, time_s, side="right") - begun
@@ -195,6 +197,16 @@ def series_of(results: Results, time_s: Floats) -> TimeSeries:
         num_swapped=np.where(busy, steps["num_swapped"], 0.0),
         kv_cache_usage=np.where(busy, steps["kv_cache_usage"], 0.0),
     )
+
+
+def _num_inside(results: Results, time_s: Floats) -> Ints:
+    """Return how many requests have arrived and not left at some moments."""
+    table = results.recording.request_table
+    left_s = np.where(table.is_one_of("status", SERVED), table["finish_s"], np.nan)
+    came_s = table["arrival_s"][~np.isnan(left_s)]
+    num_left = np.searchsorted(np.sort(left_s[~np.isnan(left_s)]), time_s, side="right")
+    num_came = np.searchsorted(np.sort(came_s), time_s, side="right")
+    return num_came - num_left
 
 
 def usage_over(results: Results, begin_s: Floats, end_s: Floats) -> Floats:
