@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sim.costs.base import STEP_PARTS, StepCost
+from sim.costs.base import StepCost
 from sim.costs.checks import at_least_zero
 from sim.costs.parts import Memo
 from sim.costs.volumes import decode_key_flops
@@ -195,16 +195,17 @@ class SpeculativeCost:
         least_s = self._pair_s * shape.num_verified_attention_pairs
         num_rows = shape.num_decodes + shape.num_prefills
         num_rows += shape.num_verified_tokens - num_requests
-        return _with_parts(
-            attended,
-            gemm_s=cost.gemm_s,
-            decode_attention_s=max(attended.decode_attention_s, least_s),
-            head_s=self._head(num_rows),
-            allreduce_s=cost.allreduce_s,
-            swap_s=cost.swap_s,
-            copy_s=cost.copy_s,
-            host_s=cost.host_s,
+        parts = (
+            cost.gemm_s,
+            attended.prefill_attention_s,
+            max(attended.decode_attention_s, least_s),
+            self._head(num_rows),
+            cost.allreduce_s,
+            cost.swap_s,
+            cost.copy_s,
+            cost.host_s,
         )
+        return _with_parts(attended, parts, extrapolated=attended.extrapolated)
 
     def _head(self, num_rows: int) -> float:
         """Return the seconds of output projection and sampler for so many rows."""
@@ -237,18 +238,18 @@ def pair_s(
 
 def _added(first: StepCost, *others: StepCost) -> StepCost:
     """Return steps in a row as one; only the first has bounds of its own."""
-    parts = {
-        name: getattr(first, name) + sum(getattr(each, name) for each in others)
-        for name in STEP_PARTS
-    }
+    columns = zip(first.parts, *[each.parts for each in others], strict=True)
+    parts = tuple(map(sum, columns))
     flag = first.extrapolated or any(each.extrapolated for each in others)
-    return _with_parts(first, **parts)._replace(extrapolated=flag)
+    return _with_parts(first, parts, extrapolated=flag)
 
 
-def _with_parts(cost: StepCost, **parts: float) -> StepCost:
+def _with_parts(
+    cost: StepCost, parts: tuple[float, ...], *, extrapolated: bool
+) -> StepCost:
     """Return a cost with other parts, whose sum and bounds move along."""
-    made = StepCost._make((cost._asdict() | parts).values())
-    total_s = cost.total_s + (sum(made.parts) - sum(cost.parts))
-    moved_s = total_s - cost.total_s
-    lo_s = max(cost.lo_s + moved_s, total_s * cost.lo_s / cost.total_s)
-    return made._replace(total_s=total_s, lo_s=lo_s, hi_s=cost.hi_s + moved_s)
+    before_s, lo_s, hi_s = cost.total_s, cost.lo_s, cost.hi_s
+    total_s = before_s + (sum(parts) - sum(cost.parts))
+    moved_s = total_s - before_s
+    lo_s = max(lo_s + moved_s, total_s * lo_s / before_s)
+    return StepCost._make((total_s, *parts, extrapolated, lo_s, hi_s + moved_s))

@@ -105,6 +105,22 @@ RANK_STEPS: dict[str, str] = {
 }
 """Steps of a rank have this column as well; one without tokens is a dummy batch."""
 
+DRAFT_STEPS: dict[str, str] = {
+    "num_drafts": "int64",  # requests whose draft tokens it verifies
+    "num_draft_tokens": "int64",  # of all of them
+    "num_accepted_tokens": "int64",  # of these, what the model accepted
+    # blocks that tables hold beyond their tokens, when the output has been processed
+    "num_draft_blocks": "int64",
+}
+"""Steps of an engine that verifies drafts have these columns as well."""
+
+DRAFT_REQUESTS: dict[str, str] = {
+    "num_drafts": "int64",  # steps that verified draft tokens of it
+    "num_draft_tokens": "int64",
+    "num_accepted_tokens": "int64",  # also those behind its end
+}
+"""Requests of such an engine have these columns as well."""
+
 KV_CACHE_GROUPS: dict[str, str] = {
     "time_s": "float64",  # start of the step from which on it holds so many
     "kind": "int64",  # place in capacity.kv_cache_groups of the summary

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.results.drafts import draft_rows
 from sim.results.group_usage import mean_blocks
 from sim.results.metrics import (
     by_slo_class,
@@ -400,7 +401,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
             )
         )
-    return [*rows, *_uncertainty(s), *_groups(s)]
+    return [*rows, *draft_rows(s), *_uncertainty(s), *_groups(s)]
 
 
 def _block_size(summary: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from sim.errors import ConfigError, SchedulerError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results import summary
+from sim.results.drafts import DraftRecorder
 from sim.results.group_usage import GroupUsage
 from sim.results.metrics import goodput
 from sim.results.objectives import parse_objectives
@@ -35,7 +36,7 @@ from sim.scheduler.generations import GENERATIONS
 from sim.simulation import intervals, ranks
 from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
 from sim.simulation.schedulers import make_scheduler
-from sim.simulation.speculative import make_acceptance
+from sim.simulation.speculative import make_sampler
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
 from workloads.columns import largest
@@ -145,6 +146,11 @@ class Simulation:
     def _make_recorder(self) -> Recorder | RankRecorders:
         keeps_steps = self._keeps_steps
         groups = [self._group_usage() for _ in self.schedulers]
+        drafts = self.config.engine.speculative
+        if drafts is not None:
+            return DraftRecorder(
+                drafts.num_speculative_tokens, keeps_steps=keeps_steps, groups=groups[0]
+            )
         if len(groups) == 1:
             return Recorder(keeps_steps=keeps_steps, groups=groups[0])
         lock = self._lock_step
@@ -203,9 +209,7 @@ class Simulation:
             self.cost_model,
             self.recorder,
             arrivals=pulled,
-            sample=sampler_for(
-                self.scheduler, make_acceptance(self.config, self.specs)
-            ),
+            sample=make_sampler(self.config, self.specs, self.scheduler, self.recorder),
             admission_check=self.config.engine.admission_check,
             stepwise=bool(self.path_reason),
         )
@@ -407,7 +411,12 @@ class Simulation:
         )
 
     def _counters(self, recording: Recording) -> dict[str, Any]:
-        """Return what schedulers counted, and what is told of ranks."""
+        """Return what schedulers counted, and what is told of drafts or ranks."""
+        if isinstance(self.recorder, DraftRecorder):
+            num_blocks = self.capacity.num_gpu_blocks - 1
+            return self.scheduler.summary() | self.recorder.summary(
+                num_blocks, self.env.now
+            )
         if isinstance(self.recorder, Recorder):
             return self.scheduler.summary()
         told = [scheduler.summary() for scheduler in self.schedulers]

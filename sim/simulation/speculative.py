@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sim.config.plug import build
 from sim.costs.measured import MeasuredCost
@@ -16,8 +16,10 @@ from sim.costs.speculative import (
     SpeculativeCost,
     pair_s,
 )
+from sim.engine.group_sampling import sampler_for
 from sim.errors import ConfigError
 from sim.hardware.models.drafters import drafter_of
+from sim.results.drafts import DraftRecorder
 from sim.scheduler.v1.speculative_config import SpeculativeConfig, SpeculativeMethod
 from workloads.acceptance import ACCEPTANCE, DrawnAcceptance
 from workloads.errors import WorkloadError
@@ -27,8 +29,13 @@ if TYPE_CHECKING:
 
     from sim.config.tables import EngineConfig, RunConfig
     from sim.costs.base import CostModel
+    from sim.engine.sampling import Sampler
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
+    from sim.results.recorder import Recorder
+    from sim.scheduler.base import Scheduler, SchedulerOutput
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.speculative import SpeculativeScheduler
     from workloads.spec import RequestSpec
 
 DRAFT_STEP_KEY: Final = "draft_step_s"
@@ -151,6 +158,38 @@ def _draft_step_s(cost: dict[str, Any]) -> float:
             f"number such as 0.002"
         )
     return given
+
+
+def make_sampler(
+    config: RunConfig,
+    specs: Sequence[RequestSpec],
+    scheduler: Scheduler,
+    recorder: Recorder,
+) -> Sampler:
+    """Return the output processing of a scheduler; that of drafts is recorded.
+
+    Raises
+    ------
+    ConfigError
+        If the traffic does not say how many drafts are accepted.
+    """
+    sampler: Any = sampler_for(scheduler, make_acceptance(config, specs))
+    if not isinstance(recorder, DraftRecorder):
+        return cast("Sampler", sampler)
+    num_draft_blocks = cast("SpeculativeScheduler", scheduler).num_draft_blocks
+    verified = recorder.verified
+
+    def sample(output: SchedulerOutput, step: int, end_s: float) -> list[Request]:
+        finished: list[Request] = sampler(output, step, end_s)
+        if step >= 0:  # a step in flight has ended
+            drafts = (
+                (each.request.request_id, each.num_drafts, each.num_accepted)
+                for each in sampler.verified
+            )
+            verified(step, drafts, num_draft_blocks())
+        return finished
+
+    return sample
 
 
 def make_acceptance(

@@ -20,6 +20,7 @@ from sim.costs.speculative import (
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.results.folder import RunFolder
 from sim.scheduler.batch import BatchShape, VerifyingShape
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.run import Simulation
@@ -71,17 +72,9 @@ def test_steps_yield_what_the_geometric_formula_says(
     rate: float, num_drafts: int, ahead: bool
 ) -> None:
     drafts = {"method": "mtp", "num_speculative_tokens": num_drafts}
-    simulation = Simulation(config(drafts, rate, cost=CONSTANT, async_scheduling=ahead))
-    sampler: Any = simulation.engine.sample  # type: ignore[union-attr]
-    lengths: list[int] = []
-
-    def sample(output: Any, step: int, end_s: float) -> Any:
-        finished = sampler(output, step, end_s)
-        lengths.extend(1 + each.num_accepted for each in sampler.verified)
-        return finished
-
-    simulation.engine.sample = sample  # type: ignore[union-attr]
-    assert simulation.run(check_every=50).summary["completed"] == 40
+    run = config(drafts, rate, cost=CONSTANT, async_scheduling=ahead)
+    summary = Simulation(run).run(check_every=50).summary
+    assert summary["completed"] == 40
     if rate == 1:
         expected = num_drafts + 1.0
     else:
@@ -89,8 +82,8 @@ def test_steps_yield_what_the_geometric_formula_says(
     square = sum(
         (2 * i + 1) * rate**i for i in range(num_drafts + 1)
     )  # of 1 + accepted, by its tail
-    error = sqrt(max(square - expected**2, 0) / len(lengths))
-    mean = sum(lengths) / len(lengths)
+    error = sqrt(max(square - expected**2, 0) / summary["spec_decode_num_drafts"])
+    mean = summary["spec_decode_acceptance_length"]
     assert abs(mean - expected) <= 4 * error + 1e-12
 
 
@@ -292,3 +285,48 @@ def test_traffic_says_how_many_are_accepted() -> None:
     data["workload"]["acceptance"] = {"kind": "constant", "rate": 0.5, "rates": 1}
     with pytest.raises(ConfigError, match=r"workload\.acceptance\.rates: 'constant'"):
         Simulation(parse_config(data))
+
+
+# -- results -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_became_of_drafts_is_recorded(ahead: bool) -> None:
+    results = simulate(config(EAGLE, 0.6, async_scheduling=ahead))
+    steps, requests, summary = results.steps, results.requests, results.summary
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert steps[name].sum() == requests[name].sum()
+    total = requests[["num_drafts", "num_draft_tokens", "num_accepted_tokens"]].sum()
+    assert summary["spec_decode_num_drafts"] == total["num_drafts"]
+    assert summary["spec_decode_draft_tokens"] == total["num_draft_tokens"]
+    assert summary["spec_decode_accepted_tokens"] == total["num_accepted_tokens"]
+    assert summary["spec_decode_acceptance_length"] == pytest.approx(
+        1 + total["num_accepted_tokens"] / total["num_drafts"]
+    )
+    rates = summary["spec_decode_per_position_acceptance_rates"]
+    assert rates == pytest.approx([0.6, 0.36, 0.216], abs=0.03)
+    # outputs: one of the prompt, and those of verifications but for what was cut
+    num_outputs = 1 + requests["num_drafts"] + requests["num_accepted_tokens"]
+    cut = num_outputs - requests["num_output_tokens"]
+    assert cut.between(0, 3 + ahead * 4).all()
+    # a step's verifications are chunks of it
+    assert (steps["num_drafts"] <= steps["num_prefills"]).all()
+    assert steps["num_draft_blocks"].max() > 0
+    assert 0 < summary["kv_cache_usage_drafts_mean"] < summary["kv_cache_usage_mean"]
+
+
+def test_drafts_are_reproducible_and_their_tables_are_written(tmp_path: Any) -> None:
+    results = simulate(config(EAGLE))
+    again = simulate(config(EAGLE))
+    assert results.steps.equals(again.steps)
+    assert results.requests.equals(again.requests)
+    results.write(tmp_path)
+    loaded = RunFolder(tmp_path)
+    (batch,) = loaded.step_table.batches(["num_draft_tokens"])
+    assert (batch["num_draft_tokens"] == results.steps["num_draft_tokens"]).all()
+
+
+def test_runs_without_drafts_have_no_columns_of_them() -> None:
+    results = simulate(config(None))
+    assert not [name for name in results.steps.columns if "draft" in name]
+    assert not [key for key in results.summary if "spec_decode" in key]

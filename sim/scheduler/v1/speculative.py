@@ -166,6 +166,19 @@ class SpeculativeScheduler(BatchQueueScheduler):
         """Take drafts for a request's next step; see `DraftsInFlight.propose`."""
         self._drafts.propose(request, num_tokens)
 
+    def num_draft_blocks(self) -> int:
+        """Return the blocks of running requests beyond those of their tokens.
+
+        A drafter writes there, rejected drafts have left them, or drafts in flight
+        will. O(running).
+        """
+        num_entries, num_blocks = self.groups.num_entries, 0
+        for request in self.running:
+            num_tokens = min(request.num_computed_tokens, request.num_tokens)
+            num_held = sum(len(own.blocks) for own in request.table.groups)
+            num_blocks += max(num_held - num_entries(num_tokens), 0)
+        return num_blocks
+
     def update(self, finished: Sequence[Request]) -> None:
         for request in self._stale:  # some of what was lost had not been accepted
             num_lost = min(request.num_recompute_tokens, request.num_tokens - 1)

@@ -1,0 +1,140 @@
+"""What became of draft tokens: columns of steps and requests, and a summary."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results import schema
+from sim.results.recorder import Recorder, Recording
+from sim.results.step_table import MemorySteps
+from sim.results.table import ResultTable, to_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from sim.results.step_table import Batch
+
+_OF_STEPS = tuple(schema.DRAFT_STEPS)
+_OF_REQUESTS = tuple(schema.DRAFT_REQUESTS)
+
+
+class DraftRecorder(Recorder):
+    """A `Recorder` of an engine whose steps verify drafts.
+
+    Parameters
+    ----------
+    num_speculative_tokens
+        Most drafts of a request in a step.
+    more
+        As of `Recorder`.
+    """
+
+    step_kinds = schema.STEPS | schema.DRAFT_STEPS
+
+    def __init__(self, num_speculative_tokens: int, **more: Any) -> None:
+        super().__init__(MemorySteps(kinds=self.step_kinds), **more)
+        self._steps = {name: array("q") for name in _OF_STEPS}
+        self._of_request = {name: array("q") for name in _OF_REQUESTS}
+        self._num_accepted_per_pos = [0] * num_speculative_tokens
+        self._draft_block_s = 0.0
+
+    def verified(
+        self, step: int, drafts: Iterable[tuple[int, int, int]], num_draft_blocks: int
+    ) -> None:
+        """Take note of the drafts of a step, when its output has been processed.
+
+        Parameters
+        ----------
+        step
+            Its index; steps come in order.
+        drafts
+            Request, drafts, and how many of them were accepted.
+        num_draft_blocks
+            Blocks that tables hold beyond what their tokens need.
+        """
+        told = [0, 0, 0]
+        for request_id, num_drafts, num_accepted in drafts:
+            self._count(request_id, (1, num_drafts, num_accepted))
+            told[0] += 1
+            told[1] += num_drafts
+            told[2] += num_accepted
+            for index in range(num_accepted):
+                self._num_accepted_per_pos[index] += 1
+        row = (*told, num_draft_blocks)
+        for column, value in zip(self._steps.values(), row, strict=True):
+            column.extend([0] * (step - len(column)))
+            column.append(value)
+
+    def _count(self, request_id: int, numbers: tuple[int, int, int]) -> None:
+        for column, number in zip(self._of_request.values(), numbers, strict=True):
+            column.extend([0] * (request_id + 1 - len(column)))
+            column[request_id] += number
+
+    def _emit(self, batch: Batch) -> bool:
+        steps = batch["step"]
+        first, last = int(steps[0]), int(steps[-1])
+        told: Batch = {}
+        for name, column in self._steps.items():
+            values = np.zeros(len(steps), np.int64)
+            some = column[first : last + 1]
+            values[: len(some)] = some
+            told[name] = values
+        held = told["num_draft_blocks"] * batch["latency_s"]
+        self._draft_block_s += float(held.sum())
+        return super()._emit(batch | told)
+
+    def finish(self, now_s: float) -> Recording:
+        recording = super().finish(now_s)
+        table = recording.request_table
+        arrow, ids = table.arrow, table["request_id"]
+        for name, column in self._of_request.items():
+            values = np.zeros(int(ids.max(initial=-1)) + 1, np.int64)
+            values[: len(column)] = column[: len(values)]
+            arrow = arrow.append_column(name, to_arrow(values[ids]))
+        kinds = dict(table.kinds) | schema.DRAFT_REQUESTS
+        return replace(recording, request_table=ResultTable(arrow, kinds))
+
+    def summary(self, num_usable_blocks: int, duration_s: float) -> dict[str, Any]:
+        """Return what was verified, under the keys of ``vllm bench serve``.
+
+        Parameters
+        ----------
+        num_usable_blocks
+            Of the pool.
+        duration_s
+            Of the run.
+        """
+        num_drafts, num_tokens, num_accepted = (
+            int(np.sum(column)) for column in self._of_request.values()
+        )
+        per_position = [
+            count / max(num_drafts, 1) for count in self._num_accepted_per_pos
+        ]
+        whole_s = max(duration_s, 1e-300) * num_usable_blocks
+        return {
+            "spec_decode_acceptance_rate": 100.0 * num_accepted / max(num_tokens, 1),
+            "spec_decode_acceptance_length": 1.0 + num_accepted / max(num_drafts, 1),
+            "spec_decode_num_drafts": num_drafts,
+            "spec_decode_draft_tokens": num_tokens,
+            "spec_decode_accepted_tokens": num_accepted,
+            "spec_decode_per_position_acceptance_rates": per_position,
+            "kv_cache_usage_drafts_mean": self._draft_block_s / whole_s,
+        }
+
+
+def draft_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what became of draft tokens, where there are any."""
+    if (length := summary.get("spec_decode_acceptance_length")) is None:
+        return
+    rate, num_tokens = (
+        summary[f"spec_decode_{name}"] for name in ("acceptance_rate", "draft_tokens")
+    )
+    yield (
+        "drafts",
+        f"{rate:.1f}% of {num_tokens:,} tokens accepted, {length:.2f} tokens a "
+        f"verification; {summary['kv_cache_usage_drafts_mean']:.2%} of KV blocks",
+    )
