@@ -24,6 +24,7 @@ def conform(
     seed: options.Whole = 0,
     groups: options.Flag = False,
     async_scheduling: options.Flag = False,
+    speculative: options.Flag = False,
     engine_version: str | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
@@ -49,6 +50,8 @@ def conform(
         Draw layers that need KV caches of several kinds, in groups that share a pool.
     async_scheduling
         Schedule each step of a random workload before the one ahead of it has ended.
+    speculative
+        Let each step of a random workload verify draft tokens.
     engine_version
         Release that ours follows. Default: the installed one, or the newest that we
         know if that is newer.
@@ -74,6 +77,7 @@ def conform(
             release,
             groups=groups,
             async_scheduling=async_scheduling,
+            speculative=speculative,
         )
     )
     shown = not (quiet or json)
@@ -205,11 +209,11 @@ def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
 
 
 def _drawn(
-    seeds: Sequence[int], release: str, *, groups: bool, async_scheduling: bool
+    seeds: Sequence[int], release: str, *, groups: bool, **core: bool
 ) -> Iterator[DecisionWorkload]:
     from sim.studies.conformance.random_groups import random_group_workload
     from sim.studies.conformance.random_v1 import random_workload
 
     draw = random_group_workload if groups else random_workload
     for seed in seeds:
-        yield draw(seed, release, async_scheduling=async_scheduling)
+        yield draw(seed, release, **core)

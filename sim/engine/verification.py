@@ -70,14 +70,18 @@ class SpeculativeSampler(InFlightSampler):
         for request in delivery.requests:
             num_outputs = num_accepted.get(request, 0) + 1
             last = last_num_tokens(request)
-            num_new_tokens = min(num_outputs, last - request.num_tokens)
+            # A prompt that fills the longest sequence, admitted unchecked, gets one.
+            num_room = max(last - request.num_tokens, 1)
+            num_new_tokens = min(num_outputs, num_room)
             if request.num_output_tokens == 0:
                 request.first_token_s = end_s
             request.note_tokens(step, num_new_tokens)
             self.num_new_tokens.append(num_new_tokens)
             if request not in stale:
                 num_drafts = output.drafts.num_tokens.get(request, 0)
-                self._scheduler.reject(request, num_drafts + 1 - num_new_tokens)
+                num_rejected = num_drafts + 1 - num_outputs
+                num_behind = num_outputs - num_new_tokens
+                self._scheduler.reject(request, num_rejected, num_behind)
             if request.num_tokens >= last:
                 num_cut[request] = num_outputs - num_new_tokens
                 request.end_streak()

@@ -11,9 +11,16 @@ from sim.scheduler.v1 import V1
 def _parts() -> Parts:
     from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
     from sim.scheduler.hosted.scheduler import HostedSettings, VllmScheduler
+    from sim.scheduler.hosted.speculative import SpeculativeVllmScheduler
     from sim.scheduler.log.v1 import VllmLog
 
-    return Parts(VllmScheduler, HostedSettings, VllmLog, queued=QueuedVllmScheduler)
+    return Parts(
+        VllmScheduler,
+        HostedSettings,
+        VllmLog,
+        queued=QueuedVllmScheduler,
+        speculative=SpeculativeVllmScheduler,
+    )
 
 
 def _release() -> str:

@@ -53,6 +53,8 @@ _LATER_NAMES = {
     "ChunkedLocalAttentionSpec": "vllm.v1.kv_cache_interface",
     "MLAAttentionSpec": "vllm.v1.kv_cache_interface",
     "MambaSpec": "vllm.v1.kv_cache_interface",
+    "SpeculativeConfig": "vllm.config",
+    "DraftTokenIds": "vllm.v1.outputs",
 }
 """What other layers and other engine cores need; looked for when they are met."""
 

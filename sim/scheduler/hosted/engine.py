@@ -85,6 +85,11 @@ class _NoGrammar:
         del args, kwargs
         return True
 
+    def validate_tokens(self, request: Any, tokens: list[int]) -> list[int]:
+        """Answer that all drafts are fine."""
+        del request
+        return tokens
+
 
 class HostedEngine:
     """vLLM's V1 scheduler and KV-cache manager, one request id at a time."""
@@ -104,7 +109,7 @@ class HostedEngine:
         ]
         api.attribute(self.scheduler, "waiting.prepend_request")
         self._hasher = (
-            _block_hasher(api, cache_config)
+            _block_hasher(api, settings, cache_config)
             if cache_config.enable_prefix_caching
             else None
         )
@@ -187,13 +192,10 @@ class HostedEngine:
         pairs = [(copied.src_block_id, copied.dst_block_id) for copied in copies]
         return HostedStep(output, scheduled, preemptions, pairs)
 
-    def update(self, step: HostedStep, sampled: Mapping[str, int]) -> None:
-        """Hand vLLM the step's output: a token for each request in `sampled`."""
+    def update(self, step: HostedStep, sampled: Mapping[str, list[int]]) -> None:
+        """Hand vLLM the step's output: tokens for each request in `sampled`."""
         request_ids = list(step.num_scheduled_tokens)
-        tokens: list[Any] = [
-            [sampled[request_id]] if request_id in sampled else []
-            for request_id in request_ids
-        ]
+        tokens: list[Any] = [sampled.get(request_id, []) for request_id in request_ids]
         if self._wants_arrays:
             tokens = [np.array(each, np.int64) for each in tokens]
         output = self.api.call(
@@ -212,6 +214,30 @@ class HostedEngine:
         )
         with self.api.speaking("Scheduler.update_from_output"):
             self.scheduler.update_from_output(step.output, output)
+
+    # -- drafts ---------------------------------------------------------------
+
+    def num_drafts(self, step: HostedStep) -> dict[str, int]:
+        """Return the draft tokens of each request of a step that has some."""
+        drafts = self.api.attribute(step.output, "scheduled_spec_decode_tokens")
+        return {request_id: len(tokens) for request_id, tokens in drafts.items()}
+
+    def propose(self, num_tokens: Mapping[str, int]) -> None:
+        """Hand vLLM drafts for the next step of requests; it drops those of others."""
+        drafts = self.api.call(
+            "DraftTokenIds",
+            {
+                "req_ids": list(num_tokens),
+                "draft_token_ids": [[0] * number for number in num_tokens.values()],
+            },
+        )
+        with self.api.speaking("Scheduler.update_draft_token_ids"):
+            self.scheduler.update_draft_token_ids(drafts)
+
+    def stop_at(self, request_id: str, token: int) -> None:
+        """Let a request end with its next token of this id."""
+        params = self.scheduler.requests[request_id].sampling_params
+        params.stop_token_ids = [token]
 
     # -- state ----------------------------------------------------------------
 
@@ -291,6 +317,7 @@ def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig)
     config.scheduler_config = _scheduler_config(api, settings, cache_config)
     config.cache_config = cache_settings(api, cache_config)
     config.model_config = _Model(settings.max_model_len)
+    config.speculative_config = _speculative_config(api, settings)
     layout = cache_config.groups
     needed = {
         "vllm_config": config,
@@ -343,16 +370,37 @@ def _scheduler_config(
     return api.call("SchedulerConfig", needed, also)
 
 
-def _block_hasher(api: VllmApi, cache_config: CacheConfig) -> Any:
+def _speculative_config(api: VllmApi, settings: Settings) -> Any:
+    """Return their configuration of drafts, without the model of a drafter."""
+    drafts = settings.speculative_config
+    if drafts is None:
+        return None
+    config = api.call(
+        "SpeculativeConfig",
+        {
+            "method": "ngram",
+            "num_speculative_tokens": drafts.num_speculative_tokens,
+            "prompt_lookup_max": 1,
+            "disable_eagle_block_drop": drafts.disable_eagle_block_drop,
+            "disable_lookahead_block_hashes": drafts.disable_lookahead_block_hashes,
+        },
+    )
+    config.method = drafts.method.value  # set rather than given: it names no model
+    return config
+
+
+def _block_hasher(api: VllmApi, settings: Settings, cache_config: CacheConfig) -> Any:
     """Return what gives a request the keys of its full blocks."""
     api.call("init_none_hash", {"hash_fn": _hash})
     size = "block_size"
     if not api.takes("get_request_block_hasher", size):
         size = "hash_block_size"
-    return api.call(
-        "get_request_block_hasher",
-        {size: cache_config.groups.hash_block_size, "caching_hash_fn": _hash},
-    )
+    needed = {size: cache_config.groups.hash_block_size, "caching_hash_fn": _hash}
+    drafts = settings.speculative_config
+    if drafts is not None:
+        key = "num_hash_lookahead_tokens"
+        needed[key] = drafts.num_hash_lookahead_tokens(enable_prefix_caching=True)
+    return api.call("get_request_block_hasher", needed)
 
 
 def _hash(value: Any) -> bytes:
@@ -385,11 +433,11 @@ class HostedTokens:
             ids += range(start, start + num_tokens)
         return ids
 
-    def latest(self, request: Request) -> int:
-        """Return the id of the token that was generated last."""
+    def output(self, request: Request, index: int) -> int:
+        """Return the id of a generated token."""
         if not self._has_content:
             return 0
-        token = request.tokens.output(0, request.num_output_tokens - 1)
+        token = request.tokens.output(0, index)
         return token if isinstance(token, int) else self._token_id(*token)
 
     def _token_id(self, segment_id: int, offset: int) -> int:

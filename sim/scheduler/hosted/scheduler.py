@@ -258,11 +258,7 @@ class VllmScheduler:
         step, self._step = self._step, None
         assert step is not None
         ended = {request_key(request) for request in finished}
-        sampled: dict[str, int] = {}
-        for key in brings:
-            is_last = key in ended
-            latest = self._tokens.latest(self._requests[key])
-            sampled[key] = STOP_TOKEN if is_last else latest
+        sampled = {key: self._sampled(key, is_last=key in ended) for key in brings}
         if ended:  # with steps in flight, some of them while they wait
             self._num_running -= len(ended.intersection(self.engine.running()))
         self.engine.update(step, sampled)
@@ -272,6 +268,12 @@ class VllmScheduler:
                 raise self._differs(f"another end of request {number}", "its own")
         for key in ended:
             del self._requests[key]
+
+    def _sampled(self, key: str, *, is_last: bool) -> list[int]:
+        """Return the outputs that the step brought a request."""
+        request = self._requests[key]
+        index = request.num_output_tokens - 1
+        return [STOP_TOKEN if is_last else self._tokens.output(request, index)]
 
     # -- proof ----------------------------------------------------------------
 

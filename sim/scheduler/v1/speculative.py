@@ -157,10 +157,20 @@ class SpeculativeScheduler(BatchQueueScheduler):
         self._stale = delivery.stale
         return delivery
 
-    def reject(self, request: Request, num_tokens: int) -> None:
-        """Count tokens of a running request as not computed: rejected drafts."""
-        request.num_computed_tokens -= num_tokens
-        self.num_chunk_tokens -= num_tokens
+    def reject(self, request: Request, num_drafts: int, num_outputs: int = 0) -> None:
+        """Count tokens of a running request as not computed.
+
+        Parameters
+        ----------
+        request
+            Of the step that has ended, and not preempted since.
+        num_drafts
+            Drafts that were not accepted.
+        num_outputs
+            Outputs behind the request's end.
+        """
+        request.num_computed_tokens -= num_drafts + num_outputs
+        self.num_chunk_tokens -= num_drafts + num_outputs
 
     def propose(self, request: Request, num_tokens: int) -> None:
         """Take drafts for a request's next step; see `DraftsInFlight.propose`."""

@@ -84,6 +84,11 @@ class Coverage:
         if config.get("async_scheduling"):
             for name, key in (("wasted tokens", "wasted"), ("stale tokens", "stale")):
                 seen[name] = any(key in line for line in comparison.lines)
+        if config.get("speculative"):
+            lines = comparison.lines
+            verified = [each for line in lines for each in line.get("acc", ())]
+            seen["accepted drafts"] = any(each[2] for each in verified)
+            seen["padded admissions"] = any(map(_is_padded, lines))
         if workload.plan is not None:
             seen |= _group_facts(workload.plan.layout, comparison.lines)
         self.workloads_with.update({name: int(hit) for name, hit in seen.items()})
@@ -108,6 +113,15 @@ class Coverage:
             "num_preemptions": self.num_preemptions,
             "workloads_with": dict(self.workloads_with),
         }
+
+
+def _is_padded(line: Line) -> bool:
+    """Whether a request was admitted with drafts, which are empty then."""
+    return (
+        not line.get("spec", {})
+        .keys()
+        .isdisjoint(name for name, _, kind, _ in line.get("sched", ()) if kind != "r")
+    )
 
 
 def _group_facts(layout: KVCacheLayout, lines: list[Line]) -> dict[str, bool]:

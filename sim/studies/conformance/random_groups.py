@@ -21,10 +21,13 @@ from sim.errors import ConfigError
 from sim.scheduler.v1.dialect import dialect_of
 from sim.studies.conformance.random_v1 import (
     ABORTED_SHARE,
+    accept_some,
     as_workload,
     later_keys,
     random_requests,
+    room_for_drafts,
     stop_some,
+    with_drafts,
     withdraw_some,
 )
 
@@ -47,14 +50,21 @@ Kinds = list[dict[str, Any]]
 
 
 def random_group_workload(
-    seed: int, release: str, *, async_scheduling: bool = False
+    seed: int,
+    release: str,
+    *,
+    async_scheduling: bool = False,
+    speculative: bool = False,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for an engine of a release.
 
     Layers of which no release makes groups are drawn again.
     """
     draw = Random(f"conform groups {seed}")
-    core = {"async_scheduling": True} if async_scheduling else {}
+    core: dict[str, Any] = {"async_scheduling": True} if async_scheduling else {}
+    drafts = Random(f"drafts {seed}")
+    if speculative:
+        core |= with_drafts(drafts, core, one_group=False)
     while (engine := _engine(draw, core, release)) is None:
         pass
     requests = random_requests(draw, engine.config)
@@ -62,8 +72,12 @@ def random_group_workload(
         withdraw_some(draw, requests)
     name = f"groups, seed {seed}"
     if async_scheduling:
-        stop_some(Random(f"stops {seed}"), requests)
         name += ", asynchronous"
+    if speculative:
+        accept_some(drafts, requests)
+        name += ", speculative"
+    if async_scheduling or speculative:
+        stop_some(Random(f"stops {seed}"), requests)
     return as_workload(name, release, engine.config, requests, engine.kv)
 
 
@@ -93,7 +107,7 @@ class _Engine:
 def _engine(draw: Random, core: dict[str, Any], release: str) -> _Engine | None:
     caching = draw.random() < 0.85
     layers, block_size = _layers(draw)
-    kv = {
+    kv: dict[str, Any] = {
         "layers": layers,
         "block_size": block_size,
         "available_bytes": 0,
@@ -109,6 +123,8 @@ def _engine(draw: Random, core: dict[str, Any], release: str) -> _Engine | None:
         "policy": draw.choice(("fcfs", "fcfs", "priority")),
         **core,
     }
+    if core.get("speculative", {}).get("method", "ngram") != "ngram":
+        kv["draft_layers"] = [["full", draw.choice((4, 4, 8, 2)), 8]]
     layout = _Engine(config, kv).layout(release)
     if layout is None or len(layout.groups) > MOST_GROUPS:
         return None
@@ -121,6 +137,7 @@ def _engine(draw: Random, core: dict[str, Any], release: str) -> _Engine | None:
             return None
     config |= _lengths(draw, config, layout)
     config |= later_keys(draw, dialect_of(release), config)
+    config |= room_for_drafts(config)
     least = _Engine(config, kv).num_needed_blocks(release)
     kv["num_gpu_blocks_override"] = least + draw.randint(
         0, draw.choice((2, least // 2, 2 * least))

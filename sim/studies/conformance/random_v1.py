@@ -25,11 +25,16 @@ _SPREADS = (0, 0, 2, 10, 40)
 
 
 def random_workload(
-    seed: int, release: str, *, async_scheduling: bool = False
+    seed: int,
+    release: str,
+    *,
+    async_scheduling: bool = False,
+    speculative: bool = False,
 ) -> DecisionWorkload:
     """Return the workload of a seed, for an engine of a release.
 
-    With asynchronous scheduling it is the same but for outputs that end early.
+    With asynchronous scheduling or drafts it is the same but for outputs that end
+    early, and limits that leave room for drafts.
     """
     draw = Random(f"conform {seed}")
     config = random_config(draw, dialect_of(release))
@@ -39,8 +44,14 @@ def random_workload(
     name = f"seed {seed}"
     if async_scheduling:
         config["async_scheduling"] = True
-        stop_some(Random(f"stops {seed}"), requests)
         name += ", asynchronous"
+    if speculative:
+        drafts = Random(f"drafts {seed}")
+        config |= with_drafts(drafts, config, one_group="sliding_window" not in config)
+        accept_some(drafts, requests)
+        name += ", speculative"
+    if async_scheduling or speculative:
+        stop_some(Random(f"stops {seed}"), requests)
     return as_workload(name, release, config, requests)
 
 
@@ -178,6 +189,58 @@ def withdraw_some(draw: Random, requests: list[dict[str, Any]]) -> None:
     for request in requests:
         if draw.random() < 0.3:
             request["abort_step"] = request["arrival_step"] + draw.randint(0, 30)
+
+
+def with_drafts(
+    draw: Random, config: dict[str, Any], *, one_group: bool
+) -> dict[str, Any]:
+    """Return keys of a configuration with drafts; its other limits leave room for them.
+
+    Parameters
+    ----------
+    draw
+        Of drafts only.
+    config
+        The same without them.
+    one_group
+        Whether all layers keep all blocks: only then a hit's last block is dropped.
+    """
+    methods = ["eagle", "eagle3", "mtp", "draft_model"]
+    if not config.get("async_scheduling"):
+        methods += ["ngram", "ngram", "ngram"]
+    num_tokens = draw.choice((1, 1, 2, 3, 3, 5, 8))
+    drafts: dict[str, Any] = {
+        "method": draw.choice(methods),
+        "num_speculative_tokens": num_tokens,
+    }
+    flag = draw.choice((None, None, None, "eagle_block_drop", "lookahead_block_hashes"))
+    if flag == "eagle_block_drop" or (flag and one_group):
+        drafts[f"disable_{flag}"] = True
+    keys: dict[str, Any] = {"speculative": drafts}
+    return keys | room_for_drafts(config | keys)
+
+
+def room_for_drafts(config: dict[str, Any]) -> dict[str, int]:
+    """Return limits of a configuration that would be too small for its drafts."""
+    if "speculative" not in config:
+        return {}
+    num_tokens, keys = config["speculative"]["num_speculative_tokens"], {}
+    for key in ("max_num_batched_tokens", "max_num_scheduled_tokens"):
+        if config.get(key) is not None:
+            keys[key] = max(config[key], num_tokens + 2)
+    if threshold := config.get("long_prefill_token_threshold"):
+        least, most = num_tokens + 1, config.get("max_model_len", num_tokens + 1)
+        threshold = max(threshold, least) if least <= most else 0
+        keys["long_prefill_token_threshold"] = threshold
+    return keys
+
+
+def accept_some(draw: Random, requests: list[dict[str, Any]]) -> None:
+    """Let drafts of each request be right, and be found, in a share of cases."""
+    for request in requests:
+        request["acc_seed"] = draw.randint(0, 1 << 20)
+        request["acc_pct"] = draw.choice((0, 30, 60, 80, 95, 100))
+        request["draft_pct"] = draw.choice((0, 50, 80, 100, 100))
 
 
 def stop_some(draw: Random, requests: list[dict[str, Any]]) -> None:

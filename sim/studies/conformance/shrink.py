@@ -25,6 +25,7 @@ _SIMPLE: dict[str, Any] = {
     "max_num_active_seqs": None,
     "max_num_scheduled_tokens": None,
     "async_scheduling": None,
+    "speculative": None,
 }
 """Settings at which a rule does nothing."""
 
