@@ -107,6 +107,24 @@ def test_steps_in_flight_go_as_in_the_real_engine(draw: Any) -> None:
 
 
 @only_known_groups
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("draw", [random_workload, random_group_workload])
+def test_drafts_go_as_in_the_real_engine(draw: Any, ahead: bool) -> None:
+    """Verified, rejected, and scheduled before they are known, as 0.33 does."""
+    release = nearest_release(installed_version())
+    coverage = Coverage()
+    for seed in range(100):
+        workload = draw(seed, release, async_scheduling=ahead, speculative=True)
+        comparison = compare(workload)
+        assert comparison.difference is None, (
+            f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"
+        )
+        coverage.add(workload, comparison)
+    for name in ("preemptions", "prefix hits", "accepted drafts", "padded admissions"):
+        assert coverage.workloads_with[name] > 0, name
+
+
+@only_known_groups
 @pytest.mark.parametrize(
     ("model", "engine"),
     [

@@ -396,8 +396,8 @@ def test_equal_workload_tokens_have_equal_ids() -> None:
     tokens = HostedTokens(has_content=True)
     prompts = [tokens.prompt(each) for each in (first, second)]
     assert prompts[0] == prompts[1][:6]
-    assert tokens.latest(first) == prompts[1][6]
+    assert tokens.output(first, 0) == prompts[1][6]
     assert len({*prompts[1]}) == 9
     alike = HostedTokens(has_content=False)
     assert alike.prompt(first) == [0] * 6
-    assert alike.latest(first) == 0
+    assert alike.output(first, 0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from sim.errors import SchedulerError
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1 import V1, Settings
 from sim.scheduler.v1.speculative_config import SpeculativeConfig, SpeculativeMethod
+from sim.studies.conformance import DecisionDriver
+from sim.studies.conformance.random_groups import random_group_workload
+from sim.studies.conformance.random_v1 import random_workload
 from tests.sim.test_batch_queue import batches, play
 
 EAGLE = {"method": "eagle", "num_speculative_tokens": 2}
@@ -137,3 +141,24 @@ def test_evictors_know_no_drafts() -> None:
 def test_there_is_a_draft() -> None:
     with pytest.raises(SchedulerError, match="must be at least 1, got 0"):
         SpeculativeConfig(SpeculativeMethod.MTP, 0)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("draw", [random_workload, random_group_workload])
+def test_random_drafts_keep_the_invariants_and_bring_all_outputs(
+    draw: Any, ahead: bool
+) -> None:
+    for seed in range(25):
+        workload = draw(seed, "0.33", async_scheduling=ahead, speculative=True)
+        driver = DecisionDriver(workload, check=True)
+        lines = list(driver.lines())
+        if driver.ending != "done":
+            continue
+        received = Counter[str]()
+        for line in lines:
+            received.update(dict(line.get("out", ())))
+        for request in workload.requests:
+            if request.abort_step is None:
+                most = workload.engine.max_model_len - request.num_prompt_tokens
+                last = min(request.stop_after or request.output_len, max(most, 1))
+                assert received[request.id] == last, (seed, request.id)
