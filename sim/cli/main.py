@@ -115,5 +115,20 @@ def _users_mistake(error: Exception) -> str | None:
 
     # An OSError that got this far is a full disk or a closed terminal.
     if isinstance(error, UserError | WorkloadError | CycloptsError | OSError):
-        return str(error)
+        return f"{error}{_meant(error)}"
     return fault_in_user_code(error)
+
+
+def _meant(error: Exception) -> str:
+    """Return how an engine argument is given, where one was taken for an option."""
+    from cyclopts.exceptions import UnknownOptionError
+
+    if not isinstance(error, UnknownOptionError):
+        return ""
+    from sim.config.tables import EngineConfig
+
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    key = option.lstrip("-").replace("-", "_")
+    if key not in EngineConfig.model_fields:
+        return ""
+    return f" Keys of the configuration are set by --set engine.{key}=VALUE."

@@ -15,7 +15,12 @@ from pydantic import (
 )
 
 from sim.config.files import Overrides, find_files, override, read_yaml
-from sim.config.plug import did_you_mean
+from sim.config.hints import (
+    meant_key,
+    refuse_other_kind,
+    share_hint,
+    tables_of,
+)
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -236,6 +241,8 @@ class EngineConfig(ConfigTable):
                 if generation.takes(quoted)
                 else ""
             )
+            if generation.takes(self.version.lstrip("v")):
+                hint = f", or write {self.version.lstrip('v')}"
             raise ValueError(
                 f"engine_version: the {name} generation covers "
                 f"{generation.versions_in_words}, got {self.engine_version!r}; leave "
@@ -370,6 +377,7 @@ def load_config(path: Path | str, overrides: Overrides = ()) -> RunConfig:
     """
     path = Path(path)
     data = read_yaml(path)
+    refuse_other_kind(data, path, "run")
     override(data, overrides)
     find_files(data, path.parent)
     return parse_config(data)
@@ -438,7 +446,9 @@ def one_line(error: ValidationError, model: type[BaseModel] | None = None) -> st
     value = problem["input"]
     shown = "" if isinstance(value, dict) else f", got {shortened(value)}"
     if problem["type"].startswith(("greater_than", "less_than", "finite")):
-        shown += _default_of(path, root)
+        is_share = (problem.get("ctx") or {}).get("le") == 1
+        hint = share_hint(value) if is_share else ""
+        shown += hint or _default_of(path, root)
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
         shown += "; write it without quotes, as 16 or 1.0e-3"
     return f"{path or 'configuration'}: {rule}{shown}{more}"
@@ -454,16 +464,12 @@ def _default_of(path: str, root: type[BaseModel]) -> str:
 
 
 def _unknown_key(path: str, root: type[BaseModel]) -> str:
-    table, _, key = path.rpartition(".")
+    key = path.rpartition(".")[2]
     if key in NOT_BUILT:
         return f"{path}: {NOT_BUILT[key]} is not built; remove this key"
     if key in WITHOUT_EFFECT:
         return f"{path}: no effect in 0.33, {WITHOUT_EFFECT[key]}; remove this key"
-    choices = list(_table_at(table, root).model_fields)
-    return (
-        f"{path}: unknown key{did_you_mean(key, choices)} "
-        f"(there are: {', '.join(choices)})"
-    )
+    return f"{path}: unknown key{meant_key(path, tables_of(root))}"
 
 
 def _table_at(path: str, root: type[BaseModel]) -> type[BaseModel]:

@@ -229,7 +229,10 @@ def load_gpu(name: str | Path) -> GpuSpec:
         )
         near = list(dict.fromkeys(_SPELLINGS[each] for each in close))[:3]
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {_known()}"
-        raise ConfigError(f"unknown gpu: {str(name)[:80]!r}; {hint}")
+        raise ConfigError(
+            f"unknown gpu: {str(name)[:80]!r}; {hint} ('kvsim gpus' lists all; any "
+            f"other is read from the path of its datasheet, such as my_gpu.yaml)"
+        )
     return GPUS[key]
 
 

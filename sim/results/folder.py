@@ -48,6 +48,10 @@ def kind_of(directory: Path) -> Kind:
     for marker, kind in MARKERS.items():
         if (directory / marker).is_file():
             return kind
+    if directory.is_file() and directory.name in MARKERS:
+        raise ResultsError(
+            f"'{directory}' is a file of results; give its folder, '{directory.parent}'"
+        )
     why = f"holds no results: there is no {', '.join(MARKERS)} in it"
     if not directory.is_dir():
         why = "is no directory" if directory.exists() else "does not exist"

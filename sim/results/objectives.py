@@ -103,10 +103,20 @@ def _parse(name: str, value: Any) -> Objective:
         percent = inf if name.endswith("_max") else None
         return Objective(name, _share(name, limit), "kv_cache_usage", percent)
     raise ConfigError(
-        f"objectives.{name}: unknown objective{did_you_mean(name, EXAMPLES)} (there "
+        f"objectives.{name}: unknown objective{_meant(name)} (there "
         f"are mean, median and pNN of ttft_ms, tpot_ms, itl_ms and e2el_ms, goodput, "
         f"{', '.join(_RATIOS)} and pNN_kv_cache_usage)"
     )
+
+
+def _meant(name: str) -> str:
+    """Return the objective that has the same words in another order, or a near one."""
+    words = name.lower().split("_")
+    statistic = next((w for w in words if re.fullmatch(r"p\d+|mean|median", w)), None)
+    of = next((word for word in words if word in LATENCIES), None)
+    if statistic and of:
+        return f"; did you mean '{statistic}_{of}_ms'?"
+    return did_you_mean(name, EXAMPLES)
 
 
 def _percent(statistic: str) -> float | None:

@@ -20,15 +20,13 @@ from sim.results.metrics import (
     throughput,
 )
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
-from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.v1.dialect import dialect_of
-from sim.scheduler.victims import VICTIMS
 from workloads.columns import largest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sim.config.tables import EngineConfig, RunConfig
+    from sim.config.tables import RunConfig
     from sim.config.workload import WorkloadConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
@@ -180,39 +178,6 @@ def oracle_warnings(config: RunConfig, is_closed_loop: bool) -> list[str]:
     if is_closed_loop:
         line += "; their order is the workload's, from which a closed loop departs"
     return [line]
-
-
-def idle_key_warnings(config: RunConfig) -> list[str]:
-    """Say which keys were set and change nothing."""
-    engine, workload = config.engine, config.workload
-    warnings = []
-    if engine.evictor is not None and not engine.prefix_caching:
-        warnings.append("engine.evictor does nothing without enable_prefix_caching")
-    if workload.priority != 0 and not _heeds_priority(engine):
-        warnings.append(
-            "workload.priority does nothing unless engine.scheduling_policy is "
-            "priority, or engine.preemption_victim lowest_priority"
-        )
-    chunks = engine.enable_chunked_prefill
-    if (
-        engine.scheduling_policy == "priority"
-        and chunks
-        and engine.scheduler_kind in GENERATIONS
-        and not engine.generation.heeds_priority_in_chunks
-    ):
-        warnings.append(
-            "engine.scheduling_policy: v0 heeds priorities only without chunked prefill"
-        )
-    if workload.beam_width != 1 and workload.best_of != 1:
-        warnings.append("workload.best_of does nothing for requests that draw beams")
-    return warnings
-
-
-def _heeds_priority(engine: EngineConfig) -> bool:
-    victim = engine.preemption_victim
-    kind = victim.get("kind") if isinstance(victim, dict) else victim
-    blind = {None, *VICTIMS} - {"lowest_priority"}
-    return engine.scheduling_policy == "priority" or kind not in blind
 
 
 def rejections(recording: Recording) -> tuple[int, str]:
@@ -501,12 +466,6 @@ def _offered(summary: Mapping[str, Any]) -> str:
 def _interval(summary: Mapping[str, Any]) -> str:
     low, high = summary["num_gpu_blocks_low"], summary["num_gpu_blocks_high"]
     return "" if low == high else f" ({low:,} to {high:,})"
-
-
-def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return whether the run kept its objectives, in sentences; none without any."""
-    verdict = summary.get("verdict")
-    return [] if verdict is None else [verdict["answer"], *verdict["lines"]]
 
 
 def latency_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -137,6 +137,12 @@ def quantity(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return whether the run kept its objectives, in sentences; none without any."""
+    verdict = summary.get("verdict")
+    return [] if verdict is None else [verdict["answer"], *verdict["lines"]]
+
+
 def _answer(found: Sequence[Judged], *, is_served: bool) -> str:
     first = found[0]
     missed = sum(not each.holds for each in found)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from cache.errors import PolicyError
+from sim.config.idle_keys import idle_key_warnings
 from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.group_sampling import sampler_for
@@ -116,7 +117,7 @@ class Simulation:
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
         self.warnings = summary.pool_warnings(self.capacity, model, config)
-        self.warnings += [*summary.idle_key_warnings(config), *moved_keys(config)]
+        self.warnings += [*idle_key_warnings(config), *moved_keys(config)]
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)

@@ -12,8 +12,8 @@ from sim.results.summary import (
     clock,
     latency_rows,
     summary_rows,
-    verdict_lines,
 )
+from sim.results.verdict import verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

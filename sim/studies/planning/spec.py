@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from sim.config.files import Overrides, find_files, found_path, override, read_yaml
+from sim.config.hints import refuse_other_kind
 from sim.config.plug import did_you_mean
 from sim.config.tables import EngineConfig, one_line
 from sim.config.types import ConfigTable, Kind, Positive
@@ -246,6 +247,7 @@ def load_plan(path: Path | str, overrides: Overrides = ()) -> PlanConfig:
     """
     path = Path(path)
     data = read_yaml(path, "workload, candidates, objectives and prices")
+    refuse_other_kind(data, path, "plan")
     override(data, overrides)
     _find_files(data, path.parent)
     return parse_plan(data)

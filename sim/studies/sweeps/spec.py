@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from sim.config.files import Overrides, override, read_yaml
+from sim.config.hints import refuse_other_kind
 from sim.config.plug import did_you_mean
 from sim.config.tables import RunConfig
 from sim.config.types import ConfigTable, Positive, shortened
@@ -136,6 +137,7 @@ def load_sweep(path: Path | str, overrides: Overrides = ()) -> SweepFile:
     """
     path = Path(path)
     data = read_yaml(path)
+    refuse_other_kind(data, path, "sweep")
     try:
         spec = SweepSpec.model_validate(data)
     except ValidationError as error:

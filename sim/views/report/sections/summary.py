@@ -9,7 +9,7 @@ import numpy as np
 
 from sim.costs.base import STEP_PARTS
 from sim.results.folder import read_json
-from sim.results.summary import verdict_lines
+from sim.results.verdict import verdict_lines
 from sim.studies.advice.words import advice_lines, best_rows
 from sim.views.report.html import (
     Markup,

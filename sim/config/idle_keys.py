@@ -1,0 +1,72 @@
+"""Keys that were set and change nothing, or are outside of what is modelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.scheduler.generations import GENERATIONS
+from sim.scheduler.victims import VICTIMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sim.config.tables import EngineConfig, RunConfig
+
+_NODE = 8
+"""GPUs that one NVLink switch joins, but in racks."""
+_RACKS = ("gb200", "gb300")
+
+
+def idle_key_warnings(config: RunConfig) -> list[str]:
+    """Say which keys were set and change nothing."""
+    engine, workload = config.engine, config.workload
+    warnings = []
+    if engine.evictor is not None and not engine.prefix_caching:
+        warnings.append("engine.evictor does nothing without enable_prefix_caching")
+    if workload.priority != 0 and not _heeds_priority(engine):
+        warnings.append(
+            "workload.priority does nothing unless engine.scheduling_policy is "
+            "priority, or engine.preemption_victim lowest_priority"
+        )
+    chunks = engine.enable_chunked_prefill
+    if (
+        engine.scheduling_policy == "priority"
+        and chunks
+        and engine.scheduler_kind in GENERATIONS
+        and not engine.generation.heeds_priority_in_chunks
+    ):
+        warnings.append(
+            "engine.scheduling_policy: v0 heeds priorities only without chunked prefill"
+        )
+    if workload.beam_width != 1 and workload.best_of != 1:
+        warnings.append("workload.best_of does nothing for requests that draw beams")
+    return [*warnings, *_beyond(engine)]
+
+
+def _heeds_priority(engine: EngineConfig) -> bool:
+    victim = engine.preemption_victim
+    kind = victim.get("kind") if isinstance(victim, dict) else victim
+    blind = {None, *VICTIMS} - {"lowest_priority"}
+    return engine.scheduling_policy == "priority" or kind not in blind
+
+
+def _beyond(engine: EngineConfig) -> Iterator[str]:
+    """Yield settings that have no effect, or that no engine would take."""
+    default = type(engine).model_fields["swap_space"].default
+    if not engine.generation.has_cpu_tier and engine.swap_space not in (0, default):
+        yield (
+            f"engine.swap_space does nothing: {engine.scheduler_kind} has no blocks on "
+            f"the CPU"
+        )
+    ranks = engine.tensor_parallel_size
+    if ranks > _NODE and not str(engine.gpu).startswith(_RACKS):
+        yield (
+            f"engine.tensor_parallel_size: {ranks} GPUs are more than the {_NODE} of a "
+            f"node, and are priced as if one node had them"
+        )
+    size = engine.block_size
+    if size & (size - 1):
+        yield (
+            f"engine.block_size: {size} is no power of two, and vLLM's kernels take "
+            f"multiples of 16; decisions are simulated all the same"
+        )
