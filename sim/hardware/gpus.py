@@ -228,11 +228,13 @@ def load_gpu(name: str | Path) -> GpuSpec:
             _spelling(str(name))[:80], _SPELLINGS, n=4, cutoff=0.5
         )
         near = list(dict.fromkeys(_SPELLINGS[each] for each in close))[:3]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {_known()}"
-        raise ConfigError(
-            f"unknown gpu: {str(name)[:80]!r}; {hint} ('kvsim gpus' lists all; any "
-            f"other is read from the path of its datasheet, such as my_gpu.yaml)"
-        )
+        hint = f"known: {_known()}"
+        if near:
+            hint = (
+                f"did you mean {' or '.join(near)}? ('kvsim gpus' lists all; any other "
+                f"is read from the path of its datasheet, such as my_gpu.yaml)"
+            )
+        raise ConfigError(f"unknown gpu: {str(name)[:80]!r}; {hint}")
     return GPUS[key]
 
 
