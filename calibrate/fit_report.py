@@ -10,6 +10,7 @@ import numpy as np
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated, longest_share
 from calibrate.points import Points, estimator_of, points_of, with_parts
+from calibrate.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -215,6 +216,56 @@ def _uneven_report(
     return _judged(len(errors), [errors[~beyond]], [errors[beyond]])
 
 
+class Split(NamedTuple):
+    """Points held out of a fit, to judge it."""
+
+    held: NDArray[np.bool_]
+    is_beyond: bool
+    """Whether they are the longest, not some at random."""
+
+
+def splits_of(
+    estimator: KernelEstimator, columns: Columns, num_seeds: int = NUM_SEEDS
+) -> list[Split]:
+    """Return what is held out of points (aggregated, (n,) each) to judge a fit."""
+    spared = estimator.spared(columns)
+    found = []
+    for seed in range(num_seeds):
+        held = np.random.default_rng(seed).random(len(spared)) < _HELD_OUT
+        held &= ~spared
+        if held.any():
+            found.append(Split(held, is_beyond=False))
+    axis = estimator.long or _LONGEST[estimator.operation]
+    longest = longest_share(columns[axis]) & ~spared
+    if longest.any() and (~longest).sum() >= 5:
+        found.append(Split(longest, is_beyond=True))
+    return found
+
+
+def errors_of(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats, split: Split
+) -> Floats:
+    """Return log errors of the points held out; at random, of those in the hull."""
+    held = split.held
+    kept = {key: values[~held] for key, values in columns.items()}
+    asked = {key: values[held] for key, values in columns.items()}
+    fresh = estimator.fresh().fit(kept, time_s[~held], judge=split.is_beyond)
+    errors: Floats = np.log(fresh.predict(asked) / time_s[held])
+    return errors if split.is_beyond else errors[~fresh.extrapolated(asked)]
+
+
+def report_of(
+    count: int, splits: Sequence[Split], errors: Sequence[Floats]
+) -> OperationReport:
+    """Return what the errors of each split amount to."""
+    both = list(zip(splits, errors, strict=True))
+    return _judged(
+        count,
+        [found for split, found in both if not split.is_beyond],
+        [found for split, found in both if split.is_beyond],
+    )
+
+
 def operation_report(
     estimator: KernelEstimator,
     columns: Columns,
@@ -222,23 +273,10 @@ def operation_report(
     num_seeds: int = NUM_SEEDS,
 ) -> OperationReport:
     """Cross-validate one estimator on points (aggregated, (n,) each)."""
-    inside = []
-    spared = estimator.spared(columns)
-    for seed in range(num_seeds):
-        held = np.random.default_rng(seed).random(len(time_s)) < _HELD_OUT
-        held &= ~spared
-        if not held.any():
-            continue
-        errors, within = _errors(estimator, columns, time_s, held)
-        if within.any():
-            inside.append(errors[within])
-    axis = estimator.long or _LONGEST[estimator.operation]
-    longest = longest_share(columns[axis]) & ~spared
-    beyond = []
-    if longest.any() and (~longest).sum() >= 5:
-        errors, _ = _errors(estimator, columns, time_s, longest, trend=True)
-        beyond.append(errors)
-    return _judged(len(time_s), inside, beyond)
+    splits = splits_of(estimator, columns, num_seeds)
+    jobs = [(estimator, columns, time_s, split) for split in splits]
+    sizes = [len(time_s)] * len(jobs)
+    return report_of(len(time_s), splits, side_by_side(errors_of, jobs, sizes))
 
 
 def _judged(
@@ -262,21 +300,6 @@ def _judged(
 def ratio(log_error: Floats) -> Floats:
     found: Floats = np.expm1(log_error)
     return found
-
-
-def _errors(
-    estimator: KernelEstimator,
-    columns: Columns,
-    time_s: Floats,
-    held: NDArray[np.bool_],
-    trend: bool = False,
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return log errors of the held points, and which lie within the hull."""
-    kept = {key: values[~held] for key, values in columns.items()}
-    asked = {key: values[held] for key, values in columns.items()}
-    fresh = estimator.fresh().fit(kept, time_s[~held], judge=trend)
-    errors: Floats = np.log(fresh.predict(asked) / time_s[held])
-    return errors, ~fresh.extrapolated(asked)
 
 
 def _percent(value: Floats) -> Floats:

@@ -34,6 +34,7 @@ from sim.scheduler.generation import GraphRule
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from calibrate.side_by_side import ShowFits
     from calibrate.tables.fits import Fits
     from sim.costs.profile import Profile
     from sim.hardware.gpus import GpuSpec
@@ -57,13 +58,15 @@ def tabulated(
     ranks: Sequence[int] | None = None,
     variants: Mapping[str, str] | None = None,
     gpu: GpuSpec | None = None,
+    *,
+    show: ShowFits | None = None,
 ) -> dict[str, Any]:
     """Return the `fit` of a profile for `model`.
 
     Shapes beyond the model's inform the fit. `ranks` are tensor-parallel sizes, by
     default those whose products were measured; `variants` those that are tabulated, by
     default the fastest; `gpu` the datasheet for what was not measured, by default the
-    device's.
+    device's; `show` is told of fits that are done.
 
     Raises
     ------
@@ -73,7 +76,7 @@ def tabulated(
     """
     check_model(profile, model)
     gpu = gpu or _gpu_of(profile)
-    fits = fit_operations(_of_precisions(profile, model), variants)
+    fits = fit_operations(_of_precisions(profile, model), variants, show)
     entries = [
         _entry(fits, profile, AttentionTables(fits, model, tp, itemsize, gpu))
         for tp in ranks or measured_ranks(profile)
@@ -168,13 +171,15 @@ def with_tables(
     model: ModelArchitecture,
     variants: Mapping[str, str] | None = None,
     gpu: GpuSpec | None = None,
+    *,
+    show: ShowFits | None = None,
 ) -> Profile:
     """Return the points of `kept` with the tables for `model` that `whole` gives.
 
     Where whole steps were measured, host time and the correction of the kernels are
     fitted to them.
     """
-    fit = dict(kept.fit) | tabulated(whole, model, None, variants, gpu)
+    fit = dict(kept.fit) | tabulated(whole, model, None, variants, gpu, show=show)
     for key in ("host", "step_correction"):
         fit.pop(key, None)
     found = _rebuilt(kept, fit)

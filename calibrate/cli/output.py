@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from calibrate.writing import write_profile
+from sim.cli.console import progress_bar
 from sim.costs.profile import DRY_RUN
 from sim.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from calibrate.fit_report import FitReport
+    from calibrate.side_by_side import ShowFits
+    from sim.cli.console import ShowProgress
     from sim.costs.profile import OpTable, Profile
     from sim.costs.profile_checks import Problem
 
@@ -43,6 +47,24 @@ _HEADINGS: Final = (
     "bias",
     "floor",
 )
+
+
+@contextmanager
+def fits_bar(quiet: bool) -> Iterator[ShowFits | None]:
+    """Open a bar of fits on stderr, where that is a terminal and it is wanted."""
+    with progress_bar(_showing_fits, 1, "fits", shown=not quiet) as show:
+        yield show
+
+
+def _showing_fits(show: ShowProgress) -> ShowFits:
+    show(0, phase="fitting", total=1)
+
+    def fits(done: int, total: int) -> None:
+        if done == 1:
+            show(0, phase="fitting", total=total)
+        show(done)
+
+    return fits
 
 
 @dataclass(frozen=True, slots=True)

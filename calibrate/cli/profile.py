@@ -188,13 +188,14 @@ def fit(
     if (model is None) != (out is None):
         raise UserError("--model and --out go together: tables for a model are written")
     if model is not None and out is not None:
-        from calibrate.cli.output import check_out, write_and_tell
+        from calibrate.cli.output import check_out, fits_bar, write_and_tell
         from calibrate.tabulate import with_tables
         from sim.hardware.models.bundled import load_model
 
         check_out(out, overwrite)
         whole = read_profile(file)
-        fitted = with_tables(whole, whole, load_model(model), variants)
+        with fits_bar(quiet) as show:
+            fitted = with_tables(whole, whole, load_model(model), variants, show=show)
         return write_and_tell(fitted, out, quiet)
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more; got {seeds}")
@@ -234,7 +235,7 @@ def aiconfigurator(
     quiet
         Print nothing.
     """
-    from calibrate.cli.output import check_out, tell, write_and_tell
+    from calibrate.cli.output import check_out, fits_bar, tell, write_and_tell
     from calibrate.importers.aiconfigurator import import_aiconfigurator
     from sim.hardware.models.bundled import load_model
 
@@ -251,8 +252,10 @@ def aiconfigurator(
     check_model(profile, architecture)
     kept = import_aiconfigurator(system, path, architecture)
     points = sum(table.num_points for table in profile.ops)
-    tell(f"fitting {points:,} points for {model}, about a minute", quiet)
-    return write_and_tell(with_tables(kept, profile, architecture), out, quiet)
+    tell(f"fitting {points:,} points for {model}, about half a minute", quiet)
+    with fits_bar(quiet) as show:
+        fitted = with_tables(kept, profile, architecture, show=show)
+    return write_and_tell(fitted, out, quiet)
 
 
 @importing.command
@@ -286,7 +289,7 @@ def llmservingsim(
     quiet
         Print nothing.
     """
-    from calibrate.cli.output import check_out, tell, write_and_tell
+    from calibrate.cli.output import check_out, fits_bar, tell, write_and_tell
     from calibrate.importers.llmservingsim import (
         architecture_of,
         import_llmservingsim,
@@ -304,7 +307,8 @@ def llmservingsim(
         sheet = load_gpu(gpu or found.device["name"])
         points = sum(table.num_points for table in found.ops)
         tell(f"fitting {points:,} points, about half a minute", quiet)
-        found = with_tables(found, found, architecture, gpu=sheet)
+        with fits_bar(quiet) as show:
+            found = with_tables(found, found, architecture, gpu=sheet, show=show)
     return write_and_tell(found, out, quiet)
 
 
@@ -343,7 +347,7 @@ def vidur(
     quiet
         Print nothing.
     """
-    from calibrate.cli.output import check_out, tell, write_and_tell
+    from calibrate.cli.output import check_out, fits_bar, tell, write_and_tell
     from calibrate.importers.vidur import import_vidur, model_of
 
     check_out(out, overwrite)
@@ -354,7 +358,8 @@ def vidur(
         shapes = model_of(found, architecture)
         points = sum(table.num_points for table in found.ops)
         tell(f"fitting {points:,} points", quiet)
-        found = with_tables(found, found, shapes)
+        with fits_bar(quiet) as show:
+            found = with_tables(found, found, shapes, show=show)
     return write_and_tell(found, out, quiet)
 
 

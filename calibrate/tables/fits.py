@@ -10,8 +10,9 @@ import numpy as np
 
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated
-from calibrate.fit_report import operation_report
+from calibrate.fit_report import errors_of, report_of, splits_of
 from calibrate.points import Points, estimator_of, points_of, with_parts
+from calibrate.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibrate.estimators import KernelEstimator
+    from calibrate.fit_report import Split
     from calibrate.points import Points
+    from calibrate.side_by_side import ShowFits
     from sim.costs.profile import Profile
     from sim.hardware.models.architecture import ModelArchitecture
 
@@ -59,22 +62,12 @@ class Fits:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Name to the half-widths, in percent, inside and beyond."""
 
-    def add(self, points: Points, estimator: KernelEstimator) -> None:
-        """Fit `estimator` to `points`, and find how far off it is."""
-        columns, time_s = aggregated(points.columns, points.time_s)
-        if len(time_s) < estimator.fewest:
-            return
-        self.intervals[points.name] = UNKNOWN
-        if len(time_s) >= _FEWEST_HELD:
-            report = operation_report(estimator, columns, time_s, 1)
-            inside = report.interval_inside or UNKNOWN[0]
-            beyond = report.interval_beyond or max(inside, UNKNOWN[1])
-            self.intervals[points.name] = inside, beyond
-        self.estimators[points.name] = estimator.fit(columns, time_s)
-        self.points[points.name] = points
 
-
-def fit_operations(profile: Profile, variants: Mapping[str, str] | None = None) -> Fits:
+def fit_operations(
+    profile: Profile,
+    variants: Mapping[str, str] | None = None,
+    show: ShowFits | None = None,
+) -> Fits:
     """Fit every operation of a profile, one variant of each, by default the fastest.
 
     Where attention was measured for whole steps only, the steps with decodes alone and
@@ -82,9 +75,40 @@ def fit_operations(profile: Profile, variants: Mapping[str, str] | None = None) 
     """
     fits = Fits(DeviceFacts.from_json(profile.device))
     found = {points.name: points for points in points_of(profile, variants)}
+    jobs: list[tuple[Any, ...]] = []
+    parts: dict[str, list[Split]] = {}
     for points in with_parts(found).values():
-        fits.add(points, estimator_of(points, fits.device))
+        estimator = estimator_of(points, fits.device)
+        columns, time_s = aggregated(points.columns, points.time_s)
+        if len(time_s) < estimator.fewest:
+            continue
+        is_judged = len(time_s) >= _FEWEST_HELD
+        splits = splits_of(estimator, columns, 1) if is_judged else []
+        parts[points.name] = splits
+        fits.points[points.name] = points
+        jobs += [(estimator, columns, time_s, each) for each in (None, *splits)]
+    sizes = [len(time_s) for _, _, time_s, _ in jobs]
+    done = iter(side_by_side(_fitted, jobs, sizes, show))
+    for name, splits in parts.items():
+        fits.estimators[name] = next(done)
+        errors = [next(done) for _ in splits]
+        report = report_of(0, splits, errors)
+        inside = report.interval_inside or UNKNOWN[0]
+        beyond = report.interval_beyond or max(inside, UNKNOWN[1])
+        fits.intervals[name] = (inside, beyond) if splits else UNKNOWN
     return fits
+
+
+def _fitted(
+    estimator: KernelEstimator,
+    columns: Mapping[str, Any],
+    time_s: NDArray[np.float64],
+    split: Split | None,
+) -> Any:
+    """Return the fit to all points, or the errors of one that some are held out of."""
+    if split is None:
+        return estimator.fit(columns, time_s)
+    return errors_of(estimator, columns, time_s, split)
 
 
 def dtypes_of(model: ModelArchitecture, bits: int) -> tuple[str, ...]:

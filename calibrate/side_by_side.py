@@ -1,0 +1,65 @@
+"""Independent fits beside each other, on all cores that this process may use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    ShowFits = Callable[[int, int], None]
+    """Is told how many fits of how many are done."""
+
+_FEW_POINTS: Final = 4_000
+"""Points of all fits below which starting processes takes longer than it saves."""
+
+
+def side_by_side(
+    function: Callable[..., Any],
+    jobs: Sequence[tuple[Any, ...]],
+    sizes: Sequence[int],
+    show: ShowFits | None = None,
+) -> list[Any]:
+    """Return ``function(*job)`` of each job, in order.
+
+    Parameters
+    ----------
+    function
+        A function of a module; it gives the same wherever it is called.
+    jobs
+        Its arguments, which are sent to other processes where that pays.
+    sizes
+        Points of each job: the largest begin first.
+    show
+        Told of each that is done.
+    """
+    order = sorted(range(len(jobs)), key=lambda place: -sizes[place])
+    found: list[Any] = [None] * len(jobs)
+    for done, (place, result) in enumerate(_results(function, jobs, order, sizes)):
+        found[place] = result
+        if show is not None:
+            show(done + 1, len(jobs))
+    return found
+
+
+def _results(
+    function: Callable[..., Any],
+    jobs: Sequence[tuple[Any, ...]],
+    order: Sequence[int],
+    sizes: Sequence[int],
+) -> Any:
+    if sum(sizes) < _FEW_POINTS or len(jobs) == 1:
+        return ((place, function(*jobs[place])) for place in order)
+    import joblib  # noqa: PLC0415 - of scikit-learn, which fits of so many points need
+
+    workers = min(joblib.cpu_count(), len(jobs))
+    if workers == 1:
+        return ((place, function(*jobs[place])) for place in order)
+    each = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
+    return each(joblib.delayed(_placed)(p, function, jobs[p]) for p in order)
+
+
+def _placed(
+    place: int, function: Callable[..., Any], job: tuple[Any, ...]
+) -> tuple[int, Any]:
+    return place, function(*job)

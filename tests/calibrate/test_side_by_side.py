@@ -1,0 +1,28 @@
+"""Fits beside each other."""
+
+import numpy as np
+import pytest
+
+from calibrate.side_by_side import side_by_side
+
+
+def _squares(first: int, second: int) -> int:
+    return first * first + second
+
+
+@pytest.mark.parametrize("size", [1, 5_000])
+def test_results_come_in_the_order_of_the_jobs(size: int) -> None:
+    seen: list[tuple[int, int]] = []
+    jobs = [(number, 1) for number in range(5)]
+    sizes = [size * (number % 3 + 1) for number in range(5)]
+    found = side_by_side(_squares, jobs, sizes, lambda *done: seen.append(done))
+    assert found == [1, 2, 5, 10, 17]
+    assert seen == [(number, 5) for number in range(1, 6)]
+    assert side_by_side(_squares, [], []) == []
+
+
+def test_arrays_arrive_whole() -> None:
+    columns = np.arange(10_000.0)
+    jobs = [(columns, 1.0), (columns, 2.0)]
+    one, two = side_by_side(np.multiply, jobs, [len(columns)] * 2)
+    assert (2.0 * one == two).all()
