@@ -7,10 +7,13 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from sim.cli.examples import epilogue
 from sim.cli.options import BlockSize, Flag, Json
 
 calibrate = App(
-    name="calibrate", help="Time the real kernels on a GPU and write a profile."
+    help_epilogue=epilogue("calibrate"),
+    name="calibrate",
+    help="Time the real kernels on a GPU and write a profile.",
 )
 
 

@@ -11,10 +11,12 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from sim.cli import options
+from sim.cli.examples import epilogue
 
 Tables = Annotated[bool, Parameter(name="--tables", negative="--no-tables")]
 
 profile = App(
+    help_epilogue=epilogue("profile"),
     name="profile",
     help="Profiles of measured kernel times: show, plot, validate, diff, fit, import.",
 )

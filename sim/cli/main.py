@@ -63,18 +63,31 @@ def build_app() -> App:
 
     from cyclopts import App
 
+    from sim.cli.examples import epilogue
+
     app = App(
         name="kvsim",
         help=HELP,
         version=lambda: version("kvsim"),
         version_flags=["--version"],
+        help_epilogue=epilogue(""),
         result_action="return_value",
         suppress_keyboard_interrupt=False,  # `run` below says so, and with which status
     )
     for name, help_line in COMMANDS.items():
-        app.command(f"sim.cli.{name}:{name}", name=name, help=help_line)
+        # An App of its own, as of workload, has its examples.
+        own = {} if name == "workload" else {"help_epilogue": epilogue(name)}
+        app.command(f"sim.cli.{name}:{name}", name=name, help=help_line, **own)
     for name, help_line in LISTS.items():
-        app.command(f"sim.cli.list:{name}", name=name, help=help_line)
+        app.command(
+            f"sim.cli.list:{name}",
+            name=name,
+            help=help_line,
+            help_epilogue=epilogue(name),
+        )
+    app.register_install_completion_command(
+        help="Let the shell complete commands and options, from its next start on."
+    )
     for point in sorted(entry_points(group=COMMAND_GROUP), key=lambda p: p.name):
         # Loaded for its help line: such a module must import nothing heavy.
         app.command(point.load(), name=point.name)
