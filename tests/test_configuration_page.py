@@ -16,6 +16,7 @@ import yaml
 from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
 from sim.config.files import parse_yaml
+from sim.config.front_end import FrontEndConfig
 from sim.config.plug import ROLES
 from sim.config.speculative import SpeculativeTable
 from sim.config.tables import (
@@ -152,6 +153,7 @@ def built() -> Keys:
     trace, sessions = arguments(TraceWorkload), arguments(SessionWorkload)
     sources: list[tuple[str, str, Mapping[str, Any]]] = [
         ("run", "", fields(RunConfig)),
+        ("front_end", "", fields(FrontEndConfig)),
         ("engine", "", fields(EngineConfig)),
         (
             "workload",

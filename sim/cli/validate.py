@@ -22,6 +22,7 @@ def validate(
     timeseries: Path | None = None,
     fit: options.Several = None,
     fit_on: float = 1.0 / 3.0,
+    warm_up: int = 0,
     set_: options.Settings = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
@@ -45,9 +46,12 @@ def validate(
         States over time: a CSV with t, running, waiting, swapped, kv_cache_pct.
     fit
         What to fit on the first part of the run: host (cost.step_overhead_s), links
-        (cost.link_bytes_per_s), or cost.KEY=LOW:HIGH; may be given several times.
+        (cost.link_bytes_per_s), front_end (front_end.client_to_queue_s), or
+        cost.KEY=LOW:HIGH; may be given several times.
     fit_on
         That part, as a share of the run's time; the rest is judged.
+    warm_up
+        First requests whose TTFT and TPOT are left out of the comparison.
     out
         Folder for the report. Default: results/validate-NAME-OF-CONFIG.
     """
@@ -65,7 +69,12 @@ def validate(
         directory, overwrite=overwrite, files=VALIDATION_FILES
     ) as partial:
         validation = validate_file(
-            run_config, measured, timeseries, fit=fit or [], fit_on=fit_on
+            run_config,
+            measured,
+            timeseries,
+            fit=fit or [],
+            fit_on=fit_on,
+            warm_up=warm_up,
         )
         report = write_validation(validation, partial)
         if figures:

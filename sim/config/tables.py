@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from sim.config.files import Overrides, find_files, override, read_yaml
+from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import (
     meant_key,
     refuse_other_kind,
@@ -329,6 +330,7 @@ class RunConfig(ConfigTable):
     cost_intervals: bool = True
     goodput: GoodputConfig | None = None
     objectives: dict[str, Any] | None = None
+    front_end: FrontEndConfig | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def to_yaml(self) -> str:
@@ -340,9 +342,16 @@ class RunConfig(ConfigTable):
         dumped = self.model_dump()  # as JSON, the numbers that shares name were text
         workload = dumped["workload"]
         dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
-        if self.objectives is None:
-            del dumped["objectives"]  # files as they were before runs had any
+        for key in ("objectives", "front_end"):
+            if dumped[key] is None:
+                del dumped[key]  # files as they were before runs had any
         return dumped
+
+    @property
+    def front_end_s(self) -> float:
+        """Seconds that requests spend outside the engine, to it and back."""
+        front_end = self.front_end
+        return 0.0 if front_end is None else front_end.total_s(self.engine.version)
 
 
 def load_config(path: Path | str, overrides: Overrides = ()) -> RunConfig:

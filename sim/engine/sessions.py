@@ -49,6 +49,8 @@ class SessionClient:
         From the workload's requests to the engine's.
     max_concurrent_users
         Most sessions in progress, or None.
+    front_end_s
+        Seconds that an answer takes to the client and the next request to the queue.
     """
 
     def __init__(
@@ -58,11 +60,14 @@ class SessionClient:
         specs: Sequence[RequestSpec],
         client: Client,
         max_concurrent_users: int | None = None,
+        *,
+        front_end_s: float = 0.0,
     ) -> None:
         self.env = env
         self.engine = engine
         self.client = client
         self._specs = specs
+        self._front_end_s = front_end_s
         # A user each is enough for all: what nobody needs takes no memory.
         most = max_concurrent_users
         self._users = _Users(env, None if most is None else min(most, len(specs)))
@@ -77,6 +82,7 @@ class SessionClient:
             if spec.arrival_s > env.now:
                 yield At(env, spec.arrival_s, ARRIVAL_PRIORITY)
             free_since_s = yield from self._users.take()
+            free_since_s += self._front_end_s
             if self.engine.stop_requested:
                 return
             send_s = max(spec.arrival_s, free_since_s + spec.delay_s, env.now)
@@ -120,7 +126,7 @@ class SessionClient:
             followers = self._followers.pop(spec.request_id, ())
             if not (followers and is_answered):
                 break
-            ended_s = env.now
+            ended_s = env.now + self._front_end_s
             spec, *others = followers
             send_s = ended_s + spec.delay_s
             for other in others:

@@ -109,6 +109,8 @@ class RankRecorders:
         See `Recorder`.
     groups
         By rank, takes what kinds of KV cache groups hold, if there are several.
+    front_end_s
+        See `Recorder`.
     """
 
     step_kinds = STEPS
@@ -119,10 +121,11 @@ class RankRecorders:
         *,
         keeps_steps: bool = True,
         groups: Sequence[GroupUsage | None] | None = None,
+        front_end_s: float = 0.0,
     ) -> None:
         self._waits_s = waits_s
         self.of_rank = [
-            Recorder(keeps_steps=keeps_steps, groups=each)
+            Recorder(keeps_steps=keeps_steps, groups=each, front_end_s=front_end_s)
             for each in groups or [None] * len(waits_s)
         ]
         self.sink = MemorySteps(kinds=STEPS)

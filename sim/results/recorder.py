@@ -101,6 +101,8 @@ class Recorder:
         Whether steps are kept at all; without them there are no totals either.
     groups
         Takes what kinds of KV cache groups hold, if there are several.
+    front_end_s
+        What latencies have besides; see `RequestRows`.
 
     Attributes
     ----------
@@ -119,6 +121,7 @@ class Recorder:
         *,
         keeps_steps: bool = True,
         groups: GroupUsage | None = None,
+        front_end_s: float = 0.0,
     ) -> None:
         self.groups = groups
         self.sink: StepSink = sink or MemorySteps()
@@ -129,7 +132,7 @@ class Recorder:
         self.steps = (StepLog if keeps_steps else UnkeptLog)(self._emit)
         self._left_s = array("d")
         self._totals = StepTotals()
-        self._requests = RequestRows()
+        self._requests = RequestRows(front_end_s)
         self._preemptions = PreemptionRows()
 
     @property

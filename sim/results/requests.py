@@ -69,14 +69,21 @@ class RequestRows:
     A request is read at once and let go: keeping it for a while would cost more than
     reading it, in memory that is no longer at hand.
 
+    Parameters
+    ----------
+    front_end_s
+        Seconds from the client to the queue and from a token to the client, which
+        latencies have besides.
+
     Attributes
     ----------
     streaks
         How the tokens of the served ones followed one another; complete after `table`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, front_end_s: float = 0.0) -> None:
         self.streaks = Streaks()
+        self._front_end_s = front_end_s
         self._columns = Columns(_REQUEST_FACTS | {"status": "int8", "reason": "int32"})
         self._reasons = Texts()
         self._reasons.code("")  # _NO_REASON
@@ -164,13 +171,13 @@ class RequestRows:
         columns: dict[str, Any] = {"request_id": request_id[order]}
         for name in (*list(_REQUEST_FACTS)[1:], "status", "reason"):
             columns[name] = self._columns.pop(name)[order]
-        _derive(columns)
+        _derive(columns, self._front_end_s)
         columns["status"] = _STATUS_TEXTS.array(columns["status"])
         columns["reason"] = self._reasons.array(columns["reason"])
         return arrow_table(columns, schema.REQUESTS)
 
 
-def _derive(columns: dict[str, Array]) -> None:
+def _derive(columns: dict[str, Array], front_end_s: float) -> None:
     """Add the columns that follow from others."""
     num_tokens = columns.pop("num_tokens")
     num_output = columns["num_output_tokens"] = (
@@ -184,6 +191,9 @@ def _derive(columns: dict[str, Array]) -> None:
     e2el_s = columns["e2el_s"] = columns["finish_s"] - arrival_s
     columns["tpot_s"] = tpot_s = np.full(len(arrival_s), np.nan)
     np.divide(e2el_s - ttft_s, num_output - 1, out=tpot_s, where=num_output > 1)
+    if front_end_s:
+        for name in ("ttft_s", "e2el_s"):
+            columns[name] = columns[name] + front_end_s
 
 
 class PreemptionRows:

@@ -145,7 +145,7 @@ class Simulation:
         return make_cost_model(self.config, model, gpu)
 
     def _make_recorder(self) -> Recorder | RankRecorders:
-        keeps_steps = self._keeps_steps
+        keeps_steps, front_end_s = self._keeps_steps, self.config.front_end_s
         groups = [self._group_usage() for _ in self.schedulers]
         drafts = self.config.engine.speculative
         if drafts is not None:
@@ -153,12 +153,16 @@ class Simulation:
                 drafts.num_speculative_tokens, keeps_steps=keeps_steps, groups=groups[0]
             )
         if len(groups) == 1:
-            return Recorder(keeps_steps=keeps_steps, groups=groups[0])
+            return Recorder(
+                keeps_steps=keeps_steps, groups=groups[0], front_end_s=front_end_s
+            )
         lock = self._lock_step
         waits_s = [
             () if lock is None else lock.ranks[i].waits_s for i in range(len(groups))
         ]
-        return RankRecorders(waits_s, keeps_steps=keeps_steps, groups=groups)
+        return RankRecorders(
+            waits_s, keeps_steps=keeps_steps, groups=groups, front_end_s=front_end_s
+        )
 
     def _group_usage(self) -> GroupUsage | None:
         """Return what takes what groups hold, where there are several kinds."""
@@ -249,7 +253,10 @@ class Simulation:
         if not self._is_closed_loop:
             return open_loop(self.env, engine, self.specs, client)
         users = self.config.workload.max_concurrent_users
-        return SessionClient(self.env, engine, self.specs, client, users).run()
+        return SessionClient(
+            *(self.env, engine, self.specs, client, users),
+            front_end_s=self.config.front_end_s,
+        ).run()
 
     def _read_workload(self) -> Sequence[RequestSpec]:
         with warnings.catch_warnings(record=True) as caught:
@@ -381,7 +388,7 @@ class Simulation:
         numbers = summary.numbers(
             recording, self.capacity, self.num_requests, self.env.now
         )
-        numbers |= self._steps_in_flight()
+        numbers |= self._steps_in_flight() | self._front_end()
         self._warn_of(recording, numbers)
         cost = self.cost_model.describe()
         return (
@@ -435,6 +442,13 @@ class Simulation:
             "overlapped_s": batches.overlapped_s,
             "num_wasted_tokens": scheduler.num_wasted_tokens,
         }
+
+    def _front_end(self) -> dict[str, Any]:
+        """Return what latencies have beyond the engine's, if they have."""
+        front_end = self.config.front_end
+        if front_end is None:
+            return {}
+        return {"front_end": front_end.describe(self.config.engine.version)}
 
     def _goodput(self, recording: Recording) -> dict[str, Any]:
         """Return what was served within the limits, if the configuration has any."""

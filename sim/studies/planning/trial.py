@@ -228,7 +228,11 @@ class _TrialSimulation(Simulation):
         super().__init__(config, specs=specs)
 
     def _make_recorder(self) -> Recorder:
-        return Recorder(MemorySteps(STEP_COLUMNS), keeps_steps=self._keeps_steps)
+        return Recorder(
+            MemorySteps(STEP_COLUMNS),
+            keeps_steps=self._keeps_steps,
+            front_end_s=self.config.front_end_s,
+        )
 
     def record(self) -> Recording:
         """Run to the end, or until it is stopped; no summary, which takes time."""

@@ -31,6 +31,12 @@ LINKS: Final = "links"
 _LINKS_KEY: Final = "cost.link_bytes_per_s"
 _LINKS_RANGE: Final = (1e9, 1e12)
 """Bytes a second one way: from a slow network to NVLink; searched in octaves."""
+FRONT_END: Final = "front_end"
+_FRONT_END_KEY: Final = "front_end.client_to_queue_s"
+_FRONT_END_RANGE: Final = (0.0, 0.1)
+"""Seconds to the queue, beside what the way back is set to."""
+_MAX_HOST_S: Final = 5e-3
+"""Above this it is no host: published runs ask for 1 to 2 ms a step."""
 _MIN_REQUESTS: Final = 10
 
 
@@ -94,6 +100,8 @@ def parse_term(text: str) -> Term:
         return Term(_HOST_KEY, *_HOST_RANGE)
     if text == LINKS:
         return Term(_LINKS_KEY, *_LINKS_RANGE, in_octaves=True)
+    if text == FRONT_END:
+        return Term(_FRONT_END_KEY, *_FRONT_END_RANGE)
     key, equals, span = text.partition("=")
     low, colon, high = span.partition(":")
     try:
@@ -102,8 +110,8 @@ def parse_term(text: str) -> Term:
         term = None
     if term is None or not (equals and colon and key.startswith("cost.")):
         raise ConfigError(
-            f"--fit takes 'host', 'links' or cost.KEY=LOW:HIGH, got '{text}'; such as "
-            "cost.request_overhead_s=0:1e-4"
+            f"--fit takes 'host', 'links', 'front_end' or cost.KEY=LOW:HIGH, got "
+            f"'{text}'; such as cost.request_overhead_s=0:1e-4"
         )
     if not -np.inf < term.low < term.high < np.inf:
         raise ConfigError(f"--fit {key}: the range {span} is empty; give LOW < HIGH")
@@ -119,8 +127,12 @@ def fit_terms(
     """Find the values with which the requests that end by `split_s` fit best.
 
     The sum of squared logarithmic errors of TPOT and end-to-end latency is made small;
-    each counts as much as the other.
+    each counts as much as the other. The front end shows in TTFT, which then counts,
+    too.
     """
+    latencies = ["tpot_s", "e2el_s"]
+    if any(term.key == _FRONT_END_KEY for term in terms):
+        latencies.append("ttft_s")
     requests = measured.requests
     rows = ended_by(requests, split_s) if requests is not None else np.zeros(0, bool)
     if requests is None or rows.sum() < _MIN_REQUESTS:
@@ -137,15 +149,16 @@ def fit_terms(
         }
         predicted = predict(named).requests
         assert predicted is not None
-        return _squares(predicted, requests, rows)
+        return _squares(predicted, requests, rows, latencies)
 
-    before = _squares_of(predict({}), requests, rows)
+    before = _squares_of(predict({}), requests, rows, latencies)
     best = _least(loss, terms)
     values = {
         term.key: float(f"{term.value_at(value):.4g}")
         for term, value in zip(terms, best, strict=True)
     }
-    after = _squares_of(predict(values), requests, rows)
+    after = _squares_of(predict(values), requests, rows, latencies)
+    _refuse_beyond_reason(values)
     return Fit(
         values=values,
         split_s=split_s,
@@ -156,6 +169,19 @@ def fit_terms(
             term.key for term in terms if term.is_at_bound(values[term.key])
         ),
     )
+
+
+def _refuse_beyond_reason(values: Mapping[str, float]) -> None:
+    """Refuse a host that must stand for something else."""
+    host_s = values.get(_HOST_KEY, 0.0)
+    if host_s > _MAX_HOST_S:
+        raise MeasuredError(
+            f"--fit host: the run asks for {1e3 * host_s:.3g} ms a step, and no host "
+            f"that was measured takes {1e3 * _MAX_HOST_S:g}; it stands for something "
+            "else: a slower link (--fit links, engine.interconnect), eager mode "
+            "(engine.enforce_eager), scheduling one step at a time "
+            "(engine.async_scheduling), or a warm-up (--warm-up); set that"
+        )
 
 
 def _least(loss: Callable[[Any], float], terms: Sequence[Term]) -> list[float]:
@@ -199,17 +225,25 @@ def ended_by(requests: ObservedRequests, split_s: float) -> Any:
     return np.nan_to_num(ends_s, nan=np.inf) <= split_s
 
 
-def _squares_of(predicted: Observed, requests: ObservedRequests, rows: Any) -> float:
+def _squares_of(
+    predicted: Observed,
+    requests: ObservedRequests,
+    rows: Any,
+    latencies: Sequence[str],
+) -> float:
     assert predicted.requests is not None
-    return _squares(predicted.requests, requests, rows)
+    return _squares(predicted.requests, requests, rows, latencies)
 
 
 def _squares(
-    predicted: ObservedRequests, measured: ObservedRequests, rows: Any
+    predicted: ObservedRequests,
+    measured: ObservedRequests,
+    rows: Any,
+    latencies: Sequence[str],
 ) -> float:
-    """Return the mean of squared logarithmic errors of TPOT and E2E."""
+    """Return the mean of squared logarithmic errors of some latencies."""
     found = []
-    for name in ("tpot_s", "e2el_s"):
+    for name in latencies:
         left, right = getattr(predicted, name)[rows], getattr(measured, name)[rows]
         known = (left > 0.0) & (right > 0.0)
         if known.any():

@@ -89,6 +89,8 @@ class Observed:
     """Totals and statistics under the names of ``summary.json``, where the source has
     them itself; what follows from `requests` is computed instead."""
     series: TimeSeries | None = None
+    begins_at_queue: bool = False
+    """Whether latencies begin and end at the engine, without its front end."""
     notes: tuple[str, ...] = ()
     """What the reader of a report should know of the source, a sentence each."""
     warnings: tuple[str, ...] = ()

@@ -17,7 +17,12 @@ from sim.studies.validation import compare
 from sim.studies.validation.clocks import on_one_clock
 from sim.studies.validation.fit import ended_by, fit_terms, parse_term
 from sim.studies.validation.inputs import Inputs, inputs_of, notes_of
-from sim.studies.validation.observed import observed_of, series_of, usage_over
+from sim.studies.validation.observed import (
+    MeasuredError,
+    observed_of,
+    series_of,
+    usage_over,
+)
 from sim.studies.validation.readers import read
 from sim.studies.validation.readers.requests_csv import read_timeseries
 from sim.studies.validation.sharpness import sharpness_of
@@ -118,9 +123,15 @@ def validate(
     measured: Observed,
     terms: Sequence[Term] = (),
     fit_on: float = 1.0 / 3.0,
+    warm_up: int = 0,
 ) -> Validation:
     measured = on_one_clock(measured)
     inputs = _inputs(config, measured)
+    measured = _without_warm_up(measured, warm_up)
+    if measured.begins_at_queue and config.front_end is not None:
+        config = config.model_copy(update={"front_end": None})
+        note = "the measurement begins at the engine's queue: front_end is left out"
+        measured = replace(measured, notes=(*measured.notes, note))
     if measured.requests is not None and measured.requests.arrival_s is not None:
         config = _open_loop(config)
 
@@ -158,6 +169,7 @@ def validate_file(
     *,
     fit: Sequence[str] = (),
     fit_on: float = 1.0 / 3.0,
+    warm_up: int = 0,
 ) -> Validation:
     """Do what `validate` does with files of measurements."""
     if not 0.0 < fit_on < 1.0:
@@ -168,7 +180,7 @@ def validate_file(
     observed = read(measured)
     if timeseries is not None:
         observed = replace(observed, series=read_timeseries(timeseries))
-    return validate(config, observed, terms, fit_on)
+    return validate(config, observed, terms, fit_on, warm_up)
 
 
 def _inputs(config: RunConfig, measured: Observed) -> Inputs:
@@ -180,6 +192,29 @@ def _inputs(config: RunConfig, measured: Observed) -> Inputs:
         )
         return Inputs(tuple(specs), lines, (note,))
     return inputs_of(specs, measured.requests)
+
+
+def _without_warm_up(measured: Observed, num_requests: int) -> Observed:
+    """Leave TTFT and TPOT of the first requests out of what is compared."""
+    requests = measured.requests
+    if not num_requests:
+        return measured
+    if requests is None or num_requests >= requests.num_requests:
+        raise MeasuredError(
+            f"--warm-up leaves out the first of several requests, got {num_requests} "
+            f"of {0 if requests is None else requests.num_requests}; give fewer"
+        )
+    first = np.arange(requests.num_requests)
+    if requests.arrival_s is not None:
+        first = np.argsort(requests.arrival_s, kind="stable")
+    ttft_s = requests.ttft_s.copy()
+    ttft_s[first[:num_requests]] = np.nan
+    note = f"TTFT and TPOT of the first {num_requests:,} requests, a warm-up, left out"
+    return replace(
+        measured,
+        requests=replace(requests, ttft_s=ttft_s),
+        notes=(*measured.notes, note),
+    )
 
 
 def _open_loop(config: RunConfig) -> RunConfig:
@@ -198,7 +233,7 @@ def _simulated(
         data = config.model_dump()
         for name, value in changes.items():
             table, _, key = name.partition(".")
-            data[table][key] = value
+            data[table] = (data[table] or {}) | {key: value}
         config = parse_config(data)
     return Simulation(config, specs=inputs.specs).run()
 

@@ -300,7 +300,10 @@ def test_usage_is_that_of_the_series_while_a_latency_passed(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step_overhead_s", "--fit takes 'host', 'links' or cost.KEY=LOW:HIGH"),
+        (
+            "step_overhead_s",
+            "--fit takes 'host', 'links', 'front_end' or cost.KEY=LOW:HIGH",
+        ),
         ("engine.block_size=1:2", "--fit takes 'host'"),
         ("cost.step_overhead_s=2:1", "the range 2:1 is empty"),
         ("cost.step_overhead_s=0:nan", "is empty"),

@@ -47,6 +47,7 @@ def read_requests_csv(text: str, path: Path) -> Observed:
 
     return Observed(
         source=f"requests of {path.name}",
+        begins_at_queue="queued_s" in rows,
         requests=ObservedRequests(
             num_prompt_tokens=in_order(counts(rows, "prompt_tokens", path)),
             num_output_tokens=in_order(_output_tokens(rows, last_s, path)),
