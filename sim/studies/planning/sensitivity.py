@@ -92,6 +92,7 @@ def levers_of(
     yield from _limits(candidate)
     yield from _cache(candidate, engine)
     yield from _preemption(engine)
+    yield from _drafts(engine)
     for key, values in settings.items():
         for value in values:
             if value != getattr(engine, key):
@@ -175,6 +176,18 @@ def _preemption(engine: EngineConfig) -> Iterator[Lever]:
     for factor in (0.5, 2.0):
         value = engine.swap_space * factor
         yield _engine("swap_space", value, f"x {factor:g} ({value:g} GiB)")
+
+
+def _drafts(engine: EngineConfig) -> Iterator[Lever]:
+    """Yield other numbers of draft tokens, and none, where there is a drafter."""
+    table = engine.speculative_config
+    if table is None:
+        return
+    number = table.num_speculative_tokens
+    for other in sorted({0, 1, max(number - 1, 0), number + 1, number + 2} - {number}):
+        changed = table.model_dump() | {"num_speculative_tokens": other}
+        overrides = {"engine.speculative_config": changed}
+        yield Lever("num_speculative_tokens", str(other), overrides)
 
 
 def cheapest(
