@@ -25,6 +25,12 @@ _STEPS: Final = (16, 64, 128, 256)
 """Multiples of m at which kernels jump."""
 
 
+_TURNED: Final = (0.5, 0.25)
+"""Say of the turned product where its rows were measured, and where they were not."""
+_FEWEST_ROWS: Final = 64
+"""Rows of weights that the turned product needs; fewer are another kernel."""
+
+
 class Gemm(KernelEstimator):
     """``m`` tokens through weights of ``n`` rows and ``k`` columns.
 
@@ -57,6 +63,7 @@ class Gemm(KernelEstimator):
         super()._fit_points(columns, time_s)
         if self.few_:
             return
+        self.longest_ = int(columns["m"].max())
         log_ratio = np.log(time_s / self.roofline_.predict(self.work(columns)))
         self.neighbours_ = Neighbours(("m", "n", "k"), ("weight_bits", "dtype"))
         near = self.neighbours_.fit(columns, log_ratio).features(columns)
@@ -72,7 +79,20 @@ class Gemm(KernelEstimator):
         if own.any():
             features = np.hstack([self.features(columns), near])[own]
             found[own] = (found[own] + self.beside_.predict(features)) / 2.0
+        beyond = np.flatnonzero(columns["m"] > self.longest_)
+        if len(beyond):
+            part = {key: values[beyond] for key, values in columns.items()}
+            found[beyond] = self._turned(part, found[beyond])
         return found
+
+    def _turned(self, columns: Columns, own: Floats) -> Floats:
+        """Return the residual with what the turned products have to say."""
+        m, n = columns["m"], columns["n"]
+        turned = {**columns, "m": np.minimum(n, self.longest_), "n": m}
+        share = np.where(n <= self.longest_, *_TURNED)
+        share = np.where(n < _FEWEST_ROWS, 0.0, share)
+        mixed: Floats = own + share * (super()._residual(turned) - own)
+        return mixed
 
     def floor(self, columns: Columns) -> Floats:
         """Return FLOPs at their peak, and bytes where they do not fit the L2 cache.
