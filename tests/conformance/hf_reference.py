@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from sim.scheduler.log.lines import TableChanges
 from sim.studies.conformance import load_workload, write_log
-from sim.studies.conformance.workload import StreamTokens
+from sim.studies.conformance.stream_tokens import StreamTokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

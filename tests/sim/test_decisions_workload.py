@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.studies.conformance.workload import load_workload, token
+from sim.studies.conformance.stream_tokens import token
+from sim.studies.conformance.workload import load_workload
 from tests.sim.commands import refused
 from tests.sim.decision_files import (
     column,

@@ -18,7 +18,8 @@ from sim.scheduler.v1 import V1
 from sim.studies.conformance.drafts import SeededAcceptance
 from sim.studies.conformance.kv_planning import coordinator_of, header_of
 from sim.studies.conformance.played_worker import PlayedWorker, WorkerPace
-from sim.studies.conformance.workload import MAX_LEN, StreamTokens
+from sim.studies.conformance.stream_tokens import StreamTokens
+from sim.studies.conformance.workload import MAX_LEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
