@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sim.errors import CapacityError, ConfigError
+from sim.hardware.models import bundled
 from sim.hardware.models.architecture import dtype_bytes
-from sim.hardware.models.bundled import bundled_models, load_model, resolved_model
+from sim.hardware.models.bundled import (
+    bundled_models,
+    load_model,
+    model_from_config,
+    resolved_model,
+)
 from sim.hardware.models.layers import LayerKind
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import (
@@ -18,6 +27,15 @@ from sim.hardware.models.weights import (
     weight_bytes,
     weight_tensors,
 )
+
+CONFIGS = Path(bundled.__file__).parent / "configs"
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """Return the bundled facts of a model, without its encoder."""
+    facts = json.loads((CONFIGS / f"{name.replace('/', '--')}.json").read_text())
+    return {k: v for k, v in facts.items() if k != "num_multimodal_parameters"}
+
 
 # Totals of the published safetensors indices (encoders included).
 PUBLISHED_PARAMETERS = {
@@ -121,6 +139,98 @@ ANNOUNCED_BILLIONS = {
 @pytest.mark.parametrize(("name", "published"), PUBLISHED_PARAMETERS.items())
 def test_parameters_equal_the_published_count(name: str, published: int) -> None:
     assert count_parameters(load_model(name)) == published
+
+
+QWEN_TEXT = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+}
+SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+    "image_size": 896,
+}
+# What config.json says of encoders, and the published total of the checkpoint.
+ENCODERS = {
+    "Qwen2.5-VL-7B": (
+        QWEN_TEXT
+        | {
+            "model_type": "qwen2_5_vl",
+            "vision_config": {"hidden_size": 1280, "depth": 32},
+        },
+        8_292_166_656,
+    ),
+    "Qwen2-VL-7B": (
+        QWEN_TEXT
+        | {
+            "model_type": "qwen2_vl",
+            "vision_config": {"embed_dim": 1280, "depth": 32, "mlp_ratio": 4},
+        },
+        8_291_375_616,
+    ),
+    "Qwen3-VL-8B": (
+        {
+            "model_type": "qwen3_vl",
+            "text_config": facts_of("Qwen/Qwen3-8B") | {"model_type": "qwen3_vl_text"},
+            "vision_config": {"hidden_size": 1152, "depth": 27, "patch_size": 16},
+        },
+        8_767_123_696,
+    ),
+    "gemma-3-27b": (
+        facts_of("google/gemma-3-27b-pt") | {"vision_config": SIGLIP},
+        27_432_406_640,
+    ),
+    "Mistral-Small-3.1-24B": (
+        {
+            "model_type": "mistral3",
+            "text_config": facts_of("mistralai/Mistral-Small-24B-Base-2501"),
+            "vision_config": {
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "num_hidden_layers": 24,
+                "patch_size": 14,
+            },
+        },
+        24_011_361_280,
+    ),
+    "llava-1.5-7b": (
+        {
+            "model_type": "llava",
+            "text_config": facts_of("meta-llama/Llama-2-7b-hf") | {"vocab_size": 32064},
+            "vision_config": {
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "num_hidden_layers": 24,
+                "patch_size": 14,
+                "image_size": 336,
+            },
+        },
+        7_063_427_072,
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "published"), ENCODERS.values(), ids=ENCODERS)
+def test_encoders_are_counted_as_published(
+    config: dict[str, Any], published: int
+) -> None:
+    model = model_from_config(config, "it", "a test")
+    assert count_parameters(model) == published
+    assert model.has_encoder
+    assert not model.doubts
+
+
+def test_an_encoder_that_is_not_known_is_not_made_up() -> None:
+    other = QWEN_TEXT | {"model_type": "other", "vision_config": {"depth": 3}}
+    model = model_from_config(other, "it", "a test")
+    assert (model.num_multimodal_parameters, model.has_encoder) == (0, True)
 
 
 @pytest.mark.parametrize(("name", "billions"), ANNOUNCED_BILLIONS.items())

@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from sim.hardware.models.config_encoders import encoder_parameters
 from sim.hardware.models.config_layers import (
     DELTA_NETS,
     MAMBAS,
@@ -45,6 +46,8 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "phi",
         "phi3",
         "qwen2",
+        "qwen2_5_vl",
+        "qwen2_vl",
         "qwen3",
         "qwen3_5",
         "qwen3_5_moe",
@@ -163,6 +166,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
     if heads > hidden and text.values.get("head_dim") is None:
         raise text.wrong("num_attention_heads", f"at most hidden_size ({hidden})")
     encoder = whole.natural("num_multimodal_parameters", _MOST_PARAMETERS)
+    encoder = encoder or encoder_parameters(whole, text, kind)
     quantised = whole.mapping("quantization_config")
     is_biased = kind == "phi" or (kind == "starcoder2" and text.flag("use_bias"))
     bias = text.flag("attention_bias") or is_biased
@@ -186,7 +190,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
         "kv_cache_dtype": kv_cache_dtype_name(
             quantised, is_latent=bool(text.natural("kv_lora_rank"))
         ),
-        "qkv_bias": bias or kind == "qwen2",
+        "qkv_bias": bias or kind in {"qwen2", "qwen2_vl", "qwen2_5_vl"},
         "attention_output_bias": bias and kind != "glm4_moe",
         "mlp_bias": text.flag("mlp_bias") or is_biased,
         "mlp_has_gate": _has_gate(text, kind),
