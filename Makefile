@@ -26,6 +26,7 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/kvsim run examples/demo.yaml --out results/demo --overwrite
 	@echo "Look at results/demo/figures: kv_cache_usage.png first, preemptions.png next."
+	@echo "To type kvsim as the README does: source $(VENV)/bin/activate"
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"

@@ -27,13 +27,14 @@ def pressured(
     prompt: int,
     output: int,
     objectives: dict[str, Any],
+    num_requests: int = 400,
     **engine: Any,
 ) -> dict[str, Any]:
     """Return a configuration that does not keep its objectives."""
     config = {
         "workload": {
             "synthetic": {
-                "num_requests": 400,
+                "num_requests": num_requests,
                 "arrivals": {"kind": "poisson", "rate": rate},
                 "prompt_tokens": {"kind": "uniform", "low": 1, "high": 2 * prompt},
                 "output_tokens": {"kind": "uniform", "low": 2, "high": 2 * output},
@@ -74,6 +75,7 @@ CASES = {
         900,
         250,
         {"p95_ttft_ms": 800},
+        150,  # step by step, in many times the time
         scheduler="v0",
         num_gpu_blocks_override=2000,
     ),
