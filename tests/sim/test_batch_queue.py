@@ -109,12 +109,12 @@ def test_a_preempted_request_waits_for_its_tokens_under_way() -> None:
 
 
 def test_what_a_release_does_not_have_is_refused() -> None:
-    for key, value, first in (
-        ("async_scheduling", True, 28),
-        ("pipeline_parallel_size", 2, 32),
+    for key, value, first, since in (
+        ("async_scheduling", True, 14, "built from 0.14 on"),
+        ("pipeline_parallel_size", 2, 32, "known from 0.32 on"),
     ):
         Settings(8, 4, 64, engine_version=f"0.{first}", **{key: value})
-        with pytest.raises(SchedulerError, match=rf"{key} is known from 0.{first} on"):
+        with pytest.raises(SchedulerError, match=f"{key} is {since}"):
             Settings(8, 4, 64, engine_version=f"0.{first - 1}", **{key: value})
     with pytest.raises(SchedulerError, match="must be at least 1, got 0"):
         Settings(8, 4, 64, pipeline_parallel_size=0)
