@@ -56,6 +56,21 @@ def test_the_datasheet_with_the_host_fitted_on_the_first_third(
     assert report["metrics"]["completed"]["error_pct"] == 0.0
 
 
+def test_scheduling_ahead_with_nothing_fitted(measured: Observed) -> None:
+    ahead, one_by_one = (
+        validate(rtx_config(async_scheduling=each), measured).to_dict()
+        for each in (True, False)
+    )
+    assert_within(ahead, "metrics")
+    assert_curves(ahead)
+    for name in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
+        both = [each["metrics"][name]["abs_error_pct"] for each in (ahead, one_by_one)]
+        assert both[0] < both[1]
+    for name, error in ahead["curves"].items():
+        if name in {"num_running", "num_waiting"}:
+            assert error["mean_abs"] < one_by_one["curves"][name]["mean_abs"]
+
+
 def test_prefix_hits_are_those_of_the_real_token_ids(measured: Observed) -> None:
     validation = validate(rtx_config(), measured)
     ours = validation.predicted.requests

@@ -1,8 +1,9 @@
 """Runs of a real vLLM 0.15.1 on H100s, one of a mixture of experts, three on ranks.
 
 Published are the engine's arguments, the KV blocks and how the traffic was made, so
-that traffic of the same kind can be drawn. The client's clock, over HTTP, is in TTFT;
-tokens after the first are the engine's.
+that traffic of the same kind can be drawn. Latencies are those of a client over HTTP;
+what lies between is taken from one of the runs, of Llama-2-7B, and judged on the
+others. Nothing else is fitted to any.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from tests.truth.runs import STAGE_RUNS, StageRun
 
 pytestmark = pytest.mark.slow
 
+MOST_PCT = {"ttft": 15.0, "tpot": 5.0, "e2el": 5.0}
+MOST_PCT_34B = {"ttft": 15.0, "tpot": 10.0, "e2el": 10.0}
+"""Its kernels are predicted some 8 % too slow, with tables of an H100, too."""
+
 
 @pytest.mark.parametrize("run", STAGE_RUNS, ids=lambda run: run.name)
-def test_tokens_of_experts_and_of_ranks(run: StageRun, tmp_path) -> None:
-    # this release schedules beside the step: its host time does not show
-    hidden = {"kind": "roofline", "step_overhead_s": 1e-6}
-    for cost, most in (({"kind": "roofline"}, 35.0), (hidden, 12.0)):
-        config = run.config(tmp_path, cost)
-        for measured_ms, found_ms in zip(
-            run.mean_tpot_ms, run.tpot_ms(simulate(config)), strict=True
-        ):
-            assert abs(100.0 * (found_ms / measured_ms - 1.0)) <= most
+def test_scheduling_ahead(run: StageRun, tmp_path) -> None:
+    config = run.config(tmp_path, {"kind": "roofline"}, async_scheduling=True)
+    most = MOST_PCT_34B if run.name == "codellama_34b" else MOST_PCT
+    for name, errors in run.errors(simulate(config)).items():
+        assert max(map(abs, errors)) <= most[name], (name, errors)
+
+
+@pytest.mark.parametrize("run", STAGE_RUNS, ids=lambda run: run.name)
+def test_one_step_at_a_time_the_host_is_added(run: StageRun, tmp_path) -> None:
+    config = run.config(tmp_path, {"kind": "roofline"}, async_scheduling=False)
+    for error in run.errors(simulate(config))["tpot"]:
+        assert 5.0 < error <= 35.0
