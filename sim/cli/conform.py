@@ -25,6 +25,7 @@ def conform(
     groups: options.Flag = False,
     async_scheduling: options.Flag = False,
     speculative: options.Flag = False,
+    offload: options.Flag = False,
     engine_version: str | None = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
@@ -52,6 +53,9 @@ def conform(
         Schedule each step of a random workload before the one ahead of it has ended.
     speculative
         Let each step of a random workload verify draft tokens.
+    offload
+        Put a CPU tier behind the pool of a random workload, with the offloading
+        connector (vLLM 0.33).
     engine_version
         Release that ours follows. Default: the installed one, or the newest that we
         know if that is newer.
@@ -66,6 +70,12 @@ def conform(
     for name, least, value in (("--num", 1, num), ("--seed", 0, seed)):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
+    if offload and (groups or async_scheduling or speculative):
+        raise ConfigError(
+            "--offload draws engines with one group of layers and no drafts that "
+            "schedule synchronously; give it without --groups, --async-scheduling and "
+            "--speculative"
+        )
     installed = load_api().installed
     release = engine_version or nearest_release(installed)
     dialect_of(release)
@@ -78,6 +88,7 @@ def conform(
             groups=groups,
             async_scheduling=async_scheduling,
             speculative=speculative,
+            offload=offload,
         )
     )
     shown = not (quiet or json)
@@ -209,11 +220,21 @@ def _read(paths: Sequence[Path], release: str) -> Iterator[DecisionWorkload]:
 
 
 def _drawn(
-    seeds: Sequence[int], release: str, *, groups: bool, **core: bool
+    seeds: Sequence[int],
+    release: str,
+    *,
+    groups: bool,
+    offload: bool,
+    **core: bool,
 ) -> Iterator[DecisionWorkload]:
     from sim.studies.conformance.random_groups import random_group_workload
     from sim.studies.conformance.random_v1 import random_workload
 
+    if offload:
+        from sim.studies.conformance.random_offload import random_offload_workload
+
+        yield from (random_offload_workload(seed, release) for seed in seeds)
+        return
     draw = random_group_workload if groups else random_workload
     for seed in seeds:
         yield draw(seed, release, **core)

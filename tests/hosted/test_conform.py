@@ -30,7 +30,7 @@ NUM_WORKLOADS, WORKLOADS_A_TEST = 500, 50
 GOLDEN = {
     "0.11": ["v1"],
     "0.32": ["v1_hybrid"],
-    "0.33": ["v1_33", "v1_hybrid", "v1_async", "v1_spec"],
+    "0.33": ["v1_33", "v1_hybrid", "v1_async", "v1_spec", "v1_offload"],
 }
 ENDING = ".workload.json"
 

@@ -127,6 +127,7 @@ def test_files_are_compared_under_the_installed_release(
         (["--engine-version", "0.5"], "engine_version must be from 0.8 to 0.33"),
         (["--engine-version", "5.17", "w.json"], "must be from 0.8 to 0.33"),
         (["nothing.json"], "nothing.json: No such file"),
+        (["--offload", "--groups"], "give it without --groups"),
     ],
 )
 def test_mistakes_are_refused(

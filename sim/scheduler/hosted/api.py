@@ -55,6 +55,11 @@ _LATER_NAMES = {
     "MambaSpec": "vllm.v1.kv_cache_interface",
     "SpeculativeConfig": "vllm.config",
     "DraftTokenIds": "vllm.v1.outputs",
+    "KVTransferConfig": "vllm.config",
+    "KVConnectorOutput": "vllm.v1.outputs",
+    "OffloadingWorkerMetadata": (
+        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
+    ),
 }
 """What other layers and other engine cores need; looked for when they are met."""
 

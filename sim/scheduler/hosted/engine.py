@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cache.tokens import TokenRuns
-from sim.scheduler.hosted.kv_caches import cache_settings, kv_cache_config
+from sim.scheduler.hosted.kv_caches import (
+    cache_settings,
+    kv_cache_config,
+    kv_transfer_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +70,10 @@ class _Model:
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
 
+    def get_total_num_kv_heads(self) -> int:
+        """Return that there is one, as in `sim.scheduler.hosted.kv_caches`."""
+        return 1
+
     def __getattr__(self, name: str) -> bool:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -110,9 +118,11 @@ class HostedEngine:
         api.attribute(self.scheduler, "waiting.prepend_request")
         self._hasher = (
             _block_hasher(api, settings, cache_config)
-            if cache_config.enable_prefix_caching
+            if cache_config.enable_prefix_caching or settings.offload is not None
             else None
         )
+        # What the workers of a KV connector report with the next output, or None.
+        self.kv_connector_output: Any = None
         annotations = getattr(api.ModelRunnerOutput, "__annotations__", {})
         self._wants_arrays = "ndarray" in str(annotations.get("sampled_token_ids"))
         self._preemptions: list[HostedPreemption] = []
@@ -151,6 +161,7 @@ class HostedEngine:
         max_tokens: int,
         arrival_time: float,
         priority: int,
+        kv_transfer_params: Mapping[str, Any] | None = None,
     ) -> None:
         """Queue a request with the token ids of its prompt."""
         api = self.api
@@ -169,6 +180,8 @@ class HostedEngine:
             },
             {"pooling_params": None, "eos_token_id": None},
         )
+        if kv_transfer_params is not None:
+            request.kv_transfer_params = dict(kv_transfer_params)
         with api.speaking("Scheduler.add_request"):
             self.scheduler.add_request(request)
 
@@ -210,6 +223,7 @@ class HostedEngine:
                 "logprobs": None,
                 "prompt_logprobs_dict": {},
                 "pooler_output": None,
+                "kv_connector_output": self.kv_connector_output,
             },
         )
         with self.api.speaking("Scheduler.update_from_output"):
@@ -318,6 +332,8 @@ def _make_scheduler(api: VllmApi, settings: Settings, cache_config: CacheConfig)
     config.cache_config = cache_settings(api, cache_config)
     config.model_config = _Model(settings.max_model_len)
     config.speculative_config = _speculative_config(api, settings)
+    if settings.offload is not None:
+        config.kv_transfer_config = kv_transfer_config(api, settings, cache_config)
     layout = cache_config.groups
     needed = {
         "vllm_config": config,

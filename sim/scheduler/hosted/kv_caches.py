@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cache.tiers.cpu import CHUNK_ALIGNMENT_BYTES
 from cache.v1.specs import (
     AttentionSpec,
     MambaCacheMode,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cache.v1.specs import KVCacheLayout, KVCacheSpec
     from sim.scheduler.hosted.api import VllmApi
     from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.settings import Settings
 
 _INTERVAL = "prefix_cache_retention_interval"
 
@@ -116,6 +118,35 @@ def _state(api: VllmApi, spec: MambaSpec) -> Any:
         "num_speculative_blocks": spec.num_speculative_blocks,
     }
     return api.call("MambaSpec", needed, also)
+
+
+def kv_transfer_config(api: VllmApi, settings: Settings, cache: CacheConfig) -> Any:
+    """Return their configuration of the offloading connector and its CPU tier."""
+    offload = settings.offload
+    assert offload is not None
+    # One layer, one head of one element, in float16: K and V of a token.
+    block_bytes = 4 * cache.block_size
+    pages = -(-block_bytes * offload.blocks_per_chunk // CHUNK_ALIGNMENT_BYTES)
+    extra = {
+        "spec_name": "CPUOffloadingSpec",
+        "cpu_bytes_to_use": offload.num_chunks * pages * CHUNK_ALIGNMENT_BYTES,
+        "blocks_per_chunk": offload.blocks_per_chunk,
+        "eviction_policy": offload.eviction_policy,
+        "offload_prompt_only": offload.offload_prompt_only,
+        "store_threshold": offload.store_threshold,
+        "max_tracker_size": offload.max_tracker_size,
+        "sync_load_budget_bytes": 4 * offload.sync_load_budget_tokens,
+    }
+    return api.call(
+        "KVTransferConfig",
+        {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+            "kv_load_failure_policy": offload.kv_load_failure_policy,
+        },
+        {"engine_id": "kvsim"},
+    )
 
 
 class HostedTables:

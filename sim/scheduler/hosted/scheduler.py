@@ -73,10 +73,6 @@ class VllmScheduler:
     def __init__(self, settings: HostedSettings, cache: CacheConfig) -> None:
         api = load_api()
         self.installed: str = api.installed
-        if settings.offload is not None:
-            raise SchedulerError(
-                "a hosted vLLM has no CPU tier here; leave it out, or take scheduler v1"
-            )
         # The engine arguments, under the nearest release that we know.
         self.settings = settings
         self.block_size = cache.block_size
@@ -90,7 +86,9 @@ class VllmScheduler:
         )
         self._requests: dict[str, Request] = {}
         self._num_running = 0
-        self._tokens = HostedTokens(has_content=self.enable_caching)
+        self._tokens = HostedTokens(
+            has_content=self.enable_caching or settings.offload is not None
+        )
         self._step: HostedStep | None = None
 
     # -- queues ---------------------------------------------------------------
@@ -135,6 +133,7 @@ class VllmScheduler:
             # Ids follow arrivals; equal times would have vLLM compare objects.
             arrival_time=float(request.request_id),
             priority=request.priority,
+            kv_transfer_params=request.kv_transfer_params,
         )
 
     def abort(self, request: Request) -> None:

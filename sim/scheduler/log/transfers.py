@@ -8,6 +8,8 @@ from sim.scheduler.log.lines import Line, Names, names_of
 from sim.scheduler.v1.connectors.base import JobKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cache.tiers import CPUTier
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import TransferJob, TransferReport
@@ -67,7 +69,7 @@ class TransferLines:
         if holding := names_of(scheduler.waiting.holding, names):
             line["holding"] = holding
         line["running"] = rest["running"]
-        if delayed := names_of(scheduler.delayed, names):
+        if delayed := names_of(_by_arrival(scheduler.delayed), names):
             line["delayed"] = delayed
         line |= {key: rest[key] for key in rest if key not in line}
         line["cpu"] = self._usage()
@@ -101,3 +103,7 @@ class TransferLines:
             tier.num_evictable_chunks,
             tier.num_writing_chunks,
         ]
+
+
+def _by_arrival(requests: Iterable[Request]) -> list[Request]:
+    return sorted(requests, key=lambda request: request.request_id)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, TableChanges, names_of, preemptions
 from sim.scheduler.log.transfers import TransferLines
-from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 
 if TYPE_CHECKING:
     from sim.scheduler.hosted.scheduler import VllmScheduler
@@ -29,6 +28,8 @@ class V1Lines(ABC):
     def __init__(self, scheduler: Any, names: Names) -> None:
         self.scheduler = scheduler
         self.names = names
+        has_connector = hasattr(scheduler, "transfers")
+        self.transfers = TransferLines(scheduler, names) if has_connector else None
         self._tables = TableChanges()
         self._group_tables: list[TableChanges] = []
 
@@ -74,8 +75,13 @@ class V1Lines(ABC):
 
     def _transferred(self, tables: dict[str, list[Any]]) -> Line:
         """Return what a KV connector did, adding to the changed `tables`."""
-        del tables
-        return {}
+        if self.transfers is None:
+            return {}
+        for request in self.transfers.loading():
+            name = self.names[request.request_id]
+            if change := self._change(request, name, is_new=True):
+                tables[name] = change
+        return self.transfers.asked()
 
     def _awaited(self, output: Any) -> Line:
         """Return the batch's drafts, and what it awaits of steps in flight."""
@@ -131,7 +137,7 @@ class V1Lines(ABC):
         }
         if self.scheduler.enable_caching:
             line["hashes"] = self._num_hashes()
-        return line
+        return line if self.transfers is None else self.transfers.queues(line)
 
     def forget(self, request: Request) -> None:
         for tables in (self._tables, *self._group_tables):
@@ -142,24 +148,6 @@ class V1Log(V1Lines):
     """Lines of our scheduler."""
 
     scheduler: Scheduler
-
-    def __init__(self, scheduler: Any, names: Names) -> None:
-        super().__init__(scheduler, names)
-        has_connector = isinstance(scheduler, ConnectorScheduler)
-        self.transfers = TransferLines(scheduler, names) if has_connector else None
-
-    def _transferred(self, tables: dict[str, list[Any]]) -> Line:
-        if self.transfers is None:
-            return {}
-        for request in self.transfers.loading():
-            name = self.names[request.request_id]
-            if change := self._change(request, name, is_new=True):
-                tables[name] = change
-        return self.transfers.asked()
-
-    def queues(self) -> Line:
-        line = super().queues()
-        return line if self.transfers is None else self.transfers.queues(line)
 
     def _change(self, request: Request, name: str, *, is_new: bool) -> list[Any] | None:
         groups = self.scheduler.groups

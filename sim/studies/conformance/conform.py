@@ -89,6 +89,8 @@ class Coverage:
             verified = [each for line in lines for each in line.get("acc", ())]
             seen["accepted drafts"] = any(each[2] for each in verified)
             seen["padded admissions"] = any(map(_is_padded, lines))
+        if config.get("offload"):
+            seen |= _transfer_facts(comparison.lines)
         if workload.plan is not None:
             seen |= _group_facts(workload.plan.layout, comparison.lines)
         self.workloads_with.update({name: int(hit) for name, hit in seen.items()})
@@ -122,6 +124,24 @@ def _is_padded(line: Line) -> bool:
         .keys()
         .isdisjoint(name for name, _, kind, _ in line.get("sched", ()) if kind != "r")
     )
+
+
+def _transfer_facts(lines: list[Line]) -> dict[str, bool]:
+    """Return which rules of a CPU tier acted."""
+    loads = [job for line in lines for job in line.get("load", ())]
+    names = {
+        "stores": "store",
+        "evicted chunks": "evict",
+        "refused stores": "refuse",
+        "flushes": "flush",
+        "failed loads": "bad",
+        "late frees": "delayed",
+    }
+    return {
+        "loads": any(job[-1] != "sync" for job in loads),
+        "loads in the step": any(job[-1] == "sync" for job in loads),
+        **{name: any(key in line for line in lines) for name, key in names.items()},
+    }
 
 
 def _group_facts(layout: KVCacheLayout, lines: list[Line]) -> dict[str, bool]:

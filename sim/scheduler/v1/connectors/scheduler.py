@@ -137,7 +137,7 @@ class ConnectorScheduler(Scheduler):
     @property
     def awaits_transfers(self) -> bool:
         """Whether jobs in flight will change what can be scheduled."""
-        return self.connector.has_pending_work or bool(self._received)
+        return self.connector.has_pending_work
 
     # -- a call ---------------------------------------------------------------
 
