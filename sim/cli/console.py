@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -47,16 +48,53 @@ class ShowProgress(Protocol):
     ) -> None: ...
 
 
+class LoggedProgress:
+    """Progress as lines on stderr, one every so many seconds."""
+
+    EVERY_S = 10.0
+
+    def __init__(self, total: float, unit: str) -> None:
+        self._total = total
+        self._unit = unit and f" {unit}"
+        self._began_s = self._said_s = monotonic()
+
+    def __call__(
+        self, done: float, said: str = "", phase: str = "", total: float | None = None
+    ) -> None:
+        """Take note of what is done, and say it if it is time."""
+        if not done:
+            self._total = total or self._total
+            return
+        now_s = monotonic()
+        if now_s - self._said_s < self.EVERY_S:
+            return
+        self._said_s = now_s
+        left_s = (now_s - self._began_s) * (self._total / done - 1)
+        words = ", ".join(each for each in (phase, said) if each)
+        note(
+            f"{words and words + ': '}{done:,.0f} of {self._total:,.0f}{self._unit}, "
+            f"about {_minutes(max(left_s, 0.0))} left"
+        )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 @contextmanager
 def progress_bar(
     reporter: Callable[[ShowProgress], T], total: float, unit: str = "", *, shown: bool
 ) -> Iterator[T | None]:
     """Open a bar on stderr and yield what `reporter` makes to be told of progress.
 
-    Yields None if a bar is not wanted, or stderr is no terminal.
+    Yields None if a bar is not wanted. Where stderr is no terminal, such as in a log,
+    there is a line every ten seconds instead.
     """
-    if not shown or not sys.stderr.isatty():
+    if not shown:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield reporter(LoggedProgress(total, unit))
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
@@ -78,6 +116,8 @@ def progress_bar(
             if not done:
                 bar.reset(task, total=max(total, 1.0), description=phase)
             bar.update(task, completed=done, said=said)
+            if phase:
+                bar.update(task, description=phase)
 
         yield reporter(show)
 

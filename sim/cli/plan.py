@@ -10,7 +10,8 @@ from sim.cli import console, options
 from sim.cli.main import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
-    from sim.studies.planning.solve import PlanResult
+    from sim.studies.planning.answers import AnswerFile
+    from sim.studies.planning.solve import PlanResult, PlanStopped
     from sim.studies.planning.spec import PlanConfig
 
 
@@ -21,6 +22,7 @@ def plan(
     set_: options.Settings = None,
     out: Path | None = None,
     overwrite: options.Overwrite = False,
+    resume: options.Flag = False,
     figures: options.Figures = True,
     workers: options.Workers = None,
     address: options.Address = None,
@@ -36,24 +38,37 @@ def plan(
         YAML plan; start from examples/plan_chat.yaml.
     out
         Folder for the plan. Default: results/NAME-OF-PLAN.
+    resume
+        Go on with a plan that was interrupted; what it has found is not run again.
     """
+    from sim.errors import ConfigError
     from sim.results.output import output_directory
-    from sim.studies.planning.solve import PLAN_FILES
+    from sim.studies.planning.solve import PLAN_FILES, PlanStopped
     from sim.studies.planning.spec import load_plan
 
     started_s = perf_counter()
     options.check_workers(workers)
     config = load_plan(plan_file, options.with_seed(set_, seed))
     directory = out or Path("results") / plan_file.stem
-    with output_directory(directory, overwrite=overwrite, files=PLAN_FILES) as partial:
-        found = _solve(config, workers, address, shown=not (quiet or json))
-        seconds = perf_counter() - started_s
-        found.write(partial, wall_s=seconds)
-        if figures:
-            from sim.views.plots.output import write_pngs
-            from sim.views.plots.plans import PLAN_FIGURES
+    answers = _answers(directory, overwrite=overwrite, resume=resume)
+    replaces = overwrite or resume
+    try:
+        with output_directory(directory, overwrite=replaces, files=PLAN_FILES) as new:
+            found = _solve(config, workers, address, answers, shown=not (quiet or json))
+            seconds = perf_counter() - started_s
+            found.write(new, wall_s=seconds)
+            if figures:
+                from sim.views.plots.output import write_pngs
+                from sim.views.plots.plans import PLAN_FIGURES
 
-            write_pngs(PLAN_FIGURES, found.data, partial / "figures")
+                write_pngs(PLAN_FIGURES, found.data, new / "figures")
+    except ConfigError:
+        if not resume:
+            answers.remove()  # the plan has to be changed first
+        raise
+    except PlanStopped as stopped:
+        _say_stopped(stopped, answers)
+        return EXIT_INTERRUPTED
     if json:
         console.print_json(found.data)
     elif not quiet:
@@ -63,13 +78,55 @@ def plan(
     if found.stopped_in:
         console.note(
             f"interrupted during '{found.stopped_in}'; what was found until then is in "
-            f"'{directory}'"
+            f"'{directory}'; go on with --resume"
         )
-    return EXIT_INTERRUPTED if found.stopped_in else 0
+        return EXIT_INTERRUPTED
+    answers.remove()
+    return 0
+
+
+def _answers(directory: Path, *, overwrite: bool, resume: bool) -> AnswerFile:
+    """Return the answers to go on from, or an empty file for those to come."""
+    from sim.errors import ConfigError
+    from sim.studies.planning.answers import AnswerFile
+
+    if overwrite and resume:
+        raise ConfigError(
+            "--resume keeps what there is and --overwrite deletes it; leave one out"
+        )
+    path = directory.with_name(f"{directory.name}.answers.jsonl")
+    if resume and not path.exists():
+        raise ConfigError(
+            f"there is no plan to resume in '{directory}': '{path}' is missing; leave "
+            f"out --resume, or choose another --out"
+        )
+    if path.exists() and not (resume or overwrite):
+        raise ConfigError(
+            f"'{path}' has answers of a plan that was interrupted; go on with "
+            f"--resume, or begin anew with --overwrite"
+        )
+    if overwrite:
+        path.unlink(missing_ok=True)
+    return AnswerFile(path)
+
+
+def _say_stopped(stopped: PlanStopped, answers: AnswerFile) -> None:
+    """Say what is known of a plan that was stopped too early to be written."""
+    for line in stopped.known:
+        console.note(line)
+    console.note(
+        f"interrupted during '{stopped.phase}'; {len(answers):,} answers are in "
+        f"'{answers.path}'; go on with --resume"
+    )
 
 
 def _solve(
-    config: PlanConfig, workers: int | None, address: str | None, *, shown: bool
+    config: PlanConfig,
+    workers: int | None,
+    address: str | None,
+    answers: AnswerFile,
+    *,
+    shown: bool,
 ) -> PlanResult:
     from sim.cli.output.plan import plan_reporter
     from sim.studies.planning.solve import executor_for, solve
@@ -80,4 +137,4 @@ def _solve(
         console.stopping_on_interrupt(executor.stop),
         console.progress_bar(plan_reporter, 1, shown=shown) as on_progress,
     ):
-        return solve(config, executor, on_progress)
+        return solve(config, executor, on_progress, answers)

@@ -30,7 +30,7 @@ from sim.studies.planning.outcome import (
     median_interval,
     updated,
 )
-from sim.studies.planning.sensitivity import sensitivities
+from sim.studies.planning.sensitivity import levers_of, sensitivities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,6 +59,34 @@ class Planner:
         self.plans = _at_the_rate(self.study, self.plans)
         self.plans = with_fleets(self.study, self.plans)
         self.effects = sensitivities(self.study, self.plans)
+
+
+_PILOT_RUNS, _SEARCH_RUNS = 7.0, 3.5
+"""About as many runs are behind an answer of a pilot run, and of a search."""
+
+
+def expected_runs(study: Study) -> dict[str, float]:
+    """Return about how many runs each phase takes, where all candidates go through."""
+    plan, search = study.plan, study.plan.search
+    fitting = [each for each in study.candidates if not each.reason]
+    num_pilots, num_seeds = len(fitting), search.num_seeds
+    num_live = min(num_pilots, search.shortlist or num_pilots)
+    num_loads = len([load for load in search.curve if load != 1.0])
+    num_fleet_seeds = min(plan.replicas.num_seeds, num_seeds)
+    expected = {
+        "pilot runs": num_pilots * _PILOT_RUNS,
+        "highest rates": num_live * num_seeds * _SEARCH_RUNS,
+        "at these rates": num_live * (num_seeds + num_loads * search.curve_seeds),
+        "cost bounds": num_live * 2 * _SEARCH_RUNS,
+        "replicas": num_live * num_fleet_seeds * (2.0 + bool(plan.replicas.spare)),
+    }
+    if plan.sensitivity is not None:
+        bases = {each.model: each for each in fitting}.values()
+        settings = plan.sensitivity.settings
+        num_levers = sum(len(list(levers_of(each, settings))) for each in bases)
+        num_runs = num_levers * plan.sensitivity.num_seeds * _SEARCH_RUNS
+        expected["sensitivities"] = num_runs
+    return expected
 
 
 def _live(plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from sim.results.output import ResultFiles, write_json, write_text
 from sim.studies.planning.configurations import configurations
-from sim.studies.planning.planner import Planner
+from sim.studies.planning.course import Course
+from sim.studies.planning.planner import Planner, expected_runs
 from sim.studies.planning.report import plan_json
 from sim.studies.planning.study import StoppedError, Study
 from sim.studies.planning.verdict import verdicts_of
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from sim.studies.planning.answers import AnswerFile
     from sim.studies.planning.spec import PlanConfig
     from sim.studies.sweeps.job import Executor
 
@@ -111,16 +114,50 @@ def executor_for(
     return session.executor_for([Job(0, {}, run)], workers, address, at_least=1)
 
 
+class PlanStopped(KeyboardInterrupt):
+    """A plan was stopped before it had anything to write.
+
+    `phase` is what was going on, `known` a line on each candidate so far.
+    """
+
+    def __init__(self, phase: str, known: list[str]) -> None:
+        super().__init__(phase)
+        self.phase = phase
+        self.known = known
+
+
+def _known(study: Study, planner: Planner) -> list[str]:
+    """Return what pilot runs said of each candidate, a line each."""
+    lines = []
+    for each in planner.plans:
+        if each.found is None:
+            lines.append(f"{each.candidate.name}: {each.reason or each.status}")
+            continue
+        rate = each.found.rate.value
+        engines = ceil(study.target_rate / rate)
+        cost = study.cost_per_hour(each.candidate, engines)
+        lines.append(
+            f"{each.candidate.name}: roughly {rate:.3g} requests/s an engine, so "
+            f"{engines:,} of them, {cost:,.2f} {study.plan.parsed_prices.currency} an "
+            f"hour (pilot run: one seed)"
+        )
+    return lines
+
+
 def solve(
     plan: PlanConfig,
     executor: Executor,
     on_progress: Callable[[str, int, int], None] | None = None,
+    answers: AnswerFile | None = None,
 ) -> PlanResult:
-    """Make a plan on an executor, which is open; see `Study` for `on_progress`.
+    """Make a plan on an executor, which is open; see `Study` for `answers`.
 
-    Raises KeyboardInterrupt if it was stopped before the highest rates were known.
+    `on_progress` is told the phase, how many runs are done, and how many there may be.
+    Raises PlanStopped if it was stopped before the highest rates were known.
     """
-    study = Study(plan, executor, on_progress)
+    course = Course(on_progress or (lambda *_: None))
+    study = Study(plan, executor, course, answers)
+    course.expect(expected_runs(study))
     planner = Planner(study)
     stopped_in = ""
     try:
@@ -128,7 +165,7 @@ def solve(
     except StoppedError as stopped:
         stopped_in = str(stopped)
         if not any(each.values for each in planner.plans):
-            raise KeyboardInterrupt from stopped
+            raise PlanStopped(stopped_in, _known(study, planner)) from stopped
     data = plan_json(study, planner.plans, planner.effects)
     data["stopped_in"] = stopped_in or None
     verdicts = verdicts_of(data)

@@ -22,6 +22,7 @@ from workloads.streams import Streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sim.studies.planning.answers import AnswerFile
     from sim.studies.planning.candidates import Candidate
     from sim.studies.planning.outcome import CandidatePlan, Interval
     from sim.studies.planning.spec import PlanConfig
@@ -42,7 +43,8 @@ class Study:
 
     `base_rate` and `target_rate` are requests/s of the traffic at a ``rate_scale`` of
     1, and at the plan's. `on_progress` is told the phase, how many of its questions are
-    answered, and how many there are.
+    answered, and how many there are. What is in `answers` is not asked again, and new
+    answers go there.
     """
 
     def __init__(
@@ -50,9 +52,11 @@ class Study:
         plan: PlanConfig,
         executor: Executor,
         on_progress: Callable[[str, int, int], None] | None = None,
+        answers: AnswerFile | None = None,
     ) -> None:
         self.plan = plan
         self._executor = executor
+        self._answers = answers
         self._on_progress = on_progress or (lambda *_: None)
         self._streams = Streams(plan.seed)
         self.candidates = candidates_of(plan)
@@ -111,16 +115,27 @@ class Study:
     ) -> list[list[Answer | str]]:
         """Return the same, with the reason in place of an answer that is refused."""
         requests = [request for group in groups for request in group]
-        jobs = [Job(i, {}, request) for i, request in enumerate(requests)]
-        answers: dict[int, Answer | str] = {}
-        self._on_progress(phase, 0, len(jobs))
-        for outcome in self._executor.run(jobs, task):
-            answers[outcome.index] = _answer(outcome)
-            self._on_progress(phase, len(answers), len(jobs))
-        if len(answers) < len(jobs):
+        answers = self._known(task, requests)
+        left = [i for i in range(len(requests)) if i not in answers]
+        jobs = [Job(i, {}, requests[i]) for i in left]
+        self._on_progress(phase, 0, len(requests))
+        for outcome in self._executor.run(jobs, task) if jobs else ():
+            answer = _answer(outcome)
+            if self._answers is not None:
+                answer = self._answers.keep(task, requests[outcome.index], answer)
+            answers[outcome.index] = answer
+            self._on_progress(phase, len(answers), len(requests))
+        if len(answers) < len(requests):
             raise StoppedError(phase)
-        in_order = (answers[i] for i in range(len(jobs)))
+        in_order = (answers[i] for i in range(len(requests)))
         return [list(islice(in_order, len(group))) for group in groups]
+
+    def _known(self, task: Task, requests: Sequence[Answer]) -> dict[int, Answer | str]:
+        """Return the answers that there are already, by the place of the question."""
+        if self._answers is None:
+            return {}
+        found = ((i, self._answers.get(task, r)) for i, r in enumerate(requests))
+        return {i: answer for i, answer in found if answer is not None}
 
     def intervals(self, points: Sequence[Answer], what: str) -> dict[str, Interval]:
         """Return medians over runs with bootstrap intervals, of what was measured."""

@@ -127,10 +127,18 @@ def _scaled_table(workload: Mapping[str, Any]) -> str:
 
 
 def with_scale(run: Mapping[str, Any], rate_scale: float) -> dict[str, Any]:
-    """Return a configuration with another ``rate_scale`` of its traffic."""
+    """Return a configuration with another ``rate_scale`` of its traffic.
+
+    Traffic of some ``duration_s`` lasts as much longer as it is thinner, so that there
+    are about as many requests at every rate, as of a trace.
+    """
     workload = dict(run["workload"])
     source = _scaled_table(workload)
-    workload[source] = {**workload[source], "rate_scale": rate_scale}
+    table = workload[source]
+    workload[source] = {**table, "rate_scale": rate_scale}
+    duration_s, before = table.get("duration_s"), scale_of(run)
+    if duration_s is not None and before != rate_scale:
+        workload[source]["duration_s"] = duration_s * before / rate_scale
     return {**run, "workload": workload}
 
 

@@ -59,6 +59,22 @@ def solved(
         return solve(load_plan(written(plan, directory)), open_executor)
 
 
+class Stopping(SerialExecutor):
+    """An executor that is stopped after so many answers."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.left = most
+
+    def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
+        for outcome in super().run(jobs, task):
+            if not self.left:
+                self.stop()
+                return
+            self.left -= 1
+            yield outcome
+
+
 class BackToFront:
     """An executor that ends what came last first."""
 

@@ -11,14 +11,18 @@ from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
 from sim.simulation.simulate import simulate
 from sim.studies.planning.solve import PLAN_FILES
-from sim.studies.sweeps.local import SerialExecutor
-from tests.sim.planning.plans import STEP_S, BackToFront, small, solved, written
+from tests.sim.planning.plans import (
+    STEP_S,
+    BackToFront,
+    Stopping,
+    small,
+    solved,
+    written,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from sim.studies.sweeps.job import Job, Outcome, Task
 
 SEQS_RATE = 8 / (20 * STEP_S)
 """Eight places, each taken for the twenty steps that give twenty tokens."""
@@ -211,22 +215,6 @@ def test_candidates_that_do_not_fit_are_rows(tmp_path: Path) -> None:
     assert eight["status"] == "ok"
     assert seventy["status"] == "does_not_fit"
     assert "weights" in seventy["reason"]
-
-
-class Stopping(SerialExecutor):
-    """An executor that is stopped after so many answers."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.left = most
-
-    def run(self, jobs: Iterable[Job], task: Task) -> Iterator[Outcome]:
-        for outcome in super().run(jobs, task):
-            if not self.left:
-                self.stop()
-                return
-            self.left -= 1
-            yield outcome
 
 
 def test_what_was_found_before_a_stop_is_kept(tmp_path: Path) -> None:
