@@ -12,7 +12,7 @@ from cache.block import KVCacheBlock
 from cache.errors import CacheError, DoubleFreeError, NoFreeBlocksError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cache.stats import BlockObserver
 
@@ -62,6 +62,36 @@ class BlockStack:
         if self.observer is not None:
             self.observer.taken((block.block_id,))
         return block
+
+    def take_all(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take so many blocks one after the other, or none if they are not there."""
+        num_left = len(self._free) - num_blocks
+        if num_left < 0:
+            raise NoFreeBlocksError(
+                f"{num_blocks} blocks are needed, {len(self._free)} of "
+                f"{self.num_blocks} are free"
+            )
+        taken = self._free[num_left:]
+        taken.reverse()
+        del self._free[num_left:]
+        for block in taken:
+            block.ref_cnt = 1
+        if self.observer is not None and taken:
+            self.observer.taken([block.block_id for block in taken])
+        return taken
+
+    def release_all(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Take a reference of each away; they are different ones."""
+        for block in blocks:
+            if block.ref_cnt != 1:
+                for each in blocks:
+                    self.release(each)
+                return
+        for block in blocks:
+            block.ref_cnt = 0
+        self._free.extend(blocks)
+        if self.observer is not None and blocks:
+            self.observer.released([block.block_id for block in blocks])
 
     def retain(self, block: KVCacheBlock) -> None:
         """Add a reference to a block in use."""

@@ -195,6 +195,14 @@ class BlockSpaceManager:
             return None
         return self._gpu.copy_last(seq, table)
 
+    def open_block(self, seq: PagedSequence) -> None:
+        """Give the next token of a sequence that shares nothing a block. O(1)."""
+        self._gpu_tables[seq.seq_id].append(self.gpu_allocator.allocate())
+        self.num_logical_blocks += 1
+
+    def show_tokens(self, seq: PagedSequence) -> None:
+        """Do nothing: tables of this manager do not hold tokens."""
+
     def fork(self, parent_seq: PagedSequence, child_seq: PagedSequence) -> None:
         """Let a new sequence share all blocks of its parent."""
         table = self._gpu_tables.get(parent_seq.seq_id)

@@ -52,6 +52,14 @@ class BlockAllocator:
         """Return a free block, with one reference."""
         return self._stack.take()
 
+    def allocate_all(self, num_blocks: int) -> BlockTable:
+        """Return free blocks, each with one reference, as `allocate` gives them."""
+        return self._stack.take_all(num_blocks)
+
+    def free_all(self, blocks: BlockTable) -> None:
+        """Take a reference of each of different blocks away."""
+        self._stack.release_all(blocks)
+
     def share(self, block: KVCacheBlock, num_sharers: int = 1) -> None:
         """Add references to a block in use."""
         self._own(block)
@@ -151,12 +159,17 @@ class Tier:
         table = self.tables.pop(seq_id, None)
         if table is None:
             return 0
+        if self.block_sliding_window is None and not self.lost_references:
+            self.allocator.free_all(table)
+            return len(table)
         for block in self.distinct(table):
             self._release(block)
         return len(table)
 
     def share(self, table: BlockTable, num_sharers: int, *, num_lost: int = 0) -> None:
         """Add references to all blocks of `table`; `num_lost` of them are lost."""
+        if not (num_sharers or num_lost):
+            return
         for block in dict.fromkeys(table):
             self.allocator.share(block, num_sharers)
             if num_lost:
@@ -240,6 +253,8 @@ class Tier:
     def extend(self, table: BlockTable, num_blocks: int) -> BlockTable:
         """Append fresh blocks, or those of the window's last round, to `table`."""
         window = self.block_sliding_window
+        if window is None:
+            table += self.allocator.allocate_all(num_blocks - len(table))
         while len(table) < num_blocks:
             if window is not None and len(table) >= window:
                 table.append(table[len(table) % window])

@@ -77,7 +77,7 @@ class NaiveBlockAllocator(BlockAllocator):
         self, prev_block: Block | None, extra_hash: int | None = None
     ) -> Block:
         block = self._new_block(prev_block, extra_hash)
-        block.block_id = self._take().block_id
+        block.block_id = self.take().block_id
         return block
 
     def allocate_immutable_block(
@@ -195,7 +195,7 @@ class NaiveBlockAllocator(BlockAllocator):
             )
         # The reference drops the shared block first; as others hold it, it does not
         # become free by that, and the order cannot be told.
-        copy_id = self._take().block_id
+        copy_id = self.take().block_id
         self._stack.drop(shared)
         self._copy_on_writes.append((block_id, copy_id))
         return copy_id
@@ -292,6 +292,20 @@ class NaiveBlockAllocator(BlockAllocator):
         for block in blocks:
             self._place(block)
 
+    # -- physical blocks alone, for tables that make theirs later --------------
+
+    def take(self) -> KVCacheBlock:
+        """Return a free block, with one reference."""
+        return self._stack.take()
+
+    def take_all(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks in the order of `allocate_chain`, or none if they do not fit."""
+        return self._stack.take_all(num_blocks)
+
+    def release_all(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Give up different blocks, in that order."""
+        self._stack.release_all(blocks)
+
     # -- own proof ------------------------------------------------------------
 
     def check(self, references: Mapping[BlockId, int]) -> None:
@@ -299,17 +313,13 @@ class NaiveBlockAllocator(BlockAllocator):
 
     # -- what prefix caching replaces -----------------------------------------
 
-    def _take(self) -> KVCacheBlock:
-        """Return a free block, with one reference."""
-        return self._stack.take()
-
     def _release(self, physical: KVCacheBlock, block: Block) -> None:
         """Take away the reference of `block`, a view of `physical`."""
         self._stack.release(physical)
 
     def _place(self, block: Block) -> None:
         """Give a block with content its id."""
-        block.block_id = self._take().block_id
+        block.block_id = self.take().block_id
         block.allocator = self
 
     def _new_block(self, prev_block: Block | None, extra_hash: int | None) -> Block:

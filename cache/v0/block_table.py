@@ -209,6 +209,25 @@ class BlockTable:
                 )
             )
 
+    def open_block(self) -> None:
+        """Take the block behind the last one, which is full or will be shown so."""
+        self.blocks.append(
+            self._allocator.allocate_mutable_block(self.blocks[-1], Device.GPU)
+        )
+
+    def show(self, sequence_token_ids: TokenSlice, num_tokens: int) -> None:
+        """Show the sequence's tokens up to `num_tokens`, for which there is room.
+
+        As `append_unseen`, of blocks that nobody shares and whose content nothing
+        looks up.
+        """
+        size = self._block_size
+        for index in range(self.num_full_slots // size, -(-num_tokens // size)):
+            used = max(self.num_full_slots - index * size, 0)
+            taken = min(num_tokens - index * size, size) - used
+            self.blocks[index].show_token_ids(sequence_token_ids, index * size, taken)
+        self.num_full_slots = num_tokens
+
     def check(self) -> None:
         """Prove in O(n) that the blocks hold the tokens of the table, in order."""
         size = self._block_size

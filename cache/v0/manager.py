@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cache.errors import CacheConfigError, NoFreeBlocksError, UnallocatedSequenceError
 from cache.sequences import AllocStatus, Device, SequenceStatus
+from cache.v0.lazy_table import LazyBlockTable
 from cache.v0.prefix_caching import hash_block_tokens
 from cache.v0.tables import BlockPairs, Placement, SequenceTables, Swapper
 from cache.v0.tiered import CpuGpuBlockAllocator
@@ -65,6 +66,7 @@ class SelfAttnBlockSpaceManager:
         )
         self.block_size = block_size
         self.block_allocator = allocator
+        self._gpu_tier = allocator.tier(Device.GPU)
         self.enable_caching = enable_caching
         self._computed = ComputedBlocksTracker(allocator, block_size)
         self._last_access = LastAccessBlocksTracker()
@@ -195,6 +197,25 @@ class SelfAttnBlockSpaceManager:
         tables.num_logical_blocks += table.num_held_blocks - num_held
         return self.block_allocator.clear_copy_on_writes()
 
+    def open_block(self, seq: PagedSequence) -> None:
+        """Give the next token of a sequence that shares nothing a block. O(1).
+
+        Until `show_tokens` its table does not know of tokens since the last append.
+        """
+        self.block_tables[seq.seq_id].open_block()
+        self._tables.num_logical_blocks += 1
+
+    def show_tokens(self, seq: PagedSequence) -> None:
+        """Put the computed tokens of a sequence into its table, which has room."""
+        self.block_tables[seq.seq_id].show(seq.get_token_ids(), seq.num_computed_tokens)
+
+    def make_tables_lazily(self) -> None:
+        """Let new tables make their blocks when these are asked for.
+
+        For tables without window and cached prefixes; ids and order stay the same.
+        """
+        self._placement.table_type = LazyBlockTable
+
     # -- life of a sequence ---------------------------------------------------
 
     def fork(self, parent_seq: PagedSequence, child_seq: PagedSequence) -> None:
@@ -273,7 +294,7 @@ class SelfAttnBlockSpaceManager:
 
     def get_num_free_gpu_blocks(self) -> int:
         """GPU blocks that can be had, cached ones out of use included."""
-        return self.block_allocator.get_num_free_blocks(Device.GPU)
+        return self._gpu_tier.get_num_free_blocks()
 
     def get_num_free_cpu_blocks(self) -> int:
         """CPU blocks that can be had, cached ones out of use included."""

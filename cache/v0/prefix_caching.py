@@ -200,14 +200,14 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         block.allocator = self
         key = block.content_hash if block.is_full else None
         if key is None:
-            block.block_id = self._take().block_id
+            block.block_id = self.take().block_id
             return
         known = self._cached.get(key)
         self.metric_data.query(known is not None)
         if known is not None:
             self._add_reference(known)
         else:
-            known = self._take()
+            known = self.take()
             self._register(known, key)
         block.block_id = known.block_id
 
@@ -224,7 +224,7 @@ class PrefixCachingBlockAllocator(NaiveBlockAllocator):
         self._stack.revive(cached)
         self._computed.add(cached.block_id)
 
-    def _take(self) -> KVCacheBlock:
+    def take(self) -> KVCacheBlock:
         if self._stack.num_free_blocks:
             physical = self._stack.take()
         elif self.evictor.num_blocks:

@@ -184,6 +184,7 @@ class Placement:
         self._block_size = block_size
         self._allocator = allocator
         self._max_block_sliding_window = max_block_sliding_window
+        self.table_type = BlockTable
 
     def num_blocks(
         self,
@@ -229,7 +230,7 @@ class Placement:
         self, seq: PagedSequence, num_tokens: int | None = None
     ) -> BlockTable:
         """Return a table of a sequence's first `num_tokens` tokens, of all if None."""
-        table = BlockTable(
+        table = self.table_type(
             self._block_size,
             self._allocator,
             max_block_sliding_window=self._max_block_sliding_window,

@@ -7,17 +7,29 @@ model's choice, too; it follows from the request's seed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from heapq import heappop
 from typing import TYPE_CHECKING, Any
 
 from cache.sequences import SequenceStatus
-from sim.engine.sampling import InFlightSampler, sample
+from sim.engine.sampling import (
+    NEVER,
+    InFlightSampler,
+    OutputCalendar,
+    running_order,
+    sample,
+)
 from sim.engine.verification import SpeculativeSampler
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sim.engine.sampling import Sampler
-    from sim.scheduler.groups.output import GroupSchedulerOutput
+    from sim.scheduler.base import Preemption
+    from sim.scheduler.groups.decodes import GroupDecodes
+    from sim.scheduler.groups.output import GroupSchedulerOutput, ScheduledSequenceGroup
     from sim.scheduler.groups.scheduler import GroupScheduler
     from sim.scheduler.groups.sequence import Sequence, SequenceGroup
     from sim.scheduler.request import Request
@@ -68,12 +80,113 @@ def chosen_parents(request: Request, num_output_tokens: int, width: int) -> list
     return parents
 
 
-class _Sampler:
-    """What the two ways of processing output share."""
+class TurnCalendar(OutputCalendar):
+    """The decodes on a clock of groups that end, by the turn of their last token."""
+
+    def forget_preempted(self, preemptions: Iterable[Preemption], step: int) -> None:
+        # They left the clock, which says so and knows their tokens.
+        pass
+
+
+class GroupSampler(ABC):
+    """What the two ways of processing output share.
+
+    Attributes
+    ----------
+    calendar
+        The decodes on the clock of the scheduler, by the turn that gives their last
+        token.
+    due_steps
+        One step: the first that may give one of them its last token, if all until then
+        are turns.
+    """
 
     def __init__(self, scheduler: GroupScheduler) -> None:
         self.scheduler = scheduler
         self.max_model_len = scheduler.scheduler_config.max_model_len
+        self.calendar = TurnCalendar()
+        self.due_steps = [NEVER]
+
+    def __call__(
+        self, output: GroupSchedulerOutput | None, step: int, end_s: float
+    ) -> list[Request]:
+        """Give tokens to a batch or, without one, to decodes on the clock.
+
+        See `sim.engine.sampling.sample`; `step` is the latest of several quiet ones.
+        """
+        decodes = self.scheduler.decodes
+        if decodes is None:
+            assert output is not None
+            return self._process(output.scheduled_seq_groups, 0, [], step, end_s)
+        decodes.note_step(step)
+        for request in decodes.left:
+            self._forget(request)
+        decodes.left.clear()
+        ended = self._due(decodes)
+        if output is None:
+            finished = self._end_decodes(ended, end_s)
+        else:
+            at = output.num_before_clocked
+            entries = output.scheduled_seq_groups
+            finished = self._process(entries, at, ended, step, end_s)
+        joined = decodes.join(step, len(ended))
+        for request in decodes.left:
+            self._forget(request)
+        decodes.left.clear()
+        for request in joined:
+            last_turn = self._last_num_tokens(request) - request.base_tokens - 1
+            self.calendar.join(request, last_turn)
+        self.due_steps[0] = self.calendar.steps[0] + decodes.num_other_steps
+        return finished
+
+    @abstractmethod
+    def _process(
+        self,
+        entries: list[ScheduledSequenceGroup],
+        at: int,
+        ended: list[Request],
+        step: int,
+        end_s: float,
+    ) -> list[Request]:
+        """Give tokens to entries of a batch; before number `at` decodes have ended."""
+
+    def _forget(self, request: Request) -> None:
+        """Take a request that left the clock out of the calendar."""
+        if request.due_step >= 0:
+            self.calendar.leave(request)
+
+    def _due(self, decodes: GroupDecodes) -> list[Request]:
+        """Return the decodes that have their last token now, in running order."""
+        calendar = self.calendar
+        due: list[Request] = []
+        while calendar.steps[0] < decodes.num_turns:
+            due += calendar.due.pop(heappop(calendar.steps))
+        due.sort(key=running_order)
+        for request in due:
+            request.due_step = -1
+        return due
+
+    def _end_decodes(self, ended: list[Request], end_s: float) -> list[Request]:
+        """End decodes on the clock that have their last token."""
+        decodes = self.scheduler.decodes
+        for request in ended:
+            assert decodes is not None
+            seq = decodes.end(request)
+            self._ended(request, seq, self._limit(request, 0))
+            self.scheduler.free_seq(seq)
+            self._finish(self.scheduler.group_of(request), end_s)
+        return ended.copy()
+
+    def _last_num_tokens(self, request: Request) -> int:
+        """Return the length at which the one sequence of a request ends."""
+        last = min(self._limit(request, 0), self.max_model_len + 1)
+        most = request.max_output_tokens
+        return last if most is None else min(last, request.num_prompt_tokens + most)
+
+    def _limit(self, request: Request, branch: int) -> int:
+        """Return the length at which the model ends a continuation."""
+        branches = request.oracle_branch_num_tokens
+        return branches[branch] if branches else request.oracle_num_tokens
 
     def _append(self, request: Request, seq: Sequence, branch: int) -> None:
         index = seq.get_output_len()
@@ -113,13 +226,7 @@ class _Sampler:
         return request
 
 
-def _limit(request: Request, branch: int) -> int:
-    """Length at which the model ends a continuation."""
-    branches = request.oracle_branch_num_tokens
-    return branches[branch] if branches else request.oracle_num_tokens
-
-
-class ForkingSampler(_Sampler):
+class ForkingSampler(GroupSampler):
     """One sequence forks into several when the first token appears.
 
     Group by group, in batch order: tokens and forks, then ends; a sequence that ends
@@ -132,11 +239,23 @@ class ForkingSampler(_Sampler):
     ``vllm/engine/output_processor/single_step.py``.
     """
 
-    def __call__(
-        self, output: GroupSchedulerOutput, step: int, end_s: float
+    def _process(
+        self,
+        entries: list[ScheduledSequenceGroup],
+        at: int,
+        ended: list[Request],
+        step: int,
+        end_s: float,
+    ) -> list[Request]:
+        finished = self._continue(entries[:at], step, end_s)
+        finished += self._end_decodes(ended, end_s)
+        return finished + self._continue(entries[at:], step, end_s)
+
+    def _continue(
+        self, entries: list[ScheduledSequenceGroup], step: int, end_s: float
     ) -> list[Request]:
         finished: list[Request] = []
-        for entry in output.scheduled_seq_groups:
+        for entry in entries:
             group = entry.seq_group
             if entry.is_prefill and group.is_prefill():
                 continue  # a chunk: the prompt is not through yet
@@ -147,7 +266,7 @@ class ForkingSampler(_Sampler):
             else:
                 seq = group.first_seq
                 self._append(request, seq, 0)
-                if self._ended(request, seq, _limit(request, 0)):
+                if self._ended(request, seq, self._limit(request, 0)):
                     self.scheduler.free_seq(seq)
             self._note_step(request, step, end_s)
             if group.is_finished():
@@ -194,10 +313,10 @@ class ForkingSampler(_Sampler):
     def _extend(self, request: Request, seq: Sequence, branch: int) -> None:
         seq.branch = branch
         self._append(request, seq, branch)
-        self._ended(request, seq, _limit(request, branch))
+        self._ended(request, seq, self._limit(request, branch))
 
 
-class FixedWidthSampler(_Sampler):
+class FixedWidthSampler(GroupSampler):
     """All sequences of a group are there from arrival on.
 
     For all groups, in batch order: beams, then tokens; only then ends, again in batch
@@ -208,13 +327,19 @@ class FixedWidthSampler(_Sampler):
     Source: vLLM 0.1.0, ``vllm/core/scheduler.py`` (`update`).
     """
 
-    def __call__(
-        self, output: GroupSchedulerOutput, step: int, end_s: float
+    def _process(
+        self,
+        entries: list[ScheduledSequenceGroup],
+        at: int,
+        ended: list[Request],
+        step: int,
+        end_s: float,
     ) -> list[Request]:
-        groups = [entry.seq_group for entry in output.scheduled_seq_groups]
-        for entry in output.scheduled_seq_groups:
+        assert at == 0, "running groups stand in front"
+        groups = [entry.seq_group for entry in entries]
+        for entry in entries:
             self._continue_group(entry.seq_group, is_prefill=entry.is_prefill)
-        finished: list[Request] = []
+        finished = self._end_decodes(ended, end_s)
         for group in groups:
             request = group.request
             assert request is not None
@@ -232,6 +357,9 @@ class FixedWidthSampler(_Sampler):
             self._choose_beams(request, running)
         for seq in running:
             self._append(request, seq, seq.branch)
+
+    def _limit(self, request: Request, branch: int) -> int:
+        return min(super()._limit(request, branch), request.oracle_num_tokens)
 
     def _choose_beams(self, request: Request, running: list[Sequence]) -> None:
         """Let sequences that no beam continues become copies of others."""
@@ -254,7 +382,7 @@ class FixedWidthSampler(_Sampler):
             # On the dot: a sequence that was revived past its own end goes on to the
             # request's.
             length = seq.get_len()
-            limit = min(_limit(request, seq.branch), request.oracle_num_tokens)
+            limit = self._limit(request, seq.branch)
             if length != limit:
                 limit = request.oracle_num_tokens
             if self._ended(request, seq, limit):

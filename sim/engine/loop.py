@@ -147,8 +147,10 @@ class Engine:
             else None
         )
         self.batches = BatchQueue(most, cost_model) if most > 1 else None
+        self._stepwise = stepwise
+        self._decodes: Any = None  # of sequence groups, on a clock
         recorder.steps.num_in_flight = most - 1
-        self._calendar = OutputCalendar()
+        self._calendar = getattr(sample, "calendar", None) or OutputCalendar()
         self._prices_columns = recorder.steps.price_by(self.cost_model)
         self._forms = self._prices_columns or pace is not None
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
@@ -237,6 +239,13 @@ class Engine:
             num_unquestioned_tokens = clocked.num_unquestioned_tokens
             num_usable_blocks: int = tables.num_usable_blocks
             log.describe_pool(num_usable_blocks, clocked.block_size)
+        decodes = self._decodes = self._keep_decodes()
+        if decodes is not None:
+            quiet_steps, advance_decodes = decodes.quiet_steps, decodes.advance
+            clock = tables = decodes
+            due_steps = cast("Any", sample).due_steps
+            num_usable_blocks = decodes.num_usable_blocks
+            log.describe_pool(num_usable_blocks, decodes.block_size, stretches=True)
 
         batches = self.batches
         takes_stretches = forms = drains = False
@@ -270,6 +279,9 @@ class Engine:
                 takes_stretches = not listeners and tables.observer is None
                 forms = not (listeners or clocked.moves_blocks)
                 forms = forms and self._forms
+            elif decodes is not None:
+                takes_stretches = self._keeps_decodes(decodes)
+                waiting = decodes.scheduler.waiting
             elif batches is not None:  # nothing to form: only outputs to wait for
                 drains = not any(_queue_lengths(scheduler))
             look = self._next_look
@@ -427,7 +439,10 @@ class Engine:
 
                 # -- tokens appear
                 if not is_clocked:
-                    finished = sample(output, of_step, end_s)
+                    finished = sample(
+                        output, step if batches is None else of_step, end_s
+                    )
+                    waiting, is_alone = (), False
                 else:
                     finished = calendar.pop(end_s) if step == due_steps[0] else []
                     completing = clocked.completing
@@ -467,6 +482,8 @@ class Engine:
         if group_usage is not None:
             group_usage.note(now_s, groups.num_used_blocks_by_group())
         self._settle()
+        if self._decodes is not None:
+            self._decodes.leave_all()
 
     # -- beside the loop ------------------------------------------------------
 
@@ -562,6 +579,26 @@ class Engine:
             for bucket in clocked.clock.buckets:
                 for request in bucket:
                     clocked.clock.settle(request, clocked.step)
+        if self._decodes is not None:
+            self._decodes.settle_all()
+
+    def _keep_decodes(self) -> Any:
+        """Let a scheduler of sequence groups keep its decodes on a clock, if it can."""
+        scheduler: Any = self.scheduler
+        keep = getattr(scheduler, "keep_decodes", None)
+        if keep is None or not hasattr(self.sample, "due_steps"):
+            return None
+        if self._stepwise or self.listeners or self.pace is not None:
+            return None
+        return keep()
+
+    def _keeps_decodes(self, decodes: Any) -> bool:
+        """Whether decodes are on the clock still, and nothing hears of their blocks."""
+        if self.listeners and self._decodes is not None:
+            scheduler: Any = self.scheduler
+            scheduler.drop_decodes()
+            self._decodes = None
+        return self._decodes is not None and not decodes.is_observed
 
 
 def _forms_itself(scheduler: Scheduler) -> bool:

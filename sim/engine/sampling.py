@@ -174,12 +174,13 @@ class OutputCalendar:
         for request in requests:
             last_step = request.due_step + 1
             self.leave(request)
-            self._join(request, last_step)
+            self.join(request, last_step)
             if request.joined_step < step:
                 request.streaks.append((request.joined_step, step - 1))
             request.joined_step = step + 1
 
-    def _join(self, request: Request, last_step: int) -> None:
+    def join(self, request: Request, last_step: int) -> None:
+        """Note when a decode gets its last token."""
         request.due_step = last_step
         if last_step not in self.due:
             self.due[last_step] = {}

@@ -151,6 +151,7 @@ class StepLog:
         self.finished: list[tuple[int, int]] = []
         self.num_in_flight = 0
         self._pool: tuple[int, int] | None = None
+        self._only_stretches = False
         self._emit = emit
         self._cost_model: CostModel | None = None
         self._pricer: StepPricer | None = None
@@ -169,12 +170,16 @@ class StepLog:
         self._cost_model, self._pricer = cost_model, pricer_of(cost_model)
         return self._pricer is not None
 
-    def describe_pool(self, num_usable_blocks: int, block_size: int) -> None:
+    def describe_pool(
+        self, num_usable_blocks: int, block_size: int, *, stretches: bool = False
+    ) -> None:
         """Let usage and stored tokens follow from tokens and blocks that tables hold.
 
-        Without a call of this the rows say them.
+        Without a call of this the rows say them; with `stretches`, those of steps in
+        full do.
         """
         self._pool = num_usable_blocks, block_size
+        self._only_stretches = stretches
 
     def flush(self) -> None:
         """Turn the log into columns; its latest step must have ended."""
@@ -210,12 +215,13 @@ class StepLog:
             self._go_on(integers, floats, num_steps, is_quiet)
         if self._pool is not None:
             num_usable_blocks, block_size = self._pool
-            num_blocks = integers[_AT["num_physical_blocks"]]
-            floats[_AT["kv_cache_usage"]] = num_blocks / num_usable_blocks
-            integers[_AT["num_physical_tokens"]] = stored_tokens(
-                integers[_AT["num_logical_tokens"]],
+            of = is_quiet if self._only_stretches else slice(None)
+            num_blocks = integers[_AT["num_physical_blocks"]][of]
+            floats[_AT["kv_cache_usage"]][of] = num_blocks / num_usable_blocks
+            integers[_AT["num_physical_tokens"]][of] = stored_tokens(
+                integers[_AT["num_logical_tokens"]][of],
                 num_blocks,
-                integers[_AT["num_logical_blocks"]],
+                integers[_AT["num_logical_blocks"]][of],
                 block_size,
             )
         return facts, is_quiet

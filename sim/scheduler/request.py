@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from cache.block import KVCacheBlock
     from cache.tokens import TokenIds
@@ -368,6 +368,29 @@ class Request:
         self.note_token(step)
         self.num_tokens += num_tokens - 1
         self._streak_num_tokens += num_tokens - 1
+
+    def note_runs(self, runs: Sequence[tuple[int, int]], num_new_tokens: int) -> None:
+        """Note that each step of some runs gave a token, all of which are counted.
+
+        The runs come after all steps noted so far, in order, and do not touch.
+        """
+        num_tokens, self.num_tokens = self.num_tokens, self.num_tokens - num_new_tokens
+        begin, end = runs[0]
+        begun = self._streak_step
+        if (
+            begun >= 0
+            and begun + self.num_tokens - self._streak_num_tokens == begin - 1
+        ):
+            begin = begun
+        else:
+            self.end_streak()
+        if len(runs) > 1:
+            self.streaks.append((begin, end))
+            self.streaks += runs[1:-1]
+            begin, end = runs[-1]
+        self.num_tokens = num_tokens
+        self._streak_step = begin
+        self._streak_num_tokens = num_tokens - (end - begin)
 
     @property
     def is_streaking(self) -> bool:

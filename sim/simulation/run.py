@@ -34,6 +34,7 @@ from sim.results.traffic import Traffic
 from sim.results.verdict import judged
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.generations import GENERATIONS
+from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.simulation import intervals, ranks
 from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
 from sim.simulation.schedulers import make_scheduler
@@ -125,6 +126,8 @@ class Simulation:
         self.cost_model = self._make_cost_model(model, gpu)
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
         self.scheduler, capacity = self._make_scheduler(model)
+        if isinstance(self.scheduler, GroupScheduler):
+            self.path_reason = self.path_reason or self.scheduler.why_stepwise()
         self.schedulers = [self.scheduler]
         for _ in range(1, config.engine.data_parallel_size):
             self.schedulers.append(self._make_scheduler(model)[0])
@@ -245,6 +248,7 @@ class Simulation:
         """Whether the engine takes in the workload itself, without a process."""
         return (
             not (self.path_reason or self._is_closed_loop)
+            and not schedules_groups(self.scheduler)
             and largest(self.specs, "beam_width") == 1
         )
 

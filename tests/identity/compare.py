@@ -116,6 +116,11 @@ def of_groups(config: RunConfig) -> Simulation:
         return Simulation(config, stepwise=True)
 
 
+def of_sequences(config: RunConfig) -> Simulation:
+    """Return a run of a generation before V1 that looks at its decodes one by one."""
+    return Simulation(config, stepwise=True)
+
+
 def compare(
     config: RunConfig, look: Look = ONLY_THE_END, reference: Build = of_one_group
 ) -> Comparison:

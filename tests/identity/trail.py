@@ -5,6 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from cache.errors import UnallocatedSequenceError
+from cache.sequences import SequenceStatus
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -101,8 +104,35 @@ class FastCache:
         return self.owner.num_registered_blocks(request)  # type: ignore[no-any-return]
 
 
+class SequenceCache:
+    """Of the generations that schedule sequence groups: `GroupBlockManager`."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.owner = scheduler.block_manager
+        self.pool = scheduler.tiers()[0].store
+
+    def block_ids(self, request: Any) -> list[int]:
+        """Return the tables of a running group, or that of a sequence."""
+        if hasattr(request, "seq_id"):
+            try:
+                return self.owner.get_block_table(request)  # type: ignore[no-any-return]
+            except UnallocatedSequenceError:
+                return []
+        seqs = request.get_seqs(SequenceStatus.RUNNING)
+        return [id_ for seq in seqs for id_ in self.owner.get_block_table(seq)]
+
+    def free_block_ids(self) -> list[int]:
+        return [block.block_id for block in self.pool._stack.free_blocks]
+
+    def num_registered(self, request: Any) -> int:
+        del request
+        return 0
+
+
 def cache_of(scheduler: Any) -> Cache | None:
-    """Return the blocks of a v1 scheduler of either path; None of any other."""
+    """Return the blocks of a scheduler of either path; None of those not known."""
+    if getattr(scheduler, "schedules_groups", False):
+        return SequenceCache(scheduler)
     if hasattr(scheduler, "tables"):
         return FastCache(scheduler.tables)
     if hasattr(scheduler, "kv_cache_manager"):
@@ -156,7 +186,7 @@ class Trail:
     Attributes
     ----------
     given_up
-        Request id and table, whenever a request finishes or is preempted.
+        Request or sequence id and table, whenever a request finishes or is preempted.
     states
         As `every_steps` says, and at the end.
     """
@@ -181,7 +211,8 @@ class Trail:
         def noted(request: Any) -> Any:
             ids = array("i", cache.block_ids(request))
             if ids:  # one that only waited has none
-                self.given_up.append((request.request_id, ids))
+                name = "seq_id" if hasattr(request, "seq_id") else "request_id"
+                self.given_up.append((getattr(request, name), ids))
             return free(request)
 
         cache.owner.free = noted

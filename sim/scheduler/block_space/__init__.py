@@ -36,6 +36,7 @@ CACHEFLOW = Generation(
     enable_prefix_caching=None,
     has_cpu_tier=True,
     schedules_groups=True,
+    keeps_decode_clock=True,
     watermark=0.01,
     server=_SERVER,
 )
@@ -52,6 +53,7 @@ V0_2 = Generation(
     enable_prefix_caching=None,
     has_cpu_tier=True,
     schedules_groups=True,
+    keeps_decode_clock=True,
     watermark=0.01,
     graphs=GraphRule(256),
     budget_follows_length=True,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.cacheflow.manager import BlockSpaceManager
 from cache.sequences import SequenceStatus
@@ -22,9 +23,10 @@ from sim.scheduler.groups.output import GroupSchedulerOutput, ScheduledSequenceG
 from sim.scheduler.groups.scheduler import GroupScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from sim.scheduler.block_space.stats import Stats
+    from sim.scheduler.groups.decodes import GroupDecodes
     from sim.scheduler.groups.sequence import SequenceGroup
     from sim.scheduler.groups.settings import SchedulerConfig
     from sim.scheduler.request import Request
@@ -70,6 +72,12 @@ class BlockSpaceScheduler(GroupScheduler):
             self.stats.record(now_s, output, self)
         return output
 
+    def keep_decodes(self) -> GroupDecodes | None:
+        return super().keep_decodes() if self.stats is None else None
+
+    def running_key(self) -> Callable[[SequenceGroup], Any] | None:
+        return _arrival_time
+
     def tiers(self) -> list[BlockTier]:
         manager = self.block_manager
         num_gpu, num_cpu = manager.num_total_gpu_blocks, manager.num_total_cpu_blocks
@@ -86,7 +94,8 @@ class BlockSpaceScheduler(GroupScheduler):
         """Give running groups their slots, in order, preempting from the tail."""
         self.running = deque(self.policy.sort_by_priority(now_s, self.running))
         running = self.running
-        served: list[SequenceGroup] = []
+        served = self._take_turn(output)
+        output.num_budgeted_tokens += len(served)
         try:
             while running:
                 if self._make_room(running[0], output):
@@ -188,9 +197,11 @@ class BlockSpaceScheduler(GroupScheduler):
     # -- accounting -----------------------------------------------------------
 
     def _num_tokens(self, num_physical_blocks: int) -> tuple[int, int]:
-        num_physical_tokens = num_logical_tokens = 0
+        # Decodes on the clock share nothing.
+        num_tokens = 0 if self.decodes is None else self.decodes.num_computed_tokens
+        num_physical_tokens = num_logical_tokens = num_tokens
         stored = self.block_manager.num_stored_tokens
-        for group in self.running:
+        for group in islice(self.running, self.num_clocked, None):
             physical, logical = stored(group.get_seqs(_RUNNING))
             num_physical_tokens += physical
             num_logical_tokens += logical

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from cache.sequences import AllocStatus, SequenceStatus
@@ -124,7 +125,10 @@ class Scheduler(BlockSpaceScheduler):
 
     def _num_curr_seqs(self) -> int:
         """Sequences that running groups may come to have."""
-        return sum(group.get_max_num_running_seqs() for group in self.running)
+        others = islice(self.running, self.num_clocked, None)
+        return self.num_clocked + sum(
+            group.get_max_num_running_seqs() for group in others
+        )
 
     def _too_many(self, group: SequenceGroup) -> bool:
         num_seqs = self._num_curr_seqs() + group.get_max_num_running_seqs()

@@ -24,6 +24,8 @@ def account(
 ) -> None:
     """Advance computed tokens and fill the engine's view of the output."""
     batch = Batch(0, sliding_window)
+    batch.num_decodes = output.num_clocked
+    batch.num_decode_context_tokens = output.num_clocked_tokens
     for entry in output.scheduled_seq_groups:
         request = entry.seq_group.request
         assert request is not None

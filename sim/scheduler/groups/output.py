@@ -67,6 +67,11 @@ class GroupSchedulerOutput(SchedulerOutput):
         Slots that each sequence got behind its tokens (`v0`); 0 where only prompts run.
     running_queue_size
         Groups that run after the call.
+    num_clocked, num_clocked_tokens
+        Decodes on the clock that are in the batch, and the tokens that they attend to;
+        they have no entries.
+    num_before_clocked
+        Entries of the batch before them.
     """
 
     scheduled_seq_groups: list[ScheduledSequenceGroup] = field(default_factory=list)
@@ -79,6 +84,9 @@ class GroupSchedulerOutput(SchedulerOutput):
     num_hit_tokens: dict[int | str, int] = field(default_factory=dict)
     num_lookahead_slots: int = 0
     running_queue_size: int = 0
+    num_clocked: int = 0
+    num_clocked_tokens: int = 0
+    num_before_clocked: int = 0
 
     @property
     def num_prefill_groups(self) -> int:

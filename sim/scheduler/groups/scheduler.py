@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, cast
 
 from cache.errors import require
 from cache.sequences import SequenceStatus
@@ -19,12 +19,14 @@ from cache.tokens import ListTokens
 from sim.errors import SchedulerError, SwapSpaceError
 from sim.scheduler.base import CacheUsage, Preemption, PreemptionMode
 from sim.scheduler.groups.accounting import account, num_lost_tokens
+from sim.scheduler.groups.decodes import GroupDecodes
+from sim.scheduler.groups.holdings import GroupHoldings
 from sim.scheduler.groups.sequence import Sequence, SequenceGroup
 from sim.scheduler.request import Request, RequestStatus
 from sim.scheduler.victims import VictimChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Items
 
     from sim.scheduler.groups.output import GroupSchedulerOutput
@@ -63,6 +65,8 @@ class GroupScheduler(ABC):
         self._choice = (
             None if policy is None else VictimChoice(policy, GroupHoldings(self))
         )
+        # Decodes that are advanced by counting, once an engine asks for it.
+        self.decodes: GroupDecodes | None = None
 
     # -- queues, under vLLM's names -------------------------------------------
 
@@ -98,6 +102,8 @@ class GroupScheduler(ABC):
         ids = {request_id} if isinstance(request_id, int | str) else set(request_id)
         for queue in (self.waiting, self.running, self.swapped):
             for group in [group for group in queue if group.request_id in ids]:
+                if self.decodes is not None and group.request is not None:
+                    self.decodes.leave(group.request)
                 queue.remove(group)
                 for seq in group.get_unfinished_seqs():
                     seq.move_to(SequenceStatus.FINISHED_ABORTED)
@@ -176,8 +182,70 @@ class GroupScheduler(ABC):
         self.abort_seq_group(self.group_of(request).request_id)
 
     def update(self, finished: Items[Request]) -> None:
-        if finished:
-            self.free_finished_seq_groups()
+        if self.decodes is None:
+            if finished:
+                self.free_finished_seq_groups()
+            return
+        for request in finished:  # their sequences are freed already
+            group = self.group_of(request)
+            self.running.remove(group)
+            self._forget(group)
+
+    # -- decodes on a clock, see `GroupDecodes` -------------------------------
+
+    def keep_decodes(self) -> GroupDecodes | None:
+        """Advance plain decodes by counting from now on; None where that is not known.
+
+        A batch then has no entries for them: only their count and their tokens.
+        """
+        config = self.cache_config
+        if self.why_stepwise():
+            return None
+        tiers = cast("Any", self).tiers()
+        self.decodes = GroupDecodes(self, config.block_size, tiers[0])
+        return self.decodes
+
+    def why_stepwise(self) -> str:
+        """Return why decodes have to be looked at one by one, if they have to."""
+        if self.cache_config.sliding_window is not None:
+            return "the scheduler has no fast path for sliding windows"
+        if self.cache_config.enable_prefix_caching:
+            return "the scheduler has no fast path for cached prefixes"
+        return ""
+
+    def drop_decodes(self) -> None:
+        """Look at decodes one by one again."""
+        if self.decodes is not None:
+            self.decodes.leave_all()
+            self.decodes = None
+
+    def running_key(self) -> Callable[[SequenceGroup], Any] | None:
+        """Return what running groups are sorted by before they compute, if they are."""
+        return None
+
+    def decodes_together(self, num_decodes: int, num_others: int) -> bool:
+        """Whether no budget keeps decodes at the head from computing in one step.
+
+        Behind them run `num_others` groups.
+        """
+        del num_decodes, num_others
+        return True
+
+    def may_be_quiet(self) -> bool:
+        """Whether the next call needs no look at the time, nor at other waiting groups.
+
+        A waiting head that was refused is refused until a block or a seat is free.
+        """
+        return True
+
+    def _take_turn(self, output: GroupSchedulerOutput) -> list[SequenceGroup]:
+        """Take groups on the clock, which compute, off the head of `running`."""
+        return [] if self.decodes is None else self.decodes.take_turn(output)
+
+    @property
+    def num_clocked(self) -> int:
+        """Groups on the clock, with which `running` begins."""
+        return 0 if self.decodes is None else self.decodes.num_decodes
 
     # -- a call ---------------------------------------------------------------
 
@@ -194,7 +262,10 @@ class GroupScheduler(ABC):
 
     def schedule(self, now_s: float = 0.0) -> GroupSchedulerOutput:
         # Computed tokens advance at once, before the step's output exists.
+        looks_at_head = not self.swapped
         output = self._schedule(now_s)
+        if self.decodes is not None:
+            self.decodes.note_refused(output, was_looked_at=looks_at_head)
         output.running_queue_size = len(self.running)
         caching = self.cache_config.enable_prefix_caching
         account(
@@ -251,6 +322,8 @@ class GroupScheduler(ABC):
         """
         assert group.request is not None
         assert for_group.request is not None
+        if self.decodes is not None:
+            self.decodes.leave(group.request)
         mode = mode or self._preemption_mode(group)
         if self._choice is not None:
             self._choice.note(group.request)
@@ -348,9 +421,11 @@ class GroupScheduler(ABC):
 
     def _num_tokens(self, num_physical_blocks: int) -> tuple[int, int]:
         """Return tokens in the physical blocks, and those of all tables."""
-        num_logical_tokens = 0
+        num_logical_tokens = (
+            0 if self.decodes is None else self.decodes.num_computed_tokens
+        )
         num_unshared_tokens = 0
-        for group in self.running:
+        for group in islice(self.running, self.num_clocked, None):
             seqs = group.get_seqs(SequenceStatus.RUNNING)
             num_logical_tokens += sum(seq.num_computed_tokens for seq in seqs)
             if len(seqs) > 1:
@@ -399,6 +474,8 @@ class GroupScheduler(ABC):
         return 0
 
     def check(self) -> None:
+        if self.decodes is not None:
+            self.decodes.check()
         holders = list(self.abandoned_seqs)
         for queue, status in (
             (self.waiting, SequenceStatus.WAITING),
@@ -417,42 +494,3 @@ class GroupScheduler(ABC):
         self.block_manager.check(holders)
         ids = [g.request_id for g in (*self.waiting, *self.running, *self.swapped)]
         require(len(set(ids)) == len(ids), "a group stands twice in the queues")
-
-
-class GroupHoldings:
-    """What the cache of such an engine knows of a running request; see `Holdings`."""
-
-    def __init__(self, scheduler: GroupScheduler) -> None:
-        self._scheduler = scheduler
-
-    def num_output_tokens(self, request: Request) -> int:
-        return request.num_generated_tokens
-
-    def num_computed_tokens(self, request: Request) -> int:
-        return num_lost_tokens(self._group(request).get_seqs(SequenceStatus.RUNNING))
-
-    def num_blocks(self, request: Request) -> int:
-        return len(self._block_ids(self._group(request)))
-
-    def num_shared_tokens(self, request: Request) -> int:
-        # What the sequences of a group share is theirs, and goes with the group.
-        seqs = self._group(request).get_seqs(SequenceStatus.RUNNING)
-        if not self._scheduler.cache_config.enable_prefix_caching or len(seqs) > 1:
-            return 0
-        num_shared = 0
-        for block_id in self._scheduler.block_manager.get_block_table(seqs[0]):
-            if not self._scheduler.is_shared(block_id):
-                break
-            num_shared += 1
-        return num_shared * self._scheduler.cache_config.block_size
-
-    def _group(self, request: Request) -> SequenceGroup:
-        return self._scheduler.group_of(request)
-
-    def _block_ids(self, group: SequenceGroup) -> set[int]:
-        table_of = self._scheduler.block_manager.get_block_table
-        return {
-            id_
-            for seq in group.get_seqs(SequenceStatus.RUNNING)
-            for id_ in table_of(seq)
-        }

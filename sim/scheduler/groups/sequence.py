@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Sequence as Items
 
-    from cache.tokens import TokenSlice
+    from cache.tokens import TokenIds, TokenSlice
     from sim.scheduler.request import Request
 
 _S = SequenceStatus
@@ -122,6 +122,21 @@ class Sequence:
             f"sequence {self.seq_id} holds {type(tokens).__name__}: give a token of "
             f"that kind, not {token_id!r}"
         )
+
+    def extend(self, text: TokenIds, num_new: int) -> None:
+        """Add the next generated tokens of its branch, at least one."""
+        first = self.get_output_len()
+        token_id = text.output(self.branch, first)
+        tokens = self.tokens
+        if isinstance(tokens, TokenRuns) and isinstance(token_id, tuple):
+            segment_id, offset = token_id
+            last = segment_id, offset + num_new - 1
+            if text.output(self.branch, first + num_new - 1) == last:
+                tokens.append(segment_id, offset, num_new)
+                self._num_tokens += num_new
+                return
+        for index in range(first, first + num_new):
+            self.append_token_id(text.output(self.branch, index))
 
     def update_num_computed_tokens(self, num_tokens: int) -> None:
         """Note that the KV entries of `num_tokens` more tokens are in the cache."""
@@ -336,6 +351,17 @@ class GroupBlockManager(Protocol):
 
     def get_block_table(self, seq: Sequence) -> list[int]:
         """Return the physical block ids of a sequence."""
+        ...
+
+    def open_block(self, seq: Sequence) -> None:
+        """Take the block that the next token of a decode begins, as it would itself.
+
+        What the table says of tokens stands still until `show_tokens`.
+        """
+        ...
+
+    def show_tokens(self, seq: Sequence) -> None:
+        """Put all computed tokens of a decode into its table, which has room."""
         ...
 
     def get_num_free_gpu_blocks(self) -> int:

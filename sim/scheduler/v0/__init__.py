@@ -45,6 +45,7 @@ V0 = Generation(
     enable_prefix_caching=False,
     has_cpu_tier=True,
     schedules_groups=True,
+    keeps_decode_clock=True,
     watermark=0.01,
     graphs=GraphRule(256),
     budget_follows_length=True,

@@ -321,6 +321,13 @@ def num_group_recompute_tokens(seqs: Items[Sequence]) -> int:
     return seqs[0].get_prompt_len() + sum(seq.get_output_len() for seq in seqs)
 
 
+def num_group_shared_tokens(seqs: Items[Sequence]) -> int | None:
+    """Return what a forked group that is computed anew shares; None of others."""
+    if len(seqs) > 1 and any(seq.get_output_len() for seq in seqs):
+        return seqs[0].get_prompt_len()
+    return None
+
+
 def finishing_first(
     prefills: list[ScheduledSequenceGroup],
 ) -> list[ScheduledSequenceGroup]:

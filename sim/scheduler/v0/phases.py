@@ -14,7 +14,10 @@ from cache.sequences import AllocStatus, SequenceStatus
 from sim.errors import SwapSpaceError
 from sim.scheduler.base import PreemptionMode
 from sim.scheduler.groups.output import GroupSchedulerOutput, ScheduledSequenceGroup
-from sim.scheduler.v0.budget import num_group_recompute_tokens
+from sim.scheduler.v0.budget import (
+    num_group_recompute_tokens,
+    num_group_shared_tokens,
+)
 
 if TYPE_CHECKING:
     from collections import deque
@@ -58,8 +61,12 @@ class Queues(Protocol):
 
 @dataclass(slots=True)
 class RunningOutputs:
-    """Entries of groups that go on, and victims in the order of their preemption."""
+    """Entries of groups that go on, and victims in the order of their preemption.
 
+    Those on the clock have no entries.
+    """
+
+    clocked: list[SequenceGroup] = field(default_factory=list)
     decodes: list[ScheduledSequenceGroup] = field(default_factory=list)
     prefills: list[ScheduledSequenceGroup] = field(default_factory=list)
     preempted: list[SequenceGroup] = field(default_factory=list)
@@ -311,7 +318,7 @@ class WaitingPhase:
         # When the queue was last looked at, and whether that started a prefill: then
         # the next look tells how long the prompt step took.
         self._prev_time_s = 0.0
-        self._prev_prompt = False
+        self.prev_prompt = False
         self._last_prompt_latency_s = 0.0
 
     # -- the scan -------------------------------------------------------------
@@ -356,7 +363,7 @@ class WaitingPhase:
             budget.add_num_seqs(group.request_id, len(seqs))
         waiting.extendleft(reversed(passed_over))
         if admitted:
-            self._prev_prompt = True
+            self.prev_prompt = True
         return admitted
 
     def admission_of(
@@ -372,7 +379,7 @@ class WaitingPhase:
         def could_admit() -> bool:
             # The bare estimate, also with a sliding window: nothing is placed yet.
             status = self._scheduler.block_manager.can_allocate(
-                group, num_shared_tokens=_num_shared(seqs)
+                group, num_shared_tokens=num_group_shared_tokens(seqs)
             )
             return status is AllocStatus.OK and self._fits(
                 num_uncached, len(seqs), budget
@@ -401,7 +408,9 @@ class WaitingPhase:
 
     def _can_allocate(self, group: SequenceGroup, seqs: list[Sequence]) -> AllocStatus:
         manager = self._scheduler.block_manager
-        status = manager.can_allocate(group, num_shared_tokens=_num_shared(seqs))
+        status = manager.can_allocate(
+            group, num_shared_tokens=num_group_shared_tokens(seqs)
+        )
         if self._has_window and status is AllocStatus.OK:
             # The estimate stops at the window although the whole prompt is placed; the
             # reference ends when it does not fit.
@@ -435,7 +444,7 @@ class WaitingPhase:
             # As looked up: a full hit is budgeted with one token less.
             num_hits = manager.get_num_cached_tokens(seqs[0]) if len(seqs) == 1 else 0
             output.num_hit_tokens[group.request_id] = num_hits
-        manager.allocate(group, num_shared_tokens=_num_shared(seqs))
+        manager.allocate(group, num_shared_tokens=num_group_shared_tokens(seqs))
         for seq in seqs:
             seq.move_to(SequenceStatus.RUNNING)
         return ScheduledSequenceGroup(
@@ -480,20 +489,13 @@ class WaitingPhase:
         They have when the one that arrived first has waited longer than the delay
         factor times the last prompt step, or when nothing runs.
         """
-        if self._prev_prompt:
+        if self.prev_prompt:
             self._last_prompt_latency_s = now_s - self._prev_time_s
         self._prev_time_s = now_s
-        self._prev_prompt = False
+        self.prev_prompt = False
         if not self._delay_factor or not self._scheduler.running:
             return True
         least_s = self._delay_factor * self._last_prompt_latency_s
         return any(
             now_s - group.arrival_time > least_s for group in self._scheduler.waiting
         )
-
-
-def _num_shared(seqs: list[Sequence]) -> int | None:
-    """Return what a forked group that is computed anew shares; None of others."""
-    if len(seqs) > 1 and any(seq.get_output_len() for seq in seqs):
-        return seqs[0].get_prompt_len()
-    return None

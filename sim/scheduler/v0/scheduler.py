@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from cache.sequences import Device, SequenceStatus
 from cache.stats import BlockTier
@@ -29,6 +30,9 @@ from sim.scheduler.v0.phases import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.scheduler.groups.decodes import GroupDecodes
     from sim.scheduler.groups.sequence import SequenceGroup
     from sim.scheduler.groups.settings import SchedulerConfig
     from sim.scheduler.request import Request
@@ -100,6 +104,44 @@ class Scheduler(GroupScheduler):
         self._waiting_is_sorted = True
 
     # -- public, under vLLM's names -------------------------------------------
+
+    def why_stepwise(self) -> str:
+        if self.scheduler_config.num_lookahead_slots:
+            return "the scheduler has no fast path for lookahead slots"
+        return super().why_stepwise()
+
+    def keep_decodes(self) -> GroupDecodes | None:
+        decodes = super().keep_decodes()
+        if decodes is not None:
+            self.block_manager.make_tables_lazily()
+        return decodes
+
+    def running_key(self) -> Callable[[SequenceGroup], Any] | None:
+        config = self.scheduler_config
+        sorts = config.policy == "priority" and not config.enable_chunked_prefill
+        return _urgency if sorts else None
+
+    def decodes_together(self, num_decodes: int, num_others: int) -> bool:
+        config = self.scheduler_config
+        if not config.enable_chunked_prefill:
+            return True
+        # The budget must hold a token of the one group behind them, too: whoever gets
+        # none, or returns from the CPU, would run ahead of them from then on.
+        if config.max_num_batched_tokens <= num_decodes or self.swapped:
+            return False
+        if num_others:
+            return num_others == 1 and self.running[num_decodes].num_seqs() == 1
+        return True
+
+    def may_be_quiet(self) -> bool:
+        config = self.scheduler_config
+        if not self.waiting:
+            return not (config.delay_factor and self._waiting_phase.prev_prompt)
+        return not (
+            config.delay_factor
+            or config.policy == "priority"
+            or config.max_num_partial_prefills > 1
+        )
 
     def add_seq_group(self, seq_group: SequenceGroup) -> None:
         super().add_seq_group(seq_group)
@@ -197,6 +239,7 @@ class Scheduler(GroupScheduler):
         if not (ran.preempted or ran.swapped_out):
             returned = self._swapped_phase.schedule(budget, output)
         batch = ran.decodes + returned.decodes
+        self.running.extend(ran.clocked)
         self.running.extend([entry.seq_group for entry in batch])
         self._queue_victims(ran)
         output.scheduled_seq_groups = batch
@@ -219,6 +262,7 @@ class Scheduler(GroupScheduler):
         admitted = self._waiting_phase.schedule(now_s, budget, output, partial)
         output.ignored_seq_groups += cannot_return  # prompts are named first
         # Groups without a share of the budget still stand at the front of `running`.
+        self.running.extend(ran.clocked)
         for entries in (
             returned.decodes,
             returned.prefills,
@@ -235,6 +279,9 @@ class Scheduler(GroupScheduler):
             *ran.decodes,
             *returned.decodes,
         ]
+        output.num_before_clocked = (
+            len(admitted) + len(ran.prefills) + len(returned.prefills)
+        )
 
     def _note_use(self, output: GroupSchedulerOutput, now_s: float) -> None:
         """Tell the prefix cache what was scheduled, and that the batch is computed."""
@@ -259,11 +306,17 @@ class Scheduler(GroupScheduler):
         When the CPU pool lacks room the queues are put in order before the call ends.
         """
         ran = RunningOutputs()
+        ran.clocked = self._take_turn(output)
+        if ran.clocked:
+            budget.num_batched_tokens += len(ran.clocked)
+            if self.scheduler_config.enable_chunked_prefill:
+                budget.num_curr_seqs += len(ran.clocked)
         try:
             self._running_phase.schedule(ran, budget, output, partial)
         except SwapSpaceError:
             served = [entry.seq_group for entry in (*ran.decodes, *ran.prefills)]
             self.running.extendleft(reversed(served))
+            self.running.extendleft(reversed(ran.clocked))
             self._queue_victims(ran)
             raise
         return ran
@@ -334,7 +387,8 @@ class Scheduler(GroupScheduler):
     def count_running_seqs(self, budget: SchedulingBudget) -> None:
         """Enter the sequences of running groups; once in a call is enough."""
         if not budget.num_curr_seqs:
-            for group in self.running:
+            budget.num_curr_seqs = self.num_clocked
+            for group in islice(self.running, self.num_clocked, None):
                 budget.add_num_seqs(group.request_id, group.num_unfinished_seqs())
 
     def _preemption_mode(self, group: SequenceGroup) -> PreemptionMode:

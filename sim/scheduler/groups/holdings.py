@@ -1,0 +1,52 @@
+"""What caches of sequence groups know of running requests, for victim policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.sequences import SequenceStatus
+from sim.scheduler.groups.accounting import num_lost_tokens
+
+if TYPE_CHECKING:
+    from sim.scheduler.groups.scheduler import GroupScheduler
+    from sim.scheduler.groups.sequence import SequenceGroup
+    from sim.scheduler.request import Request
+
+
+class GroupHoldings:
+    """What the cache of such an engine knows of a running request; see `Holdings`."""
+
+    def __init__(self, scheduler: GroupScheduler) -> None:
+        self._scheduler = scheduler
+
+    def num_output_tokens(self, request: Request) -> int:
+        return request.num_generated_tokens
+
+    def num_computed_tokens(self, request: Request) -> int:
+        return num_lost_tokens(self._group(request).get_seqs(SequenceStatus.RUNNING))
+
+    def num_blocks(self, request: Request) -> int:
+        return len(self._block_ids(self._group(request)))
+
+    def num_shared_tokens(self, request: Request) -> int:
+        # What the sequences of a group share is theirs, and goes with the group.
+        seqs = self._group(request).get_seqs(SequenceStatus.RUNNING)
+        if not self._scheduler.cache_config.enable_prefix_caching or len(seqs) > 1:
+            return 0
+        num_shared = 0
+        for block_id in self._scheduler.block_manager.get_block_table(seqs[0]):
+            if not self._scheduler.is_shared(block_id):
+                break
+            num_shared += 1
+        return num_shared * self._scheduler.cache_config.block_size
+
+    def _group(self, request: Request) -> SequenceGroup:
+        return self._scheduler.group_of(request)
+
+    def _block_ids(self, group: SequenceGroup) -> set[int]:
+        table_of = self._scheduler.block_manager.get_block_table
+        return {
+            id_
+            for seq in group.get_seqs(SequenceStatus.RUNNING)
+            for id_ in table_of(seq)
+        }
