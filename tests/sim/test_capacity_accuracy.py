@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.hardware.capacity import constants, estimate_capacity
@@ -159,3 +161,21 @@ def test_the_start_that_the_engine_refused_is_refused() -> None:
     row = next(row for row in rows_of_quality_a() if row["id"] == "84")
     blocks = estimate_row(row, weights_given=True).num_gpu_blocks
     assert blocks * 16 < int(row["max_model_len"])
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "release", "settings", "num_blocks"),
+    [
+        # logs of rows 80, 81 and 99: the extra memory of any two predicts the third
+        ("Llama-2-7b-hf", "rtx_a6000", "0.4.1", {"quantization": "gptq"}, 4_877),
+        ("zephyr-7b-beta", "rtx_a6000", "0.4.1", {"quantization": "awq"}, 17_641),
+        ("Llama-3-8B", "h100_sxm", "0.5.3", {"max_model_len": 8_192}, 27_793),
+    ],
+)
+def test_early_engines_count_what_the_allocator_keeps(
+    model: str, gpu: str, release: str, settings: dict[str, Any], num_blocks: int
+) -> None:
+    found = estimate_capacity(model, gpu, engine_version=release, **settings)
+    assert found.num_gpu_blocks == pytest.approx(num_blocks, rel=0.005)
+    later = estimate_capacity(model, gpu, engine_version="0.6.4", **settings)
+    assert later.num_gpu_blocks > 1.01 * found.num_gpu_blocks

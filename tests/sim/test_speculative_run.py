@@ -25,6 +25,9 @@ from sim.scheduler.batch import BatchShape, VerifyingShape
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
+from sim.views.plots import FIGURES, Tables, to_png
+from sim.views.plots.drafts import drafts as drafts_figure
+from sim.views.plots.ranks import figures_of
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
 
@@ -330,3 +333,16 @@ def test_runs_without_drafts_have_no_columns_of_them() -> None:
     results = simulate(config(None))
     assert not [name for name in results.steps.columns if "draft" in name]
     assert not [key for key in results.summary if "spec_decode" in key]
+
+
+def test_a_run_with_drafts_has_a_figure_more() -> None:
+    plain, drafting = (
+        simulate(config(drafts, num_requests=4)) for drafts in (None, EAGLE)
+    )
+    figures, tables = figures_of(drafting)
+    assert set(figures) == {*FIGURES, "drafts"}
+    assert to_png(figures["drafts"](tables)) == to_png(drafts_figure(tables))
+    assert list(figures_of(plain)[0]) == list(FIGURES)
+    # of a run without, it says so
+    axes = drafts_figure(Tables.of(plain)).axes[0]
+    assert "No step of this run verifies drafts" in axes.texts[0].get_text()

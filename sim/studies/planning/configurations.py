@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,9 @@ def _plain(engine: EngineConfig, capacity: CapacityEstimate) -> list[str]:
 def _resolved(engine: EngineConfig, capacity: CapacityEstimate, key: str) -> Any:
     if key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         return getattr(capacity, key)
+    if key == "speculative_config":
+        drafts = engine.speculative
+        return drafts and json.dumps(drafts.model_dump(exclude_defaults=True))
     return getattr(engine, key)
 
 
@@ -163,4 +167,7 @@ def not_said(engine: EngineConfig) -> list[str]:
     options = engine.generation.server.options
     if engine.preemption_mode is not None and "preemption_mode" not in options:
         found.append(f"preemption_mode={engine.preemption_mode}")
+    drafts = engine.speculative
+    if drafts is not None and drafts.method in ("eagle", "eagle3"):
+        found.append("speculative_config.model, the checkpoint of the head")
     return found

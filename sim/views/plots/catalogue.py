@@ -23,6 +23,7 @@ from sim.results.folder import kind_of
 from sim.results.run import Results
 from sim.studies.planning.file import read_plan
 from sim.views.plots import FIGURES, Tables
+from sim.views.plots.drafts import drafts
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.plans import PLAN_FIGURES
 from sim.views.plots.ranks import figures_of
@@ -80,6 +81,8 @@ def what_is_in(directories: Sequence[Path]) -> What:
 def named(what: What, names: Sequence[str]) -> list[str]:
     """Return the figures that are asked for; all of them if none is named."""
     there = FIGURES_OF[what]
+    if what == "run" and "drafts" in names:  # of some runs only: drawn if asked for
+        there = {**there, "drafts": drafts}
     for name in names:
         if name not in there:
             others = ", ".join(there)
@@ -109,6 +112,8 @@ def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
     found = [Results.load(directory) for directory in directories]
     if len(found) == 1:
         figures, drawn = figures_of(found[0])
+        if isinstance(drawn, Tables):
+            figures = {**figures, "drafts": drafts}
         return {name: partial(draw, drawn) for name, draw in figures.items()}
     tables = [
         Tables.of(_one_engine(each, d))

@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.results.ranks import tables_of_rank
 from sim.views.plots import FIGURES
+from sim.views.plots.drafts import drafts, has_drafts
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.runs import MAX_RUNS, Run
 from sim.views.plots.tables import Tables
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 
 
 def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:
-    """Return what draws the figures of a run, and what it draws: a curve a rank."""
+    """Return what draws the figures of a run, and what it draws: a curve a rank.
+
+    A run whose steps verify drafts has one more.
+    """
     ranks = results.summary.get("ranks")
     if not ranks:
-        return FIGURES, Tables.of(results)
+        tables = Tables.of(results)
+        return FIGURES | ({"drafts": drafts} if has_drafts(tables) else {}), tables
     drawn = [*range(len(ranks))]
     told = ""
     if len(ranks) > MAX_RUNS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -73,3 +74,16 @@ def test_before_vllm_serve(generation: str) -> None:
     command, missing = said(scheduler=generation, preemption_mode="swap")
     assert command.startswith("python -m vllm.entrypoints.openai.api_server --model ")
     assert missing == ["preemption_mode=swap"]
+
+
+def test_drafts_are_said_as_the_release_reads_them() -> None:
+    drafts = {"method": "eagle3", "num_speculative_tokens": 3}
+    command, missing = said(speculative_config=drafts)
+    words = shlex.split(command)
+    found = words[words.index("--speculative-config") + 1]
+    assert json.loads(found) == drafts
+    assert missing == ["speculative_config.model, the checkpoint of the head"]
+    none = {"method": "mtp", "num_speculative_tokens": 0}
+    command, missing = said(speculative_config=none)
+    assert "speculative" not in command
+    assert not missing
