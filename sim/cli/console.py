@@ -9,9 +9,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 T = TypeVar("T")
@@ -173,3 +173,33 @@ def number_table(
         justify: Any = "left" if name in texts else "right"
         table.add_column(name, justify=justify, no_wrap=no_wrap)
     return table
+
+
+def table_or_lines(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Collection[str],
+    width: int,
+) -> Iterator[RenderableType]:
+    """Yield a table or, where that is wider than `width`, lines a row: nothing is cut.
+
+    Columns without any text are left out of the lines.
+    """
+    from rich.padding import Padding
+    from rich.text import Text
+
+    columns = zip(headings, *rows, strict=True)
+    if sum(max(map(len, column)) + 2 for column in columns) <= width:
+        table = number_table(*headings, texts=texts, no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        yield table
+        return
+    for name, *facts in rows:
+        yield Text(name, style="bold")
+        pairs = zip(headings[1:], facts, strict=True)
+        said = [
+            f"{heading}: {fact}" if heading else fact for heading, fact in pairs if fact
+        ]
+        told = facts[0] if len(facts) == 1 else ", ".join(said)
+        yield Padding(Text(told), (0, 0, 0, 4))

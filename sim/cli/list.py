@@ -77,26 +77,11 @@ def _print(kind: str, words: tuple[str, ...], *, as_json: bool) -> int:
 
 def _print_texts(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table or, where that is wider than the terminal, lines a row."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from sim.cli.console import number_table, output_console
+    from sim.cli.console import output_console, table_or_lines
 
     console = output_console()
-    columns = zip(headings, *rows, strict=True)
-    width = sum(max(map(len, column)) + 2 for column in columns)
-    if width <= console.width:
-        table = number_table(*headings, texts=headings, no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        return
-    for name, *facts in rows:
-        console.print(Text(name, style="bold"), soft_wrap=True)
-        pairs = zip(headings[1:], facts, strict=True)
-        said = [f"{heading}: {fact}" for heading, fact in pairs]
-        told = facts[0] if len(facts) == 1 else ", ".join(said)
-        console.print(Padding(Text(told), (0, 0, 0, 4)))
+    for part in table_or_lines(headings, rows, headings, console.width):
+        console.print(part)
 
 
 def _print_kinds(*, as_json: bool) -> int:

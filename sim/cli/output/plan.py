@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
-from sim.cli.console import number_table, output_console
+from sim.cli.console import WIDTH, output_console, table_or_lines
 from sim.cli.output.size import verdict_parts
+from sim.studies.planning.names import labels
 from sim.studies.planning.sensitivity import RESOURCE_WORDS
 from sim.studies.planning.verdict import verdicts_of
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from rich.padding import Padding
+    from rich.console import RenderableType
 
     from sim.cli.console import ShowProgress
 
@@ -41,61 +41,66 @@ def plan_reporter(show: ShowProgress) -> Callable[[str, int, int], None]:
 
 def print_plan(plan: Mapping[str, Any], directory: Path, wall_s: float) -> None:
     console = output_console()
-    for part in plan_lines(plan):
-        is_line = isinstance(part, Text) and part.no_wrap is not False
-        console.print(part, soft_wrap=is_line)
+    for part in plan_lines(plan, console.width):
+        console.print(part, soft_wrap=isinstance(part, Text))
     console.print(Text(f"found in {wall_s:.0f} s; results in {directory}"))
 
 
-def plan_lines(plan: Mapping[str, Any]) -> Iterator[Table | Text | Padding]:
+def plan_lines(plan: Mapping[str, Any], width: int = WIDTH) -> Iterator[RenderableType]:
     """Yield what is printed: the verdict, then tables, and lines between them."""
+    names = labels(plan)
     traffic = plan["traffic"]
     yield Text(f"{traffic['title']}: {traffic['rate']:.4g} requests/s", style="bold")
     yield Text("; ".join(o["rule"] for o in plan["objectives"]))
     for verdict in verdicts_of(plan).values():
         yield from verdict_parts(verdict, plan["prices"])
-    yield _rates(plan)
-    yield _fleets(plan)
+    yield from _rates(plan, names, width)
+    yield from _fleets(plan, names, width)
     for line in answers(plan):
         yield Text(line)
 
 
-def _rates(plan: Mapping[str, Any]) -> Table:
+def _rates(
+    plan: Mapping[str, Any], names: Mapping[str, str], width: int
+) -> Iterator[RenderableType]:
     confidence = plan["search"]["confidence"]
-    table = number_table(
+    headings = [
         "one engine",
         "requests/s",
         f"{confidence:.0%} interval",
         "if steps off",
         "spread",
         "binds",
-        texts=["one engine", "binds"],
-        no_wrap=True,
-    )
+    ]
+    rows = []
     for each in plan["candidates"]:
         if "rate" not in each:
             said = _STATUS.get(each["status"], each["status"])
-            table.add_row(each["name"], "-", said)
+            rows.append([names[each["name"]], "-", said, "", "", ""])
             continue
         rate, binding = each["rate"], each["binding"]
-        table.add_row(
-            each["name"],
-            f"{_BOUNDS.get(rate['at_bound'], '')}{rate['value']:.4g}",
-            f"{rate['low']:.3g} to {rate['high']:.3g}",
-            f"{rate['cost_low']:.3g} to {rate['cost_high']:.3g}",
-            f"{rate['spread']:.1%}",
-            _resource(binding["resource"]) if binding else "-",
+        rows.append(
+            [
+                names[each["name"]],
+                f"{_BOUNDS.get(rate['at_bound'], '')}{rate['value']:.4g}",
+                f"{rate['low']:.3g} to {rate['high']:.3g}",
+                f"{rate['cost_low']:.3g} to {rate['cost_high']:.3g}",
+                f"{rate['spread']:.1%}",
+                _resource(binding["resource"]) if binding else "-",
+            ]
         )
-    return table
+    yield from table_or_lines(headings, rows, ["one engine", "binds"], width)
 
 
 def _resource(name: str) -> str:
     return "KV capacity" if name == "kv_capacity" else RESOURCE_WORDS.get(name, name)
 
 
-def _fleets(plan: Mapping[str, Any]) -> Table:
+def _fleets(
+    plan: Mapping[str, Any], names: Mapping[str, str], width: int
+) -> Iterator[RenderableType]:
     currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
-    table = number_table(
+    headings = [
         "all traffic",
         "replicas",
         "GPUs",
@@ -103,9 +108,8 @@ def _fleets(plan: Mapping[str, Any]) -> Table:
         f"{currency}/M output",
         latency,
         "",
-        texts=["all traffic"],
-        no_wrap=True,
-    )
+    ]
+    rows = []
     on_front = {
         (p["candidate"], p["replicas"])
         for p in plan["pareto"]["points"]
@@ -116,16 +120,19 @@ def _fleets(plan: Mapping[str, Any]) -> Table:
         fleet = next(f for f in each["fleets"] if f["replicas"] == each["replicas"])
         value = fleet["values"].get(latency)
         per_million = each["cost_per_million_output_tokens"]
-        table.add_row(
-            each["name"],
-            f"{each['replicas']:,}",
-            f"{each['num_gpus']:,}",
-            f"{each['cost_per_hour']:,.2f}",
-            "-" if per_million is None else f"{per_million:,.2f}",
-            "-" if value is None else f"{value['value']:,.0f}",
-            "front" if (each["name"], each["replicas"]) in on_front else "",
+        rows.append(
+            [
+                names[each["name"]],
+                f"{each['replicas']:,}",
+                f"{each['num_gpus']:,}",
+                f"{each['cost_per_hour']:,.2f}",
+                "-" if per_million is None else f"{per_million:,.2f}",
+                "-" if value is None else f"{value['value']:,.0f}",
+                "front" if (each["name"], each["replicas"]) in on_front else "",
+            ]
         )
-    return table
+    if rows:
+        yield from table_or_lines(headings, rows, ["all traffic"], width)
 
 
 def answers(plan: Mapping[str, Any]) -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from sim.cli.output.plan import answers, plan_lines
+from sim.studies.planning.names import labels
 from sim.studies.planning.verdict import verdicts_of
 from sim.views.plots.plans import PLAN_FIGURES
 from sim.views.plots.style import to_png
@@ -74,3 +77,18 @@ def test_the_answer_is_said_in_sentences(plan: Mapping[str, Any]) -> None:
     assert shown.index(verdict.answer) == 2
     said = list(answers(plan))
     assert shown[len(shown) - len(said) :] == said
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_tables_lose_no_number(plan: Mapping[str, Any], width: int) -> None:
+    """They become lines where the terminal is too narrow."""
+    said = StringIO()
+    console = Console(width=width, file=said)
+    for part in plan_lines(plan, width):
+        console.print(part)
+    text = " ".join(said.getvalue().split())
+    assert "…" not in text
+    for each in plan["candidates"]:
+        assert f"{each['cost_per_hour']:,.2f}" in text
+        assert f"{each['rate']['low']:.3g} to {each['rate']['high']:.3g}" in text
+    assert sorted(labels(plan).values()) == ["h100_sxm", "h200_sxm"]
