@@ -24,10 +24,13 @@ from sim.results.folder import RunFolder
 from sim.scheduler.batch import BatchShape, VerifyingShape
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.run import Simulation
-from sim.simulation.simulate import simulate
+from sim.simulation.simulate import simulate, with_intervals
 from sim.views.plots import FIGURES, Tables, to_png
 from sim.views.plots.drafts import drafts as drafts_figure
 from sim.views.plots.ranks import figures_of
+from tests.sim.test_costs import LLAMA_8B
+from tests.sim.test_costs_measured import entry
+from tests.sim.test_costs_measured import write as write_profile
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
 
@@ -346,3 +349,19 @@ def test_a_run_with_drafts_has_a_figure_more() -> None:
     # of a run without, it says so
     axes = drafts_figure(Tables.of(plain)).axes[0]
     assert "No step of this run verifies drafts" in axes.texts[0].get_text()
+
+
+def test_measured_targets_keep_their_bounds(tmp_path: Any) -> None:
+    cost = {
+        "kind": "measured",
+        "profile": write_profile(tmp_path / "p.json", entry(LLAMA_8B)),
+    }
+    model = made(drafts=EAGLE, cost=cost)
+    for shape in (verifying([(4, 1000)] * 8), verifying([(4, 900)], decodes=5)):
+        step = model.step(shape)
+        assert 0 < step.lo_s < step.total_s < step.hi_s
+        assert step.total_s == pytest.approx(sum(step.parts))
+    run = config(EAGLE, cost=cost, num_requests=6)
+    summary = with_intervals(simulation := Simulation(run), simulation.run()).summary
+    low, high = summary["mean_tpot_ms_interval"]
+    assert low < summary["mean_tpot_ms"] < high
