@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from sim.costs.base import pricer_of
+
 if TYPE_CHECKING:
     from sim.costs.base import CostModel, StepCost
     from sim.scheduler.batch import BatchShape
@@ -36,31 +38,37 @@ class HostAhead:
     first_stage_is_host: ClassVar[bool] = True
 
     def __init__(self, model: CostModel) -> None:
-        self._model = model
+        self.model = model
         self._host_part_s = getattr(model, "host_part_s", None)
-        self._prepare_s = 0.0 if self._host_part_s is None else self._host_part_s(0)
+        pricer = pricer_of(model)
+        if pricer is not None:
+            self.columns = pricer.columns
+        self.prepare_s = 0.0 if self._host_part_s is None else self._host_part_s(0)
 
     def step(self, shape: BatchShape) -> StepCost:
-        return self._model.step(shape)
+        return self.model.step(shape)
 
     def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
         """Return seconds of the host, and of the GPU; nothing is sent."""
-        total_s = self._model.step(shape).total_s
-        if self._host_part_s is None:
-            return [(0.0, 0.0), (0.0, total_s)]
-        prepare_s = min(self._prepare_s, total_s)
         num_rows = shape.num_decodes + shape.num_prefills
-        host_s = prepare_s + SCHEDULE_REQUEST_S * num_rows
-        return [(0.0, host_s), (0.0, total_s - prepare_s)]
+        host_s, gpu_s = self.split(self.model.step(shape).total_s, num_rows)
+        return [(0.0, host_s), (0.0, gpu_s)]
+
+    def split(self, total_s: float, num_rows: int) -> tuple[float, float]:
+        """Return what a step of so many requests takes of the host, and of the GPU."""
+        if self._host_part_s is None:
+            return 0.0, total_s
+        prepare_s = min(self.prepare_s, total_s)
+        return prepare_s + SCHEDULE_REQUEST_S * num_rows, total_s - prepare_s
 
     def describe(self) -> dict[str, Any]:
         if self._host_part_s is None:
-            return self._model.describe() | {"host_ahead": False}
+            return self.model.describe() | {"host_ahead": False}
         schedule = {
             "value": SCHEDULE_REQUEST_S,
             "unit": "s/request",
             "source": "vLLM 0.33's own scheduler, timed on one core of an AMD EPYC",
             "interval": [13e-6, 17e-6],
         }
-        hidden = {"prepare_s": self._prepare_s, "schedule_request_s": schedule}
-        return self._model.describe() | {"host_ahead": True, "hidden": hidden}
+        hidden = {"prepare_s": self.prepare_s, "schedule_request_s": schedule}
+        return self.model.describe() | {"host_ahead": True, "hidden": hidden}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import partial
 from math import inf, isnan, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from sim.costs.pipeline import PipelineCost
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -118,6 +119,48 @@ def decode_ends_of(cost_model: CostModel) -> Callable[[int], DecodeEnds]:
         )
 
     return decode_ends
+
+
+DecodeTotals = Callable[[int, int], list[float]]
+"""From ``(num_decode_context_tokens, num_steps)`` to the prices of steps in a row."""
+
+
+def decode_totals(cost_model: CostModel, num_decodes: int) -> DecodeTotals:
+    """Return the prices, in seconds, of steps of so many decodes, at least 1."""
+    steady = steady_of(cost_model, num_decodes)
+    if steady is None or steady.launching_s:
+        total_s = (
+            _decode_total(cost_model, num_decodes)
+            if steady is None
+            else partial(_late_total, steady)
+        )
+
+        def by_step(context: int, num_steps: int) -> list[float]:
+            last = context + num_steps * num_decodes
+            return [*map(total_s, range(context, last, num_decodes))]
+
+        return by_step
+    gemm_s, head_s, allreduce_s, host_s, lines, *_ = steady
+    firsts = [line.first for line in lines]
+
+    def along(context: int, num_steps: int) -> list[float]:
+        place, found = bisect_right(firsts, context), list[float]()
+        while num_steps:
+            here = num_steps
+            if place < len(firsts):
+                here = min(here, -((context - firsts[place]) // num_decodes))
+            _, value_s, slope_s, start, *_ = lines[place - 1]
+            first = context - start
+            found += [
+                gemm_s + (value_s + slope_s * ahead) + head_s + allreduce_s + host_s
+                for ahead in range(first, first + here * num_decodes, num_decodes)
+            ]
+            num_steps -= here
+            context += here * num_decodes
+            place = bisect_right(firsts, context)
+        return found
+
+    return along
 
 
 def _decode_ends(cost_model: CostModel, num_decodes: int) -> DecodeEnds:

@@ -6,11 +6,13 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sim.costs.pricing import batch_total_of, decode_ends_of
+from sim.engine.ahead import HostQueue
 from sim.engine.clock import ARRIVAL_PRIORITY, STEP_PRIORITY, At, advance
 from sim.engine.pace import Unpriced
 from sim.engine.pipeline import BatchQueue
 from sim.engine.sampling import (
     NEVER,
+    AheadCalendar,
     OutputCalendar,
     Sampler,
     running_order,
@@ -143,14 +145,22 @@ class Engine:
         most = getattr(scheduler, "max_concurrent_batches", 1)
         self._clocked = (
             cast("ClockedScheduler", scheduler)
-            if _forms_itself(scheduler) and not stepwise and most == 1
+            if _forms_itself(scheduler) and not stepwise
             else None
         )
-        self.batches = BatchQueue(most, cost_model) if most > 1 else None
+        self.batches = (
+            None
+            if most == 1
+            else BatchQueue(most, cost_model)
+            if self._clocked is None
+            else HostQueue(cost_model, recorder.steps)
+        )
         self._stepwise = stepwise
         self._decodes: Any = None  # of sequence groups, on a clock
         recorder.steps.num_in_flight = most - 1
-        self._calendar = getattr(sample, "calendar", None) or OutputCalendar()
+        self._calendar = getattr(sample, "calendar", None) or (
+            OutputCalendar() if most == 1 else AheadCalendar()
+        )
         self._prices_columns = recorder.steps.price_by(self.cost_model)
         self._forms = self._prices_columns or pace is not None
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
@@ -207,12 +217,14 @@ class Engine:
         hundredth of one, so what is needed in every step stands in local variables,
         and the row of a step is packed in place.
         """
-        env, scheduler = self.env, self.scheduler
+        env = self.env
+        scheduler: Any = self.scheduler
         is_clocked = self._clocked is not None
         pace = self.pace
         clocked = cast("ClockedScheduler", scheduler)
         events = env._queue
-        calendar, listeners = self._calendar, self.listeners
+        calendar: Any = self._calendar
+        listeners = self.listeners
         due_steps = calendar.steps
         arrivals = iter(self.arrivals)
         recorder, log = self.recorder, self.recorder.steps
@@ -247,7 +259,12 @@ class Engine:
             num_usable_blocks = decodes.num_usable_blocks
             log.describe_pool(num_usable_blocks, decodes.block_size, stretches=True)
 
-        batches = self.batches
+        batches: Any = self.batches
+        ahead: Any = batches if is_clocked else None
+        is_one_by_one = is_clocked and batches is None
+        log_ends: Callable[[Any], None] = ends_s.extend
+        if ahead is not None:
+            decode_ends, log_ends = ahead.decode_ends, ahead.log_ends
         takes_stretches = forms = drains = False
         group_usage = recorder.groups
         groups: Any = getattr(scheduler, "groups", None)
@@ -275,7 +292,7 @@ class Engine:
                     if upcoming is None:
                         self._wake_up()
                 continue
-            if is_clocked:
+            if is_one_by_one:
                 takes_stretches = not listeners and tables.observer is None
                 forms = not (listeners or clocked.moves_blocks)
                 forms = forms and self._forms
@@ -284,6 +301,8 @@ class Engine:
                 waiting = decodes.scheduler.waiting
             elif batches is not None:  # nothing to form: only outputs to wait for
                 drains = not any(_queue_lengths(scheduler))
+                if ahead is not None:
+                    takes_stretches = not listeners and tables.observer is None
             look = self._next_look
             event_s = events[0][0] if events else inf
 
@@ -327,18 +346,22 @@ class Engine:
                             num_steps,
                         )
                     )
-                    ends_s.extend(ends)
+                    log_ends(ends)
                     note_blocks(advance_decodes(num_steps))
                     step += num_steps - 1
                 elif drains:
-                    assert batches is not None
-                    of_step, output, end_s = batches.pop(now_s)
+                    of_step, output, end_s, _ = batches.pop(now_s)
                     step -= 1  # none is formed
+                    is_alone = False
                 else:
                     if forms:
                         shape: tuple[int, ...] = form(now_s)
                         total_s = batch_total(*shape)
                         end_s = now_s + total_s
+                        preemptions = clocked.preemptions
+                    elif ahead is not None:
+                        shape = form(now_s)
+                        total_s, end_s = ahead.enter(now_s, shape)
                         preemptions = clocked.preemptions
                     else:
                         output = scheduler.schedule(now_s)
@@ -378,13 +401,26 @@ class Engine:
                     if preemptions:
                         recorder.preempted(step, now_s, preemptions)
                         calendar.forget_preempted(preemptions, step)
-                    if output is None:
+                    if forms:
                         if clocked.passed_over:
                             calendar.wait(clocked.passed_over, step)
                         if not (shape[0] or shape[3]) and pace is None:
                             self._note_empty_step(step, clocked.output(shape))
                             is_alone = False
+                    elif ahead is not None:
+                        if scheduler.set_aside:
+                            calendar.set_aside(scheduler.set_aside)
+                        if listeners or not self._prices_columns:
+                            cost = cost_model.step(BatchShape(*shape))
+                            self._show(step, now_s, cost, clocked.output(shape))
+                        if not (shape[0] or shape[3]):
+                            self._note_empty_step(step, clocked.output(shape))
+                            is_alone = False
+                        end_s = ahead.turn(
+                            step, now_s, end_s, shape, bool(running or waiting)
+                        )
                     else:
+                        assert output is not None
                         if is_clocked and clocked.passed_over:
                             calendar.wait(clocked.passed_over, step)
                         self._show(step, now_s, cost, output)
@@ -395,7 +431,7 @@ class Engine:
                                 is_alone = False
                         if batches is not None:
                             batches.push(step, output, end_s)
-                            of_step, output, end_s = batches.pop_if_full(
+                            of_step, output, end_s, _ = batches.pop_if_full(
                                 now_s, scheduler
                             )
 
@@ -438,18 +474,22 @@ class Engine:
                     env._now = end_s
 
                 # -- tokens appear
-                if not is_clocked:
-                    finished = sample(
-                        output, step if batches is None else of_step, end_s
-                    )
-                    waiting, is_alone = (), False
-                else:
+                if is_one_by_one:
                     finished = calendar.pop(end_s) if step == due_steps[0] else []
                     completing = clocked.completing
                     if completing:
                         going_on, done = calendar.first_tokens(completing, step, end_s)
                         clocked.begin_decoding(going_on)
                         finished += done
+                elif ahead is not None:
+                    of_step = step - 1
+                    first_s = ends[0] if num_steps else end_s
+                    finished = self._appear_ahead(step, end_s, first_s)
+                else:
+                    finished = sample(
+                        output, step if batches is None else of_step, end_s
+                    )
+                    waiting, is_alone = (), False
 
                 # -- finished requests leave
                 if finished:
@@ -486,6 +526,26 @@ class Engine:
             self._decodes.leave_all()
 
     # -- beside the loop ------------------------------------------------------
+
+    def _appear_ahead(self, step: int, end_s: float, first_s: float) -> list[Request]:
+        """Let outputs of the step before `step` appear; return what they finish.
+
+        See `AheadCalendar.arrive`.
+        """
+        calendar: Any = self._calendar
+        clocked: Any = self._clocked
+        set_aside = calendar.arrive(step, end_s, first_s)
+        finished: list[Request] = []
+        if set_aside:
+            clocked.note_known(set_aside)
+            finished = [each for each in set_aside if each.status.is_finished]
+        if step == calendar.steps[0]:
+            known, limited = calendar.pop_known(end_s)
+            finished += known
+            clocked.take_off(limited)
+        if clocked.completing:
+            clocked.begin_decoding(calendar.begin(clocked.completing, step))
+        return finished
 
     def _has_requests(self) -> bool:
         has_outputs = self.batches is not None and bool(self.batches.steps)

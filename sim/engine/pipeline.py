@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.scheduler.batch import BatchShape
 
 
-_NOTHING = SchedulerOutput(drafts=ScheduledDrafts({}, set()))
+NOTHING = SchedulerOutput(drafts=ScheduledDrafts({}, set()))
 
 
 class StepInFlight(NamedTuple):
@@ -24,6 +24,8 @@ class StepInFlight(NamedTuple):
     step: int
     output: SchedulerOutput
     end_s: float
+    computes: bool = False
+    """Whether it has tokens."""
 
 
 class StagedCostModel(Protocol):
@@ -79,13 +81,20 @@ class BatchQueue:
         That of a batch without tokens is there when those ahead are through.
         """
         if not (shape.num_decodes or shape.num_prefill_tokens):
-            last_s = self._free_s[-1] if self._free_s else now_s
-            return last_s if last_s > now_s else now_s + cost.total_s
-        times = (
+            return self._empty_end_s(now_s, cost.total_s)
+        return self._enter(
+            now_s,
             [(0.0, cost.total_s)]
             if self._staged is None
-            else self._staged.stage_times(shape)
+            else self._staged.stage_times(shape),
         )
+
+    def _empty_end_s(self, now_s: float, total_s: float) -> float:
+        last_s = self._free_s[-1] if self._free_s else now_s
+        return last_s if last_s > now_s else now_s + total_s
+
+    def _enter(self, now_s: float, times: Sequence[tuple[float, float]]) -> float:
+        """Let a batch with tokens enter that takes so long to each stage, and in it."""
         free_s = self._free_s or [now_s] * len(times)
         end_s, before_s = now_s, free_s[-1]
         for stage, (sent_s, stage_s) in enumerate(times):
@@ -99,14 +108,12 @@ class BatchQueue:
         return end_s
 
     def push(self, step: int, output: SchedulerOutput, end_s: float) -> None:
-        self.steps.append(StepInFlight(step, output, end_s))
+        self.steps.append(StepInFlight(step, output, end_s, bool(output.scheduled)))
 
     def has_room(self, scheduler: Any) -> bool:
         """Whether the next batch is formed before the oldest output is waited for."""
         return len(self.steps) < self._max_steps and bool(
-            self.steps[-1].output.scheduled
-            or scheduler.num_running
-            or scheduler.num_waiting
+            self.steps[-1].computes or scheduler.num_running or scheduler.num_waiting
         )
 
     def pop(self, now_s: float) -> StepInFlight:
@@ -121,10 +128,10 @@ class BatchQueue:
         busy.
         """
         if self.has_room(scheduler):
-            return StepInFlight(-1, _NOTHING, max(now_s, self._ready_s))
+            return StepInFlight(-1, NOTHING, max(now_s, self._ready_s))
         return self.pop(now_s)
 
     @property
     def computes(self) -> bool:
         """Whether a step in flight has tokens."""
-        return any(each.output.scheduled for each in self.steps)
+        return any(each.computes for each in self.steps)

@@ -241,3 +241,117 @@ class OutputCalendar:
         if finished:
             requests = [each for each in requests if each.due_step >= 0]
         return requests, finished
+
+
+class AheadCalendar(OutputCalendar):
+    """`OutputCalendar` where a step is formed before the last output is there.
+
+    A last token of step e makes its request leave when step e + 1 was formed. By then a
+    request that ends at a stop token got a slot in it, in vain. One that ends at its
+    length limit did not: it stands for e first, so that it is passed over, and then for
+    e + 1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun: list[Request] = []  # their first token is in flight
+        self._set_aside: list[Request] = []
+
+    def begin(self, requests: Iterable[Request], step: int) -> list[Request]:
+        """Take note of requests whose last chunk is in `step`.
+
+        Returns
+        -------
+        list of Request
+            Those that are in the next step, too.
+        """
+        going_on: list[Request] = []
+        for request in requests:
+            num_tokens = request.num_tokens
+            request.joined_step = step
+            request.base_tokens = num_tokens - step
+            if num_tokens == request.num_prompt_tokens:
+                self._begun.append(request)
+            oracle, most = request.oracle_num_tokens, request.max_num_tokens
+            last_step = step + (oracle if oracle < most else most) - num_tokens
+            if num_tokens + 1 >= most:
+                self.join(request, step + 1)
+                continue
+            self.join(request, last_step - (most <= oracle))
+            going_on.append(request)
+        return going_on
+
+    def forget_preempted(self, preemptions: Iterable[Preemption], step: int) -> None:
+        """Set the decodes aside that the batch of `step` preempted."""
+        requests = [preemption.request for preemption in preemptions]
+        requests = [request for request in requests if request.due_step >= 0]
+        for request in requests:  # the token in flight is a run of its own
+            if request.joined_step < step - 1:
+                request.streaks.append((request.joined_step, step - 2))
+                request.joined_step = step - 1
+        self.set_aside(requests)
+
+    def set_aside(self, requests: Iterable[Request]) -> None:
+        """Forget decodes that get a token of the step before, and none now."""
+        for request in requests:
+            self.leave(request)
+            self._set_aside.append(request)
+
+    def arrive(self, step: int, end_s: float, first_s: float) -> list[Request]:
+        """Give tokens of the step before `step` to those that have no last one due.
+
+        Parameters
+        ----------
+        step
+            The latest that was formed.
+        end_s, first_s
+            When that output is there, and that of the first step since the latest call
+            of this; in seconds.
+
+        Returns
+        -------
+        list of Request
+            Those that were set aside; some may have ended.
+        """
+        if self._begun:
+            for request in self._begun:
+                if request.due_step >= 0:
+                    request.first_token_s = first_s
+            self._begun = []
+        if not self._set_aside:
+            return self._set_aside
+        set_aside, self._set_aside = self._set_aside, []
+        for request in set_aside:
+            request.num_tokens += 1
+            if request.num_output_tokens == 1:
+                request.first_token_s = end_s
+            request.streaks.append((request.joined_step, step - 1))
+            if request.num_tokens >= last_num_tokens(request):
+                finish(request, end_s)
+        return set_aside
+
+    def pop_known(self, end_s: float) -> tuple[list[Request], list[Request]]:
+        """Let decodes end, or get no further token; the first of `steps` must be now.
+
+        Returns
+        -------
+        finished
+            Those that had their last token.
+        limited
+            Those of which it is in flight, as their length says.
+        """
+        step = heappop(self.steps)
+        finished: list[Request] = []
+        limited: list[Request] = []
+        for request in self.due.pop(step):
+            num_tokens = request.base_tokens + step
+            if num_tokens < last_num_tokens(request):
+                self.join(request, step + 1)
+                limited.append(request)
+                continue
+            request.num_tokens = num_tokens
+            request.due_step = -1
+            request.streaks.append((request.joined_step, step - 1))
+            finish(request, end_s)
+            finished.append(request)
+        return finished, limited

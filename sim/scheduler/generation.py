@@ -68,8 +68,11 @@ class Parts:
     queued
         In its place where settings have several steps in flight
         (``max_concurrent_batches``), or None.
+    ahead
+        In place of that where one step is scheduled ahead and decodes stay on a clock;
+        its ``reason_not_to(settings, cache)`` says where that is not built. Or None.
     speculative
-        In place of both where settings have a ``speculative_config``, or None.
+        In place of all where settings have a ``speculative_config``, or None.
     connected
         In its place where settings have a tier behind the pool (``offload``), or None.
     settings
@@ -89,15 +92,29 @@ class Parts:
     evictors: Mapping[str, type] = field(default_factory=dict)
     evictor_role: type | None = None
     queued: type | None = None
+    ahead: Any = None
     speculative: type | None = None
     connected: type | None = None
 
-    def construct(self, settings: Any, cache: CacheConfig) -> Any:
-        """Construct the scheduler."""
+    def construct(
+        self, settings: Any, cache: CacheConfig, *, on_clock: bool = False
+    ) -> Any:
+        """Construct the scheduler.
+
+        Of those with several steps in flight, one that keeps decodes on a clock is
+        taken if that is asked for and known of these settings.
+        """
         if self.speculative is not None and settings.speculative_config is not None:
             return self.speculative(settings, cache)
         if self.queued is not None and settings.max_concurrent_batches > 1:
-            return self.queued(settings, cache)
+            if self.ahead is None or not on_clock:
+                return self.queued(settings, cache)
+            why_stepwise = self.ahead.reason_not_to(settings, cache)
+            if not why_stepwise:
+                return self.ahead(settings, cache)
+            scheduler: Any = self.queued(settings, cache)
+            scheduler.stepwise_reason = f"several steps are in flight {why_stepwise}"
+            return scheduler
         if self.connected is not None and settings.offload is not None:
             return self.connected(settings, cache)
         return self.scheduler(settings, cache)

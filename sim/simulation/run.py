@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
 
+IN_FLIGHT = "several steps are in flight"
+"""Reason of a stepwise run whose decodes are looked at one by one for that."""
+
 ASKED_FOR = "asked for"
 """Reason of a stepwise run that the user wanted so."""
 
@@ -128,6 +131,8 @@ class Simulation:
         self.scheduler, capacity = self._make_scheduler(model)
         if isinstance(self.scheduler, GroupScheduler):
             self.path_reason = self.path_reason or self.scheduler.why_stepwise()
+        elif not self.path_reason:
+            self.path_reason = getattr(self.scheduler, "stepwise_reason", "")
         self.schedulers = [self.scheduler]
         for _ in range(1, config.engine.data_parallel_size):
             self.schedulers.append(self._make_scheduler(model)[0])
@@ -190,18 +195,24 @@ class Simulation:
     def _why_stepwise(self) -> str:
         generation = GENERATIONS.get(self.config.engine.scheduler_kind)
         engine = self.config.engine
-        if engine.pipeline_parallel_size > 1 or engine.async_scheduling:
-            return "several steps are in flight"
-        if engine.speculative is not None:
-            return "steps verify drafts"
         is_clocked = generation is not None and generation.keeps_decode_clock
+        if engine.pipeline_parallel_size > 1 or (
+            engine.async_scheduling and not is_clocked
+        ):
+            return IN_FLIGHT
+        if engine.speculative is not None:
+            return IN_FLIGHT if engine.async_scheduling else "steps verify drafts"
         return "" if is_clocked else "the scheduler has no fast path"
 
     def _make_scheduler(
         self, model: ModelArchitecture
     ) -> tuple[Scheduler, CapacityEstimate]:
         return make_scheduler(
-            self.config.engine, self.capacity, model, specs=self.specs
+            self.config.engine,
+            self.capacity,
+            model,
+            specs=self.specs,
+            on_clock=not self.path_reason,
         )
 
     def _make_engine(self, client: Client) -> Engine | Engines:

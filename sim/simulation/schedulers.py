@@ -49,8 +49,13 @@ def make_scheduler(
     capacity: CapacityEstimate,
     model: ModelArchitecture,
     specs: Sequence[RequestSpec] = (),
+    *,
+    on_clock: bool = False,
 ) -> tuple[Scheduler, CapacityEstimate]:
-    """Construct the scheduler, and with it the block pool."""
+    """Construct the scheduler, and with it the block pool.
+
+    With `on_clock`, one that leaves decodes on a clock if there are several.
+    """
     make_evictor = evictor_factory(config, capacity, specs)
 
     def construct(capacity: CapacityEstimate) -> Scheduler:
@@ -70,7 +75,7 @@ def make_scheduler(
                 f"engine.prefix_cache_retention_interval says which windows and states "
                 f"stay cached, and {model.name} keeps every block alike; leave it out"
             )
-        scheduler = _construct(config, model, arguments)
+        scheduler = _construct(config, model, arguments, on_clock=on_clock)
         if layout is not None and not getattr(scheduler, "has_layout", False):
             raise ConfigError(
                 f"{_WHERE}: {model.name} has layers of several kinds, which need a "
@@ -143,7 +148,11 @@ def _arguments(
 
 
 def _construct(
-    config: EngineConfig, model: ModelArchitecture, arguments: Arguments
+    config: EngineConfig,
+    model: ModelArchitecture,
+    arguments: Arguments,
+    *,
+    on_clock: bool,
 ) -> Scheduler:
     """Construct a built-in scheduler, or the user's own."""
 
@@ -160,7 +169,7 @@ def _construct(
     generation = GENERATIONS.get(config.scheduler_kind)
     try:
         if generation is not None:
-            return _built_in(generation, table, of(generation))
+            return _built_in(generation, table, of(generation), on_clock=on_clock)
         scheduler: Scheduler = build(
             SCHEDULERS, table, _WHERE, lambda cls: arguments | _values(cls, of)
         )
@@ -177,14 +186,20 @@ def _construct(
 
 
 def _built_in(
-    generation: Generation, table: Arguments, arguments: Arguments
+    generation: Generation,
+    table: Arguments,
+    arguments: Arguments,
+    *,
+    on_clock: bool,
 ) -> Scheduler:
     """Construct a generation's scheduler; what stands in the table are settings."""
     parts = generation.parts()
     known = parts.settings_of(arguments)
     settings = build({generation.name: parts.settings}, table, _WHERE, known)
     try:
-        scheduler: Scheduler = parts.construct(settings, cache_of(arguments))
+        scheduler: Scheduler = parts.construct(
+            settings, cache_of(arguments), on_clock=on_clock
+        )
     except UserError as error:
         raise ConfigError(f"{_WHERE}: {error}") from error
     return scheduler

@@ -103,7 +103,12 @@ ONLY_THE_END = Look()
 
 
 def of_one_group(config: RunConfig) -> Simulation:
-    """Return a run by the oracle, which knows one group of layers."""
+    """Return a run by the oracle, which knows one group of layers.
+
+    It knows no steps in flight: these are compared with a run that is stepwise.
+    """
+    if config.engine.async_scheduling:
+        return Simulation(config, stepwise=True)
     return Simulation(by_the_oracle(config))
 
 

@@ -226,6 +226,23 @@ def _add_rarer_keys(
         engine["enable_prefix_caching"] = True
     if rng.random() < 0.02:
         workload["beam_width"] = {1: 0.9, 3: 0.1}
+    if rng.random() < 0.4:
+        _schedule_ahead(rng, engine, workload)
+
+
+def _schedule_ahead(
+    rng: Random, engine: dict[str, Any], workload: dict[str, Any]
+) -> None:
+    """Form steps while the ones before run, mostly with what that is known of."""
+    engine |= {"engine_version": rng.choice(["0.33", "0.33", "0.33", "0.31", "0.28"])}
+    engine["async_scheduling"] = True
+    ends = ["stop", "length", {"stop": 0.5, "length": 0.5}]
+    workload["output_end"] = rng.choice(ends)
+    if rng.random() < 0.8:
+        for key in ("sliding_window", "prefill_schedule_interval", "evictor"):
+            engine.pop(key, None)
+        if isinstance(engine.get("admission"), dict):
+            engine.pop("admission")
 
 
 def _learned_rule(rng: Random) -> dict[str, Any]:

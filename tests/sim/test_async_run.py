@@ -18,6 +18,7 @@ from sim.scheduler.v1.dialect import dialect_of
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import with_intervals
 from sim.studies.validation.observed import series_of
+from tests.identity.compare import ONLY_THE_END, compare
 
 if TYPE_CHECKING:
     from sim.results.run import Results
@@ -124,6 +125,27 @@ def test_pressure_with_steps_ahead() -> None:
     assert results.summary["completed"] == 20
     assert results.summary["num_preemptions"] > 0
     assert results.summary["total_output_tokens"] == 20 * 30
+
+
+@pytest.mark.parametrize("output_end", ["stop", "length"])
+def test_stretches_of_steps_ahead_are_those_steps(output_end: str) -> None:
+    tight = {"num_gpu_blocks_override": 98, "scheduler_reserve_full_isl": False}
+    simulated = simulation(
+        cost={"kind": "roofline"},
+        num_requests=20,
+        rate=1e3,
+        output_end=output_end,
+        async_scheduling=True,
+        **tight,
+    )
+    compared = compare(
+        simulated.config,
+        ONLY_THE_END,
+        lambda config: Simulation(config, stepwise=True),
+    )
+    assert (compared.chosen.path, compared.reference.path) == ("fast", "stepwise")
+    assert not compared.differences
+    assert compared.chosen.summary["num_preemptions"] > 0
 
 
 def test_a_bound_moves_host_and_step() -> None:

@@ -146,12 +146,18 @@ class RunTables:
     ) -> bool:
         """See `Tables.extend`. O(runs)."""
         del num_computed_tokens
+        return self.extend_known(request, num_tokens, num_tokens)
+
+    def extend_known(
+        self, request: TableRequest, num_tokens: int, num_known_tokens: int
+    ) -> bool:
+        """Do as `extend`, and register only what known tokens fill. O(runs)."""
         table: RunTable = request.table
         num_held = table.num_registered + len(table.unregistered)
         num_new_blocks = -(-num_tokens // self.block_size) - num_held
         if num_new_blocks > self.num_free_blocks:
             return False
-        self._lengthen(table, num_new_blocks, num_tokens)
+        self._lengthen(table, num_new_blocks, num_known_tokens)
         return True
 
     def _lack_of_blocks(self, num_blocks: int) -> NoFreeBlocksError:
@@ -185,6 +191,18 @@ class RunTables:
         pop = self._pool.ids_to_pop(len(requests)).pop
         for request in requests:
             request.table.unregistered.append(pop())
+
+    def append_known_rounds(
+        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
+    ) -> list[int]:
+        """Do as `append_rounds`, registering a block when the next one is opened."""
+        start = first % len(buckets)
+        rounds = list(islice(cycle(buckets), start, start + num_rounds))
+        for opening in rounds:
+            if opening:
+                self.append_blocks(opening)
+                self.register_blocks(opening)
+        return [*map(len, rounds)]
 
     def append_rounds(
         self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int

@@ -16,6 +16,7 @@ __all__ = ["V1", "Scheduler", "Settings", "V1Scheduler"]
 def _parts() -> Parts:
     from cache.v1.policies import CACHE_POLICIES, CachePolicy
     from sim.scheduler.log.v1 import V1Log
+    from sim.scheduler.v1.ahead import AheadScheduler
     from sim.scheduler.v1.batch_queue import BatchQueueScheduler
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
     from sim.scheduler.v1.scheduler import Scheduler
@@ -29,6 +30,7 @@ def _parts() -> Parts:
         CACHE_POLICIES,
         CachePolicy,
         queued=BatchQueueScheduler,
+        ahead=AheadScheduler,
         speculative=SpeculativeScheduler,
         connected=ConnectorScheduler,
     )

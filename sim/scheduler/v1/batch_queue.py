@@ -42,6 +42,8 @@ class BatchQueueScheduler(Scheduler):
     has_finish_notice
         Whether requests have left since the latest call, of which the workers are told
         with the next one.
+    stepwise_reason
+        Why decodes could not be left on a clock, if that was asked for.
 
     Notes
     -----
@@ -49,11 +51,13 @@ class BatchQueueScheduler(Scheduler):
     """
 
     groups: BlockTables
+    keeps_decode_clock = False
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
         self.max_concurrent_batches = settings.max_concurrent_batches
         self.has_finish_notice = False
+        self.stepwise_reason = ""
         self._in_flight: TokensInFlight = TokensInFlight(
             awaits_outputs=settings.async_scheduling,
             decode_interval=settings.pipeline_parallel_size,

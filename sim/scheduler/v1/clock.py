@@ -193,3 +193,45 @@ class DecodeClock:
                     (1 - request.base_tokens) % self.block_size == phase,
                     f"decode clock: request {request.request_id} is in bucket {phase}",
                 )
+
+
+class AheadDecodeClock(DecodeClock):
+    """`DecodeClock` of decodes that are scheduled before their last token is known.
+
+    Of a request that computes its last prompt token in step p, step p + 1 is formed
+    before the output of p is known. So in every step one token less is known than is
+    computed with it::
+
+        num_tokens at the start of step s      = base_tokens + s - 1
+        num_computed_tokens after it           = base_tokens + s
+
+    and a block is findable from the step on that opens the next one.
+    """
+
+    __slots__ = ("_registered", "_registered_step")
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self._registered: set[Request] = set()
+        self._registered_step = -1
+
+    def join_all(self, requests: Iterable[Request], first_step: int) -> None:
+        """Let requests decode from `first_step` on; see `DecodeClock.join_all`."""
+        requests = list(requests)
+        super().join_all(requests, first_step - 1)
+        self._registered_step = first_step
+        self._registered = {
+            request for request in requests if not request.num_tokens % self.block_size
+        }
+
+    def filling(self, step: int) -> dict[Request, None]:
+        """Return the requests whose full block becomes findable in `step`, in order."""
+        opening = self.opening(step)
+        if step != self._registered_step or not self._registered:
+            return opening
+        return {each: None for each in opening if each not in self._registered}
+
+    def settle(self, request: Request, step: int) -> None:
+        request.num_tokens = request.num_computed_tokens = (
+            request.base_tokens + step - 1
+        )

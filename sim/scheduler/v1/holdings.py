@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cache.errors import require
 from cache.stats import BlockTier, PrefixCacheStats
@@ -113,6 +113,10 @@ class Holdings:
         "waiting",
     )
 
+    keeps_decode_clock: ClassVar[bool] = True
+    """Whether decodes stand on `clock`, and are not looked at one by one."""
+    _clock: ClassVar[type[DecodeClock]] = DecodeClock
+
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         self.settings = settings
         self.max_num_seqs = settings.max_num_seqs
@@ -120,7 +124,9 @@ class Holdings:
         self.block_size = block_size = cache.block_size
         self.enable_caching = cache.enable_prefix_caching
         self.layout, self.has_layout = cache.groups, cache.layout is not None
-        self.tables = tables = _tables_for(settings, cache)
+        self.tables = tables = _tables_for(
+            settings, cache, on_clock=self.keeps_decode_clock
+        )
         self.groups = (
             tables if isinstance(tables, BlockTables | GroupRunTables) else None
         )
@@ -128,7 +134,7 @@ class Holdings:
         self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
-        self.clock = DecodeClock(
+        self.clock = self._clock(
             block_size if self.groups is None else self.groups.period
         )
         self.completing: list[Request] = []
@@ -397,15 +403,11 @@ class Holdings:
         )
 
 
-def _tables_for(settings: Settings, cache: CacheConfig) -> Tables:
+def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Tables:
     """Return block tables that do as little as the cache's rules allow."""
     layout, caches = cache.groups, cache.enable_prefix_caching
     drafts = settings.speculative_config
-    is_alone = (
-        settings.max_concurrent_batches == 1
-        and drafts is None
-        and settings.offload is None
-    )
+    is_alone = on_clock and drafts is None and settings.offload is None
     is_plain = layout.keeps_all_blocks and is_alone
     size = cache.num_gpu_blocks, cache.block_size
     unhashed_first = settings.dialect.reuses_unhashed_first(

@@ -1,0 +1,167 @@
+"""The scheduler of V1 engines that form a step while the one before runs."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from cache.v1.runs.tables import RunTables
+from sim.scheduler.admission import FullPrompt, Watermark
+from sim.scheduler.v1.clock import AheadDecodeClock
+from sim.scheduler.v1.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sim.scheduler.base import SchedulerOutput
+    from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.scheduler import Shape
+    from sim.scheduler.v1.settings import Settings
+
+_running_order = attrgetter("order")
+
+
+class AheadScheduler(Scheduler):
+    """`Scheduler` with asynchronous scheduling: a call does not know the last output.
+
+    It decides as `sim.scheduler.v1.batch_queue.BatchQueueScheduler` does, without a
+    look at each decode. One on the clock (`AheadDecodeClock`) always has one token in
+    flight, so what is known of it follows from the step as well. Off the clock, among
+    `prefilling` with its tokens written down, stands
+
+    - a decode whose token in flight is surely its last: it gets no more, and leaves;
+    - a decode that was passed over for lack of budget: its token arrives meanwhile.
+
+    Attributes
+    ----------
+    max_concurrent_batches
+        Steps in flight at most.
+    passed_over
+        Always empty: decodes without a token are in `set_aside`.
+    set_aside
+        Decodes that the latest call has taken off the clock, with a token in flight.
+    num_wasted_tokens
+        Outputs that were dropped so far, their requests having ended.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/core/sched/async_scheduler.py`` and ``scheduler.py``.
+    """
+
+    max_concurrent_batches = 2
+    _clock = AheadDecodeClock
+
+    def __init__(self, settings: Settings, cache: CacheConfig) -> None:
+        super().__init__(settings, cache)
+        self.set_aside: list[Request] = []
+        self.num_wasted_tokens = 0
+        if isinstance(self.tables, RunTables):
+            self._extend = self._extend_known
+
+    @staticmethod
+    def reason_not_to(settings: Settings, cache: CacheConfig) -> str:
+        """Return why decodes are looked at one by one, empty if they are not."""
+        own_order = cache.evictor is None or not cache.enable_prefix_caching
+        for reason, is_known in (
+            ("of a pipeline", settings.pipeline_parallel_size == 1),
+            ("of requests with drafts", settings.speculative_config is None),
+            ("of a model whose layers give up blocks", cache.groups.keeps_all_blocks),
+            ("under another order of eviction", own_order),
+            (
+                "that prefill_schedule_interval looks at",
+                settings.prefill_schedule_interval == 1,
+            ),
+            (
+                "that the admission rule looks at",
+                type(settings.admission) in {type(None), FullPrompt, Watermark},
+            ),
+        ):
+            if not is_known:
+                return reason
+        return ""
+
+    # -- a call ---------------------------------------------------------------
+
+    def form(self, now_s: float) -> Shape:
+        if self.set_aside:
+            self.set_aside = []
+        return super().form(now_s)
+
+    def _extend_known(self, request: Request, num_tokens: int, before: int) -> bool:
+        assert isinstance(self.tables, RunTables)
+        num_known = request.num_tokens if request in self.prefilling else before
+        return self.tables.extend_known(request, num_tokens, min(num_tokens, num_known))
+
+    def _pass_over(self, requests: Iterable[Request]) -> None:
+        self.set_aside = [each for each in requests if each not in self.prefilling]
+        self.take_off(self.set_aside)
+
+    def take_off(self, requests: Sequence[Request]) -> None:
+        """Take decodes off the clock; their tokens are those of the next call."""
+        if not requests:
+            return
+        prefilling, clock = self.prefilling, self.clock
+        in_order = sorted([*prefilling, *requests], key=_running_order)
+        for request in requests:
+            clock.settle(request, self.step)
+            clock.leave(request)
+            self.num_chunk_tokens += request.num_computed_tokens
+        prefilling.clear()
+        prefilling.update(dict.fromkeys(in_order))
+
+    def output(self, shape: Shape) -> SchedulerOutput:
+        output = super().output(shape)
+        for request in output.scheduled:
+            if request not in self.prefilling:
+                request.num_tokens -= 1  # the last output is not known yet
+        return output
+
+    def advance(self, num_steps: int) -> list[int]:
+        tables, step = self.tables, self.step
+        if not isinstance(tables, RunTables):
+            return super().advance(num_steps)
+        self.step = step + num_steps
+        opening = self.clock.opening(step)
+        if opening:
+            tables.append_blocks(opening)
+            tables.register_blocks(self.clock.filling(step))
+        later = tables.append_known_rounds(self.clock.buckets, step + 1, num_steps - 1)
+        return [len(opening), *later]
+
+    # -- between calls --------------------------------------------------------
+
+    def note_known(self, requests: Iterable[Request]) -> None:
+        """Make findable what has become known of requests off the clock."""
+        if self.enable_caching:
+            for request in requests:
+                if request in self.running:
+                    num_tokens = request.num_computed_tokens
+                    self.tables.extend(request, num_tokens, num_tokens)
+
+    def update(self, finished: Sequence[Request]) -> None:
+        if not finished:
+            return
+        running = self.running
+        self.note_known(each for each in finished if each in self.prefilling)
+        for request in finished:
+            if request not in running:  # its last token came after a preemption
+                self.waiting.remove(request)
+                self.tables.free(request)
+            elif request not in self.prefilling:
+                self.num_wasted_tokens += 1  # the step in flight computes another
+        super().update([request for request in finished if request in running])
+
+    def abort(self, request: Request) -> None:
+        if request in self.running:
+            is_known = request in self.prefilling and (
+                request.num_computed_tokens < request.num_tokens
+            )
+            self.num_wasted_tokens += not is_known
+        super().abort(request)
+
+    # -- what policies see ----------------------------------------------------
+
+    def num_output_tokens(self, request: Request) -> int:
+        num_tokens = super().num_output_tokens(request)
+        return num_tokens if request in self.prefilling else num_tokens - 1
