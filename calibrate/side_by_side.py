@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     ShowFits = Callable[[int, int], None]
     """Is told how many fits of how many are done."""
@@ -56,7 +56,19 @@ def _results(
     if workers == 1:
         return ((place, function(*jobs[place])) for place in order)
     each = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
-    return each(joblib.delayed(_placed)(p, function, jobs[p]) for p in order)
+    return _ended(each(joblib.delayed(_placed)(p, function, jobs[p]) for p in order))
+
+
+def _ended(results: Iterable[Any]) -> Iterator[Any]:
+    """Yield results, and end the processes that would wait for further jobs."""
+    from joblib.externals.loky import (  # noqa: PLC0415 - see `_results`
+        get_reusable_executor,
+    )
+
+    try:
+        yield from results
+    finally:
+        get_reusable_executor(reuse=True).shutdown(wait=True)
 
 
 def _placed(

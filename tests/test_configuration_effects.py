@@ -177,13 +177,13 @@ def test_keys_without_effect_are_those_that_the_page_names(generation: str) -> N
     assert same == said | none.get(generation, {"engine_version"})
     # Shown elsewhere: the choice of a generation itself, invariant 7, classes, what
     # only models with windows or states have (tests/sim/test_groups_run.py), and ranks
-    # (tests/sim/test_ranks_run.py).
+    # (tests/sim/test_ranks_run.py), and drafts (tests/sim/test_speculative_run.py).
     shown = {"scheduler", "admission_check", "pipeline_parallel_size", "evictor"}
     shown |= {"prefix_cache_retention_interval", "prefix_match_unit"}
     shown |= {"disable_hybrid_kv_cache_manager"}
     shown |= {"mamba_cache_dtype", "mamba_ssm_cache_dtype"}
     shown |= {"data_parallel_size", "api_server_count", "enable_expert_parallel"}
-    shown |= {"all2all_backend", "network"}
+    shown |= {"all2all_backend", "network", "speculative_config"}
     if OURS[generation].enable_prefix_caching is None:
         shown.add("enable_prefix_caching")  # only ever false
     assert keys_of(generation) - shown <= set(tried) <= keys_of(generation)

@@ -136,6 +136,7 @@ class ColumnRequest(Request):
     num_generated_tokens = 0
     _streak_step = -1
     _streak_num_tokens = 0
+    kv_transfer_params = None
 
     @property
     def tokens(self) -> SegmentTokens:  # type: ignore[override]

@@ -372,7 +372,13 @@ def test_user_code_that_does_not_import_is_named(tmp_path: Path) -> None:
         Simulation(parse_config(minimal(scheduler=f"{source}:Mine")))
 
 
-OF_OTHER_COMMANDS = ("plan_", "prices", "sweep_")
+OF_OTHER_COMMANDS = (
+    "plan_",
+    "prices",
+    "speculative_plan",
+    "speculative_sweep",
+    "sweep_",
+)
 RUNS = [
     path
     for path in sorted((ROOT / "examples").glob("*.yaml"))

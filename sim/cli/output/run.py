@@ -51,7 +51,8 @@ def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) ->
     last = f"{summary['scheduling']}, {path}; results in {directory}"
     console.print(Text(last), soft_wrap=True)
     if not summary.get("verdict", {"holds": True})["holds"]:
-        console.print(Text(f"what would help: kvsim advise {directory}"))
+        advice = f"what would help: kvsim advise {directory}"
+        console.print(Text(advice), soft_wrap=True)
 
 
 def _latencies(summary: Mapping[str, Any]) -> Table:
