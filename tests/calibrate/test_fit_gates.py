@@ -101,6 +101,7 @@ def test_decodes_on_an_a100():
     assert decode.interval_beyond > decode.interval_inside > 0
 
 
+@pytest.mark.slow
 def test_layers_and_collectives():
     profile = import_vidur(shared("profiles/vidur"), "a100", "Llama-2-7b-hf")
     report = fit_report(profile).operations

@@ -143,6 +143,7 @@ def test_what_was_not_measured_comes_from_the_datasheet(tmp_path):
     assert not cost.step(BatchShape(64, 64 * 8192, 0, 0, 0, 0)).extrapolated
 
 
+@pytest.mark.slow
 def test_layers_of_vidur_price_a_step(tmp_path):
     out = tmp_path / "p.json"
     folder = str(shared("profiles/vidur"))

@@ -14,7 +14,7 @@ from tests.identity.regimes import regimes_of
 
 NUM_CASES = 200
 GROUP = 20
-NUM_QUICK_CASES = 140
+NUM_QUICK_CASES = 100
 GROUPS = [
     pytest.param(
         range(first, first + GROUP),

@@ -12,7 +12,7 @@ from tests.identity.compare import assert_equal_paths, of_sequences
 from tests.identity.random_sequences import draw_sequence_case
 from tests.identity.regimes import regimes_of
 
-_GROUPS = [range(first, first + 60) for first in range(0, 600, 60)]
+_GROUPS = [range(first, first + 30) for first in range(0, 600, 30)]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def as_text(found: solving.PlanResult) -> str:
     return json.dumps(found.data)
 
 
+@pytest.mark.slow
 def test_a_resumed_plan_is_the_whole_plan_and_asks_only_the_rest(
     tmp_path: Path,
 ) -> None:

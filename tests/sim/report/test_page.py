@@ -184,7 +184,9 @@ def test_words_of_users_are_only_shown(crowded_run: Path, tmp_path: Path) -> Non
     assert "<img" not in figures
 
 
-@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize(
+    "is_static", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_the_same_results_give_the_same_bytes(
     swapping_run: Path, *, is_static: bool
 ) -> None:
