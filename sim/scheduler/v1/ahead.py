@@ -136,7 +136,7 @@ class AheadScheduler(Scheduler):
         if self.enable_caching:
             for request in requests:
                 if request in self.running:
-                    num_tokens = request.num_computed_tokens
+                    num_tokens = min(request.num_computed_tokens, self._most_slots)
                     self.tables.extend(request, num_tokens, num_tokens)
 
     def update(self, finished: Sequence[Request]) -> None:
