@@ -304,7 +304,7 @@ class PlanResult(solve.PlanResult):
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
-        """What it comes to in sentences, for each model."""
+        """Return the verdict by model: does one replica hold, and what to buy."""
         return verdicts_of(self.data)
 
     def _repr_html_(self) -> str:

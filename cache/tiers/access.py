@@ -1,4 +1,4 @@
-"""What a tier and its policy keep of a request, from its first contact to its end."""
+"""A request's record in a tier: from its first lookup until it has finished."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ TIER_POLICIES: Mapping[str, type[TierPolicy]] = {
 
 
 class LookupResult(Enum):
-    """What a tier says of a chunk."""
+    """Whether a chunk of KV blocks can be loaded from the tier."""
 
     MISS = "miss"
     """It is not there."""
@@ -41,14 +41,14 @@ class LookupResult(Enum):
 
 
 class PreparedStore(NamedTuple):
-    """What a tier takes of a lot."""
+    """The chunks of an offered store that the tier accepts."""
 
     keys: list[int]
-    """Those that are to be written, in the order of the lot."""
+    """Keys of the chunks to write, in the order in which they were offered."""
     chunk_ids: list[int]
-    """Where each of them goes."""
+    """The place in the tier of each key."""
     evicted_ids: list[int]
-    """Chunks that made room, in the order in which they went."""
+    """Places of the chunks that were evicted for them, in order of eviction."""
 
 
 class Chunk:

@@ -1,4 +1,4 @@
-"""What a mistaken key or file was meant to be."""
+"""Suggestions for mistyped keys, and for files that another command reads."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Looked:
-    """What the latest look-up of a waiting request has said.
+    """The result of the latest lookup of a waiting request.
 
     Attributes
     ----------

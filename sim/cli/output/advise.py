@@ -1,4 +1,4 @@
-"""What ``kvsim advise`` shows: what binds, the best remedies, what else was tried."""
+"""Terminal output of ``kvsim advise``: the bottleneck, and the measured remedies."""
 
 from __future__ import annotations
 

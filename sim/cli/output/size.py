@@ -1,4 +1,4 @@
-"""What ``kvsim size`` shows: the verdict, then what it rests on."""
+"""Terminal output of ``kvsim size``: the verdict, then the plan behind it."""
 
 from __future__ import annotations
 

@@ -545,8 +545,12 @@ class Scheduler(Holdings):
         self._is_admitting = False
 
     def _padded(self, num_hits: int) -> int:
-        """Return the tokens of a head that lacks one, with empty drafts behind it."""
-        raise NotImplementedError
+        """Return the tokens to schedule of a waiting request that lacks one token.
+
+        One; with speculative decoding, empty drafts may follow it.
+        """
+        del num_hits
+        return 1
 
     def _left(self, budget: int, request: Request, num_new_tokens: int) -> int:
         """Return what an admission leaves of the budget."""
