@@ -85,7 +85,7 @@ class DraftRecorder(Recorder):
             told[name] = values
         held = told["num_draft_blocks"] * batch["latency_s"]
         self._draft_block_s += float(held.sum())
-        return super()._emit(batch | told)
+        return super()._emit(batch | told | _as_decodes(batch, told))
 
     def finish(self, now_s: float) -> Recording:
         recording = super().finish(now_s)
@@ -124,6 +124,17 @@ class DraftRecorder(Recorder):
             "spec_decode_per_position_acceptance_rates": per_position,
             "kv_cache_usage_drafts_mean": self._draft_block_s / whole_s,
         }
+
+
+def _as_decodes(batch: Batch, told: Batch) -> Batch:
+    """Return the counts of a step's work, whose verifications came as chunks."""
+    num_drafts = told["num_drafts"]
+    num_verified_tokens = num_drafts + told["num_draft_tokens"]
+    return {
+        "num_decodes": batch["num_decodes"] + num_drafts,
+        "num_prefills": batch["num_prefills"] - num_drafts,
+        "num_prefill_tokens": batch["num_prefill_tokens"] - num_verified_tokens,
+    }
 
 
 def draft_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

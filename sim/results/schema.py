@@ -30,9 +30,9 @@ STEPS: dict[str, str] = {
     "num_running": "int64",
     "num_waiting": "int64",
     "num_swapped": "int64",
-    # the batch
+    # the batch; what is not prefill is the tokens of decodes
     "num_batched_tokens": "int64",
-    "num_decodes": "int64",
+    "num_decodes": "int64",  # a token each, and the draft tokens that they verify
     "num_prefills": "int64",
     "num_prefill_tokens": "int64",
     # the cache right after the scheduler call

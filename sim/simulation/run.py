@@ -196,12 +196,12 @@ class Simulation:
         generation = GENERATIONS.get(self.config.engine.scheduler_kind)
         engine = self.config.engine
         is_clocked = generation is not None and generation.keeps_decode_clock
+        if engine.speculative is not None:
+            return "steps verify drafts"
         if engine.pipeline_parallel_size > 1 or (
             engine.async_scheduling and not is_clocked
         ):
             return IN_FLIGHT
-        if engine.speculative is not None:
-            return IN_FLIGHT if engine.async_scheduling else "steps verify drafts"
         return "" if is_clocked else "the scheduler has no fast path"
 
     def _make_scheduler(

@@ -10,7 +10,7 @@ import pytest
 from cache.errors import CacheConfigError
 from sim.errors import SchedulerError
 from sim.scheduler.settings import CacheConfig
-from sim.scheduler.v1 import V1, Settings
+from sim.scheduler.v1 import V1, Settings, V1Scheduler
 from sim.scheduler.v1.speculative_config import SpeculativeConfig, SpeculativeMethod
 from sim.studies.conformance import DecisionDriver
 from sim.studies.conformance.random_groups import random_group_workload
@@ -136,6 +136,20 @@ def test_evictors_know_no_drafts() -> None:
     )
     with pytest.raises(CacheConfigError, match="eviction policies know no draft"):
         V1.parts().construct(settings, cache)
+
+
+def test_a_class_without_drafts_refuses_them() -> None:
+    arguments: Any = {
+        "max_num_batched_tokens": 8, "max_num_seqs": 4, "max_model_len": 64,
+    }  # fmt: skip
+    drafts = SpeculativeConfig(SpeculativeMethod.NGRAM, 2)
+    for more in (
+        {"speculative_config": drafts},
+        {"async_scheduling": True},
+        {"pipeline_parallel_size": 2},
+    ):
+        with pytest.raises(SchedulerError, match=rf"^{next(iter(more))}: V1Scheduler"):
+            V1Scheduler(20, 4, **arguments, **more)
 
 
 def test_there_is_a_draft() -> None:

@@ -315,8 +315,13 @@ def test_what_became_of_drafts_is_recorded(ahead: bool) -> None:
     num_outputs = 1 + requests["num_drafts"] + requests["num_accepted_tokens"]
     cut = num_outputs - requests["num_output_tokens"]
     assert cut.between(0, 3 + ahead * 4).all()
-    # a step's verifications are chunks of it
-    assert (steps["num_drafts"] <= steps["num_prefills"]).all()
+    # a step's verifications are decodes: a token each, and the drafts
+    assert summary["path_reason"] == "steps verify drafts"
+    assert (steps["num_drafts"] <= steps["num_decodes"]).all()
+    of_decodes = steps["num_batched_tokens"] - steps["num_prefill_tokens"]
+    assert (of_decodes == steps["num_decodes"] + steps["num_draft_tokens"]).all()
+    assert steps["num_prefill_tokens"].sum() == requests["num_prompt_tokens"].sum()
+    assert steps["num_prefills"].sum() == len(requests)
     assert steps["num_draft_blocks"].max() > 0
     assert 0 < summary["kv_cache_usage_drafts_mean"] < summary["kv_cache_usage_mean"]
 

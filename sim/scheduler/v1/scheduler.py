@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.v1.id_tables import IdTables
 from cache.v1.runs.tables import RunTables
+from sim.errors import SchedulerError
 from sim.scheduler.admission import Conservative, FullPrompt, Watermark
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import BatchShape
@@ -37,6 +38,14 @@ Shape = tuple[int, int, int, int, int, int]
 # Looked up once: members of an enum are found by a call.
 _RUNNING, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 _running_order = attrgetter("order")
+
+_PLAIN = {
+    "async_scheduling": False,
+    "offload": None,
+    "pipeline_parallel_size": 1,
+    "speculative_config": None,
+}
+"""Settings with which it is `Scheduler` itself that serves, and no class behind it."""
 
 
 class Plan:
@@ -799,6 +808,11 @@ class V1Scheduler(Scheduler):
         See `sim.scheduler.settings.CacheConfig`; prefix caching is on by default.
     **settings
         The fields of `Settings`.
+
+    Raises
+    ------
+    SchedulerError
+        If these need another class of the generation; see `Parts.construct`.
     """
 
     def __init__(
@@ -822,6 +836,13 @@ class V1Scheduler(Scheduler):
             layout=layout,
             prefix_cache_retention_interval=prefix_cache_retention_interval,
         )
+        for key, plain in _PLAIN.items():
+            if settings.get(key, plain) not in (None, plain):
+                raise SchedulerError(
+                    f"{key}: V1Scheduler forms one step at a time, without drafts and "
+                    f"tiers; leave it out, or let V1.parts().construct(settings, "
+                    f"cache) choose the class, got {settings[key]!r}"
+                )
         super().__init__(Settings(**settings), cache)
 
     __init__.__signature__ = Signature(  # type: ignore[attr-defined]
