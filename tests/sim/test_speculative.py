@@ -109,6 +109,23 @@ def test_drafts_are_scheduled_ahead_of_their_content() -> None:
     assert [line["out"] for line in lines[1:4]] == [[["r0", 1]]] * 3
 
 
+def test_a_chunk_that_loses_its_blocks_in_the_same_call_begins_the_interval() -> None:
+    lines = play(
+        {"prompt": [[1, 1]], "output_len": 1, "acc_pct": 0},
+        {"prompt": [[2, 12]], "output_len": 1, "priority": 1, "acc_pct": 0},
+        {"prompt": [[3, 2]], "output_len": 15, "arrival_step": 1} | SURE,
+        speculative={"method": "mtp", "num_speculative_tokens": 3},
+        enable_prefix_caching=False, policy="priority", block_size=2,
+        num_gpu_blocks=17, max_num_batched_tokens=64, max_num_seqs=8,
+        max_model_len=26, long_prefill_token_threshold=4,
+        prefill_schedule_interval=3,
+    )  # fmt: skip
+    # r1 was to get a chunk, gave its blocks to r2, and waits until that has ended.
+    (preempting,) = (index for index, line in enumerate(lines) if "preempt" in line)
+    assert lines[preempting]["preempt"] == [["r1", "recompute"]]
+    assert batches(lines)[preempting:][:3] == [{"r2": 4}, {"r2": 4}, {"r1": 12}]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.in_flight import Delivery
-    from sim.scheduler.v1.scheduler import Shape
+    from sim.scheduler.v1.scheduler import Plan, Shape
     from sim.scheduler.v1.settings import Settings
 
 
@@ -107,8 +107,15 @@ class BatchQueueScheduler(Scheduler):
             num_tokens_to_cache=min(num_tokens, request.num_tokens),
         )
 
+    def _allocate_or_preempt(
+        self, request: Request, num_new_tokens: int, plan: Plan
+    ) -> bool:
+        has_slots = super()._allocate_or_preempt(request, num_new_tokens, plan)
+        if has_slots:  # counts even if it is a victim later in the call
+            self._computes_chunk |= self._in_flight.is_chunk(request)
+        return has_slots
+
     def _compute(self, request: Request, num_new_tokens: int) -> None:
-        self._computes_chunk |= self._in_flight.is_chunk(request)
         super()._compute(request, num_new_tokens)
         if self._in_flight.scheduled(request, num_new_tokens):
             self._brings_output.append(request)
