@@ -11,6 +11,9 @@ from workloads.errors import WorkloadError
 MAX_TOKENS = 10**9
 """Largest length that a request may have; far above any model, far below int64."""
 
+MAX_SPECULATIVE_TOKENS = 1024
+"""Most drafts of a step, far above any drafter."""
+
 
 def finite(name: str, value: float, remedy: str) -> float:
     """Return ``value`` as a finite float."""

@@ -203,6 +203,7 @@ class RequestColumns(Sequence[RequestSpec]):
             repeat(None),
             repeat(0.0),
             _values(self.ends_at_stop, start, stop),
+            repeat(()),
         )
         # Not strict: what is the same for all repeats without end.
         return map(_made, zip(*columns, strict=False))

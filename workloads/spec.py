@@ -61,6 +61,10 @@ class RequestSpec(NamedTuple):
         Whether a stop token ends the output, which no engine can foresee. Otherwise the
         client asks for exactly `num_output_tokens` and ignores stop tokens, so the
         engine knows the length from the start.
+    accepted_drafts
+        Drafts that a real engine accepted, a number for each of the request's
+        verifications, in order; empty where that was not recorded. Only the output of
+        a step looks at it (`workloads.acceptance`).
     """
 
     request_id: int
@@ -78,6 +82,7 @@ class RequestSpec(NamedTuple):
     previous_id: int | None = None
     delay_s: float = 0.0
     ends_at_stop: bool = True
+    accepted_drafts: tuple[int, ...] = ()
 
     @property
     def output_limit(self) -> int | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from math import sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -24,8 +25,14 @@ from workloads.acceptance import (
     PositionRates,
     ProfileRates,
     RecordedRates,
+    RequestCounts,
     acceptance_profiles,
 )
+from workloads.traces.kvsim import KvsimTraceReader, KvsimTraceWriter
+from workloads.traces.writing import losses
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MODES = [
     (name, mode)
@@ -207,3 +214,41 @@ def test_rates_of_ones_own_are_held_to_the_contract() -> None:
 
     with pytest.raises(WorkloadError, match=r"mend Rising\.rates"):
         DrawnAcceptance(Rising(), specs(""), 2)
+
+
+def test_recorded_counts_are_those_of_their_verifications() -> None:
+    counted = specs("", "")
+    counted[1] = counted[1]._replace(accepted_drafts=(3, 0, 1))
+    drawn = DrawnAcceptance(RequestCounts(ConstantRate(1)), counted, 4)
+    position, found = 1, []
+    for _ in range(6):
+        found.append(drawn.num_accepted(1, position, 4))
+        position += found[-1] + 1
+    assert found == [3, 0, 1, 3, 0, 1]
+    # in between, and with fewer drafts, as far as the text is known
+    assert [drawn.num_accepted(1, position, 2) for position in range(1, 8)] == [
+        2, 2, 1, 0, 0, 1, 0,
+    ]  # fmt: skip
+    assert drawn.num_accepted(0, 1, 4) == 4
+    with pytest.raises(WorkloadError, match="by_request takes accepted_drafts"):
+        DrawnAcceptance(RequestCounts(), counted, 4)
+
+
+def test_recorded_counts_stand_in_a_trace(tmp_path: Path) -> None:
+    lines = [
+        {"kvsim_requests": 1},
+        {"arrival_s": 0, "prompt": 9, "num_output_tokens": 5, "accepted_drafts": [2]},
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (request,) = requests = list(KvsimTraceReader(path).read())
+    assert request.accepted_drafts == (2,)
+    (_, line) = KvsimTraceWriter().lines(requests)
+    assert json.loads(line)["accepted_drafts"] == [2]
+    assert losses(requests, {"start", "prefixes"}) == [
+        "how many drafts were accepted (1 of 1 requests)"
+    ]
+    lines[1]["accepted_drafts"] = [2, -1]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(WorkloadError, match="accepted_drafts must be a list of whole"):
+        list(KvsimTraceReader(path).read())

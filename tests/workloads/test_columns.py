@@ -112,7 +112,7 @@ def test_elements_are_of_pythons_own_types() -> None:
             [int, float, int, int, type(None), int, int, int]
         )
         assert [type(value) for value in spec[9:]] == (
-            [float, str, type(None), type(None), float, bool]
+            [float, str, type(None), type(None), float, bool, tuple]
         )
         assert type(spec.prompt) is tuple
         assert [type(value) for value in spec.prompt[0]] == [int, int]

@@ -51,7 +51,8 @@ def test_repr_names_the_fields() -> None:
         "RequestSpec(request_id=0, arrival_s=0.5, prompt=((0, 5),), "
         "num_output_tokens=4, output_segment=1, max_tokens=None, priority=0, "
         "best_of=1, beam_width=1, beam_switch_share=0.0, slo_class='', "
-        "session_id=None, previous_id=None, delay_s=0.0, ends_at_stop=True)"
+        "session_id=None, previous_id=None, delay_s=0.0, ends_at_stop=True, "
+        "accepted_drafts=())"
     )
 
 

@@ -22,6 +22,7 @@ from workloads.acceptance.rates import (
     LengthRates,
     PositionRates,
     RecordedRates,
+    RequestCounts,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ACCEPTANCE: Mapping[str, type[AcceptanceRates]] = MappingProxyType(
     {
         "by_class": ClassRates,
+        "by_request": RequestCounts,
         "constant": ConstantRate,
         "length": LengthRates,
         "per_position": PositionRates,
@@ -51,5 +53,6 @@ __all__ = [
     "PositionRates",
     "ProfileRates",
     "RecordedRates",
+    "RequestCounts",
     "acceptance_profiles",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from workloads._checks import between
+from workloads.acceptance.rates import RequestCounts
 from workloads.errors import WorkloadError
 from workloads.streams import Streams
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _MASK: Final = 2**64 - 1
 _STEP: Final = 0x9E3779B97F4A7C15
 _UNIT: Final = 2.0**-53
+_Known = tuple[int, tuple[float, ...], "Sequence[int]"]
+"""Of a request: its key in the stream, its rates; or drafts left, by output."""
 
 
 class DrawnAcceptance:
@@ -29,6 +32,14 @@ class DrawnAcceptance:
 
     With more drafts a step accepts at least as many, whatever the number of them, and
     with higher rates too: runs that differ in either see the same luck.
+
+    Nothing is drawn for requests whose counts were recorded (`RequestCounts`)::
+
+        recorded     3              0    1         one number a verification
+        outputs      1   2   3   4  5    6   7     behind that of the prompt
+        accepted     3   2   1   0  0    1   0     at most, as the text is known so far
+
+    Behind the last of them they begin anew.
 
     Parameters
     ----------
@@ -71,8 +82,10 @@ class DrawnAcceptance:
             int(streams.generator(name).integers(2**63))
             for name in ("acceptance", "proposals")
         )
+        self._takes_counts = isinstance(rates, RequestCounts)
+        self._known: dict[int, _Known] = {}
         if len(specs):
-            self._rates_of(0)
+            self._learn(0)
 
     def num_proposed(self, request_index: int, position: int, most: int) -> int:
         if self._proposal_rate >= 1.0:
@@ -81,21 +94,31 @@ class DrawnAcceptance:
         return most if u < self._proposal_rate else 0
 
     def num_accepted(self, request_index: int, position: int, num_drafts: int) -> int:
-        u = _uniform(self._key, request_index, position)
-        rates = self._rates_of(request_index)
+        known = self._known.get(request_index)
+        if known is None:
+            known = self._known[request_index] = self._learn(request_index)
+        key, rates, left = known
+        if left:
+            return min(left[(position - 1) % len(left)], num_drafts)
+        u = (_mixed(key + position) >> 11) * _UNIT
         num_accepted = 0
         while num_accepted < num_drafts and u < rates[num_accepted]:
             num_accepted += 1
         return num_accepted
 
-    def _rates_of(self, request_index: int) -> tuple[float, ...]:
-        slo_class = self._specs[request_index].slo_class
-        rates = self._by_class.get(slo_class)
+    def _learn(self, request_index: int) -> _Known:
+        """Return what is drawn, or was recorded, of a request."""
+        spec = self._specs[request_index]
+        key = _mixed(self._key + request_index)
+        if self._takes_counts and spec.accepted_drafts:
+            counts = spec.accepted_drafts
+            return key, (), [left for n in counts for left in range(n, -1, -1)]
+        rates = self._by_class.get(spec.slo_class)
         if rates is None:
-            rates = self._source.rates(self._most, slo_class)
+            rates = self._source.rates(self._most, spec.slo_class)
             _check(rates, self._most, type(self._source).__name__)
-            self._by_class[slo_class] = rates
-        return rates
+            self._by_class[spec.slo_class] = rates
+        return key, rates, ()
 
 
 def _check(rates: tuple[float, ...], most: int, owner: str) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from workloads._checks import between, check_role, numbers, whole
+from workloads._checks import (
+    MAX_SPECULATIVE_TOKENS,
+    between,
+    check_role,
+    numbers,
+    whole,
+)
 from workloads.acceptance.base import AcceptanceRates
 from workloads.errors import WorkloadError
-
-MAX_SPECULATIVE_TOKENS = 1024
-"""Most drafts of a step, far above any drafter."""
 
 
 def cut(rates: Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
@@ -214,3 +217,36 @@ class ClassRates:
                 f"name that too, or give other"
             )
         return found.rates(num_speculative_tokens, slo_class)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """What a real engine accepted, verification by verification, request by request.
+
+    The counts are `RequestSpec.accepted_drafts`; see `DrawnAcceptance`.
+
+    Parameters
+    ----------
+    other
+        Rates of requests without counts; None refuses them.
+
+    Raises
+    ------
+    WorkloadError
+        If `other` gives no rates.
+    """
+
+    other: AcceptanceRates | None = None
+
+    def __post_init__(self) -> None:
+        if self.other is not None:
+            method = "rates(self, num_speculative_tokens, slo_class)"
+            check_role("other", self.other, AcceptanceRates, method)
+
+    def rates(self, num_speculative_tokens: int, slo_class: str) -> tuple[float, ...]:
+        if self.other is None:
+            raise WorkloadError(
+                "by_request takes accepted_drafts of every request; got one without; "
+                "record it in the trace (kind kvsim), or give other"
+            )
+        return self.other.rates(num_speculative_tokens, slo_class)

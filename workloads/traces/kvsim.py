@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - constructors' types are read at run time
 from typing import TYPE_CHECKING, Any
 
-from workloads._checks import MAX_TOKENS
+from workloads._checks import MAX_SPECULATIVE_TOKENS, MAX_TOKENS
 from workloads.chains import in_order, renumbered
 from workloads.errors import WorkloadError
 from workloads.spec import RequestSpec, Segment
@@ -86,6 +86,17 @@ def _is_segment(value: object) -> bool:
     )
 
 
+def _counts(name: str, value: object) -> str | None:
+    if isinstance(value, list) and all(
+        type(each) is int and 0 <= each <= MAX_SPECULATIVE_TOKENS for each in value
+    ):
+        return None
+    return (
+        f"{name} must be a list of whole numbers from 0 to {MAX_SPECULATIVE_TOKENS}; "
+        f"got {str(value)[:80]!r}; mend or remove the line"
+    )
+
+
 _FIELDS: Mapping[str, Callable[[str, object], str | None]] = {
     "arrival_s": _seconds,
     "prompt": _prompt,
@@ -101,6 +112,7 @@ _FIELDS: Mapping[str, Callable[[str, object], str | None]] = {
     "previous_id": _whole(0, _MAX_ID),
     "delay_s": _seconds,
     "ends_at_stop": _flag,
+    "accepted_drafts": _counts,
 }
 """Keys of a line and what they must be; the first three are needed."""
 _NEEDED = ("arrival_s", "prompt", "num_output_tokens")
@@ -226,6 +238,8 @@ def _request(index: int, entry: dict[str, Any]) -> RequestSpec:
     for name in ("delay_s", "beam_switch_share"):
         if name in more:
             more[name] = float(more[name])
+    if "accepted_drafts" in more:
+        more["accepted_drafts"] = tuple(more["accepted_drafts"])
     return request._replace(**more) if more else request
 
 

@@ -56,6 +56,10 @@ _FIELDS: dict[str, tuple[str, Callable[[RequestSpec], bool]]] = {
         "service levels (slo_class)",
         lambda request: bool(request.slo_class),
     ),
+    "accepted_drafts": (
+        "how many drafts were accepted",
+        lambda request: bool(request.accepted_drafts),
+    ),
 }
 """By name: what it is, and whether a request has it."""
 
@@ -82,7 +86,8 @@ def field_losses(requests: Sequence[RequestSpec], kept: Collection[str]) -> list
     names = [name for name in _FIELDS if name not in kept]
     if isinstance(requests, RequestColumns):
         # One value for all, mostly; and a request knows of no other field.
-        names = [name for name in names if name not in ("sessions", "chains", "delays")]
+        lacking = ("sessions", "chains", "delays", "accepted_drafts")
+        names = [name for name in names if name not in lacking]
     lines = []
     for name in names:
         what, has = _FIELDS[name]
