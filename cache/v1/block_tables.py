@@ -110,6 +110,8 @@ class BlockTables:
     period, phases
         A decode needs `extend` when its computed tokens, modulo `period`, are one of
         `phases`, and in its first step; in others nothing would come of it.
+    is_plain
+        Whether there is one group, which keeps every block and is hit by whole ones.
     chunk_ends
         Where chunks of prompts must end, or None.
     decodes
@@ -178,6 +180,9 @@ class BlockTables:
             if manager.gives_up_blocks
         ]
         self._no_hits: list[list[KVCacheBlock]] = [[] for _ in layout.groups]
+        self.is_plain = len(self.managers) == 1 and not (
+            self._givers or is_fine or has_policy
+        )
         self.chunk_ends = ChunkEnds.of(layout, limits.most_chunk_tokens)
         first = self._lookup.buckets[0]
         has_bound = first.is_full and self.chunk_ends is None
@@ -438,6 +443,20 @@ class BlockTables:
                 request, num_computed_tokens, num_tokens, num_slots, num_tokens_to_cache
             )
         return True
+
+    def changes_nothing(
+        self, request: TableRequest, num_tokens: int, num_tokens_to_cache: int
+    ) -> bool:
+        """Whether `extend` of a running request would leave everything as it is.
+
+        Where that is not `is_plain`, it is not known.
+        """
+        table: BlockTable = request.table
+        num_full = num_tokens_to_cache - num_tokens_to_cache % self._registers_every
+        if self.enable_caching and num_full > table.num_registered_tokens:
+            return False
+        num_held = len(table.groups[0].blocks) * self.block_size
+        return self._num_slots(num_tokens) <= num_held
 
     def _expect(
         self,

@@ -20,6 +20,10 @@ class Verified(NamedTuple):
     num_accepted: int
 
 
+_NONE = None, 0, 0
+"""What became of the drafts of a request that had none."""
+
+
 class SpeculativeSampler(InFlightSampler):
     """Lets outputs appear where steps verify drafts.
 
@@ -62,48 +66,56 @@ class SpeculativeSampler(InFlightSampler):
         assert output.drafts is not None
         delivery = self.delivery = self._scheduler.deliver(output)
         self.verified = self._verify(output.drafts)
-        num_accepted = {each.request: each.num_accepted for each in self.verified}
+        verified = {each.request: each for each in self.verified}
         stale = set(delivery.stale)
+        reject, proposes = self._scheduler.reject, not self._scheduler.proposes_ahead
         num_cut: dict[Request, int] = {}
         self.num_new_tokens = []
         finished: list[Request] = []
         for request in delivery.requests:
-            num_outputs = num_accepted.get(request, 0) + 1
+            _, num_drafts, num_accepted = verified.get(request, _NONE)
+            num_outputs = num_accepted + 1
             last = last_num_tokens(request)
             # A prompt that fills the longest sequence, admitted unchecked, gets one.
-            num_room = max(last - request.num_tokens, 1)
-            num_new_tokens = min(num_outputs, num_room)
-            if request.num_output_tokens == 0:
+            num_room = last - request.num_tokens
+            num_new_tokens = (
+                num_outputs if num_outputs <= num_room else max(num_room, 1)
+            )
+            if request.num_tokens == request.num_prompt_tokens:
                 request.first_token_s = end_s
             request.note_tokens(step, num_new_tokens)
             self.num_new_tokens.append(num_new_tokens)
-            if request not in stale:
-                num_drafts = output.drafts.num_tokens.get(request, 0)
-                num_rejected = num_drafts + 1 - num_outputs
-                num_behind = num_outputs - num_new_tokens
-                self._scheduler.reject(request, num_rejected, num_behind)
+            num_behind = num_outputs - num_new_tokens
+            if num_drafts + num_behind > num_accepted and request not in stale:
+                reject(request, num_drafts - num_accepted, num_behind)
             if request.num_tokens >= last:
-                num_cut[request] = num_outputs - num_new_tokens
+                num_cut[request] = num_behind
                 request.end_streak()
                 finish(request, end_s)
                 finished.append(request)
-            elif not self._scheduler.proposes_ahead:
+            elif proposes:
                 self._propose(request)
         self._num_cut = num_cut
         return finished
 
     def _verify(self, drafts: ScheduledDrafts) -> list[Verified]:
-        verified: list[Verified] = []
-        for request, num_drafts in drafts.num_tokens.items():
-            num_accepted = 0
-            if request not in drafts.padding:
-                # Outputs in the order of execution, those behind its end among them.
-                position = request.num_output_tokens + self._num_cut.get(request, 0)
-                num_accepted = self._acceptance.num_accepted(
-                    request.parent_id, position, num_drafts
-                )
-            verified.append(Verified(request, num_drafts, num_accepted))
-        return verified
+        # Outputs in the order of execution, those behind its end among them.
+        num_cut, padding = self._num_cut, drafts.padding
+        num_accepted = self._acceptance.num_accepted
+        return [
+            Verified(
+                request,
+                num_drafts,
+                0
+                if request in padding
+                else num_accepted(
+                    request.parent_id,
+                    request.num_output_tokens + num_cut.get(request, 0),
+                    num_drafts,
+                ),
+            )
+            for request, num_drafts in drafts.num_tokens.items()
+        ]
 
     def _propose(self, request: Request) -> None:
         num_drafts = self._acceptance.num_proposed(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from sim.results.step_table import Batch
+    from sim.scheduler.request import Request
 
 _OF_STEPS = tuple(schema.DRAFT_STEPS)
 _OF_REQUESTS = tuple(schema.DRAFT_REQUESTS)
@@ -39,11 +40,14 @@ class DraftRecorder(Recorder):
         super().__init__(MemorySteps(kinds=self.step_kinds), **more)
         self._steps = {name: array("q") for name in _OF_STEPS}
         self._of_request = {name: array("q") for name in _OF_REQUESTS}
-        self._num_accepted_per_pos = [0] * num_speculative_tokens
+        self._num_by_accepted = [0] * (num_speculative_tokens + 1)
         self._draft_block_s = 0.0
 
     def verified(
-        self, step: int, drafts: Iterable[tuple[int, int, int]], num_draft_blocks: int
+        self,
+        step: int,
+        verified: Iterable[tuple[Request, int, int]],
+        num_draft_blocks: int,
     ) -> None:
         """Take note of the drafts of a step, when its output has been processed.
 
@@ -51,28 +55,31 @@ class DraftRecorder(Recorder):
         ----------
         step
             Its index; steps come in order.
-        drafts
+        verified
             Request, drafts, and how many of them were accepted.
         num_draft_blocks
             Blocks that tables hold beyond what their tokens need.
         """
-        told = [0, 0, 0]
-        for request_id, num_drafts, num_accepted in drafts:
-            self._count(request_id, (1, num_drafts, num_accepted))
-            told[0] += 1
-            told[1] += num_drafts
-            told[2] += num_accepted
-            for index in range(num_accepted):
-                self._num_accepted_per_pos[index] += 1
-        row = (*told, num_draft_blocks)
+        num_drafts = num_draft_tokens = num_all_accepted = 0
+        runs, tokens, accepted = self._of_request.values()
+        for request, num_tokens, num_accepted in verified:
+            request_id = request.request_id
+            runs[request_id] += 1
+            tokens[request_id] += num_tokens
+            accepted[request_id] += num_accepted
+            num_drafts += 1
+            num_draft_tokens += num_tokens
+            num_all_accepted += num_accepted
+            self._num_by_accepted[num_accepted] += 1
+        row = (num_drafts, num_draft_tokens, num_all_accepted, num_draft_blocks)
         for column, value in zip(self._steps.values(), row, strict=True):
             column.extend([0] * (step - len(column)))
             column.append(value)
 
-    def _count(self, request_id: int, numbers: tuple[int, int, int]) -> None:
-        for column, number in zip(self._of_request.values(), numbers, strict=True):
-            column.extend([0] * (request_id + 1 - len(column)))
-            column[request_id] += number
+    def arrived(self, request: Request) -> None:
+        super().arrived(request)
+        for column in self._of_request.values():
+            column.extend([0] * (request.request_id + 1 - len(column)))
 
     def _emit(self, batch: Batch) -> bool:
         steps = batch["step"]
@@ -111,9 +118,8 @@ class DraftRecorder(Recorder):
         num_drafts, num_tokens, num_accepted = (
             int(np.sum(column)) for column in self._of_request.values()
         )
-        per_position = [
-            count / max(num_drafts, 1) for count in self._num_accepted_per_pos
-        ]
+        reached = np.cumsum(self._num_by_accepted[:0:-1])[::-1]
+        per_position = (reached / max(num_drafts, 1)).tolist()
         whole_s = max(duration_s, 1e-300) * num_usable_blocks
         return {
             "spec_decode_acceptance_rate": 100.0 * num_accepted / max(num_tokens, 1),

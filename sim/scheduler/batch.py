@@ -60,14 +60,17 @@ class VerifyingShape(BatchShape):
         queries
             Of each, its tokens, at least 2, and the context at their end.
         """
+        num = num_tokens = num_context_tokens = num_pairs = 0
+        for num_own, num_context in queries:
+            num += 1
+            num_tokens += num_own
+            num_context_tokens += num_context
+            num_pairs += _num_pairs(num_own, num_context - num_own)
         made = cls(*shape)
-        batch = Batch(0)
-        for num_tokens, num_context_tokens in queries:
-            batch.add(num_tokens, num_context_tokens)
-        made.num_verifications = batch.num_prefills
-        made.num_verified_tokens = batch.num_prefill_tokens
-        made.num_verified_context_tokens = batch.num_prefill_context_tokens
-        made.num_verified_attention_pairs = batch.num_prefill_attention_pairs
+        made.num_verifications = num
+        made.num_verified_tokens = num_tokens
+        made.num_verified_context_tokens = num_context_tokens
+        made.num_verified_attention_pairs = num_pairs
         return made
 
 

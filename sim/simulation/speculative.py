@@ -182,11 +182,7 @@ def make_sampler(
     def sample(output: SchedulerOutput, step: int, end_s: float) -> list[Request]:
         finished: list[Request] = sampler(output, step, end_s)
         if step >= 0:  # a step in flight has ended
-            drafts = (
-                (each.request.request_id, each.num_drafts, each.num_accepted)
-                for each in sampler.verified
-            )
-            verified(step, drafts, num_draft_blocks())
+            verified(step, sampler.verified, num_draft_blocks())
         return finished
 
     return sample

@@ -11,6 +11,7 @@ from cache.errors import CacheConfigError
 from sim.errors import SchedulerError
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1 import V1, Settings, V1Scheduler
+from sim.scheduler.v1.speculative import SpeculativeScheduler
 from sim.scheduler.v1.speculative_config import SpeculativeConfig, SpeculativeMethod
 from sim.studies.conformance import DecisionDriver
 from sim.studies.conformance.random_groups import random_group_workload
@@ -193,3 +194,18 @@ def test_random_drafts_keep_the_invariants_and_bring_all_outputs(
                 most = workload.engine.max_model_len - request.num_prompt_tokens
                 last = min(request.stop_after or request.output_len, max(most, 1))
                 assert received[request.id] == last, (seed, request.id)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_decodes_taken_together_are_those_taken_one_by_one(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workloads = [
+        random_workload(seed, "0.33", async_scheduling=ahead, speculative=True)
+        for seed in range(8)
+    ]
+    found = [list(DecisionDriver(workload).lines()) for workload in workloads]
+    monkeypatch.setattr(
+        SpeculativeScheduler, "_decodes_that_get_on", lambda self, budget: None
+    )
+    assert [list(DecisionDriver(each).lines()) for each in workloads] == found

@@ -11,7 +11,7 @@ from sim.scheduler.v1.drafts import DraftsInFlight
 from sim.scheduler.v1.scheduler import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
@@ -107,25 +107,89 @@ class SpeculativeScheduler(BatchQueueScheduler):
             config.num_speculative_tokens, awaits_outputs=settings.async_scheduling
         )
         self._num_draft_slots = config.num_draft_slots
+        is_plain = self.groups.is_plain and self._cut is None
+        self._takes_decodes_together = is_plain and not self._num_draft_slots
+        num_slots = 1 + config.num_speculative_tokens + config.num_lookahead_tokens
+        self._most_new_blocks = num_slots // self.block_size + 2
         self._runs_decodes = False
         self._stale: list[Request] = []
 
     # -- a call ---------------------------------------------------------------
 
-    def _plan(self, budget: int, *, counts_decodes: bool) -> DraftingPlan:
-        self._current = DraftingPlan(
-            budget,
-            batch_size=self.settings.max_num_batched_tokens,
-            num_draft_slots=self._num_draft_slots,
-            counts_decodes=counts_decodes,
+    def _plan(self, budget: int, *, counts_decodes: bool) -> Plan:
+        batch_size = self.settings.max_num_batched_tokens
+        self._current = (
+            DraftingPlan(
+                budget,
+                batch_size=batch_size,
+                num_draft_slots=self._num_draft_slots,
+                counts_decodes=counts_decodes,
+            )
+            if self._num_draft_slots
+            else Plan(min(budget, batch_size), counts_decodes=counts_decodes)
         )
         return self._current
 
     def _schedule_running(self) -> int:
         budget = super()._schedule_running()
         self._pads_heads = not self._computes_chunk
-        self._runs_decodes = bool(self._current.num_tokens)
+        self._runs_decodes = bool(self.prompts)
         return budget
+
+    def _serve(
+        self, requests: Iterable[Request], budget: int, *, counts_decodes: bool = False
+    ) -> int:
+        found = self._takes_decodes_together and self._decodes_that_get_on(budget)
+        if not found:
+            return super()._serve(requests, budget, counts_decodes=counts_decodes)
+        chunks, budget = found
+        groups, scheduled = self.groups, self._drafts.scheduled
+        for request, before, after in chunks:
+            if not groups.changes_nothing(
+                request, after, min(after, request.num_tokens)
+            ):
+                self._extend(request, after, before)
+        for request, before, after in chunks:
+            request.num_computed_tokens = after
+            self.num_chunk_tokens += after - before
+            if scheduled(request, after - before):
+                self._brings_output.append(request)
+        self.prompts = chunks
+        self._current = Plan(budget, counts_decodes=counts_decodes)
+        return budget
+
+    def _decodes_that_get_on(
+        self, budget: int
+    ) -> tuple[list[tuple[Request, int, int]], int] | None:
+        """Return what running requests compute if all are decodes, with their drafts.
+
+        As in `prompts`; and the budget that is left. None where one is a prompt in
+        mid-way or might find no block, or the budget does not suffice. Of requests of
+        which the last token is in flight nothing is computed.
+        """
+        budget = min(budget, self.settings.max_num_batched_tokens)
+        most_blocks = self._most_new_blocks * len(self.running)
+        if most_blocks > self.tables.num_free_blocks:
+            return None
+        most, last = 1 + self.num_speculative_tokens, self.max_model_len - 1
+        num_missing_tokens = self._drafts.num_missing_tokens
+        is_chunk, chunks = self._drafts.is_chunk, []
+        for request in self.running:
+            num_tokens = num_missing_tokens(request)
+            before = request.num_computed_tokens
+            after = before + num_tokens
+            budget -= num_tokens
+            if (
+                not before >= request.num_recompute_tokens
+                or not num_tokens <= most
+                or after > last
+                or budget < 0
+                or is_chunk(request)
+            ):
+                return None
+            if num_tokens:
+                chunks.append((request, before, after))
+        return chunks, budget
 
     def _padded(self, num_hits: int) -> int:
         num_tokens = 1 + self.num_speculative_tokens
@@ -184,9 +248,14 @@ class SpeculativeScheduler(BatchQueueScheduler):
         """
         num_entries, num_blocks = self.groups.num_entries, 0
         for request in self.running:
-            num_tokens = min(request.num_computed_tokens, request.num_tokens)
-            num_held = sum(len(own.blocks) for own in request.table.groups)
-            num_blocks += max(num_held - num_entries(num_tokens), 0)
+            num_tokens, num_computed = request.num_tokens, request.num_computed_tokens
+            num_tokens = min(num_tokens, num_computed)
+            num_held = 0
+            for own in request.table.groups:
+                num_held += len(own.blocks)
+            num_beyond = num_held - num_entries(num_tokens)
+            if num_beyond > 0:
+                num_blocks += num_beyond
         return num_blocks
 
     def update(self, finished: Sequence[Request]) -> None:
