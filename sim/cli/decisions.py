@@ -13,7 +13,14 @@ from sim.cli.console import print_json
 from sim.cli.main import EXIT_DIFFERENT
 
 if TYPE_CHECKING:
-    from sim.studies.conformance import DecisionDriver, DecisionWorkload, SizingCases
+    from sim.studies.conformance import (
+        DecisionDriver,
+        DecisionWorkload,
+        PairDriver,
+        SizingCases,
+    )
+
+    Driver = DecisionDriver | PairDriver
 
 
 def decisions(
@@ -80,21 +87,21 @@ def decisions(
 
 def _driver(
     path: Path, workload: DecisionWorkload, *, check: bool, hosted: bool
-) -> DecisionDriver:
+) -> Driver:
     from sim.errors import ConfigError, SchedulerError
-    from sim.studies.conformance import DecisionDriver
+    from sim.studies.conformance import driver_of
     from sim.studies.conformance.driver import hosted_scheduler
 
     try:
         scheduler = hosted_scheduler(workload) if hosted else None
-        return DecisionDriver(workload, check=check, scheduler=scheduler)
+        return driver_of(workload, check=check, scheduler=scheduler)
     except SchedulerError as error:
         raise ConfigError(f"{path}: config: {error}") from error
 
 
 def _write(
     workload: DecisionWorkload,
-    driver: DecisionDriver,
+    driver: Driver,
     out: Path | None,
     *,
     quiet: bool,
@@ -164,7 +171,7 @@ def _write_sizing(
     return 0
 
 
-def _who(workload: DecisionWorkload, driver: DecisionDriver) -> str:
+def _who(workload: DecisionWorkload, driver: Driver) -> str:
     """Say whose decisions they are."""
     installed = getattr(driver.scheduler, "installed", None)
     if installed is None:

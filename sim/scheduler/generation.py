@@ -74,7 +74,7 @@ class Parts:
     speculative
         In place of all where settings have a ``speculative_config``, or None.
     connected
-        In its place where settings have a tier behind the pool (``offload``), or None.
+        In its place where settings have a KV connector (``has_connector``), or None.
     settings
         A frozen dataclass: what the generation is configured with. A field whose
         engine key has another name says so in its metadata, as ``key``.
@@ -115,7 +115,7 @@ class Parts:
             scheduler: Any = self.queued(settings, cache)
             scheduler.stepwise_reason = f"several steps are in flight {why_stepwise}"
             return scheduler
-        if self.connected is not None and settings.offload is not None:
+        if self.connected is not None and settings.has_connector:
             return self.connected(settings, cache)
         return self.scheduler(settings, cache)
 

@@ -14,6 +14,7 @@ import pytest
 from sim.errors import UserError
 from sim.studies.conformance import (
     DecisionDriver,
+    driver_of,
     first_difference,
     load_workload,
     read_log,
@@ -33,6 +34,7 @@ FOLDERS = (
     "v1_async",
     "v1_hybrid",
     "v1_offload",
+    "v1_pd",
     "v1_spec",
 )
 ENDING = ".workload.json"
@@ -48,7 +50,7 @@ def test_decisions_equal_the_real_engines(name: str, tmp_path: Path) -> None:
     workload = load_workload(shared(f"conformance/{name}{ENDING}"))
     golden = shared(f"conformance/{name}.golden.jsonl.gz")
     ours = tmp_path / "ours.jsonl.gz"
-    write_log(DecisionDriver(workload).lines(), ours)
+    write_log(driver_of(workload).lines(), ours)
     difference = first_difference(read_log(golden), read_log(ours))
     assert difference is None, difference.in_words(("real engine", "kvsim"))
     with gzip.open(golden) as theirs, gzip.open(ours) as mine:
@@ -92,7 +94,7 @@ def test_releases_whose_rules_are_others_are_refused(
 
 def test_all_the_logs_are_compared() -> None:
     shared("conformance")
-    assert len(NAMES) >= 234
+    assert len(NAMES) >= 244
     assert {name.partition("/")[0] for name in NAMES} == set(FOLDERS)
 
 
@@ -106,13 +108,15 @@ PROVED = (
     "fail_recompute",
     "preempt_flush",
     "sync_load",
+    "pd_aborts",
+    "pd_reserve",
 )
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if any(p in n for p in PROVED)])
 def test_invariants_hold_after_every_call(name: str) -> None:
     workload = load_workload(shared(f"conformance/{name}{ENDING}"))
-    driver = DecisionDriver(workload, check=True)
+    driver = driver_of(workload, check=True)
     lines = [line for line in driver.lines() if "t" in line]
     # What only waits for the output of a step in flight has no call.
     calls = [line for line in lines if "sched" in line or "error" in line]

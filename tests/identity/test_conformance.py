@@ -48,7 +48,8 @@ def arguments(workload: DecisionWorkload) -> dict[str, Any]:
     given = engine.model_dump()
     given["enable_chunked_prefill"] = given.pop("chunked_prefill")
     given["scheduling_policy"] = given.pop("policy")
-    assert given.pop("speculative") is given.pop("offload") is None
+    for key in ("speculative", "offload", "kv_transfer"):
+        assert given.pop(key) is None
     given.pop("worker", None)
     # the oracle knows one step at a time
     assert (given.pop("async_scheduling"), given.pop("pipeline_parallel_size")) == (

@@ -79,7 +79,7 @@ def test_a_load_that_fails_ends_the_request_with_an_error() -> None:
     assert steps(lines, "errors") == {8: ["r2"]}
     assert len(steps(lines, "bad")[8]) == 1
     assert lines[-1]["free_end"] == [8]
-    request = case._requests["r2"]
+    request = case.requests["r2"]
     assert request.status is RequestStatus.FINISHED_ERROR
     assert "could not be loaded" in request.reason
 
@@ -93,7 +93,7 @@ def test_or_it_computes_what_was_not_loaded() -> None:
     lines = list(case.lines())
     assert not steps(lines, "errors")
     assert steps(lines, "cached")[9] == {"r2": 12}  # one hit, two loaded
-    assert case._requests["r2"].status is RequestStatus.FINISHED_STOPPED
+    assert case.requests["r2"].status is RequestStatus.FINISHED_STOPPED
 
 
 def test_a_request_that_ends_keeps_its_blocks_until_they_are_filled() -> None:
@@ -104,7 +104,7 @@ def test_a_request_that_ends_keeps_its_blocks_until_they_are_filled() -> None:
             break
     scheduler = case.scheduler
     assert isinstance(scheduler, ConnectorScheduler)
-    request = case._requests["r2"]
+    request = case.requests["r2"]
     num_free = scheduler.tables.num_free_blocks
     scheduler.abort(request)
     scheduler.check()

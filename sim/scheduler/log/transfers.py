@@ -1,22 +1,33 @@
-"""What decision logs say of a KV connector: look-ups, jobs, and the tier behind."""
+"""What decision logs say of a KV connector: look-ups, transfers, and the other end."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, names_of
-from sim.scheduler.v1.connectors.base import JobKind
+from sim.scheduler.v1.connectors.base import JobKind, StepPulls, StepTransfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cache.tiers import CPUTier
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.connectors.base import TransferJob, TransferReport
+    from sim.scheduler.v1.connectors.base import Pull, TransferJob, TransferReport
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 
 
-class TransferLines:
+def transfer_lines_of(scheduler: Any, names: Names) -> TransferLines | None:
+    """Return what logs the connector of a scheduler; None without one."""
+    transfers = getattr(scheduler, "transfers", None)
+    if transfers is None:
+        return None
+    return (PullLines if isinstance(transfers, StepPulls) else TierLines)(
+        scheduler, names
+    )
+
+
+class TransferLines(ABC):
     """The fields of a connector, in the order of the format.
 
     Parameters
@@ -33,13 +44,50 @@ class TransferLines:
 
     def asked(self) -> Line:
         """Return the look-ups of a call, and what it asks of the workers."""
-        scheduler, names = self._scheduler, self._names
-        transfers = scheduler.transfers
+        names = self._names
         line: Line = {
             "look": [
                 [names[request.request_id], num_local, num_external]
-                for request, num_local, num_external in scheduler.looks
-            ],
+                for request, num_local, num_external in self._scheduler.looks
+            ]
+        } | self._transfers()
+        return {key: value for key, value in line.items() if value}
+
+    @abstractmethod
+    def _transfers(self) -> Line:
+        """Return what a call asks of the workers; what is empty is not logged."""
+
+    @abstractmethod
+    def loading(self) -> list[Request]:
+        """Return the requests that begin to load, and are in no batch."""
+
+    def queues(self, rest: Line) -> Line:
+        """Return the queues with what the line says besides, and the other end."""
+        scheduler, names = self._scheduler, self._names
+        line: Line = {"waiting": names_of(scheduler.waiting.fresh, names)}
+        if holding := names_of(scheduler.waiting.holding, names):
+            line["holding"] = holding
+        line["running"] = rest["running"]
+        if delayed := names_of(_by_arrival(scheduler.delayed), names):
+            line["delayed"] = delayed
+        return line | {key: rest[key] for key in rest if key not in line}
+
+    @abstractmethod
+    def ends(self, report: TransferReport) -> Line:
+        """Return what ended with a step's output."""
+
+    def tier_end(self) -> Line:
+        """Return the other end after a step's output."""
+        return {}
+
+
+class TierLines(TransferLines):
+    """Of a connector with a CPU tier."""
+
+    def _transfers(self) -> Line:
+        transfers, names = self._scheduler.transfers, self._names
+        assert isinstance(transfers, StepTransfers)
+        return {
             "load": [self._job(job) for job in transfers.loads],
             "store": [self._job(job) for job in transfers.stores],
             "flush": transfers.flush,
@@ -50,11 +98,11 @@ class TransferLines:
             "below": transfers.num_below_threshold,
             "evict": transfers.evicted_ids,
         }
-        return {key: value for key, value in line.items() if value}
 
     def loading(self) -> list[Request]:
-        """Return the requests that begin to load, and are in no batch."""
-        loads = self._scheduler.transfers.loads
+        transfers = self._scheduler.transfers
+        assert isinstance(transfers, StepTransfers)
+        loads = transfers.loads
         return [job.request for job in loads if job.kind is JobKind.LOAD]
 
     def _job(self, job: TransferJob) -> list[Any]:
@@ -63,22 +111,13 @@ class TransferLines:
         return [*fields, "sync"] if job.kind is JobKind.SYNC_LOAD else fields
 
     def queues(self, rest: Line) -> Line:
-        """Return the queues with what the line says besides, and the tier."""
-        scheduler, names = self._scheduler, self._names
-        line: Line = {"waiting": names_of(scheduler.waiting.fresh, names)}
-        if holding := names_of(scheduler.waiting.holding, names):
-            line["holding"] = holding
-        line["running"] = rest["running"]
-        if delayed := names_of(_by_arrival(scheduler.delayed), names):
-            line["delayed"] = delayed
-        line |= {key: rest[key] for key in rest if key not in line}
+        line = super().queues(rest)
         line["cpu"] = self._usage()
         if sizes := list(self._tier.policy.sizes()):
             line["arc"] = [*sizes[:-1], round(sizes[-1], 6)]
         return line
 
     def ends(self, report: TransferReport) -> Line:
-        """Return what ended with a step's output."""
         scheduler = self._scheduler
         line: Line = {
             "done": list(report.done),
@@ -89,12 +128,12 @@ class TransferLines:
         return {key: value for key, value in line.items() if value}
 
     def tier_end(self) -> Line:
-        """Return the tier after a step's output."""
         return {"cpu_end": self._usage()}
 
     @property
     def _tier(self) -> CPUTier:
-        return self._scheduler.connector.tier
+        tier: CPUTier = self._scheduler.connector.tier
+        return tier
 
     def _usage(self) -> list[int]:
         tier = self._tier
@@ -103,6 +142,43 @@ class TransferLines:
             tier.num_evictable_chunks,
             tier.num_writing_chunks,
         ]
+
+
+class PullLines(TransferLines):
+    """Of an engine that is one of a pair."""
+
+    def _transfers(self) -> Line:
+        transfers, names = self._scheduler.transfers, self._names
+        assert isinstance(transfers, StepPulls)
+        return {
+            "send": [
+                [names[request.request_id], round(expiry_s)]
+                for request, expiry_s in transfers.sends
+            ],
+            "pull": [self._pull(pull) for pull in transfers.pulls],
+            "heartbeat": sorted(names_of(transfers.heartbeat or (), names)),
+        }
+
+    def loading(self) -> list[Request]:
+        transfers = self._scheduler.transfers
+        assert isinstance(transfers, StepPulls)
+        return [pull.request for pull in transfers.pulls if pull.waits]
+
+    def _pull(self, pull: Pull) -> list[Any]:
+        name = self._names[pull.request.request_id]
+        return [name, pull.block_ids, pull.remote_block_ids, pull.waits]
+
+    def ends(self, report: TransferReport) -> Line:
+        names = self._names
+        is_producer = not hasattr(self._scheduler.connector, "awaited")
+        moved = "sent" if is_producer else "recv"
+        line: Line = {
+            "expired": names_of(report.expired, names),
+            moved: names_of(report.moved, names),
+            "bad": names_of(report.failed, names),
+            "errors": names_of(self._scheduler.failed, names),
+        }
+        return {key: value for key, value in line.items() if value}
 
 
 def _by_arrival(requests: Iterable[Request]) -> list[Request]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from sim.scheduler.log.lines import Line, Names, TableChanges, names_of, preemptions
-from sim.scheduler.log.transfers import TransferLines
+from sim.scheduler.log.transfers import transfer_lines_of
 
 if TYPE_CHECKING:
     from sim.scheduler.hosted.scheduler import VllmScheduler
@@ -28,8 +28,7 @@ class V1Lines(ABC):
     def __init__(self, scheduler: Any, names: Names) -> None:
         self.scheduler = scheduler
         self.names = names
-        has_connector = hasattr(scheduler, "transfers")
-        self.transfers = TransferLines(scheduler, names) if has_connector else None
+        self.transfers = transfer_lines_of(scheduler, names)
         self._tables = TableChanges()
         self._group_tables: list[TableChanges] = []
 

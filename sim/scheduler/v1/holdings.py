@@ -407,7 +407,7 @@ def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Ta
     """Return block tables that do as little as the cache's rules allow."""
     layout, caches = cache.groups, cache.enable_prefix_caching
     drafts = settings.speculative_config
-    is_alone = on_clock and drafts is None and settings.offload is None
+    is_alone = on_clock and drafts is None and not settings.has_connector
     is_plain = layout.keeps_all_blocks and is_alone
     size = cache.num_gpu_blocks, cache.block_size
     unhashed_first = settings.dialect.reuses_unhashed_first(

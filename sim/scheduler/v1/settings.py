@@ -16,7 +16,10 @@ from sim.scheduler.v1.queues import REQUEST_QUEUES
 
 if TYPE_CHECKING:
     from sim.scheduler.admission import AdmissionRule
-    from sim.scheduler.v1.connectors.settings import OffloadSettings
+    from sim.scheduler.v1.connectors.settings import (
+        KVTransferSettings,
+        OffloadSettings,
+    )
     from sim.scheduler.v1.speculative_config import SpeculativeConfig
     from sim.scheduler.victims import VictimPolicy
 
@@ -67,6 +70,8 @@ class Settings:
         Draft tokens, or None.
     offload
         A CPU tier behind the pool, or None.
+    kv_transfer
+        One side of a pair of engines for prefill and decode, or None.
 
     Raises
     ------
@@ -93,6 +98,7 @@ class Settings:
     pipeline_parallel_size: int = 1
     speculative_config: SpeculativeConfig | None = None
     offload: OffloadSettings | None = None
+    kv_transfer: KVTransferSettings | None = None
     dialect: V1Dialect = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +107,11 @@ class Settings:
         self._check_keys(dialect)
         self._check_values()
         self._check_together()
+
+    @property
+    def has_connector(self) -> bool:
+        """Whether blocks may come from beyond the pool."""
+        return self.offload is not None or self.kv_transfer is not None
 
     @property
     def token_budget(self) -> int:
@@ -178,8 +189,8 @@ class Settings:
                 f"engine_version is {dialect.release}; leave speculative_config out, "
                 f"or raise engine_version"
             )
-        if self.offload is not None:
-            self._check_offload(dialect)
+        if self.has_connector:
+            self._check_connector(dialect)
         if self.scheduling_policy not in REQUEST_QUEUES:
             raise SchedulerError(
                 f"scheduling_policy must be one of {', '.join(REQUEST_QUEUES)}, got "
@@ -194,23 +205,30 @@ class Settings:
                 f"engine_version is {dialect.release}; use 0.11 or a later release"
             )
 
-    def _check_offload(self, dialect: V1Dialect) -> None:
-        """Refuse what is not known of engines with a CPU tier."""
-        remedy = "or leave the CPU tier out"
+    def _check_connector(self, dialect: V1Dialect) -> None:
+        """Refuse what is not known of engines with a KV connector."""
+        if self.offload is not None and self.kv_transfer is not None:
+            raise SchedulerError(
+                "a CPU tier is not built beside pairs of engines; leave one of them out"
+            )
+        if self.offload is None:
+            thing, remedy = "a pair of engines", "or leave the pair out"
+        else:
+            thing, remedy = "a CPU tier", "or leave the CPU tier out"
         if not dialect.knows_offloading:
             raise SchedulerError(
-                f"a CPU tier is known of 0.{LAST_MINOR} only, the engine_version is "
+                f"{thing} is known of 0.{LAST_MINOR} only, the engine_version is "
                 f"{dialect.release}; raise engine_version, {remedy}"
             )
         if self.max_concurrent_batches > 1:
             raise SchedulerError(
-                f"with a CPU tier steps are formed one by one (async_scheduling off, "
+                f"with {thing} steps are formed one by one (async_scheduling off, "
                 f"pipeline_parallel_size 1), got {self.max_concurrent_batches} in "
                 f"flight; set async_scheduling: false, {remedy}"
             )
         if self.speculative_config is not None:
             raise SchedulerError(
-                f"a CPU tier is not built beside drafts; leave speculative_config out, "
+                f"{thing} is not built beside drafts; leave speculative_config out, "
                 f"{remedy}"
             )
         if self.admission is not None:

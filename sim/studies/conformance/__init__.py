@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.scheduler.log.files import read_log, write_log
 from sim.studies.conformance.diff import Difference, first_difference
 from sim.studies.conformance.driver import DecisionDriver
+from sim.studies.conformance.pair import PairDriver, driver_of
 from sim.studies.conformance.sizing import SizingCases, load_sizing_cases
 from sim.studies.conformance.workload import DecisionWorkload, load_workload
 
@@ -12,7 +13,9 @@ __all__ = [
     "DecisionDriver",
     "DecisionWorkload",
     "Difference",
+    "PairDriver",
     "SizingCases",
+    "driver_of",
     "first_difference",
     "load_sizing_cases",
     "load_workload",

@@ -17,12 +17,12 @@ from sim.scheduler.request import Request
 from sim.scheduler.v1 import V1
 from sim.studies.conformance.drafts import SeededAcceptance
 from sim.studies.conformance.kv_planning import coordinator_of, header_of
-from sim.studies.conformance.played_worker import PlayedWorker, WorkerPace
+from sim.studies.conformance.played_worker import PlayedWorker, Worker, WorkerPace
 from sim.studies.conformance.stream_tokens import StreamTokens
 from sim.studies.conformance.workload import MAX_LEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sim.scheduler.base import Scheduler
     from sim.scheduler.log.transfers import TransferLines
@@ -32,19 +32,37 @@ MOST_ROUNDS = 100
 """Queues that come back as often without a token in between come back for ever."""
 
 
-class DecisionDriver:
-    """Steps a scheduler through a workload as the reference's driver does."""
+class SteppedEngine:
+    """An engine whose calls are made one by one, and logged.
+
+    Parameters
+    ----------
+    workload
+        Its configuration.
+    scheduler
+        What decides.
+    requests
+        All that may come, by name.
+    is_left_alone
+        Whether no arrival and no abort of an unfinished request is to come.
+    check
+        Whether the scheduler proves its invariants after every call.
+    worker
+        Plays the copies of a KV connector, where there is one.
+    """
 
     def __init__(
         self,
         workload: DecisionWorkload,
+        scheduler: Any,
+        requests: Mapping[str, Request],
         *,
+        is_left_alone: Callable[[], bool],
         check: bool = False,
-        scheduler: Scheduler | None = None,
+        worker: Worker | None = None,
     ) -> None:
-        self.scheduler = make_scheduler(workload) if scheduler is None else scheduler
-        self._header = schedule_header(workload)
-        self.names = [raw.id for raw in workload.requests]
+        self.scheduler = scheduler
+        self.names = list(requests)
         self.check = check
         self.num_steps = 0
         self.num_preemptions = 0
@@ -53,31 +71,8 @@ class DecisionDriver:
         # ended.
         self.ending = ""
         self._rounds: Counter[Any] = Counter()
-        max_model_len = getattr(workload.engine, "max_model_len", MAX_LEN)
-        requests = [
-            make_request(index, raw, max_model_len)
-            for index, raw in enumerate(workload.requests)
-        ]
-        self._requests = dict(zip(self.names, requests, strict=True))
-        self._arrivals = deque(
-            (raw.arrival_step, request)
-            for raw, request in zip(workload.requests, requests, strict=True)
-        )
-        self._aborts = deque(
-            sorted(
-                (
-                    (
-                        max(raw.abort_step, raw.arrival_step),
-                        raw.abort_step,
-                        raw.id,
-                        request,
-                    )
-                    for raw, request in zip(workload.requests, requests, strict=True)
-                    if raw.abort_step is not None
-                ),
-                key=lambda due: due[:3],
-            )
-        )
+        self._requests = requests
+        self._is_left_alone = is_left_alone
         generation = generation_behind(self.scheduler)
         assert generation is not None
         self._log: StepLog = generation.parts().log(self.scheduler, self.names)
@@ -89,37 +84,19 @@ class DecisionDriver:
                 finds_drafts=speculative is not None and speculative.finds_drafts,
             ),
         )
-        self._worker: PlayedWorker | None = None
-        if getattr(self.scheduler, "transfers", None) is not None:
-            pace = getattr(workload.engine, "worker", None)
-            self._worker = PlayedWorker(pace or WorkerPace())
+        self._worker = worker
         self._queue = deque[tuple[int, Any]]()
         self._max_queued = getattr(self.scheduler, "max_concurrent_batches", 1)
 
-    def lines(self) -> Iterator[Line]:
-        """Run the workload, and yield a line for each iteration of the engine core.
+    @property
+    def is_due(self) -> bool:
+        """Whether the engine core would call the scheduler now."""
+        return self._is_busy() or getattr(self.scheduler, "has_finish_notice", False)
 
-        Filling the queue of batches comes before waiting for the oldest one's output.
-        With one batch at a time each is waited for at once.
-        """
-        if self._header is not None:
-            yield {"header": self._header}
-        step = 0
-        while self._arrivals or self._is_due() or self._queue:
-            if not (self._is_due() or self._queue):
-                step = max(step, self._arrivals[0][0])
-            while self._arrivals and self._arrivals[0][0] <= step:
-                self.scheduler.add_request(self._arrivals.popleft()[1])
-            aborted = self._abort_due(step)
-            line = {"t": step} | ({"abort": aborted} if aborted else {})
-            if self._is_due():
-                yield line | self._step(step)
-                if self.ending:
-                    return
-            elif self._queue:
-                yield line | self._process()
-            step += 1
-        self.ending = "done"
+    @property
+    def awaits_output(self) -> bool:
+        """Whether batches are in flight."""
+        return bool(self._queue)
 
     def _is_busy(self) -> bool:
         scheduler = self.scheduler
@@ -127,21 +104,11 @@ class DecisionDriver:
             scheduler.num_waiting or scheduler.num_running or scheduler.num_swapped
         )
 
-    def _is_due(self) -> bool:
-        """Whether the engine core would call the scheduler now."""
-        return self._is_busy() or getattr(self.scheduler, "has_finish_notice", False)
+    def call(self, step: int, aborted: Sequence[str] = ()) -> Line:
+        """Call the scheduler once; let an output appear, unless the queue has room.
 
-    def _abort_due(self, step: int) -> list[str]:
-        aborted = []
-        while self._aborts and self._aborts[0][0] <= step:
-            *_, name, request = self._aborts.popleft()
-            if not request.status.is_finished:
-                self.scheduler.abort(request)
-                aborted.append(name)
-        return aborted
-
-    def _step(self, step: int) -> Line:
-        """Call the scheduler once; let an output appear, unless the queue has room."""
+        The names of requests that were `aborted` just before stand with the queues.
+        """
         scheduler: Any = self.scheduler
         self.num_steps += 1
         self.step = step
@@ -165,14 +132,16 @@ class DecisionDriver:
             self.ending = "no_room"
             return {"error": "no_room", "preempt": preemptions(output, self.names)}
         line = self._log.batch(output) | self._log.queues()
+        if aborted:
+            line["abort"] = list(aborted)
         self._queue.append((step, output))
         has_room = len(self._queue) < self._max_queued
-        if has_room and (output.scheduled or self._is_due()):
+        if has_room and (output.scheduled or self.is_due):
             return line | {"free_end": self._log.free()}
         moves = any(_moves(each) for _, each in self._queue) or getattr(
             scheduler, "awaits_transfers", False
         )
-        line |= self._process()
+        line |= self.process()
         if not self._is_left_alone():
             self._rounds.clear()
         elif not moves and self._is_busy():
@@ -182,7 +151,7 @@ class DecisionDriver:
             self._refuse_rounds(step)
         return line
 
-    def _process(self) -> Line:
+    def process(self) -> Line:
         """Let the output of the oldest batch appear."""
         scheduler: Any = self.scheduler
         step, output = self._queue.popleft()
@@ -207,7 +176,7 @@ class DecisionDriver:
         log: Any = self._log
         return log.transfers  # type: ignore[no-any-return]
 
-    def _transferred(self, step: int, worker: PlayedWorker) -> Line:
+    def _transferred(self, step: int, worker: Worker) -> Line:
         """Play the copies that a call asked for; return what has ended."""
         scheduler: Any = self.scheduler
         report = worker.step(step, scheduler.transfers)
@@ -235,12 +204,6 @@ class DecisionDriver:
             ]
         return line
 
-    def _is_left_alone(self) -> bool:
-        """Whether no arrival and no abort of an unfinished request is to come."""
-        return not self._arrivals and all(
-            request.status.is_finished for *_, request in self._aborts
-        )
-
     def _refuse_rounds(self, step: int) -> None:
         """Raise if the queues were as now many times, and no token came meanwhile."""
         line = self._log.queues()
@@ -267,6 +230,131 @@ class DecisionDriver:
     def _prove(self) -> None:
         if self.check:
             self.scheduler.check()
+
+
+class DecisionDriver:
+    """Steps a scheduler through a workload as the reference's driver does.
+
+    Attributes
+    ----------
+    scheduler
+        What decides.
+    requests
+        By name.
+    """
+
+    def __init__(
+        self,
+        workload: DecisionWorkload,
+        *,
+        check: bool = False,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        self.scheduler = make_scheduler(workload) if scheduler is None else scheduler
+        self._header = schedule_header(workload)
+        self.requests = requests = requests_of(workload)
+        self._arrivals = deque(
+            (raw.arrival_step, request)
+            for raw, request in zip(workload.requests, requests.values(), strict=True)
+        )
+        self._aborts = aborts_of(workload, requests)
+        worker: PlayedWorker | None = None
+        if getattr(self.scheduler, "transfers", None) is not None:
+            pace = getattr(workload.engine, "worker", None)
+            worker = PlayedWorker(pace or WorkerPace())
+        self._engine = SteppedEngine(
+            workload,
+            self.scheduler,
+            requests,
+            is_left_alone=self._is_left_alone,
+            check=check,
+            worker=worker,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        return self._engine.names
+
+    @property
+    def step(self) -> int:
+        return self._engine.step
+
+    @property
+    def num_steps(self) -> int:
+        return self._engine.num_steps
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._engine.num_preemptions
+
+    @property
+    def ending(self) -> str:
+        return self._engine.ending
+
+    def lines(self) -> Iterator[Line]:
+        """Run the workload, and yield a line for each iteration of the engine core.
+
+        Filling the queue of batches comes before waiting for the oldest one's output.
+        With one batch at a time each is waited for at once.
+        """
+        if self._header is not None:
+            yield {"header": self._header}
+        engine, step = self._engine, 0
+        while self._arrivals or engine.is_due or engine.awaits_output:
+            if not (engine.is_due or engine.awaits_output):
+                step = max(step, self._arrivals[0][0])
+            while self._arrivals and self._arrivals[0][0] <= step:
+                self.scheduler.add_request(self._arrivals.popleft()[1])
+            aborted = self._abort_due(step)
+            line = {"t": step} | ({"abort": aborted} if aborted else {})
+            if engine.is_due:
+                yield line | engine.call(step)
+                if engine.ending:
+                    return
+            elif engine.awaits_output:
+                yield line | engine.process()
+            step += 1
+        engine.ending = "done"
+
+    def _abort_due(self, step: int) -> list[str]:
+        aborted = []
+        while self._aborts and self._aborts[0][0] <= step:
+            name, request = self._aborts.popleft()[2:]
+            if not request.status.is_finished:
+                self.scheduler.abort(request)
+                aborted.append(name)
+        return aborted
+
+    def _is_left_alone(self) -> bool:
+        return not self._arrivals and all(
+            request.status.is_finished for *_, request in self._aborts
+        )
+
+
+def requests_of(workload: DecisionWorkload) -> dict[str, Request]:
+    """Construct the requests of a workload, by name and in order of arrival."""
+    max_model_len = getattr(workload.engine, "max_model_len", MAX_LEN)
+    return {
+        raw.id: make_request(index, raw, max_model_len)
+        for index, raw in enumerate(workload.requests)
+    }
+
+
+def aborts_of(
+    workload: DecisionWorkload, requests: Mapping[str, Request]
+) -> deque[tuple[int, int, str, Request]]:
+    """Return step, step as written, name and request of each abort, in order."""
+    dues = [
+        (
+            max(raw.abort_step, raw.arrival_step),
+            raw.abort_step,
+            raw.id,
+            requests[raw.id],
+        )
+        for raw in workload.requests
+        if raw.abort_step is not None
+    ]
+    return deque(sorted(dues, key=lambda due: due[:3]))
 
 
 def _moves(output: Any) -> bool:
@@ -297,6 +385,11 @@ def make_scheduler(workload: DecisionWorkload, **more: Any) -> Any:
 
 def hosted_scheduler(workload: DecisionWorkload) -> Any:
     """Construct the installed vLLM's own scheduler for a workload of V1."""
+    if workload.pair is not None:
+        raise SchedulerError(
+            "a hosted vLLM is one engine, and the workload is of a pair; leave "
+            "--scheduler out"
+        )
     if workload.generation != V1.name:
         raise SchedulerError(
             f"a hosted vLLM takes workloads of V1, and the reference "
@@ -313,6 +406,8 @@ def _arguments(workload: DecisionWorkload) -> dict[str, Any]:
         arguments["speculative_config"] = speculative.config()
     if (offload := getattr(workload.engine, "offload", None)) is not None:
         arguments["offload"] = offload.settings()
+    if (side := getattr(workload.engine, "kv_transfer", None)) is not None:
+        arguments["kv_transfer"] = side.settings()
     if (plan := workload.plan) is not None and workload.kv is not None:
         arguments["layout"] = plan.layout
         key = "prefix_cache_retention_interval"

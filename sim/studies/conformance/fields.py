@@ -14,12 +14,18 @@ def whole(value: Any) -> Any:
     return value
 
 
+def as_tuple(value: Any) -> Any:
+    """Return a list as a tuple, anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 MAX_BLOCKS = 1 << 22
 """Far beyond any engine; a slip of the pen is refused rather than run out of memory."""
 
 Whole = Annotated[int, BeforeValidator(whole)]
 Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]
+Pair = Annotated[tuple[Count, Count], BeforeValidator(as_tuple)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 

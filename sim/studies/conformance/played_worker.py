@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from sim.scheduler.v1.connectors.base import JobKind, TransferReport
 from sim.scheduler.v1.connectors.settings import OffloadSettings
-from sim.studies.conformance.fields import Count, Positive, Table
+from sim.studies.conformance.fields import Count, Pair, Positive, Table
 
 if TYPE_CHECKING:
     from sim.scheduler.v1.connectors.base import StepTransfers, TransferJob
-
-
-def _pair(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-Pair = Annotated[tuple[Count, Count], BeforeValidator(_pair)]
 
 
 class OffloadTier(Table):
@@ -76,6 +69,14 @@ class JobQueue:
             self._last_end = self._jobs[-1][1]
             self._jobs = [entry for entry in self._jobs if entry[1] > step]
         return ended
+
+
+class Worker(Protocol):
+    """Plays the copies that the calls of a scheduler ask for."""
+
+    def step(self, step: int, transfers: Any) -> TransferReport:
+        """Do what a call asks; return what ends with the step's output."""
+        ...
 
 
 class PlayedWorker:

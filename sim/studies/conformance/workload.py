@@ -27,9 +27,14 @@ from sim.studies.conformance.fields import (
     Share,
     Table,
     Whole,
+    as_tuple,
     whole,
 )
 from sim.studies.conformance.kv_planning import KvCache  # noqa: TC001  # pydantic
+from sim.studies.conformance.played_pair import (  # pydantic
+    PairPace,
+    PairSide,
+)
 from sim.studies.conformance.played_worker import (  # noqa: TC001  # pydantic
     OffloadTier,
     WorkerPace,
@@ -47,11 +52,6 @@ _REFERENCE = re.compile(
     r"(?:vllm|transformers)?[\s=_-]*v?([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})(?:\.post[0-9]+)?(?:\+[\w.]+)?",
     re.IGNORECASE | re.ASCII,
 )
-
-
-def as_tuple(value: Any) -> Any:
-    """Return a list as a tuple, anything else as it is."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def without_comments(data: Any, nulls: Container[str]) -> Any:
@@ -110,6 +110,7 @@ class DecisionRequest(Table):
     priority: Whole = 0
     abort_step: Step | None = None
     stop_after: Positive | None = None
+    route_delay: Count | None = None
     max_load_tokens: Count | None = None
     max_offload_tokens: Count | None = None
     acc_seed: Whole = 0
@@ -218,6 +219,7 @@ class V1Engine(_Engine):
     speculative: Speculative | None = None
     offload: OffloadTier | None = None
     worker: WorkerPace | None = None
+    kv_transfer: PairSide | None = None
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -303,8 +305,29 @@ class DecisionWorkload(Table):
         return generation_of(self.engine_version)
 
     @property
+    def pair(self) -> PairPace | None:
+        """How a pair of engines works together; None for a single one."""
+        return (
+            PairPace.model_validate(self.config["pd"]) if "pd" in self.config else None
+        )
+
+    def side(self, name: str) -> DecisionWorkload:
+        """Return one engine of a pair as if it were alone: ``prefill`` or ``decode``.
+
+        Raises
+        ------
+        ConfigError
+            If the file does not say what its engine is.
+        """
+        pair = self.pair
+        if pair is None or not isinstance(self.config.get(name), dict):
+            raise ConfigError(f"config.{name}: a pair needs this engine; give its keys")
+        config = self.config[name] | {"kv_transfer": pair.side(name).model_dump()}
+        return self.model_copy(update={"config": config})
+
+    @property
     def engine(self) -> Engine:
-        """The engine's configuration, typed."""
+        """The engine's configuration, typed; that of a pair is its `side`."""
         model = _ENGINES[self.generation]
         plan = self.plan
         planned = {}
@@ -435,10 +458,22 @@ def parse_workload(text: str, where: str) -> DecisionWorkload:
     """Read a workload from JSON text; `where` names it in errors."""
     try:
         workload = DecisionWorkload.model_validate_json(text)
-        workload.engine  # noqa: B018  # validates the engine's keys
+        for engine in _engines_of(workload):
+            engine.engine  # noqa: B018  # validates the engine's keys
     except ValidationError as error:
         raise ConfigError(f"{where}: {in_words(error)}") from error
     return workload
+
+
+def _engines_of(workload: DecisionWorkload) -> list[DecisionWorkload]:
+    if workload.pair is None:
+        return [workload]
+    if workload.generation != "v1":
+        raise ConfigError(
+            f"pairs of engines are known of vLLM 0.33, the reference is "
+            f"{workload.reference!r}; leave pd out of config"
+        )
+    return [workload.side(name) for name in ("prefill", "decode")]
 
 
 def in_words(error: ValidationError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,6 +79,48 @@ class StepTransfers:
 
 
 @dataclass(frozen=True, slots=True)
+class Pull:
+    """Blocks that a consumer reads from a producer.
+
+    Parameters
+    ----------
+    request
+        Whose blocks they are.
+    block_ids
+        Its own to be filled; the last so many of `remote_block_ids` are read into them.
+    remote_block_ids
+        All that the producer holds of it.
+    waits
+        Whether there is anything to read; if not, the producer is only told to let go.
+    """
+
+    request: Request
+    block_ids: list[int]
+    remote_block_ids: list[int]
+    waits: bool
+
+
+@dataclass(slots=True)
+class StepPulls:
+    """What a call of the scheduler asks of the workers of a pair's engine.
+
+    Attributes
+    ----------
+    pulls
+        Of a consumer: what begins to be read.
+    sends
+        Of a producer: requests whose blocks it begins to hold, and until when, in
+        seconds.
+    heartbeat
+        Of a consumer: requests whose leases are to be extended; None between two.
+    """
+
+    pulls: list[Pull] = field(default_factory=list)
+    sends: list[tuple[Request, float]] = field(default_factory=list)
+    heartbeat: list[Request] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TransferReport:
     """What the workers say with the output of a step.
 
@@ -88,10 +130,20 @@ class TransferReport:
         Jobs that have ended, failed ones included, in the order of their ends.
     invalid_block_ids
         Blocks on the GPU that loads failed to fill.
+    moved
+        Of a pair: requests whose pulls have ended, failed ones included, or whose
+        blocks are held no more.
+    failed
+        Requests whose pulls brought nothing.
+    expired
+        Those of `moved` that nobody has read in time.
     """
 
     done: Sequence[int] = ()
     invalid_block_ids: Sequence[int] = ()
+    moved: Sequence[Request] = ()
+    failed: Sequence[Request] = ()
+    expired: Sequence[Request] = ()
 
 
 class Match(NamedTuple):
@@ -111,6 +163,11 @@ class Match(NamedTuple):
 
 class Batch(Protocol):
     """The call that a connector is asked to complete."""
+
+    @property
+    def now_s(self) -> float:
+        """When it was made."""
+        ...
 
     def preempted(self) -> Iterable[Request]:
         """Return the requests that it preempted."""
@@ -147,6 +204,10 @@ class KVConnector(Protocol):
         """Whether the engine must keep stepping, requests or not."""
         ...
 
+    def on_new_request(self, request: Request) -> None:
+        """Note a request that has arrived."""
+        ...
+
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> Match:
@@ -175,7 +236,7 @@ class KVConnector(Protocol):
         """
         ...
 
-    def build_connector_meta(self, batch: Batch) -> StepTransfers:
+    def build_connector_meta(self, batch: Batch) -> Any:
         """End a call of the scheduler: say what the workers are to do."""
         ...
 

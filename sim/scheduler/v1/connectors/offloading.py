@@ -142,6 +142,9 @@ class OffloadingConnector:
 
     # -- loading --------------------------------------------------------------
 
+    def on_new_request(self, request: Request) -> None:
+        """Do nothing: it is known from its first look-up on."""
+
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> Match:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cache.errors import require
 from cache.stats import PrefixCacheStats
 from cache.v1.tables import NOTHING_FOUND, Found
 from sim.errors import SchedulerError
 from sim.scheduler.request import RequestStatus
-from sim.scheduler.v1.connectors.base import StepTransfers
-from sim.scheduler.v1.connectors.offloading import OffloadingConnector
+from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers
+from sim.scheduler.v1.connectors.choice import connector_of
 from sim.scheduler.v1.connectors.queues import HoldingQueues
 from sim.scheduler.v1.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from cache.v1.block_tables import BlockTables
     from sim.scheduler.request import Request
@@ -103,19 +103,24 @@ class ConnectorScheduler(Scheduler):
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
-        offload = settings.offload
-        assert offload is not None
         if not self.layout.keeps_all_blocks or len(self.layout.groups) > 1:
             raise SchedulerError(
-                "a CPU tier is known of models with full attention only, not with "
-                "windows, states or several KV cache groups; leave the CPU tier out"
+                "KV connectors (a CPU tier, pairs of engines) are known of models with "
+                "full attention only, not with windows, states or several KV cache "
+                "groups; leave the connector out"
             )
-        self.connector = OffloadingConnector(
-            offload, self.block_size, enable_prefix_caching=self.enable_caching
+        self.connector: Any = connector_of(
+            settings, self.block_size, enable_prefix_caching=self.enable_caching
         )
-        self._recomputes = offload.kv_load_failure_policy == "recompute"
+        given = settings.offload or settings.kv_transfer
+        assert given is not None
+        self._recomputes = given.kv_load_failure_policy == "recompute"
+        self._now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
-        self.transfers = StepTransfers()
+        offloads = settings.offload is not None
+        self.transfers: StepTransfers | StepPulls = (
+            StepTransfers() if offloads else StepPulls()
+        )
         self.looks: list[Look] = []
         self.delayed: dict[Request, None] = {}
         self.received: list[Request] = []
@@ -137,11 +142,20 @@ class ConnectorScheduler(Scheduler):
     @property
     def awaits_transfers(self) -> bool:
         """Whether jobs in flight will change what can be scheduled."""
-        return self.connector.has_pending_work
+        return bool(self.connector.has_pending_work)
 
     # -- a call ---------------------------------------------------------------
 
+    @property
+    def add_request(self) -> Callable[[Request], None]:
+        return self._add_request
+
+    def _add_request(self, request: Request) -> None:
+        self.connector.on_new_request(request)
+        self.waiting.add_request(request)
+
     def form(self, now_s: float) -> Shape:
+        self._now_s = now_s
         self.looks = []
         self._some_ended = False
         shape = super().form(now_s)
@@ -321,6 +335,10 @@ class ConnectorScheduler(Scheduler):
 
     # -- what the connector asks of a call (`connectors.base.Batch`) ------------
 
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
     def preempted(self) -> Iterable[Request]:
         return [each.request for each in self.preemptions]
 
@@ -399,8 +417,8 @@ class ConnectorScheduler(Scheduler):
     def receive(self, report: TransferReport) -> None:
         """Note what the workers report with the output of a step, after `update`."""
         self.failed = []
-        if report.invalid_block_ids:
-            self._note_failures(set(report.invalid_block_ids))
+        if report.invalid_block_ids or report.failed:
+            self._note_failures(set(report.invalid_block_ids), report.failed)
         self.received = self.connector.update_connector_output(report)
         for request in self.received:
             if request.status is _LOADING:
@@ -409,11 +427,14 @@ class ConnectorScheduler(Scheduler):
                 del self.delayed[request]
                 self.groups.free(request)
 
-    def _note_failures(self, invalid: set[int]) -> None:
+    def _note_failures(self, invalid: set[int], failed: Sequence[Request]) -> None:
         """Cut what loading requests have at the first block that was not filled."""
         for request in list(self.waiting.holding):
             if request.status is not _LOADING:
                 continue
+            if request in failed:
+                request.num_computed_tokens = 0
+                self._misloaded.add(request)
             for index, block_id in enumerate(self.block_ids(request)):
                 if block_id in invalid:
                     request.num_computed_tokens = index * self.block_size

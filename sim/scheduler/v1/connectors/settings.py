@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from cache.tiers import TIER_POLICIES
 from sim.errors import SchedulerError
@@ -60,12 +61,55 @@ class OffloadSettings:
             store_threshold=self.store_threshold,
             sync_load_budget_tokens=self.sync_load_budget_tokens,
         )
-        for name, known in (
-            ("eviction_policy", tuple(TIER_POLICIES)),
-            ("kv_load_failure_policy", LOAD_FAILURE_POLICIES),
-        ):
-            if getattr(self, name) not in known:
-                raise SchedulerError(
-                    f"{name} must be one of {', '.join(known)}, got "
-                    f"{getattr(self, name)!r}"
-                )
+        _one_of(tuple(TIER_POLICIES), eviction_policy=self.eviction_policy)
+        _one_of(
+            LOAD_FAILURE_POLICIES, kv_load_failure_policy=self.kv_load_failure_policy
+        )
+
+
+class KVRole(Enum):
+    """What an engine of a pair does for the other."""
+
+    PRODUCER = "kv_producer"
+    """Computes prompts, and holds their blocks until they have been read."""
+    CONSUMER = "kv_consumer"
+    """Reads the blocks of a prompt, and decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVTransferSettings:
+    """One side of a pair of engines, under vLLM's names.
+
+    Parameters
+    ----------
+    kv_role
+        Which side.
+    kv_lease_duration
+        Seconds that a producer holds blocks that no consumer asks for. A consumer says
+        every sixth of it, rounded down to a second, which it still wants.
+    kv_load_failure_policy
+        As of `OffloadSettings`.
+
+    Raises
+    ------
+    SchedulerError
+        If a value is impossible.
+    """
+
+    kv_role: KVRole
+    kv_lease_duration: int = 30
+    kv_load_failure_policy: str = "fail"
+
+    def __post_init__(self) -> None:
+        at_least(1, kv_lease_duration=self.kv_lease_duration)
+        _one_of(
+            LOAD_FAILURE_POLICIES, kv_load_failure_policy=self.kv_load_failure_policy
+        )
+
+
+def _one_of(known: tuple[str, ...], **given: str) -> None:
+    for name, value in given.items():
+        if value not in known:
+            raise SchedulerError(
+                f"{name} must be one of {', '.join(known)}, got {value!r}"
+            )

@@ -1,0 +1,203 @@
+"""Pairs of engines: one computes prompts, the other one reads their blocks and decodes.
+
+A request goes through both. The producer computes its prompt and one token, and holds
+the blocks; the consumer reads them as a load that the request waits for. In
+``kv_transfer_params`` a request says ``do_remote_decode`` to a producer, and
+``do_remote_prefill`` with ``remote_block_ids`` to a consumer.
+
+Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
+``base_scheduler.py`` and ``pull_scheduler.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache.errors import require
+from sim.scheduler.request import RequestStatus
+from sim.scheduler.v1.connectors.base import Match, Pull, StepPulls
+
+if TYPE_CHECKING:
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.base import Batch, TransferReport
+    from sim.scheduler.v1.connectors.settings import KVTransferSettings
+
+_NOTHING = Match(0, is_async=False)
+_SERVED = RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED
+
+
+class ProducerConnector:
+    """Holds the blocks of prompts that were computed for a consumer.
+
+    Parameters
+    ----------
+    settings
+        Length of the lease.
+
+    Attributes
+    ----------
+    held
+        Requests whose blocks are held, in order of finishing.
+    """
+
+    def __init__(self, settings: KVTransferSettings) -> None:
+        self._lease_s = settings.kv_lease_duration
+        self._sends: list[tuple[Request, float]] = []
+        self.held: dict[Request, None] = {}
+
+    @property
+    def has_pending_work(self) -> bool:
+        return bool(self.held)
+
+    def on_new_request(self, request: Request) -> None:
+        """Do nothing: a producer begins to care when the prompt is computed."""
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> Match:
+        del request, num_computed_tokens
+        return _NOTHING
+
+    def update_state_after_alloc(
+        self, request: Request, block_ids: list[int], num_external_tokens: int
+    ) -> None:
+        """Do nothing: nothing is loaded here."""
+
+    def build_connector_meta(self, batch: Batch) -> StepPulls:
+        del batch
+        sends, self._sends = self._sends, []
+        return StepPulls(sends=sends)
+
+    def request_finished(
+        self, request: Request, block_ids: list[int], num_computed_tokens: int
+    ) -> bool:
+        del num_computed_tokens
+        parameters = request.kv_transfer_params or {}
+        if not (
+            parameters.get("do_remote_decode")
+            and request.status in _SERVED
+            and block_ids
+        ):
+            return False
+        self._sends.append((request, request.finish_s + self._lease_s))
+        self.held[request] = None
+        return True
+
+    def update_connector_output(self, report: TransferReport) -> list[Request]:
+        for request in report.moved:
+            del self.held[request]
+        return list(report.moved)
+
+    def check(self) -> None:
+        """Prove that it holds blocks of served requests only.
+
+        Raises
+        ------
+        InvariantError
+            With the rule that is broken.
+        """
+        require(
+            all(request.status in _SERVED for request in self.held),
+            "a producer holds blocks of a request that was not served",
+        )
+
+
+class ConsumerConnector:
+    """Reads the blocks of prompts that a producer has computed, once a request.
+
+    Parameters
+    ----------
+    settings
+        Length of the producer's lease.
+    block_size
+        Tokens a block.
+
+    Attributes
+    ----------
+    awaited
+        Requests whose blocks a producer holds: they have neither been read nor ended.
+    """
+
+    def __init__(self, settings: KVTransferSettings, block_size: int) -> None:
+        self._block_size = block_size
+        self._heartbeat_s = settings.kv_lease_duration // 6
+        self._last_heartbeat_s = 0.0
+        self._unread: set[Request] = set()  # not even begun
+        self._pulls: list[Pull] = []
+        self._pulling: set[Request] = set()
+        self.awaited: dict[Request, None] = {}
+
+    @property
+    def has_pending_work(self) -> bool:
+        return bool(self._pulls or self._pulling)
+
+    def on_new_request(self, request: Request) -> None:
+        parameters = request.kv_transfer_params or {}
+        if parameters.get("do_remote_prefill"):
+            self.awaited[request] = None
+            self._unread.add(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> Match:
+        num_tokens = request.num_prompt_tokens - num_computed_tokens
+        if request not in self._unread or num_tokens <= 0:
+            return _NOTHING
+        return Match(num_tokens, is_async=True)
+
+    def update_state_after_alloc(
+        self, request: Request, block_ids: list[int], num_external_tokens: int
+    ) -> None:
+        if request not in self._unread:
+            return
+        self._unread.remove(request)
+        if num_external_tokens:  # behind the hit in the own pool, which is whole blocks
+            num_local_tokens = request.num_prompt_tokens - num_external_tokens
+            self._pull(request, block_ids[num_local_tokens // self._block_size :])
+        else:
+            self._pull(request, [])
+
+    def _pull(self, request: Request, block_ids: list[int]) -> None:
+        parameters = request.kv_transfer_params or {}
+        remote_block_ids = list(parameters.get("remote_block_ids", ()))
+        pull = Pull(request, block_ids, remote_block_ids, waits=bool(block_ids))
+        self._pulls.append(pull)
+        if pull.waits:
+            self._pulling.add(request)
+
+    def build_connector_meta(self, batch: Batch) -> StepPulls:
+        pulls, self._pulls = self._pulls, []
+        heartbeat = None
+        if self.awaited and batch.now_s - self._last_heartbeat_s >= self._heartbeat_s:
+            self._last_heartbeat_s = batch.now_s
+            heartbeat = list(self.awaited)
+        return StepPulls(pulls=pulls, heartbeat=heartbeat)
+
+    def request_finished(
+        self, request: Request, block_ids: list[int], num_computed_tokens: int
+    ) -> bool:
+        del block_ids, num_computed_tokens
+        self.awaited.pop(request, None)
+        if request in self._unread:  # the producer is to let go of its blocks
+            self._unread.remove(request)
+            self._pull(request, [])
+        return False
+
+    def update_connector_output(self, report: TransferReport) -> list[Request]:
+        for request in report.moved:
+            self._pulling.remove(request)
+            self.awaited.pop(request, None)
+        return list(report.moved)
+
+    def check(self) -> None:
+        """Prove that what has not begun to be read is awaited.
+
+        Raises
+        ------
+        InvariantError
+            With the rule that is broken.
+        """
+        require(
+            self._unread <= self.awaited.keys(),
+            "a consumer would read what it does not await",
+        )

@@ -1,0 +1,135 @@
+"""The copies between two engines of a decision workload, with durations in steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from sim.scheduler.v1.connectors.base import TransferReport
+from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
+from sim.studies.conformance.fields import Count, Pair, Positive, Table
+
+if TYPE_CHECKING:
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.base import Pull, StepPulls
+
+ROLES = {"prefill": KVRole.PRODUCER, "decode": KVRole.CONSUMER}
+"""Of the engines of a pair, by their names in a workload."""
+
+
+class PairSide(Table):
+    """What an engine of a pair is configured with; a step stands for a second."""
+
+    kv_role: Literal["kv_producer", "kv_consumer"]
+    kv_lease_duration: Positive = 30
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+
+    def settings(self) -> KVTransferSettings:
+        """Return what schedulers take."""
+        return KVTransferSettings(
+            KVRole(self.kv_role), self.kv_lease_duration, self.kv_load_failure_policy
+        )
+
+
+class PairPace(Table):
+    """The way of requests between two engines.
+
+    `pull` is how long a pull takes, in steps: so many, and one more for so many blocks.
+    Requests in `lost` never reach the second engine, and pulls in `fail_pulls`, counted
+    from 0, bring nothing.
+    """
+
+    kv_lease_duration: Positive = 30
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    route_delay: Count = 0
+    pull: Pair = (0, 0)
+    lost: list[str] = Field(default_factory=list)
+    fail_pulls: list[Count] = Field(default_factory=list)
+
+    def side(self, name: str) -> PairSide:
+        """Return what the engine of that name is configured with."""
+        return PairSide(
+            kv_role=ROLES[name].value,
+            kv_lease_duration=self.kv_lease_duration,
+            kv_load_failure_policy=self.kv_load_failure_policy,
+        )
+
+
+@dataclass(slots=True)
+class Messages:
+    """What the consumer has said to the producer since its last step, by request id.
+
+    Attributes
+    ----------
+    read
+        Requests whose blocks may go.
+    wanted
+        Requests whose leases are to be extended.
+    """
+
+    read: set[int] = field(default_factory=set)
+    wanted: set[int] = field(default_factory=set)
+
+
+class ProducerWorker:
+    """Holds blocks until they have been read, or until their lease ends."""
+
+    def __init__(self, pace: PairPace, messages: Messages) -> None:
+        self._extension = pace.kv_lease_duration * 2 // 3
+        self._messages = messages
+        self._expiries: dict[Request, float] = {}  # in order of finishing
+
+    def step(self, step: int, transfers: StepPulls) -> TransferReport:
+        expiries, messages = self._expiries, self._messages
+        expiries.update(transfers.sends)
+        extended = step + self._extension
+        read: list[Request] = []
+        expired: list[Request] = []
+        for request in list(expiries):
+            if request.request_id in messages.wanted:
+                expiries[request] = max(expiries[request], extended)
+            is_read = request.request_id in messages.read
+            if is_read or step >= expiries[request]:
+                del expiries[request]
+                (read if is_read else expired).append(request)
+        messages.read.clear()
+        messages.wanted.clear()
+        return TransferReport(moved=read + expired, expired=expired)
+
+
+class ConsumerWorker:
+    """Reads blocks, as many requests at once as ask for it."""
+
+    def __init__(self, pace: PairPace, messages: Messages) -> None:
+        self._steps, self._blocks_per_step = pace.pull
+        self._failing = set(pace.fail_pulls)
+        self._messages = messages
+        self._num_pulls = 0
+        self._pulling: list[tuple[int, int, Request]] = []  # by end and number
+
+    def step(self, step: int, transfers: StepPulls) -> TransferReport:
+        messages = self._messages
+        for pull in transfers.pulls:
+            if pull.waits:
+                self._begin(pull, step)
+            else:
+                messages.read.add(pull.request.request_id)
+        messages.wanted.update(each.request_id for each in transfers.heartbeat or ())
+        moved, failed = [], []
+        while self._pulling and self._pulling[0][0] <= step:
+            _, number, request = heappop(self._pulling)
+            moved.append(request)
+            if number in self._failing:
+                failed.append(request)
+            else:
+                messages.read.add(request.request_id)
+        return TransferReport(moved=moved, failed=failed)
+
+    def _begin(self, pull: Pull, step: int) -> None:
+        size = self._blocks_per_step
+        end = step + self._steps + (len(pull.block_ids) // size if size else 0)
+        heappush(self._pulling, (end, self._num_pulls, pull.request))
+        self._num_pulls += 1

@@ -1,0 +1,150 @@
+"""Two V1 engines, one of which computes prompts that the other one reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.errors import ConfigError, SchedulerError
+from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
+from sim.scheduler.v1.connectors.settings import OffloadSettings as Offload
+from sim.scheduler.v1.settings import Settings
+from sim.studies.conformance import PairDriver, driver_of
+from sim.studies.conformance.driver import hosted_scheduler
+from sim.studies.conformance.random_v1 import as_workload
+
+if TYPE_CHECKING:
+    from sim.scheduler.log.lines import Line
+
+SIDE = {
+    "block_size": 4,
+    "num_gpu_blocks": 17,  # 16 are usable
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
+    "max_model_len": 48,
+    "scheduler_reserve_full_isl": True,
+}
+
+
+def pair(*requests: dict[str, Any], **more: Any) -> PairDriver:
+    raw = [
+        {"id": f"r{index}", "out_seed": 100 + index} | request
+        for index, request in enumerate(requests)
+    ]
+    pace = {"route_delay": 1, "pull": [2, 2], "kv_lease_duration": 12} | more
+    config = {"prefill": SIDE, "decode": SIDE, "pd": pace}
+    driver = driver_of(as_workload("case", "0.33.0", config, raw), check=True)
+    assert isinstance(driver, PairDriver)
+    return driver
+
+
+def request(step: int, length: int, output_len: int = 3, **more: Any) -> dict[str, Any]:
+    prompt = [[step + 1, length]]
+    return {"arrival_step": step, "prompt": prompt, "output_len": output_len} | more
+
+
+def told(lines: list[Line], key: str) -> list[tuple[int, str, Any]]:
+    return [(line["t"], line["e"], line[key]) for line in lines if line.get(key)]
+
+
+def test_a_prompt_is_computed_read_and_decoded() -> None:
+    case = pair(request(0, 10))
+    lines = list(case.lines())
+    assert told(lines, "send") == [(1, "P", [["r0", 12]])]
+    assert told(lines, "pull") == [(2, "D", [["r0", [1, 2, 3], [1, 2, 3], True]])]
+    assert told(lines, "recv") == [(5, "D", ["r0"])]  # 2 + 3 blocks // 2
+    assert told(lines, "sent") == [(6, "P", ["r0"])]
+    assert told(lines, "sched")[1] == (6, "D", [["r0", 1, "n", 9]])
+    assert told(lines, "fin") == [(0, "P", ["r0"]), (8, "D", ["r0"])]
+    assert (case.ending, case.num_preemptions) == ("done", 0)
+
+
+def test_blocks_that_nobody_reads_are_freed_when_the_lease_ends() -> None:
+    lines = list(pair(request(0, 10), lost=["r0"]).lines())
+    assert told(lines, "expired") == told(lines, "sent") == [(12, "P", ["r0"])]
+    assert lines[-1]["free_end"] == [16]
+    assert {line["e"] for line in lines} == {"P"}
+
+
+def test_heartbeats_extend_leases_of_what_is_still_wanted() -> None:
+    lines = list(pair(request(0, 10), pull=[30, 0]).lines())
+    assert [t for t, *_ in told(lines, "heartbeat")] == list(range(2, 33, 2))
+    assert not told(lines, "expired")
+    assert told(lines, "sent") == [(33, "P", ["r0"])]
+
+
+def test_a_failed_pull_is_computed_anew_or_ends_the_request() -> None:
+    failing = {"fail_pulls": [0]}
+    lines = list(
+        pair(request(0, 10), **failing, kv_load_failure_policy="recompute").lines()
+    )
+    assert told(lines, "bad") == [(5, "D", ["r0"])]
+    assert told(lines, "sched")[1] == (6, "D", [["r0", 10, "n", 0]])
+    assert told(lines, "expired")  # it was never told that they are read
+    lines = list(pair(request(0, 10), **failing).lines())
+    assert told(lines, "errors") == [(5, "D", ["r0"])]
+    assert not [t for t, engine, _ in told(lines, "sched") if engine == "D"]
+
+
+def test_what_is_aborted_before_its_pull_lets_the_producer_go() -> None:
+    lines = list(
+        pair(request(0, 40), request(0, 40), request(0, 20, abort_step=5)).lines()
+    )
+    pulls = [each for *_, pulls in told(lines, "pull") for each in pulls]
+    assert [each[0] for each in pulls if not each[3]] == ["r2"]
+    assert not told(lines, "expired")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> PairDriver:
+    steps = sorted(draw(st.lists(st.integers(0, 12), min_size=1, max_size=10)))
+    requests = [
+        request(step, draw(st.integers(1, 40)), draw(st.integers(1, 6)))
+        | (
+            {"abort_step": step + draw(st.integers(0, 20))}
+            if draw(st.booleans())
+            else {}
+        )
+        for step in steps
+    ]
+    return pair(
+        *requests,
+        route_delay=draw(st.integers(0, 3)),
+        pull=[draw(st.integers(0, 8)), draw(st.integers(0, 3))],
+        kv_lease_duration=draw(st.integers(6, 20)),
+        lost=[f"r{index}" for index in draw(st.sets(st.integers(0, 9), max_size=2))],
+        fail_pulls=sorted(draw(st.sets(st.integers(0, 9), max_size=3))),
+        kv_load_failure_policy=draw(st.sampled_from(["fail", "recompute"])),
+    )
+
+
+@given(cases())
+@settings(max_examples=60)
+def test_no_block_is_lost_between_two_engines(case: PairDriver) -> None:
+    lines = list(case.lines())
+    last = {line["e"]: line for line in lines}
+    assert all(line["free_end"] == [16] for line in last.values())
+    held = [name for *_, sends in told(lines, "send") for name, _ in sends]
+    gone = [name for *_, names in told(lines, "sent") for name in names]
+    assert sorted(held) == sorted(gone)
+
+
+def test_mistakes_are_a_line() -> None:
+    config = {"prefill": SIDE, "pd": {}}
+    with pytest.raises(ConfigError, match=r"config.decode: a pair needs this engine"):
+        as_workload("case", "0.33.0", config, []).side("decode")
+    with pytest.raises(SchedulerError, match="a hosted vLLM is one engine"):
+        hosted_scheduler(as_workload("case", "0.33.0", config | {"decode": SIDE}, []))
+    one = KVTransferSettings(KVRole.PRODUCER)
+    limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 8}
+    with pytest.raises(SchedulerError, match="not built beside pairs of engines"):
+        Settings(**limits, kv_transfer=one, offload=Offload(num_chunks=1))
+    with pytest.raises(
+        SchedulerError, match=r"a pair of engines is known of 0\.33 only"
+    ):
+        Settings(**limits, kv_transfer=one, engine_version="0.32")
+    with pytest.raises(SchedulerError, match="kv_load_failure_policy must be one of"):
+        KVTransferSettings(KVRole.CONSUMER, kv_load_failure_policy="retry")
