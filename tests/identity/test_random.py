@@ -14,7 +14,7 @@ from tests.identity.regimes import regimes_of
 
 NUM_CASES = 200
 GROUP = 20
-NUM_QUICK_CASES = 100
+NUM_QUICK_CASES = 60
 GROUPS = [
     pytest.param(
         range(first, first + GROUP),
@@ -71,8 +71,8 @@ def test_the_cases_reach_every_regime() -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(40), id="0-39"),
-        pytest.param(range(40, 80), id="40-79", marks=pytest.mark.slow),
+        pytest.param(range(20), id="0-19"),
+        pytest.param(range(20, 60), id="20-59", marks=pytest.mark.slow),
     ],
 )
 def test_decodes_of_groups_may_be_taken_together(seeds: range) -> None:
@@ -81,7 +81,7 @@ def test_decodes_of_groups_may_be_taken_together(seeds: range) -> None:
         for seed in seeds
         for name in regimes_of(assert_equal_paths(*draw_group_case(seed), of_groups))
     )
-    assert reached["fast"] >= 30
+    assert reached["fast"] >= 0.75 * len(seeds)
     for name in ("preemptions", "hits", "blocked heads", "five quiet steps"):
         assert reached[name] >= 3, (name, reached)
 

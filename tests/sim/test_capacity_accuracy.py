@@ -101,6 +101,7 @@ def test_rows_beyond_five_percent_are_exactly_those_with_a_known_cause(
     assert odd == set(CAUSES if weights_given else CAUSES_COUNTED)
 
 
+@pytest.mark.slow
 def test_what_is_fitted_without_a_model_predicts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

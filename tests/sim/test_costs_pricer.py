@@ -183,7 +183,7 @@ def test_every_model_prices_many_as_one(kind):
         assert_decodes_are_steps(model, num_decodes, contexts)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     model=rooflines(),
     batch=any_shapes,

@@ -156,7 +156,7 @@ request_lists = st.lists(
 )
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     specs=request_lists,
     aborts=st.lists(st.tuples(times.filter(bool), st.integers(0, 24)), max_size=12),

@@ -47,9 +47,9 @@ def config(trace: str, limit: int, workload: dict[str, Any], **engine: Any) -> A
 @pytest.mark.parametrize(
     ("scheduler", "mode", "width"),
     [
-        # A forced mode meets groups in its beams; its samples are for make test-all.
+        # A forced mode meets groups in its beams; the rest is for make test-all.
         pytest.param(name, mode, width, marks=pytest.mark.slow)
-        if mode is not None and width == "best_of"
+        if (mode is not None) == (width != "beams")
         else (name, mode, width)
         for name, modes in MODES.items()
         for mode in modes

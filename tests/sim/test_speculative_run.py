@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import sqrt
 from typing import Any
 
@@ -65,15 +66,20 @@ def config(
     )
 
 
+QUICK_CASES = [(0.0, 1, False), (0.8, 3, True), (0.4, 5, False), (1.0, 1, True)]
 CONSTANT = {"kind": "constant", "step_s": 0.01, "draft_step_s": 0.0}
 
 
 # -- theory --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.4, 0.8, 1.0])
-@pytest.mark.parametrize("num_drafts", [1, 3, 5])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("rate", "num_drafts", "ahead"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK_CASES else [pytest.mark.slow])
+        for case in product((0.0, 0.4, 0.8, 1.0), (1, 3, 5), (False, True))
+    ],
+)
 def test_steps_yield_what_the_geometric_formula_says(
     rate: float, num_drafts: int, ahead: bool
 ) -> None:

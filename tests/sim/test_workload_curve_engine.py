@@ -87,10 +87,10 @@ def most_passed(begin_s: Ints, end_s: Ints, blocks: Ints) -> int:
     ("num_gpu_blocks", "rate_scale"),
     [
         (160_000, 0.2),
-        (640_000, 1.0),
         *(
             pytest.param(num_blocks, rate_scale, marks=pytest.mark.slow)
             for num_blocks, rate_scale in (
+                (640_000, 1.0),
                 (40_000, 0.2),
                 (80_000, 0.2),
                 (320_000, 0.4),
