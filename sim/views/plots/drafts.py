@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from sim.results.step_table import StepTable
     from sim.views.plots.binning import Floats
     from sim.views.plots.tables import Tables
 
@@ -24,9 +25,36 @@ _LEAST_STEPS = 20
 """Loads of fewer steps are left out, if others have as many."""
 
 
+class Loads(NamedTuple):
+    """Means of the steps that verify so many requests' drafts."""
+
+    num_drafts: Floats
+    """Requests, rising."""
+    num_tokens: Floats
+    """Outputs of a step."""
+    latency_s: Floats
+    num_draft_blocks: Floats
+    """Blocks that tables hold for drafts."""
+
+    @property
+    def length(self) -> Floats:
+        """Tokens of a verification."""
+        return self.num_tokens / self.num_drafts
+
+    @property
+    def token_ms(self) -> Floats:
+        """Milliseconds of a token of one request."""
+        return 1000.0 * self.latency_s / self.length
+
+
 def has_drafts(tables: Tables) -> bool:
     """Whether the run's steps verify draft tokens."""
-    return tables.has_steps and set(schema.DRAFT_STEPS) <= set(tables.step_table.kinds)
+    return tables.has_steps and verifies(tables.step_table)
+
+
+def verifies(steps: StepTable) -> bool:
+    """Whether steps say what became of draft tokens."""
+    return set(schema.DRAFT_STEPS) <= set(steps.kinds)
 
 
 @style.house_style
@@ -40,13 +68,13 @@ def drafts(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     title = f"Drafts: {facts}" if facts else "Drafts"
     panels = style.new_panels(tables, title, (1.0, 1.0, 1.0), on=on)
     whole, each, held = panels.axes
-    if not has_drafts(tables) or not len((binned := _binned(tables))[0]):
+    loads = loads_of(tables.step_table) if has_drafts(tables) else None
+    if loads is None or not len(loads.num_drafts):
         style.say(whole, "No step of this run verifies drafts")
         return panels.figure
-    load, tokens, latency_s, blocks = binned
-    per_request_ms = 1000.0 * latency_s * load / tokens
-    for axes, values in zip(panels.axes, (tokens, per_request_ms, blocks), strict=True):
-        axes.plot(load, values, color=style.BLUE, marker=".", linewidth=1.2)
+    drawn = loads.num_tokens, loads.token_ms, loads.num_draft_blocks
+    for axes, values in zip(panels.axes, drawn, strict=True):
+        axes.plot(loads.num_drafts, values, color=style.BLUE, marker=".", linewidth=1.2)
     for axes in panels.axes:
         axes.set_ylim(bottom=0.0)
     whole.set_ylabel("tokens a step")
@@ -56,17 +84,18 @@ def drafts(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
     return panels.figure
 
 
-def _binned(tables: Tables) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return means of steps by load: verifications, tokens, seconds and blocks."""
+def loads_of(steps: StepTable) -> Loads:
+    """Return means of steps by load, for steps with columns of drafts."""
     names = ["num_drafts", "num_accepted_tokens", "latency_s", "num_draft_blocks"]
-    batches = list(tables.step_table.batches(names))
-    columns = [
-        np.concatenate([np.asarray(batch[name], np.float64) for batch in batches])
-        for name in names
-    ]
-    load, accepted, latency_s, blocks = (column[columns[0] > 0] for column in columns)
+    columns: list[list[Floats]] = [[] for _ in names]
+    for batch in steps.batches(names):
+        verifies_some = np.asarray(batch["num_drafts"]) > 0
+        for gathered, name in zip(columns, names, strict=True):
+            gathered.append(np.asarray(batch[name], np.float64)[verifies_some])
+    none = np.zeros(0)
+    load, accepted, latency_s, blocks = (np.concatenate([none, *c]) for c in columns)
     if not len(load):
-        return load, accepted, latency_s, blocks
+        return Loads(load, accepted, latency_s, blocks)
     edges = np.unique(np.rint(np.geomspace(1.0, load.max() + 1.0, _NUM_BINS + 1)))
     places = np.searchsorted(edges, load, side="right") - 1
     counts = np.bincount(places, minlength=len(edges))
@@ -75,4 +104,4 @@ def _binned(tables: Tables) -> tuple[Floats, Floats, Floats, Floats]:
         np.bincount(places, values, len(edges))[kept] / counts[kept]
         for values in (load, load + accepted, latency_s, blocks)
     ]
-    return means[0], means[1], means[2], means[3]
+    return Loads(*means)

@@ -62,7 +62,10 @@ def _figures(*, is_static: bool) -> Figures:
 
 def _of_runs(directories: Sequence[Path], figures: Figures) -> str:
     runs = load_runs(directories)
-    parts = [each.of(runs) for each in RUN_SECTIONS]
+    sections = (
+        each for each in RUN_SECTIONS if each.is_needed is None or each.is_needed(runs)
+    )
+    parts = [each.of(runs) for each in sections]
     title = str(runs[0].summary.get("title", runs[0].label))
     if len(runs) == 1:
         under = paragraph(f"Run in {runs[0].path}", class_="under")

@@ -47,6 +47,8 @@ class Section:
     key: str
     title: str
     blocks: Callable[[Any], Iterable[Markup | Chart]]
+    is_needed: Callable[[Any], bool] | None = None
+    """Whether the page has it; None for always."""
 
     def of(self, found: object) -> Part:
         return Part(self.key, self.title, tuple(self.blocks(found)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sim.hardware.capacity import format_capacity
+from sim.results.folder import RunFolder
 from sim.views.report.sections.capacity import estimate_of
 from sim.views.report.sections.latency import windows_of
 from sim.views.report.sections.provenance import differences
@@ -129,3 +130,26 @@ def test_warnings_of_a_run_are_told(crowded_run: Path) -> None:
     # Named twice: in the list of sections, and above its own, which begins with it.
     _, _, section = page.visible.split("What matters first", 2)
     assert warning[1:40] in section[:200]  # it says overloaded
+
+
+def test_a_run_with_drafts_has_a_section_of_them(
+    plain_run: Path, tmp_path: Path
+) -> None:
+    data = crowded(speculative_config={"method": "mtp", "num_speculative_tokens": 2})
+    data["workload"]["synthetic"]["num_requests"] = 20
+    data["workload"]["acceptance"] = {"kind": "constant", "rate": 0.5}
+    data["cost"]["draft_step_s"] = 0.0
+    directory = results(tmp_path / "drafts", data)
+    summary = json.loads((directory / "summary.json").read_text())
+    page = page_of(directory, plain_run)
+    assert "Speculative decoding" in page.visible
+    assert f"{plain_run.name}: no drafts are verified" in page.visible
+    numbers = dict(page.data(1))
+    for key in ("num_drafts", "draft_tokens", "acceptance_rate", "acceptance_length"):
+        assert numbers[f"spec_decode_{key}"] == summary[f"spec_decode_{key}"]
+    steps = RunFolder(directory).step_table
+    verifying = [batch["num_drafts"] for batch in steps.batches(["num_drafts"])]
+    (line,) = page.figures["drafts"]["data"][:1]
+    assert max(line["x"]) <= np.concatenate(verifying).max()
+    assert all(1.0 <= length <= 3.0 for length in line["y"])
+    assert "Speculative decoding" not in page_of(plain_run).visible

@@ -13,6 +13,7 @@ from sim.views.report.sections.batch import show_batch
 from sim.views.report.sections.blocks import show_blocks
 from sim.views.report.sections.cache import show_cache
 from sim.views.report.sections.capacity import show_capacity
+from sim.views.report.sections.drafts import has_drafts, show_drafts
 from sim.views.report.sections.latency import show_latency
 from sim.views.report.sections.provenance import show_configuration, show_provenance
 from sim.views.report.sections.step_time import show_step_time
@@ -23,6 +24,7 @@ RUN_SECTIONS: Final = (
     Section("summary", "What matters first", show_summary),
     Section("cache", "KV cache and preemptions", show_cache),
     Section("batch", "Queues and batches", show_batch),
+    Section("drafts", "Speculative decoding", show_drafts, has_drafts),
     Section("latency", "Latency", show_latency),
     Section("blocks", "Life of blocks", show_blocks),
     Section("waterfall", "Slowest requests", show_waterfall),
