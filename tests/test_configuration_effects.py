@@ -238,8 +238,8 @@ def test_how_requests_sample_shows(generation: str) -> None:
     # One step at a time, all that ends has ended when the next one is scheduled.
     assert plain == pressed(generation, engine, {"output_end": "length"})
     tried = {key for key, *_ in cases} | {"priority", "slo_class", "output_end"}
-    # Below, and in tests/sim/test_speculative_run.py.
-    elsewhere = {"resample", "acceptance"}
+    # Below, in tests/sim/test_speculative_run.py, and in tests/sim/test_patience.py.
+    elsewhere = {"resample", "acceptance", "client"}
     assert tried == set(WorkloadConfig.model_fields) - set(SOURCES) - elsewhere
 
 

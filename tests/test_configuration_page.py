@@ -27,6 +27,7 @@ from sim.config.tables import (
 )
 from sim.config.workload import (
     SOURCES,
+    ClientConfig,
     PresetConfig,
     ResampleConfig,
     SplitConfig,
@@ -164,6 +165,7 @@ def built() -> Keys:
         ("workload", "preset", fields(PresetConfig)),
         ("workload", "resample", fields(ResampleConfig)),
         ("workload", "split", fields(SplitConfig)),
+        ("workload", "client", fields(ClientConfig)),
         ("engine", "speculative_config", fields(SpeculativeTable)),
         ("workload", "trace", {key: trace[key] for key in TRACE_KEYS}),
         ("workload", "sessions", {key: sessions[key] for key in _SESSION_KEYS}),

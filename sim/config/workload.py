@@ -75,6 +75,14 @@ class SplitConfig(ConfigTable):
     by: Literal["random", "round_robin"] = "random"
 
 
+class ClientConfig(ConfigTable):
+    """How long clients wait for an answer, and how often they ask again."""
+
+    timeout_s: Annotated[float, Field(gt=0, le=1e9)]
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = 0
+    retry_delay_s: Annotated[float, Field(ge=0, le=1e6)] = 0.5
+
+
 SOURCES = ("trace", "synthetic", "preset", "sessions")
 """Keys of a workload that each say where requests come from."""
 
@@ -89,6 +97,7 @@ class WorkloadConfig(ConfigTable):
     resample: ResampleConfig | None = None
     split: SplitConfig | None = None
     max_concurrent_users: Positive | None = None
+    client: ClientConfig | None = None
     best_of: Shares = 1
     beam_width: Shares = 1
     beam_switch_share: Annotated[float, Field(ge=0, le=1)] = 0.35

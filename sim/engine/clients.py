@@ -36,6 +36,10 @@ class Server(Protocol):
         """Hand over a request that arrives now."""
         ...
 
+    def abort(self, request: Request, reason: str) -> None:
+        """Withdraw a request, if it is unfinished."""
+        ...
+
     def close_arrivals(self) -> None:
         """Say that nothing will arrive any more."""
         ...

@@ -60,20 +60,29 @@ class Engines:
         self.engines = engines
         self.router = router
         self.next_arrival_s = 0.0
+        self._places: dict[int, int] = {}  # of unfinished requests
         self.done = env.all_of([engine.done for engine in engines])
 
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now."""
         place = self.router.choose(request)
         then = request.on_end
+        self._places[request.request_id] = place
 
         def ended(request: Request) -> None:
+            self._places.pop(request.request_id, None)
             self.router.ended(request, place)
             if then is not None:
                 then(request)
 
         request.on_end = ended
         self.engines[place].submit(request)
+
+    def abort(self, request: Request, reason: str) -> None:
+        """Withdraw a request from the engine that has it, if it is unfinished."""
+        place = self._places.get(request.request_id)
+        if place is not None:
+            self.engines[place].abort(request, reason)
 
     def announced(self, specs: Iterable[RequestSpec]) -> Iterator[RequestSpec]:
         """Yield requests in order of arrival, and keep in mind when the next comes."""

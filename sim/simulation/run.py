@@ -17,6 +17,7 @@ from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.group_sampling import sampler_for
 from sim.engine.loop import Engine
+from sim.engine.patience import Patience, PatientClient
 from sim.engine.requests import RequestFactory, requests_of
 from sim.engine.sessions import SessionClient
 from sim.errors import ConfigError, SchedulerError
@@ -118,6 +119,7 @@ class Simulation:
         self._objectives = () if asked is None else parse_objectives(asked)
         self.stop_requested = False
         self._companion: Simulation | None = None
+        self._patient: PatientClient | None = None
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
         self.warnings = summary.pool_warnings(self.capacity, model, config)
@@ -181,6 +183,13 @@ class Simulation:
         return GroupUsage([kind["num_groups"] for kind in kinds])
 
     def _make_client(self) -> Client:
+        client, waits = self._client_of_engine(), self.config.workload.client
+        if waits is None:
+            return client
+        self._patient = PatientClient(client, Patience(**dict(waits)))
+        return self._patient
+
+    def _client_of_engine(self) -> Client:
         factory = RequestFactory(self.capacity.max_model_len)
         if schedules_groups(self.scheduler):
             return GroupClient(factory)
@@ -258,7 +267,7 @@ class Simulation:
     def _is_pulled(self) -> bool:
         """Whether the engine takes in the workload itself, without a process."""
         return (
-            not (self.path_reason or self._is_closed_loop)
+            not (self.path_reason or self._is_closed_loop or self._patient)
             and not schedules_groups(self.scheduler)
             and largest(self.specs, "beam_width") == 1
         )
@@ -376,6 +385,8 @@ class Simulation:
                 f"a scheduler must serve every request that it was given (invariant "
                 f"1); '{self.config.engine.scheduler}' forgot {forgotten}; mend it"
             )
+        if self._patient is not None:
+            self.num_requests += self._patient.num_retried
         traffic = Traffic.of(self.specs)
         recording = traffic.joined(self.recorder.finish(self.env.now))
         self._check_rejections(recording)
@@ -414,6 +425,7 @@ class Simulation:
             | self._goodput(recording)
             | self._verdict(recording, numbers)
             | self._counters(recording)
+            | ({} if self._patient is None else self._patient.summary())
             | {
                 "interrupted": self.engine.stop_requested,
                 "stalled": self.engine.stalled,

@@ -177,6 +177,11 @@ class PlanConfig(ConfigTable):
                 "workload.max_concurrent_users: a plan looks for the highest rate, and "
                 f"{users} users who wait for their answers set their own; remove it"
             )
+        if self.workload.client is not None:
+            raise ValueError(
+                "workload.client: a plan looks for a rate that clients need not give "
+                "up at; remove it"
+            )
         if self.workload.split is not None:
             raise ValueError(
                 "workload.split: a plan splits the traffic itself; use replicas.by"

@@ -126,6 +126,11 @@ def validate(
     warm_up: int = 0,
 ) -> Validation:
     measured = on_one_clock(measured)
+    if config.workload.client is not None:
+        raise ConfigError(
+            "workload.client: measured requests came when they came, tries included; "
+            "remove it"
+        )
     inputs = _inputs(config, measured)
     measured = _without_warm_up(measured, warm_up)
     if measured.begins_at_queue and config.front_end is not None:
