@@ -60,12 +60,43 @@ class DecodeAttention(_Attention):
 
     Bytes are the KV that is read, ``batch x seen x 2 x KV heads x head_dim x
     itemsize``: the sum of contexts decides, the longest comes second.
+
+    KV heads work apart: a sequence with more of them than any that was measured is
+    asked for as several sequences with a part of its heads each. Published tables end
+    at eight, a model with as many KV heads as query heads has 32 and more.
     """
 
     operation = "decode_attention"
     columns = (*_Attention.curve, "batch", "context")
     long = "context"
     lines = ("batch", "context")
+
+    def _fit_points(self, columns: Columns, time_s: Floats) -> None:
+        super()._fit_points(columns, time_s)
+        self.most_kv_heads_ = int(columns["num_kv_heads"].max())
+
+    def predict(self, columns: Columns) -> Floats:
+        return super().predict(self.divided(columns))
+
+    def extrapolated(self, columns: Columns) -> NDArray[np.bool_]:
+        return super().extrapolated(self.divided(columns))
+
+    def divided(self, columns: Columns) -> Columns:
+        """Return shapes of no more KV heads than were measured, of the same work."""
+        kv_heads, heads = columns["num_kv_heads"], columns["num_heads"]
+        parts = np.ones_like(kv_heads)
+        for count in np.unique(kv_heads[kv_heads > self.most_kv_heads_]).tolist():
+            divisors = range(2, count + 1)
+            least = (n for n in divisors if not count % n)
+            parts[kv_heads == count] = next(
+                n for n in least if count // n <= self.most_kv_heads_
+            )
+        return {
+            **columns,
+            "num_kv_heads": kv_heads // parts,
+            "num_heads": heads // parts,
+            "batch": columns["batch"] * parts,
+        }
 
     def growth(self, columns: Columns) -> Floats:
         seen: Floats = np.minimum(

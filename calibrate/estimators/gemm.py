@@ -46,6 +46,7 @@ class Gemm(KernelEstimator):
     columns = ("m", "n", "k", "weight_bits", "dtype")
     keys = ("weight_bits", "dtype")
     forests = (("squared_error", 1.0), ("absolute_error", 0.5))
+    trees = 150
 
     def work(self, columns: Columns) -> Work:
         m, n, k = (columns[key].astype(float) for key in "mnk")

@@ -37,7 +37,7 @@ class TreeResidual:
     def __init__(
         self,
         *,
-        num_iterations: int = 300,
+        num_iterations: int = 240,
         seed: int = 0,
         forests: tuple[tuple[str, float], ...] = (("squared_error", 1.0),),
     ) -> None:
@@ -53,7 +53,8 @@ class TreeResidual:
                 loss=loss,
                 max_features=max_features,
                 max_iter=self.num_iterations,
-                learning_rate=0.15,
+                learning_rate=0.2,
+                max_bins=128,
                 max_leaf_nodes=63,
                 min_samples_leaf=5,
                 early_stopping=False,

@@ -108,7 +108,7 @@ def _fitted(
     """Return the fit to all points, or the errors of one that some are held out of."""
     if split is None:
         return estimator.fit(columns, time_s)
-    return errors_of(estimator, columns, time_s, split)
+    return errors_of(estimator.lean(), columns, time_s, split)
 
 
 def dtypes_of(model: ModelArchitecture, bits: int) -> tuple[str, ...]:
