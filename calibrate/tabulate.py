@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from calibrate.estimators.attention import DecodeAttention
 from calibrate.importers.geometry import LATENT_SIZES, RANKS, latent_sizes
 from calibrate.tables.attention import AttentionTables
 from calibrate.tables.experts import expert_dtypes
@@ -48,6 +49,9 @@ _ATTENTION: tuple[str, ...] = (
     "prefill_attention",
     "mixed_attention",
 )
+_DIVIDED: Final = 12.5
+"""Half-width in percent of decodes with more KV heads than were measured: nine of ten
+of the column of eight heads, predicted from those of one and two, on three GPUs."""
 _NEEDED = ("decode_attention", "prefill_attention", "gemm")
 """Without points of these no step can be priced."""
 
@@ -91,6 +95,12 @@ def tabulated(
     for whole, part in zip(_LATENT, _ATTENTION, strict=False):
         if whole in intervals:
             intervals[part] = intervals[whole]
+    decode = fits.estimators.get("decode_attention")
+    if isinstance(decode, DecodeAttention) and any(
+        entry["geometry"]["num_kv_heads"] > decode.most_kv_heads_ for entry in entries
+    ):
+        inside, beyond = intervals[decode.operation]
+        intervals[decode.operation] = max(inside, _DIVIDED), max(beyond, _DIVIDED)
     for entry in entries:
         intervals |= dict.fromkeys(entry.get("estimated", ()), ESTIMATED)
     return {

@@ -53,6 +53,20 @@ def test_bytes_of_decode_are_those_of_keys_and_values():
     assert DecodeAttention(DEVICE).work(table).bytes.tolist() == [2 * 128 * 4096]
 
 
+def test_more_kv_heads_than_were_measured_are_more_sequences_of_fewer():
+    measured = decode_columns(*grid([1, 4, 16, 64], [64, 512, 4096]))
+    estimator = DecodeAttention(DEVICE).fit(measured, decode_seconds(measured))
+    many = decode_columns([4, 16], 512, num_heads=32, num_kv_heads=32)
+    divided = estimator.divided(many)
+    assert divided["batch"].tolist() == [16, 64]
+    assert set(divided["num_kv_heads"]) == set(divided["num_heads"]) == {8}
+    assert estimator.work(many).bytes == pytest.approx(estimator.work(divided).bytes)
+    assert estimator.predict(many) == pytest.approx(estimator.predict(divided))
+    odd = decode_columns([1], [512], num_heads=36, num_kv_heads=12)
+    assert estimator.divided(odd)["num_kv_heads"].tolist() == [6]
+    assert (estimator.divided(measured)["batch"] == measured["batch"]).all()
+
+
 @pytest.mark.parametrize(
     ("query", "past", "window", "pairs"),
     [

@@ -43,6 +43,25 @@ def test_whole_tables(system, operation):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("system", INSIDE)
+def test_as_many_kv_heads_as_query_heads(system):
+    """Held out: eight of both, predicted from one and two, as 32 are from eight."""
+    profile = published(system)
+    points = next(p for p in points_of(profile) if p.name == "decode_attention")
+    table, time_s = aggregated(points.columns, points.time_s)
+    few = table["num_kv_heads"] <= 2
+    asked = (table["num_kv_heads"] == 8) & (table["num_heads"] == 8)
+    asked &= (table["head_dim"] == 128) & (table["kv_itemsize"] == 2)
+    asked &= table["window"] == 0
+    estimator = estimator_of(points, DeviceFacts.from_json(profile.device))
+    estimator.fit({k: v[few] for k, v in table.items()}, time_s[few])
+    found = estimator.predict({k: v[asked] for k, v in table.items()})
+    errors = found / time_s[asked] - 1.0
+    assert abs(errors).mean() <= 0.06
+    assert np.quantile(abs(errors), 0.9) <= 0.13
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "operation",
