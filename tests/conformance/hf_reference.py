@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sim.scheduler.log.lines import Line
-    from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
+    from sim.studies.conformance.requests import DecisionRequest
+    from sim.studies.conformance.workload import DecisionWorkload
 
 RELEASE = "5.17"
 VOCABULARY = 50_000

@@ -18,7 +18,7 @@ from sim.results.recorder import Recorder
 from sim.scheduler.v1.scheduler import V1Scheduler
 from sim.studies.conformance import load_workload, read_log
 from sim.studies.conformance.driver import make_request
-from sim.studies.conformance.workload import V1Engine
+from sim.studies.conformance.engines import V1Engine
 from tests.identity.compare import TABLES, table_difference, trail_differences
 from tests.identity.trail import Trail
 from tests.oracles.v1 import V1Scheduler as Oracle

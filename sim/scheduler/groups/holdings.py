@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cache.sequences import SequenceStatus
 from sim.scheduler.groups.accounting import num_lost_tokens
 
 if TYPE_CHECKING:
-    from sim.scheduler.groups.scheduler import GroupScheduler
-    from sim.scheduler.groups.sequence import SequenceGroup
+    from sim.scheduler.groups.sequence import GroupBlockManager, SequenceGroup
     from sim.scheduler.request import Request
+    from sim.scheduler.settings import CacheConfig
+
+
+class GroupCache(Protocol):
+    """What is asked of a scheduler of sequence groups."""
+
+    cache_config: CacheConfig
+    block_manager: GroupBlockManager
+
+    def is_shared(self, block_id: int) -> bool:
+        """Whether several tables hold a block."""
+        ...
+
+    def group_of(self, request: Request) -> SequenceGroup:
+        """Return the sequences of a request."""
+        ...
 
 
 class GroupHoldings:
     """What the cache of such an engine knows of a running request; see `Holdings`."""
 
-    def __init__(self, scheduler: GroupScheduler) -> None:
+    def __init__(self, scheduler: GroupCache) -> None:
         self._scheduler = scheduler
 
     def num_output_tokens(self, request: Request) -> int:

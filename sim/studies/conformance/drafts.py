@@ -10,7 +10,7 @@ from sim.studies.conformance.fields import Positive, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.studies.conformance.workload import DecisionRequest
+    from sim.studies.conformance.requests import DecisionRequest
 
 _MASK = 0x7FFFFFFF
 

@@ -16,17 +16,18 @@ from sim.scheduler.log.lines import Line, StepLog, names_of, preemptions
 from sim.scheduler.request import Request
 from sim.scheduler.v1 import V1
 from sim.studies.conformance.drafts import SeededAcceptance
+from sim.studies.conformance.engines import MAX_LEN
 from sim.studies.conformance.kv_planning import coordinator_of, header_of
 from sim.studies.conformance.played_worker import PlayedWorker, Worker, WorkerPace
 from sim.studies.conformance.stream_tokens import StreamTokens
-from sim.studies.conformance.workload import MAX_LEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sim.scheduler.base import Scheduler
     from sim.scheduler.log.transfers import TransferLines
-    from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
+    from sim.studies.conformance.requests import DecisionRequest
+    from sim.studies.conformance.workload import DecisionWorkload
 
 MOST_ROUNDS = 100
 """Queues that come back as often without a token in between come back for ever."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from sim.scheduler.base import Scheduler
     from sim.scheduler.log.lines import Line
     from sim.scheduler.request import Request
-    from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
+    from sim.studies.conformance.requests import DecisionRequest
+    from sim.studies.conformance.workload import DecisionWorkload
 
 
 def driver_of(

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sim.studies.conformance.kv_planning import KvCache
-    from sim.studies.conformance.workload import DecisionRequest, DecisionWorkload
+    from sim.studies.conformance.requests import DecisionRequest
+    from sim.studies.conformance.workload import DecisionWorkload
 
 MOST_TRIES = 1000
 
