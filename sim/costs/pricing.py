@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from functools import partial
 from math import inf, isnan, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +27,7 @@ from sim.costs.pipeline import PipelineCost
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -121,46 +120,86 @@ def decode_ends_of(cost_model: CostModel) -> Callable[[int], DecodeEnds]:
     return decode_ends
 
 
-DecodeTotals = Callable[[int, int], list[float]]
-"""From ``(num_decode_context_tokens, num_steps)`` to the prices of steps in a row."""
+def ends_ahead_of(model: HostAhead, num_decodes: int) -> DecodeEnds:
+    """Return the `DecodeEnds` of steps that start when the one before ends.
 
-
-def decode_totals(cost_model: CostModel, num_decodes: int) -> DecodeTotals:
-    """Return the prices, in seconds, of steps of so many decodes, at least 1."""
-    steady = steady_of(cost_model, num_decodes)
-    if steady is None or steady.launching_s:
+    ``now_s`` is when the GPU is free for the first of them. The last one is the first
+    that does not start before ``until_s``, or that the host outlasts when it prepares
+    the next one.
+    """
+    prepare_s = model.prepare_s
+    host_s = model.split(prepare_s, num_decodes)[0]
+    steady = steady_of(model.model, num_decodes)
+    if steady is None or not _outlasts(steady, host_s + prepare_s):
         total_s = (
-            _decode_total(cost_model, num_decodes)
+            _decode_total(model.model, num_decodes)
             if steady is None
             else partial(_late_total, steady)
         )
+        return _ends_ahead_by(total_s, num_decodes, host_s, prepare_s)
+    ends = [
+        _line_ends_ahead(steady, line, num_decodes, prepare_s) for line in steady.lines
+    ]
+    return _ends_along(ends, [line.first for line in steady.lines], num_decodes, 1)
 
-        def by_step(context: int, num_steps: int) -> list[float]:
-            last = context + num_steps * num_decodes
-            return [*map(total_s, range(context, last, num_decodes))]
 
-        return by_step
-    gemm_s, head_s, allreduce_s, host_s, lines, *_ = steady
-    firsts = [line.first for line in lines]
+def _outlasts(steady: SteadyDecodes, least_s: float) -> bool:
+    """Whether steps of these decodes take longer than `least_s`, surely."""
+    gemm_s, head_s, allreduce_s, host_s, lines, *_, launching_s = steady
+    rest_s = gemm_s + head_s + allreduce_s + host_s
+    return not launching_s and all(
+        line.slope_s >= 0
+        and rest_s + line.value_s + line.slope_s * (line.first - line.start)
+        > least_s * (1 + 1e-9)
+        for line in lines
+    )
 
-    def along(context: int, num_steps: int) -> list[float]:
-        place, found = bisect_right(firsts, context), list[float]()
-        while num_steps:
-            here = num_steps
-            if place < len(firsts):
-                here = min(here, -((context - firsts[place]) // num_decodes))
-            _, value_s, slope_s, start, *_ = lines[place - 1]
-            first = context - start
-            found += [
-                gemm_s + (value_s + slope_s * ahead) + head_s + allreduce_s + host_s
-                for ahead in range(first, first + here * num_decodes, num_decodes)
-            ]
-            num_steps -= here
-            context += here * num_decodes
-            place = bisect_right(firsts, context)
-        return found
 
-    return along
+def _ends_ahead_by(
+    total_s: Callable[[int], float], num_decodes: int, host_s: float, prepare_s: float
+) -> DecodeEnds:
+    """Return ends of steps whose GPU part may not hide the host."""
+
+    def ends(
+        num_context_tokens: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        ends_s: list[float] = []
+        last = num_context_tokens + num_steps * num_decodes
+        for num_tokens in range(num_context_tokens, last, num_decodes):
+            gpu_s = total_s(num_tokens) - prepare_s
+            end_s = now_s + gpu_s
+            ends_s.append(end_s)
+            if not (until_s > now_s < end_s and gpu_s >= host_s):
+                break
+            now_s = end_s
+        return ends_s
+
+    return ends
+
+
+def _line_ends_ahead(
+    steady: SteadyDecodes, line: Line, num_decodes: int, prepare_s: float
+) -> DecodeEnds:
+    """Return the same for contexts of one line on which it is always hidden."""
+    gemm_s, head_s, allreduce_s, host_s, *_ = steady
+    _, value_s, slope_s, start, *_ = line
+
+    def ends(context: int, num_steps: int, now_s: float, until_s: float) -> list[float]:
+        ends_s: list[float] = []
+        append = ends_s.append
+        context -= start
+        for ahead in range(context, context + num_steps * num_decodes, num_decodes):
+            decode_s = value_s + slope_s * ahead
+            end_s = now_s + (
+                gemm_s + decode_s + head_s + allreduce_s + host_s - prepare_s
+            )
+            append(end_s)
+            if not until_s > now_s < end_s:
+                break
+            now_s = end_s
+        return ends_s
+
+    return ends
 
 
 def _decode_ends(cost_model: CostModel, num_decodes: int) -> DecodeEnds:
@@ -170,9 +209,7 @@ def _decode_ends(cost_model: CostModel, num_decodes: int) -> DecodeEnds:
     if steady.launching_s:
         return _ends_by(partial(_late_total, steady), num_decodes)
     ends = [_line_ends(steady, line, num_decodes) for line in steady.lines]
-    if len(ends) == 1:
-        return ends[0]
-    return _ends_along(ends, [line.first for line in steady.lines], num_decodes)
+    return _ends_along(ends, [line.first for line in steady.lines], num_decodes, 0)
 
 
 def _decode_total(cost_model: CostModel, num_decodes: int) -> Callable[[int], float]:
@@ -249,9 +286,14 @@ def _line_ends(steady: SteadyDecodes, line: Line, num_decodes: int) -> DecodeEnd
 
 
 def _ends_along(
-    ends: Sequence[DecodeEnds], firsts: Sequence[int], num_decodes: int
+    ends: Sequence[DecodeEnds], firsts: Sequence[int], num_decodes: int, num_ahead: int
 ) -> DecodeEnds:
-    """Return the ends of steps that go from a line to the next one."""
+    """Return the ends of steps that go from a line to the next one.
+
+    Steps ahead, 0 or 1, are taken behind the first that ends at ``until_s`` or later.
+    """
+    if len(ends) == 1:
+        return ends[0]
 
     def ends_along(
         context: int, num_steps: int, now_s: float, until_s: float
@@ -266,7 +308,8 @@ def _ends_along(
             ends_s += found
             num_steps -= here
             before_s = found[-2] if len(found) > 1 else now_s
-            if not num_steps or not before_s < found[-1] < until_s:
+            bounded_s = before_s if num_ahead else found[-1]
+            if not (num_steps and bounded_s < until_s and before_s < found[-1]):
                 return ends_s
             now_s = found[-1]
             context += here * num_decodes

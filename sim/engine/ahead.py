@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from functools import reduce
-from itertools import accumulate, repeat
+from functools import partial
 from math import inf
-from operator import add, le, lt, sub
 from typing import TYPE_CHECKING
 
 from sim.costs.ahead import HostAhead
-from sim.costs.pricing import batch_total_of, decode_totals
-from sim.engine.pipeline import NOTHING, BatchQueue, StepInFlight
+from sim.costs.pricing import batch_total_of, ends_ahead_of
+from sim.engine.pipeline import NOTHING, Stages, StepInFlight
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.costs.base import CostModel, DecodeEnds
-    from sim.costs.pricing import DecodeTotals
     from sim.results.step_log import StepLog
 
 
-class HostQueue(BatchQueue):
+class HostQueue(Stages):
     """`BatchQueue` of two, of a scheduler that keeps its decodes on a clock.
 
     A turn is what an engine core does at a time: it forms a step, and waits for the
-    output of the one before. Steps are told by their shapes, and quiet ones in
-    stretches. As long as the host is hidden, these follow from the GPU alone::
+    output of the one before. So between turns one step at most is in flight. Steps are
+    told by their shapes, and quiet ones in stretches. As long as the host is hidden,
+    these follow from the GPU alone::
 
         turn       end of the step before
         step       ends its seconds on the GPU after that
@@ -35,156 +32,119 @@ class HostQueue(BatchQueue):
     Parameters
     ----------
     cost_model
-        See `BatchQueue`.
+        See `Stages`.
     log
-        Takes the steps.
+        Takes the ends of quiet steps.
+
+    Attributes
+    ----------
+    computes
+        Whether the step that was in flight when the latest one entered has tokens.
     """
 
     def __init__(self, cost_model: CostModel, log: StepLog) -> None:
-        super().__init__(2, cost_model)
-        self._cost_model = cost_model
-        self._log = log
+        super().__init__(cost_model)
         self._model = cost_model if isinstance(cost_model, HostAhead) else None
         self._total_s = batch_total_of(
             cost_model if self._model is None else self._model.model
         )
-        self._starts_s: list[float] = []
-        self._ends_s: list[float] = []
+        self._log = log
+        self._in_flight_s = -inf  # the end of the step in flight, if there is one
+        self._computes = self.computes = False
 
-    # -- one step -------------------------------------------------------------
+    @property
+    def has_steps(self) -> bool:
+        """Whether an output is to come."""
+        return self._in_flight_s > -inf
 
-    def enter(self, now_s: float, shape: Sequence[int]) -> tuple[float, float]:
-        """Let a step of these six fields enter; return its length and its end.
+    def enter(
+        self, now_s: float, shape: Sequence[int], has_requests: bool
+    ) -> tuple[float, float, float]:
+        """Let a step of these six fields enter.
 
-        See `BatchQueue.end_s`.
+        Returns
+        -------
+        (float, float, float)
+            Its length, its end, and when the next one is formed.
         """
-        num_decodes, _, num_prefills, num_tokens, _, _ = shape
         total_s = self._total_s(*shape)
-        if not (num_decodes or num_tokens):
-            return total_s, self._empty_end_s(now_s, total_s)
-        if self._model is not None:
-            host_s, gpu_s = self._model.split(total_s, num_decodes + num_prefills)
-            return total_s, self._enter(now_s, ((0.0, host_s), (0.0, gpu_s)))
-        if self._staged is None:
-            return total_s, self._enter(now_s, ((0.0, total_s),))
-        return total_s, self._enter(now_s, self._staged.stage_times(BatchShape(*shape)))
-
-    def turn(
-        self,
-        step: int,
-        now_s: float,
-        end_s: float,
-        shape: Sequence[int],
-        has_requests: bool,
-    ) -> float:
-        """Take the step that has entered; return when the next one is formed."""
-        computes = bool(shape[0] or shape[3])
-        steps = self.steps
-        steps.append(StepInFlight(step, NOTHING, end_s, computes))
+        num_decodes, _, num_prefills, num_tokens, _, _ = shape
+        computes = bool(num_decodes or num_tokens)
+        model = self._model
+        if computes and model is not None:
+            host_s, gpu_s = model.split(total_s, num_decodes + num_prefills)
+            end_s = self._enter_ahead(now_s, host_s, gpu_s)
+        else:
+            end_s = self.end_s(now_s, BatchShape(*shape), total_s)
+        self.computes, self._computes = self._computes, computes
         turn_s = now_s if now_s > self._ready_s else self._ready_s
-        if len(steps) < 2 and (computes or has_requests):
-            return turn_s
-        oldest_s = steps.popleft().end_s
-        return oldest_s if oldest_s > turn_s else turn_s
+        oldest_s, self._in_flight_s = self._in_flight_s, end_s
+        if oldest_s == -inf and not (computes or has_requests):
+            oldest_s, self._in_flight_s = end_s, -inf
+        return total_s, end_s, oldest_s if oldest_s > turn_s else turn_s
 
-    # -- quiet steps ----------------------------------------------------------
+    def pop(self, now_s: float) -> StepInFlight:
+        """Return the step in flight; it is processed no earlier than now."""
+        end_s, self._in_flight_s = self._in_flight_s, -inf
+        return StepInFlight(-1, NOTHING, max(end_s, now_s, self._ready_s))
 
     def decode_ends(self, num_decodes: int) -> DecodeEnds:
-        """Return the turns of quiet steps, which are then taken; see `log_ends`."""
-        model = self._cost_model if self._model is None else self._model.model
-        totals = decode_totals(model, num_decodes)
+        """Return what takes and logs quiet steps of so many decodes, saying the turns.
+
+        These are fewer than asked for where the host begins, or ceases, to be hidden.
+        """
+        model, log = self._model, self._log
+        if model is None:
+            return partial(self._take_late, num_decodes, inf)
+        host_s = model.split(model.prepare_s, num_decodes)[0]
+        hidden_ns = round(host_s * 1e9)
+        ends_of = ends_ahead_of(model, num_decodes)
+        take_late = partial(self._take_late, num_decodes, host_s)
 
         def turns(
             context: int, num_steps: int, now_s: float, until_s: float
         ) -> list[float]:
-            return self._take(totals, num_decodes, context, num_steps, now_s, until_s)
+            oldest_s = self._in_flight_s
+            if not now_s + host_s <= oldest_s == self._last_s:
+                return take_late(context, num_steps, now_s, until_s)
+            turns_s = ends_of(context, num_steps, oldest_s, until_s)
+            last_s = turns_s[-1]
+            if not (turns_s[-2] if len(turns_s) > 1 else oldest_s) < last_s < inf:
+                turns_s.pop()
+                if not turns_s:
+                    return take_late(context, num_steps, now_s, until_s)
+                last_s = turns_s[-1]
+            log.ends_s.extend(turns_s)
+            turns_s.insert(0, oldest_s)
+            turns_s.pop()
+            self._ready_s = (turns_s[-2] if len(turns_s) > 1 else now_s) + host_s
+            self._in_flight_s = self._last_s = last_s
+            self._hidden_ns += hidden_ns * len(turns_s)
+            self._computes = True
+            return turns_s
 
         return turns
 
-    def log_ends(self, turns: Sequence[float]) -> None:
-        """Log starts and ends of the steps of these turns."""
-        del turns
-        self._log.starts_s.extend(self._starts_s)
-        self._log.ends_s.extend(self._ends_s)
-
-    def _take(  # noqa: PLR0917 - those of `DecodeEnds`
+    def _take_late(  # noqa: PLR0917 - those of `DecodeEnds`
         self,
-        totals: DecodeTotals,
         num_decodes: int,
+        host_s: float,
         context: int,
         num_steps: int,
         now_s: float,
         until_s: float,
     ) -> list[float]:
-        starts_s, ends_s = self._starts_s, self._ends_s = [], []
+        """Take quiet steps one by one until the host is hidden; return the turns."""
         turns_s: list[float] = []
-        while num_steps:
-            at = context + len(turns_s) * num_decodes
-            found = self._take_hidden(
-                totals, num_decodes, at, num_steps, now_s, until_s
-            )
-            if not found:
-                end_s = self.enter(now_s, (num_decodes, at, 0, 0, 0, 0))[1]
-                if not now_s < end_s < inf:
-                    turns_s.append(end_s)  # which is refused
-                    return turns_s
-                found = [self.turn(0, now_s, end_s, (num_decodes, at, 0, 0), True)]
-                starts_s.append(now_s)
-                ends_s.append(end_s)
-            num_steps -= len(found)
-            turns_s += found
-            now_s = turns_s[-1]
-            if not now_s < until_s:
+        for at in range(context, context + num_steps * num_decodes, num_decodes):
+            shape = (num_decodes, at, 0, 0, 0, 0)
+            _, end_s, turn_s = self.enter(now_s, shape, has_requests=True)
+            self._log.ends_s.append(end_s)
+            is_long = now_s < end_s < inf
+            now_s = turn_s if is_long else end_s  # which is refused
+            turns_s.append(now_s)
+            if not (is_long and now_s < until_s) or (
+                now_s + host_s <= self._in_flight_s == self._last_s
+            ):
                 break
-        return turns_s
-
-    def _take_hidden(  # noqa: PLR0917 - those of `_take`
-        self,
-        totals: DecodeTotals,
-        num_decodes: int,
-        context: int,
-        num_steps: int,
-        now_s: float,
-        until_s: float,
-    ) -> list[float]:
-        """Take steps, of those ahead, that find the GPU at work; return their turns."""
-        model, oldest_s = self._model, self.steps[-1].end_s
-        if model is None or self._free_s[-1] != oldest_s:
-            return []
-        prepare_s = model.prepare_s
-        host_s = model.split(prepare_s, num_decodes)[0]
-        if now_s + host_s > oldest_s:
-            return []
-        if until_s < inf:
-            gpu_s = totals(context, 1)[0] - prepare_s
-            if gpu_s <= 0:
-                return []
-            num_steps = min(num_steps, max(int((until_s - oldest_s) / gpu_s), 0) + 2)
-        parts_s = [total_s - prepare_s for total_s in totals(context, num_steps)]
-        turns_s = [*accumulate(parts_s, initial=oldest_s)]
-        ends_s = turns_s[1:]
-        del turns_s[-1]
-        num_taken = bisect_left(turns_s, until_s) + 1
-        starts_s = [now_s, *turns_s[:-1]]
-        are_hidden = [*map(le, map(add, starts_s, repeat(host_s)), turns_s)]
-        if not all(are_hidden):
-            num_taken = min(num_taken, are_hidden.index(False))
-        del parts_s[num_taken:], turns_s[num_taken:], ends_s[num_taken:]
-        del starts_s[num_taken:]
-        if not (
-            turns_s
-            and min(parts_s) >= 0
-            and all(map(lt, turns_s, ends_s))
-            and ends_s[-1] < inf
-        ):
-            return []
-        gains_s = map(sub, map(add, repeat(host_s), parts_s), map(sub, ends_s, turns_s))
-        self.overlapped_s = reduce(
-            add, map(max, gains_s, repeat(0.0)), self.overlapped_s
-        )
-        self._ready_s = starts_s[-1] + host_s
-        self._free_s = [self._ready_s, ends_s[-1]]
-        self.steps[-1] = StepInFlight(0, NOTHING, ends_s[-1], computes=True)
-        self._starts_s += starts_s
-        self._ends_s += ends_s
         return turns_s

@@ -264,7 +264,7 @@ class Engine:
         is_one_by_one = is_clocked and batches is None
         log_ends: Callable[[Any], None] = ends_s.extend
         if ahead is not None:
-            decode_ends, log_ends = ahead.decode_ends, ahead.log_ends
+            decode_ends, log_ends = ahead.decode_ends, log.turns_s.extend
         takes_stretches = forms = drains = False
         group_usage = recorder.groups
         groups: Any = getattr(scheduler, "groups", None)
@@ -361,7 +361,8 @@ class Engine:
                         preemptions = clocked.preemptions
                     elif ahead is not None:
                         shape = form(now_s)
-                        total_s, end_s = ahead.enter(now_s, shape)
+                        has_requests = bool(running or waiting)
+                        total_s, end_s, turn_s = ahead.enter(now_s, shape, has_requests)
                         preemptions = clocked.preemptions
                     else:
                         output = scheduler.schedule(now_s)
@@ -371,7 +372,7 @@ class Engine:
                         end_s = now_s + total_s
                         of_step = step
                         if batches is not None:
-                            end_s = batches.end_s(now_s, output.shape, cost)
+                            end_s = batches.end_s(now_s, output.shape, total_s)
                     packed.append(
                         pack_formed(
                             step,
@@ -410,15 +411,14 @@ class Engine:
                     elif ahead is not None:
                         if scheduler.set_aside:
                             calendar.set_aside(scheduler.set_aside)
+                            scheduler.set_aside = []
                         if listeners or not self._prices_columns:
                             cost = cost_model.step(BatchShape(*shape))
                             self._show(step, now_s, cost, clocked.output(shape))
                         if not (shape[0] or shape[3]):
                             self._note_empty_step(step, clocked.output(shape))
                             is_alone = False
-                        end_s = ahead.turn(
-                            step, now_s, end_s, shape, bool(running or waiting)
-                        )
+                        end_s = turn_s
                     else:
                         assert output is not None
                         if is_clocked and clocked.passed_over:
@@ -483,8 +483,14 @@ class Engine:
                         finished += done
                 elif ahead is not None:
                     of_step = step - 1
-                    first_s = ends[0] if num_steps else end_s
-                    finished = self._appear_ahead(step, end_s, first_s)
+                    finished = []
+                    if (
+                        step == due_steps[0]
+                        or clocked.completing
+                        or calendar.has_arriving
+                    ):
+                        first_s = ends[0] if num_steps else end_s
+                        finished = self._appear_ahead(step, end_s, first_s)
                 else:
                     finished = sample(
                         output, step if batches is None else of_step, end_s
@@ -534,21 +540,23 @@ class Engine:
         """
         calendar: Any = self._calendar
         clocked: Any = self._clocked
-        set_aside = calendar.arrive(step, end_s, first_s)
         finished: list[Request] = []
-        if set_aside:
-            clocked.note_known(set_aside)
-            finished = [each for each in set_aside if each.status.is_finished]
+        if calendar.has_arriving:
+            set_aside = calendar.arrive(step, end_s, first_s)
+            if set_aside:
+                clocked.note_known(set_aside)
+                finished = [each for each in set_aside if each.status.is_finished]
         if step == calendar.steps[0]:
             known, limited = calendar.pop_known(end_s)
             finished += known
-            clocked.take_off(limited)
+            if limited:
+                clocked.take_off(limited)
         if clocked.completing:
             clocked.begin_decoding(calendar.begin(clocked.completing, step))
         return finished
 
     def _has_requests(self) -> bool:
-        has_outputs = self.batches is not None and bool(self.batches.steps)
+        has_outputs = self.batches is not None and self.batches.has_steps
         return has_outputs or any(_queue_lengths(self.scheduler))
 
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:

@@ -11,7 +11,7 @@ from sim.scheduler.base import ScheduledDrafts, SchedulerOutput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.costs.base import CostModel, StepCost
+    from sim.costs.base import CostModel
     from sim.scheduler.batch import BatchShape
 
 
@@ -36,8 +36,8 @@ class StagedCostModel(Protocol):
         ...
 
 
-class BatchQueue:
-    """The batches of an engine core that are in flight, the oldest first.
+class Stages:
+    """When batches leave the stages that they go through.
 
     ::
 
@@ -49,49 +49,40 @@ class BatchQueue:
 
     Parameters
     ----------
-    max_concurrent_batches
-        Batches that may be in flight; see `scheduler.max_concurrent_batches`.
     cost_model
         A `StagedCostModel`, or one whose steps are of one stage.
-
-    Attributes
-    ----------
-    overlapped_s
-        How much longer steps would have taken one after the other.
-
-    Notes
-    -----
-    Source: vLLM 0.33, ``vllm/v1/engine/core.py`` (`step_with_batch_queue`): filling the
-    queue comes before waiting for the oldest output.
     """
 
-    def __init__(self, max_concurrent_batches: int, cost_model: CostModel) -> None:
-        self.steps = deque[StepInFlight]()
-        self._max_steps = max_concurrent_batches
+    def __init__(self, cost_model: CostModel) -> None:
         staged = hasattr(cost_model, "stage_times")
         self._staged = cast("StagedCostModel", cost_model) if staged else None
-        self._free_s: list[float] = []  # when the last batch leaves each stage
         self._has_host = getattr(cost_model, "first_stage_is_host", False)
-        self._ready_s = -inf
-        self.overlapped_s = 0.0
+        self._free_s: list[float] = []  # when the last batch leaves each link and stage
+        self._ready_s = -inf  # when the host is through with it
+        self._last_s = -inf  # when it leaves the last stage
+        self._overlapped_s = 0.0
+        self._hidden_ns = 0
 
-    def end_s(self, now_s: float, shape: BatchShape, cost: StepCost) -> float:
+    @property
+    def overlapped_s(self) -> float:
+        """How much longer steps would have taken one after the other."""
+        return self._overlapped_s + self._hidden_ns / 1e9
+
+    def end_s(self, now_s: float, shape: BatchShape, total_s: float) -> float:
         """Let a batch enter; return when its output is there.
 
         That of a batch without tokens is there when those ahead are through.
         """
         if not (shape.num_decodes or shape.num_prefill_tokens):
-            return self._empty_end_s(now_s, cost.total_s)
-        return self._enter(
-            now_s,
-            [(0.0, cost.total_s)]
-            if self._staged is None
-            else self._staged.stage_times(shape),
-        )
-
-    def _empty_end_s(self, now_s: float, total_s: float) -> float:
-        last_s = self._free_s[-1] if self._free_s else now_s
-        return last_s if last_s > now_s else now_s + total_s
+            last_s = self._last_s
+            return last_s if last_s > now_s else now_s + total_s
+        if self._staged is None:
+            return self._enter(now_s, [(0.0, total_s)])
+        times = self._staged.stage_times(shape)
+        if not self._has_host:
+            return self._enter(now_s, times)
+        (_, host_s), (_, gpu_s) = times
+        return self._enter_ahead(now_s, host_s, gpu_s)
 
     def _enter(self, now_s: float, times: Sequence[tuple[float, float]]) -> float:
         """Let a batch with tokens enter that takes so long to each stage, and in it."""
@@ -101,11 +92,55 @@ class BatchQueue:
             end_s = max(end_s + sent_s, free_s[stage]) + stage_s
             free_s[stage] = end_s
         self._free_s = free_s
-        if self._has_host:
-            self._ready_s = free_s[0]
+        self._last_s = end_s
         alone_s = sum([sent_s + stage_s for sent_s, stage_s in times])
-        self.overlapped_s += max(alone_s - (end_s - max(before_s, now_s)), 0.0)
+        self._overlapped_s += max(alone_s - (end_s - max(before_s, now_s)), 0.0)
         return end_s
+
+    def _enter_ahead(self, now_s: float, host_s: float, gpu_s: float) -> float:
+        """Let a batch with tokens enter that takes so long of the host and the GPU.
+
+        Time that is hidden as a whole is counted in nanoseconds, so that many steps
+        add the same together as one by one.
+        """
+        ready_s, before_s = self._ready_s, self._last_s
+        self._ready_s = ready_s = (now_s if now_s > ready_s else ready_s) + host_s
+        if ready_s <= before_s:
+            end_s = before_s + gpu_s
+            self._hidden_ns += round(host_s * 1e9)
+        else:
+            end_s = ready_s + gpu_s
+            in_turn_s = end_s - (before_s if before_s > now_s else now_s)
+            self._overlapped_s += max(host_s + gpu_s - in_turn_s, 0.0)
+        self._last_s = end_s
+        return end_s
+
+
+class BatchQueue(Stages):
+    """The batches of an engine core that are in flight, the oldest first.
+
+    Parameters
+    ----------
+    max_concurrent_batches
+        Batches that may be in flight; see `scheduler.max_concurrent_batches`.
+    cost_model
+        See `Stages`.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/engine/core.py`` (`step_with_batch_queue`): filling the
+    queue comes before waiting for the oldest output.
+    """
+
+    def __init__(self, max_concurrent_batches: int, cost_model: CostModel) -> None:
+        super().__init__(cost_model)
+        self.steps = deque[StepInFlight]()
+        self._max_steps = max_concurrent_batches
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether outputs are to come."""
+        return bool(self.steps)
 
     def push(self, step: int, output: SchedulerOutput, end_s: float) -> None:
         self.steps.append(StepInFlight(step, output, end_s, bool(output.scheduled)))

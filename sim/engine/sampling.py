@@ -250,10 +250,16 @@ class AheadCalendar(OutputCalendar):
     request that ends at a stop token got a slot in it, in vain. One that ends at its
     length limit did not: it stands for e first, so that it is passed over, and then for
     e + 1.
+
+    Attributes
+    ----------
+    has_arriving
+        Whether `arrive` has tokens to give.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.has_arriving = False
         self._begun: list[Request] = []  # their first token is in flight
         self._set_aside: list[Request] = []
 
@@ -265,6 +271,7 @@ class AheadCalendar(OutputCalendar):
         list of Request
             Those that are in the next step, too.
         """
+        due = self.due
         going_on: list[Request] = []
         for request in requests:
             num_tokens = request.num_tokens
@@ -272,13 +279,19 @@ class AheadCalendar(OutputCalendar):
             request.base_tokens = num_tokens - step
             if num_tokens == request.num_prompt_tokens:
                 self._begun.append(request)
+                self.has_arriving = True
             oracle, most = request.oracle_num_tokens, request.max_num_tokens
-            last_step = step + (oracle if oracle < most else most) - num_tokens
-            if num_tokens + 1 >= most:
-                self.join(request, step + 1)
-                continue
-            self.join(request, last_step - (most <= oracle))
-            going_on.append(request)
+            if num_tokens + 1 < most:
+                last_step = step + (oracle if oracle < most else most - 1) - num_tokens
+                going_on.append(request)
+            else:
+                last_step = step + 1
+            request.due_step = last_step
+            if last_step in due:
+                due[last_step][request] = None
+            else:
+                due[last_step] = {request: None}
+                heappush(self.steps, last_step)
         return going_on
 
     def forget_preempted(self, preemptions: Iterable[Preemption], step: int) -> None:
@@ -296,6 +309,7 @@ class AheadCalendar(OutputCalendar):
         for request in requests:
             self.leave(request)
             self._set_aside.append(request)
+            self.has_arriving = True
 
     def arrive(self, step: int, end_s: float, first_s: float) -> list[Request]:
         """Give tokens of the step before `step` to those that have no last one due.
@@ -313,6 +327,7 @@ class AheadCalendar(OutputCalendar):
         list of Request
             Those that were set aside; some may have ended.
         """
+        self.has_arriving = False
         if self._begun:
             for request in self._begun:
                 if request.due_step >= 0:
@@ -345,13 +360,15 @@ class AheadCalendar(OutputCalendar):
         limited: list[Request] = []
         for request in self.due.pop(step):
             num_tokens = request.base_tokens + step
-            if num_tokens < last_num_tokens(request):
+            oracle, most = request.oracle_num_tokens, request.max_num_tokens
+            if num_tokens < (oracle if oracle < most else most):
                 self.join(request, step + 1)
                 limited.append(request)
                 continue
             request.num_tokens = num_tokens
             request.due_step = -1
             request.streaks.append((request.joined_step, step - 1))
-            finish(request, end_s)
+            request.finish_s = end_s
+            request.status = _STOPPED if num_tokens >= oracle else _LENGTH_CAPPED
             finished.append(request)
         return finished, limited

@@ -132,9 +132,9 @@ class StepLog:
     facts
         Instead, for each of them physical and logical blocks and logical tokens, where
         these do not follow from it.
-    starts_s
-        For each step of the stretches its start in seconds, where it does not begin
-        when the one before ends.
+    turns_s
+        For each step of the stretches when the next one starts, in seconds, where that
+        is not its end.
     costs
         For each step outside of them what the cost model said, if it prices step by
         step.
@@ -150,7 +150,7 @@ class StepLog:
         self.ends_s = array("d")
         self.new_blocks = array("q")
         self.facts = array("q")
-        self.starts_s = array("d")
+        self.turns_s = array("d")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
         self.num_in_flight = 0
@@ -242,8 +242,10 @@ class StepLog:
         offset = np.arange(len(first)) - first
         integers[_AT["step"]] += offset
         is_later = np.flatnonzero(offset)
-        if self.starts_s:
-            floats[_AT["start_s"]][is_quiet] = np.frombuffer(self.starts_s)
+        if self.turns_s:
+            is_next = offset[is_quiet] > 0
+            turns_s = np.frombuffer(self.turns_s)[np.flatnonzero(is_next) - 1]
+            floats[_AT["start_s"]][is_later] = turns_s
         else:
             floats[_AT["start_s"]][is_later] = np.frombuffer(self.ends_s)[is_later - 1]
         num_decodes = integers[_AT["num_decodes"]] * is_quiet
@@ -286,7 +288,7 @@ class StepLog:
         """Let go of what was told."""
         for told in (self.packed, self.costs, self.finished):
             told.clear()
-        del self.ends_s[:], self.new_blocks[:], self.facts[:], self.starts_s[:]
+        del self.ends_s[:], self.new_blocks[:], self.facts[:], self.turns_s[:]
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""

@@ -193,16 +193,32 @@ class RunTables:
             request.table.unregistered.append(pop())
 
     def append_known_rounds(
-        self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
+        self,
+        buckets: Sequence[Collection[TableRequest]],
+        first: int,
+        num_rounds: int,
+        filling: Collection[TableRequest],
     ) -> list[int]:
-        """Do as `append_rounds`, registering a block when the next one is opened."""
+        """Do as `append_rounds`, registering a block when the next one is opened.
+
+        In the first round, those of `filling` alone.
+        """
         start = first % len(buckets)
         rounds = list(islice(cycle(buckets), start, start + num_rounds))
-        for opening in rounds:
+        num_opened = [*map(len, rounds)]
+        num_blocks = sum(num_opened)
+        self.num_free_blocks -= num_blocks
+        self.num_logical_blocks += num_blocks
+        self._num_registered += num_blocks - num_opened[0] + len(filling)
+        append, register = self._append, self._register_filled
+        if rounds[0]:
+            append(rounds[0])
+            register(filling)
+        for opening in rounds[1:]:
             if opening:
-                self.append_blocks(opening)
-                self.register_blocks(opening)
-        return [*map(len, rounds)]
+                append(opening)
+                register(opening)
+        return num_opened
 
     def append_rounds(
         self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int

@@ -40,7 +40,8 @@ class AheadScheduler(Scheduler):
     passed_over
         Always empty: decodes without a token are in `set_aside`.
     set_aside
-        Decodes that the latest call has taken off the clock, with a token in flight.
+        Decodes that calls have taken off the clock, with a token in flight; the loop
+        empties it when it takes note of them.
     num_wasted_tokens
         Outputs that were dropped so far, their requests having ended.
 
@@ -83,10 +84,7 @@ class AheadScheduler(Scheduler):
 
     # -- a call ---------------------------------------------------------------
 
-    def form(self, now_s: float) -> Shape:
-        if self.set_aside:
-            self.set_aside = []
-        return super().form(now_s)
+    form = Scheduler.form  # which the methods below belong to
 
     def _extend_known(self, request: Request, num_tokens: int, before: int) -> bool:
         assert isinstance(self.tables, RunTables)
@@ -94,8 +92,9 @@ class AheadScheduler(Scheduler):
         return self.tables.extend_known(request, num_tokens, min(num_tokens, num_known))
 
     def _pass_over(self, requests: Iterable[Request]) -> None:
-        self.set_aside = [each for each in requests if each not in self.prefilling]
-        self.take_off(self.set_aside)
+        set_aside = [each for each in requests if each not in self.prefilling]
+        self.set_aside += set_aside
+        self.take_off(set_aside)
 
     def take_off(self, requests: Sequence[Request]) -> None:
         """Take decodes off the clock; their tokens are those of the next call."""
@@ -118,16 +117,12 @@ class AheadScheduler(Scheduler):
         return output
 
     def advance(self, num_steps: int) -> list[int]:
-        tables, step = self.tables, self.step
+        tables, clock, step = self.tables, self.clock, self.step
         if not isinstance(tables, RunTables):
             return super().advance(num_steps)
         self.step = step + num_steps
-        opening = self.clock.opening(step)
-        if opening:
-            tables.append_blocks(opening)
-            tables.register_blocks(self.clock.filling(step))
-        later = tables.append_known_rounds(self.clock.buckets, step + 1, num_steps - 1)
-        return [len(opening), *later]
+        filling = clock.filling(step)
+        return tables.append_known_rounds(clock.buckets, step, num_steps, filling)
 
     # -- between calls --------------------------------------------------------
 
@@ -142,15 +137,19 @@ class AheadScheduler(Scheduler):
     def update(self, finished: Sequence[Request]) -> None:
         if not finished:
             return
-        running = self.running
-        self.note_known(each for each in finished if each in self.prefilling)
-        for request in finished:
-            if request not in running:  # its last token came after a preemption
-                self.waiting.remove(request)
-                self.tables.free(request)
-            elif request not in self.prefilling:
-                self.num_wasted_tokens += 1  # the step in flight computes another
-        super().update([request for request in finished if request in running])
+        running, prefilling = self.running, self.prefilling
+        if prefilling:
+            self.note_known(each for each in finished if each in prefilling)
+        if not running.keys() >= {*finished}:
+            for request in finished:
+                if request not in running:  # its last token came after a preemption
+                    self.waiting.remove(request)
+                    self.tables.free(request)
+            finished = [request for request in finished if request in running]
+        # The step in flight computes another token of those that were decodes.
+        num_decodes = self.clock.num_decodes
+        super().update(finished)
+        self.num_wasted_tokens += num_decodes - self.clock.num_decodes
 
     def abort(self, request: Request) -> None:
         if request in self.running:

@@ -208,28 +208,28 @@ class AheadDecodeClock(DecodeClock):
     and a block is findable from the step on that opens the next one.
     """
 
-    __slots__ = ("_registered", "_registered_step")
+    __slots__ = ("_joined", "_joined_step")
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
-        self._registered: set[Request] = set()
-        self._registered_step = -1
+        self._joined: Iterable[Request] = ()
+        self._joined_step = -1
 
     def join_all(self, requests: Iterable[Request], first_step: int) -> None:
         """Let requests decode from `first_step` on; see `DecodeClock.join_all`."""
-        requests = list(requests)
         super().join_all(requests, first_step - 1)
-        self._registered_step = first_step
-        self._registered = {
-            request for request in requests if not request.num_tokens % self.block_size
-        }
+        self._joined, self._joined_step = requests, first_step
 
     def filling(self, step: int) -> dict[Request, None]:
         """Return the requests whose full block becomes findable in `step`, in order."""
         opening = self.opening(step)
-        if step != self._registered_step or not self._registered:
+        if step != self._joined_step:
             return opening
-        return {each: None for each in opening if each not in self._registered}
+        # blocks that prompts have filled are findable already
+        is_full = {
+            each for each in self._joined if not each.num_tokens % self.block_size
+        }
+        return {each: None for each in opening if each not in is_full}
 
     def settle(self, request: Request, step: int) -> None:
         request.num_tokens = request.num_computed_tokens = (
