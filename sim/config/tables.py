@@ -194,7 +194,8 @@ class EngineConfig(ConfigTable):
         drafts = self.speculative
         if drafts is None:
             return self
-        if self.scheduler_kind != V1.name:
+        own = GENERATIONS.get(self.scheduler_kind)
+        if own is None or not (own is V1 or own.is_hosted):
             raise ValueError(
                 f"speculative_config: drafts are built for the {V1.name} generation, "
                 f"got {self.scheduler_kind}; remove it, or set scheduler to {V1.name}"
@@ -267,7 +268,9 @@ class EngineConfig(ConfigTable):
         if num_stages == 1 and not ahead:
             return
         named = [name for name, each in GENERATIONS.items() if each.has_batch_queue]
-        if generation is None or not generation.has_batch_queue:
+        is_hosted = generation is not None and generation.is_hosted
+        has_queue = generation is not None and generation.has_batch_queue
+        if not (has_queue or (is_hosted and num_stages == 1)):
             key = "async_scheduling" if ahead else "pipeline_parallel_size"
             what = "scheduling ahead is" if ahead else "pipelines are"
             raise ValueError(

@@ -11,7 +11,7 @@ from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.scheduler.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 
 class PreemptionMode(Enum):
@@ -75,6 +75,11 @@ class ScheduledDrafts(NamedTuple):
     """Of each request that has some."""
     padding: set[Request]
     """Those whose drafts are empty: admissions that are filled up with them."""
+
+    def queries(self) -> Iterator[tuple[int, int]]:
+        """Yield the tokens of each query that verifies drafts, and its context."""
+        for request, num_drafts in self.num_tokens.items():
+            yield 1 + num_drafts, request.num_computed_tokens
 
 
 @dataclass(slots=True)

@@ -137,6 +137,47 @@ def test_a_schedule_is_recorded_as_ours_is(tmp_path: Path) -> None:
     assert sum(any(line.get("cached", {}).values()) for line in lines) >= 10
 
 
+@pytest.mark.parametrize(("ahead", "drafts"), [(True, 0), (False, 3), (True, 3)])
+def test_steps_ahead_and_drafts_take_the_same_time(ahead: bool, drafts: int) -> None:
+    if minor() != "0.33":
+        pytest.skip("drafts are known of 0.33 only")
+    hosted, ours = (
+        in_a_small_cache(each, ahead=ahead, drafts=drafts) for each in ("vllm", "v1")
+    )
+    assert hosted.summary["num_preemptions"] >= 5
+    assert_frame_equal(hosted.requests, ours.requests, check_exact=True)
+    assert_frame_equal(hosted.steps, ours.steps, check_exact=True)
+    for key in ("num_wasted_tokens", "spec_decode_acceptance_length"):
+        assert hosted.summary.get(key) == ours.summary.get(key)
+
+
+def in_a_small_cache(scheduler: str, *, ahead: bool, drafts: int) -> Results:
+    engine: dict[str, Any] = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "gpu": "h200_sxm",
+        "num_gpu_blocks_override": 80,
+        "max_model_len": 600,
+        "scheduler": scheduler,
+        "engine_version": nearest_release(installed_version()),
+        "async_scheduling": ahead,
+    }
+    if drafts:
+        engine["speculative_config"] = {
+            "method": "eagle3", "num_speculative_tokens": drafts,
+        }  # fmt: skip
+    synthetic = {
+        "num_requests": 60,
+        "arrivals": {"kind": "poisson", "rate": 20.0},
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 300},
+        "output_tokens": {"kind": "uniform", "low": 1, "high": 200},
+    }
+    workload = {"synthetic": synthetic} | (
+        {"acceptance": {"kind": "constant", "rate": 0.6}} if drafts else {}
+    )
+    config = {"workload": workload, "engine": engine, "cost": {"kind": "roofline"}}
+    return Simulation(parse_config(config), stepwise=True).run(check_every=50)
+
+
 def sessions(scheduler: str) -> dict[str, Any]:
     return {
         "workload": {

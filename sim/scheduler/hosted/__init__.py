@@ -39,7 +39,7 @@ VLLM = replace(
     versions=r"0\.(1[1-9]|2\d|3[0-3])(\.\d{1,3})?",
     versions_in_words="0.11 to 0.33",
     # it runs as it is installed: no policies of one's own
-    keys=V1.keys - {"admission", "async_scheduling", "evictor", "preemption_victim"},
+    keys=V1.keys - {"admission", "evictor", "preemption_victim"},
     keeps_decode_clock=False,
     has_batch_queue=False,
     release=_release,

@@ -23,6 +23,11 @@ class QueuedVllmScheduler(VllmScheduler):
     """`VllmScheduler` behind an engine core's queue of batches.
 
     See `sim.scheduler.v1.batch_queue.BatchQueueScheduler` for what that is.
+
+    Attributes
+    ----------
+    num_wasted_tokens
+        Outputs that were dropped so far, their requests having ended.
     """
 
     def __init__(self, settings: HostedSettings, cache: CacheConfig) -> None:
@@ -33,8 +38,9 @@ class QueuedVllmScheduler(VllmScheduler):
             )
         super().__init__(settings, cache)
         self.max_concurrent_batches = settings.max_concurrent_batches
-        self._queue: deque[tuple[HostedStep, list[str]]] = deque()
+        self._queue: deque[tuple[SchedulerOutput, HostedStep, list[str]]] = deque()
         self._brings: set[str] = set()
+        self.num_wasted_tokens = 0
 
     @property
     def has_finish_notice(self) -> bool:
@@ -48,13 +54,19 @@ class QueuedVllmScheduler(VllmScheduler):
         bring_output = [
             key for key in step.num_scheduled_tokens if not self.engine.is_chunk(key)
         ]
-        self._queue.append((step, bring_output))
+        self._queue.append((output, step, bring_output))
         return output
 
     def deliver(self, output: SchedulerOutput) -> Delivery:
-        """Take the oldest step out of flight, and say which of its tokens count."""
-        self._step, bring_output = self._queue.popleft()
+        """Take a step, the oldest, out of flight, and say which of its tokens count.
+
+        Where the output is that of none, there is room for another step ahead of it.
+        """
         delivery = Delivery([], [], [])
+        if not self._queue or self._queue[0][0] is not output:
+            self._step = None
+            return delivery
+        _, self._step, bring_output = self._queue.popleft()
         wanted = set(bring_output)
         for request in output.scheduled:
             key = request_key(request)
@@ -64,10 +76,12 @@ class QueuedVllmScheduler(VllmScheduler):
             if key in wanted:
                 (delivery.requests if is_held else delivery.wasted).append(request)
         self._brings = {request_key(request) for request in delivery.requests}
+        self.num_wasted_tokens += len(delivery.wasted)
         return delivery
 
     def update(self, finished: Sequence[Request]) -> None:
-        self._finish(finished, self._brings)
+        if self._step is not None:
+            self._finish(finished, self._brings)
 
     def num_placeholders(self, request: Request) -> int:
         """Return how many outputs of steps in flight a request awaits."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.scheduler.base import ScheduledDrafts
+from sim.scheduler.batch import VerifyingShape
 from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
 from sim.scheduler.hosted.engine import STOP_TOKEN
 from sim.scheduler.hosted.scheduler import request_key
+from sim.scheduler.v1.speculative import forget_rejected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from sim.scheduler.hosted.scheduler import HostedSettings
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
+    from sim.scheduler.v1.in_flight import Delivery
 
 
 class SpeculativeVllmScheduler(QueuedVllmScheduler):
@@ -33,6 +36,7 @@ class SpeculativeVllmScheduler(QueuedVllmScheduler):
         self.proposes_ahead = settings.async_scheduling
         self._proposed: dict[str, int] = {}
         self._num_behind_end: dict[str, int] = {}
+        self._stale: list[Request] = []
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         output = super().schedule(now_s)
@@ -46,7 +50,24 @@ class SpeculativeVllmScheduler(QueuedVllmScheduler):
             output.drafts.num_tokens[request] = num_drafts
             if request in output.admitted:
                 output.drafts.padding.add(request)
+        if output.drafts.num_tokens:
+            output.shape = VerifyingShape.of(output.shape, output.drafts.queries())
         return output
+
+    def num_draft_blocks(self) -> int:
+        """Return the blocks of running requests beyond those of their tokens.
+
+        See `sim.scheduler.v1.speculative.SpeculativeScheduler.num_draft_blocks`.
+        """
+        sizes = [group.spec.block_size for group in self.layout.groups]
+        num_blocks = 0
+        for key in self.engine.running():
+            request = self._requests[key]
+            num_tokens = min(request.num_computed_tokens, request.num_tokens)
+            num_held = sum(map(len, self.engine.tables(key)))
+            num_own = sum(-(-num_tokens // size) for size in sizes)
+            num_blocks += max(num_held - num_own, 0)
+        return num_blocks
 
     def reject(self, request: Request, num_drafts: int, num_outputs: int = 0) -> None:
         """Mirror tokens that count as computed no more."""
@@ -57,7 +78,13 @@ class SpeculativeVllmScheduler(QueuedVllmScheduler):
         """Take drafts for a request's next step, to be handed over with the outputs."""
         self._proposed[request_key(request)] = num_tokens
 
+    def deliver(self, output: SchedulerOutput) -> Delivery:
+        delivery = super().deliver(output)
+        self._stale = delivery.stale
+        return delivery
+
     def update(self, finished: Sequence[Request]) -> None:
+        forget_rejected(self._stale)
         super().update(finished)
         self._num_behind_end = {}
         if not self.proposes_ahead:

@@ -205,13 +205,7 @@ class SpeculativeScheduler(BatchQueueScheduler):
         output = super().output(shape)
         output.drafts = drafts = self._drafts.take_scheduled()
         if drafts.num_tokens:
-            output.shape = VerifyingShape.of(
-                output.shape,
-                (
-                    (1 + num_drafts, request.num_computed_tokens)
-                    for request, num_drafts in drafts.num_tokens.items()
-                ),
-            )
+            output.shape = VerifyingShape.of(output.shape, drafts.queries())
         return output
 
     # -- between calls --------------------------------------------------------
@@ -259,9 +253,7 @@ class SpeculativeScheduler(BatchQueueScheduler):
         return num_blocks
 
     def update(self, finished: Sequence[Request]) -> None:
-        for request in self._stale:  # some of what was lost had not been accepted
-            num_lost = min(request.num_recompute_tokens, request.num_tokens - 1)
-            request.num_recompute_tokens = num_lost
+        forget_rejected(self._stale)
         super().update(finished)
 
     def _check_blocks(self, request: Request) -> None:
@@ -272,3 +264,16 @@ class SpeculativeScheduler(BatchQueueScheduler):
             f"request {request.request_id}: {num_tokens} tokens computed, "
             f"{num_blocks} blocks held",
         )
+
+
+def forget_rejected(stale: Iterable[Request]) -> None:
+    """Let preempted requests compute again only what had been accepted of their tokens.
+
+    Parameters
+    ----------
+    stale
+        Got outputs of a step from before their preemption.
+    """
+    for request in stale:
+        num_lost = min(request.num_recompute_tokens, request.num_tokens - 1)
+        request.num_recompute_tokens = num_lost
