@@ -1,0 +1,88 @@
+"""SGLang's router: the longest known prefix, unless the load is out of balance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sim.engine.routers.counting import CountingRouter
+from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
+
+if TYPE_CHECKING:
+    from cache.tokens import Piece
+    from sim.scheduler.request import Request
+
+CHARS_PER_TOKEN: Final = 4
+"""Stands between characters, of which the router's tree is made, and tokens."""
+
+
+class SGLangCacheAware(CountingRouter):
+    """Chooses by prefix where the load is balanced, and by load where it is not.
+
+    1. Out of balance, if the most loaded engine has more than `balance_abs_threshold`
+       requests in flight above the least loaded one, and more than
+       `balance_rel_threshold` times its number: the least loaded one.
+    2. Else the engine that knows the longest prefix, if that is more than
+       `cache_threshold` of the prompt; else the least loaded one.
+
+    The prompt is then remembered of the engine. Ties go to the first engine; those of
+    the real router to the order in which its workers have registered, or to any that
+    knows the prefix.
+
+    Parameters
+    ----------
+    num_engines
+        Places to choose from.
+    cache_threshold
+        Share of the prompt, in tokens here and in characters there.
+    balance_abs_threshold, balance_rel_threshold
+        See above.
+    max_tree_size
+        Characters that are remembered of an engine when the oldest are taken out.
+
+    Notes
+    -----
+    Source: sglang-router 0.3.2, its launcher's defaults (`router_args.py`) and its
+    policy `cache_aware`. A token counts as `CHARS_PER_TOKEN` characters.
+    """
+
+    def __init__(
+        self,
+        num_engines: int,
+        *,
+        cache_threshold: float = 0.3,
+        balance_abs_threshold: int = 64,
+        balance_rel_threshold: float = 1.5,
+        max_tree_size: int = 1 << 26,
+    ) -> None:
+        super().__init__(num_engines)
+        self.cache_threshold = cache_threshold
+        self.balance_abs_threshold = balance_abs_threshold
+        self.balance_rel_threshold = balance_rel_threshold
+        self.tree = PrefixTree(max_tree_size // CHARS_PER_TOKEN)
+
+    def _pick(self, request: Request) -> int:
+        pieces = pieces_of(request.tokens.prompt())
+        place = self.pick(pieces)
+        self.tree.insert(pieces, place)
+        return place
+
+    def pick(self, pieces: tuple[Piece, ...]) -> int:
+        """Return the place for a prompt; nothing is remembered or counted."""
+        everywhere = range(len(self.num_in_flight))
+        if not self._is_out_of_balance():
+            num_known, places = self.tree.match(pieces)
+            num_tokens = sum(length for *_, length in pieces)
+            if num_tokens and num_known / num_tokens > self.cache_threshold:
+                return places[0]
+        return self._least_loaded(everywhere)
+
+    def _is_out_of_balance(self) -> bool:
+        most, least = max(self.num_in_flight), min(self.num_in_flight)
+        return (
+            most - least > self.balance_abs_threshold
+            and most > self.balance_rel_threshold * least
+        )
+
+    def evict(self) -> None:
+        """Take the oldest out of the tree; the real router does it every minute."""
+        self.tree.evict()

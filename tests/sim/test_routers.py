@@ -1,0 +1,252 @@
+"""Where requests go: routers beside the decisions of real ones."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.tokens import SegmentTokens
+from sim.engine.routers.counting import (
+    CountingRouter,
+    LeastRequests,
+    PowerOfTwo,
+    RandomRouter,
+    RoundRobin,
+)
+from sim.engine.routers.prefix_tree import PrefixTree
+from sim.engine.routers.sglang_cache_aware import SGLangCacheAware
+from sim.errors import ConfigError
+from sim.scheduler.request import Request
+from tests.shared import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Pieces = tuple[tuple[int, int, int], ...]
+
+
+def request(number: int = 0, *segments: tuple[int, int]) -> Request:
+    prompt = segments or ((number + 1, 8),)
+    length = sum(each for _, each in prompt)
+    return Request(
+        request_id=number,
+        arrival_s=float(number),
+        num_prompt_tokens=length,
+        tokens=SegmentTokens(prompt, -1),
+        max_num_tokens=length + 8,
+        oracle_num_tokens=length + 4,
+    )
+
+
+def stream(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# -- routers that count ----------------------------------------------------------------
+
+
+def test_each_in_turn() -> None:
+    router = RoundRobin(3)
+    assert [router.choose(request(i)) for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert router.num_in_flight == [3, 2, 2]
+    router.ended(request(0), 0)
+    assert router.num_in_flight == [2, 2, 2]
+
+
+def test_round_robin_is_the_real_one_s() -> None:
+    router = RoundRobin(3)
+    calls = _calls("sgl_round_robin.jsonl")
+    workers = [call["worker"] for call in calls if "worker" in call]
+    ours = [router.choose(request(i)) for i in range(len(workers))]
+    assert len(workers) >= 80
+    # The real one's workers have registered in an order of their own.
+    of_place = dict(zip(ours[:3], workers[:3], strict=True))
+    assert [of_place[place] for place in ours] == workers
+
+
+def test_random_is_uniform() -> None:
+    router = RandomRouter(4, stream())
+    chosen = np.bincount([router.choose(request(i)) for i in range(8000)])
+    assert np.all(np.abs(chosen - 2000) < 4 * np.sqrt(8000 * 3 / 16))
+
+
+def test_the_least_loaded_is_any_of_those() -> None:
+    router = LeastRequests(3, stream())
+    router.num_in_flight = [2, 0, 0]
+    chosen = set()
+    for number in range(40):
+        place = router.choose(request(number))
+        chosen.add(place)
+        router.ended(request(number), place)
+    assert chosen == {1, 2}
+
+
+@pytest.mark.parametrize("num_engines", [1, 2, 5])
+def test_of_two_the_less_loaded(num_engines: int) -> None:
+    router = PowerOfTwo(num_engines, stream(1))
+    router.num_in_flight[0] = 100
+    chosen = [router.choose(request(i)) for i in range(60)]
+    assert (0 in chosen) == (num_engines == 1)
+    assert router.num_in_flight[0] == 100 + 60 * (num_engines == 1)
+
+
+def test_power_of_two_has_the_tails_of_the_supermarket_model() -> None:
+    """Balls into bins: the most loaded of 500 has about log log n, not log n."""
+    by_two, by_one = PowerOfTwo(500, stream(2)), RandomRouter(500, stream(2))
+    for router in (by_two, by_one):
+        for number in range(500):
+            router.choose(request(number))
+    assert max(by_two.num_in_flight) <= 3
+    assert max(by_one.num_in_flight) >= 4
+
+
+def test_a_pool_without_engines_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs an engine to choose, got 0; give the"):
+        RoundRobin(0)
+
+
+# -- prefixes --------------------------------------------------------------------------
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> Pieces:
+    """Pieces of few segments, so that prompts share much."""
+    return tuple(
+        (draw(st.integers(1, 2)), draw(st.integers(0, 1)), draw(st.integers(1, 3)))
+        for _ in range(draw(st.integers(1, 4)))
+    )
+
+
+def tokens_of(pieces: Pieces) -> list[tuple[int, int]]:
+    return [(s, first + i) for s, first, length in pieces for i in range(length)]
+
+
+def num_common(left: list[Any], right: list[Any]) -> int:
+    pairs = zip(left, right, strict=False)
+    return next(
+        (i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right))
+    )
+
+
+@given(st.lists(st.tuples(prompts(), st.integers(0, 2)), max_size=12), prompts())
+@settings(max_examples=150)
+def test_the_tree_knows_the_longest_prefix(
+    sent: list[tuple[Pieces, int]], asked: Pieces
+) -> None:
+    tree = PrefixTree(1 << 20)
+    known: dict[int, int] = {}
+    for pieces, place in sent:
+        tree.insert(pieces, place)
+        tree.check()
+        common = num_common(tokens_of(pieces), tokens_of(asked))
+        known[place] = max(known.get(place, 0), common)
+    longest = max(known.values(), default=0)
+    num_tokens, places = tree.match(asked)
+    assert num_tokens == longest
+    assert places == sorted(p for p, common in known.items() if common == longest > 0)
+
+
+@given(
+    st.lists(st.tuples(prompts(), st.integers(0, 2)), max_size=12), st.integers(0, 9)
+)
+@settings(max_examples=100)
+def test_eviction_forgets_old_ends_and_no_beginning(
+    sent: list[tuple[Pieces, int]], most: int
+) -> None:
+    tree = PrefixTree(most)
+    for pieces, place in sent:
+        tree.insert(pieces, place)
+        tree.evict()
+        tree.check()
+        assert all(number <= most for number in tree.num_tokens.values())
+
+
+def test_the_oldest_end_goes_first() -> None:
+    tree = PrefixTree(8)
+    tree.insert([(1, 0, 4), (2, 0, 2)], 0)
+    tree.insert([(1, 0, 4), (3, 0, 3)], 0)
+    assert tree.num_tokens == {0: 9}
+    tree.evict()
+    assert tree.num_tokens == {0: 7}
+    assert tree.match([(1, 0, 4), (2, 0, 2)]) == (4, [0])
+    assert tree.match([(1, 0, 4), (3, 0, 2)]) == (6, [0])
+
+
+# -- SGLang's router -------------------------------------------------------------------
+
+
+def test_prefix_load_and_threshold() -> None:
+    router = SGLangCacheAware(2, balance_abs_threshold=2)
+    assert router.choose(request(0, (1, 60), (2, 40))) == 0
+    assert router.choose(request(1, (1, 60), (3, 40))) == 0  # 60 % are known there
+    assert router.choose(request(2, (1, 30), (4, 70))) == 1  # 30 % is not more
+    assert router.choose(request(3, (1, 60), (5, 40))) == 0
+    assert router.num_in_flight == [3, 1]
+    router.num_in_flight = [4, 1]
+    assert router.choose(request(4, (1, 60), (6, 40))) == 1  # out of balance
+    router.ended(request(4), 1)
+    assert router.num_in_flight == [4, 1]
+
+
+@pytest.mark.parametrize("name", ["sgl_cache_aware.jsonl", "sgl_cache_aware_2.jsonl"])
+def test_decisions_are_those_of_the_real_router(name: str) -> None:
+    """Up to the order in which its three workers had registered.
+
+    Where several workers know the longest prefix, the real one takes any of them.
+    """
+    num_decisions, differing = 0, []
+    for order in permutations(range(3)):
+        num_decisions, num_wrong = _decisions(name, order)
+        differing.append(num_wrong)
+    assert num_decisions >= 200
+    assert min(differing) == 0, differing
+
+
+def _decisions(name: str, order: tuple[int, ...]) -> tuple[int, int]:
+    place_of = {worker: place for place, worker in enumerate(order)}
+    router = SGLangCacheAware(3, balance_abs_threshold=4)
+    held: dict[str, int] = {}
+    num_decisions = num_wrong = 0
+    for call in _calls(name):
+        if "release" in call:
+            router.ended(request(), held.pop(call["release"]))
+            continue
+        pieces: Pieces = tuple((ord(each), 0, 1) for each in call["text"])
+        place = place_of[call["worker"]]
+        num_known, places = router.tree.match(pieces)
+        ours = router.pick(pieces)
+        is_any = ours in places and place in places
+        is_any &= num_known / len(pieces) > router.cache_threshold
+        num_decisions += 1
+        num_wrong += not (ours == place or is_any)
+        router.tree.insert(pieces, place)
+        if call["hold"]:
+            router.num_in_flight[place] += 1
+            held[f"r{call['i']}"] = place
+    return num_decisions, num_wrong
+
+
+def _calls(name: str) -> Iterator[dict[str, Any]]:
+    for row in shared(f"fleets/oracles/{name}").read_text().splitlines():
+        yield json.loads(row)
+
+
+def test_every_request_is_counted_until_it_ends() -> None:
+    routers: list[CountingRouter] = [
+        RoundRobin(3),
+        LeastRequests(3, stream()),
+        PowerOfTwo(3, stream()),
+        SGLangCacheAware(3),
+    ]
+    for router in routers:
+        places = [router.choose(request(number)) for number in range(30)]
+        assert sum(router.num_in_flight) == 30
+        for number, place in enumerate(places):
+            router.ended(request(number), place)
+        assert router.num_in_flight == [0, 0, 0]
