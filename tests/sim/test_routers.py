@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.tokens import SegmentTokens
+from sim.engine.balancer import Load
+from sim.engine.routers.block_index import BlockIndex, prompt_hashes
 from sim.engine.routers.counting import (
     CountingRouter,
     LeastRequests,
@@ -19,7 +21,10 @@ from sim.engine.routers.counting import (
     RandomRouter,
     RoundRobin,
 )
+from sim.engine.routers.llm_d import LlmD
 from sim.engine.routers.prefix_tree import PrefixTree
+from sim.engine.routers.production_stack import ProductionStackPrefix
+from sim.engine.routers.session import Session
 from sim.engine.routers.sglang_cache_aware import SGLangCacheAware
 from sim.errors import ConfigError
 from sim.scheduler.request import Request
@@ -237,8 +242,130 @@ def _calls(name: str) -> Iterator[dict[str, Any]]:
         yield json.loads(row)
 
 
+# -- llm-d -----------------------------------------------------------------------------
+
+
+def llm_d(num_engines: int = 3, **more: Any) -> LlmD:
+    blocks = {"num_gpu_blocks": [100] * num_engines, "block_size": 16}
+    return LlmD(num_engines, stream(), **blocks | more)
+
+
+def test_scores_are_those_of_queue_cache_and_prefix() -> None:
+    router = llm_d()
+    router.hear([Load(4, 9, 0.5), Load(0, 9, 0.9), Load(2, 1, 0.0)])
+    assert router.scores([]) == pytest.approx([0 + 1.0, 2 + 0.2, 1 + 2.0])
+    router.index.add([7, 8], 0)
+    assert router.scores([7, 8, 9, 10])[0] == pytest.approx(1.0 + 3 * 0.5)
+    router.hear([Load(5, 0, 0.0)] * 3)
+    assert router.scores([]) == [4.0, 4.0, 4.0]
+
+
+def test_what_was_scraped_counts_until_the_next_scrape() -> None:
+    router = llm_d(2)
+    router.hear([Load(9, 0, 0.0), Load(0, 0, 0.0)])
+    assert [router.choose(request(number)) for number in range(5)] == [1] * 5
+    router.hear([Load(0, 0, 0.0), Load(9, 0, 0.0)])
+    assert router.choose(request(9)) == 0
+
+
+def test_a_prompt_comes_back_to_the_engine_that_knows_it() -> None:
+    router = llm_d(4)
+    first = router.choose(request(0, (1, 640), (2, 64)))
+    assert {router.choose(request(n, (1, 640), (n, 64))) for n in range(3, 9)} == {
+        first
+    }
+
+
+def test_blocks_of_the_index_are_larger_than_those_of_the_engine() -> None:
+    assert llm_d().block_tokens == 64
+    assert llm_d(block_size=128).block_tokens == 128
+    assert len(prompt_hashes(request(0, (1, 640)), 64)) == 10
+    assert len(prompt_hashes(request(0, (1, 640)), 64, 200)) == 3
+
+
+def test_later_blocks_count_where_another_engine_knows_the_first() -> None:
+    index = BlockIndex([2, 3])
+    index.add([1, 2, 3], 0)  # the first one is forgotten: room for two
+    assert index.num_matched([1, 2, 3]) == [0, 0]
+    index.add([1], 1)
+    assert index.num_matched([1, 2, 3, 4]) == [2, 1]
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 2))),
+    st.lists(st.integers(0, 9), max_size=8),
+)
+def test_the_index_is_what_a_list_a_place_would_be(
+    sent: list[tuple[list[int], int]], asked: list[int]
+) -> None:
+    capacities = [3, 5, 50]
+    index, naive = BlockIndex(capacities), [list[int]() for _ in capacities]
+    for hashes, place in sent:
+        index.add(hashes, place)
+        index.check()
+        for each in hashes:
+            own = naive[place]
+            if each in own:
+                own.remove(each)
+            own.append(each)
+            del own[: max(len(own) - capacities[place], 0)]
+    known = list[int]()
+    for each in asked:
+        if not any(each in own for own in naive):
+            break
+        known.append(each)
+    matched = [sum(each in own for each in known) for own in naive]
+    assert index.num_matched(asked) == matched
+
+
+# -- the production stack, and sessions ------------------------------------------------
+
+
+def test_the_longest_known_chunks_decide() -> None:
+    router = ProductionStackPrefix(3, stream())
+    assert router.candidates(request(0, (1, 64))) == [0, 1, 2]
+    first = router.choose(request(0, (1, 64), (2, 16)))
+    assert router.candidates(request(1, (1, 64), (3, 64))) == [first]
+    assert router.candidates(request(1, (1, 31), (3, 64))) == [
+        0,
+        1,
+        2,
+    ]  # no whole chunk
+    assert router.candidates(request(1, (1, 64), (2, 16))) == [
+        first
+    ]  # a short one, too
+
+
+def test_load_changes_nothing_there() -> None:
+    router = ProductionStackPrefix(3, stream())
+    first = router.choose(request(0, (1, 320)))
+    assert [router.choose(request(n, (1, 320))) for n in range(1, 20)] == [first] * 19
+
+
+def test_sessions_stay_and_few_move_to_another_engine() -> None:
+    def places(num_engines: int) -> list[int]:
+        router = Session(num_engines, lambda each: each.request_id)
+        return [router.choose(request(number)) for number in range(3000)]
+
+    eight, nine = places(8), places(9)
+    assert eight == places(8)
+    shares = np.bincount(eight) / 3000
+    assert np.all((shares > 0.08) & (shares < 0.18))
+    moved = [new for old, new in zip(eight, nine, strict=True) if old != new]
+    assert set(moved) == {8}
+    assert len(moved) < 0.18 * 3000
+
+
+def test_without_a_session_the_least_loaded() -> None:
+    router = Session(3, lambda _: None)
+    router.num_in_flight = [1, 0, 2]
+    assert router.choose(request()) == 1
+
+
 def test_every_request_is_counted_until_it_ends() -> None:
     routers: list[CountingRouter] = [
+        llm_d(),
+        ProductionStackPrefix(3, stream()),
         RoundRobin(3),
         LeastRequests(3, stream()),
         PowerOfTwo(3, stream()),

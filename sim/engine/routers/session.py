@@ -1,0 +1,56 @@
+"""A router that keeps a conversation on one engine."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from sim.engine.routers.counting import CountingRouter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from sim.scheduler.request import Request
+
+NUM_POINTS: Final = 160
+"""Of each engine on the ring, so that engines get like shares."""
+
+
+class Session(CountingRouter):
+    """The engine that a session's key falls to on a ring (consistent hashing).
+
+    With an engine more, only the sessions that it takes over move. A request without a
+    session goes to the engine with the fewest in flight.
+
+    Parameters
+    ----------
+    num_engines
+        Places to choose from.
+    session_of
+        Returns the key of a request's session, or None.
+    """
+
+    def __init__(
+        self, num_engines: int, session_of: Callable[[Request], Hashable | None]
+    ) -> None:
+        super().__init__(num_engines)
+        self._session_of = session_of
+        points = sorted(
+            (_point(f"engine {place}, point {number}"), place)
+            for place in range(num_engines)
+            for number in range(NUM_POINTS)
+        )
+        self._points = [point for point, _ in points]
+        self._places = [place for _, place in points]
+
+    def _pick(self, request: Request) -> int:
+        session = self._session_of(request)
+        if session is None:
+            return self._least_loaded(range(len(self.num_in_flight)))
+        index = bisect_right(self._points, _point(f"session {session}"))
+        return self._places[index % len(self._places)]
+
+
+def _point(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
