@@ -22,6 +22,11 @@ from sim.config.hints import (
     share_hint,
     tables_of,
 )
+from sim.config.offloading import (
+    KVTransferTable,
+    OffloadingLinkTable,
+    check_offloading,
+)
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -40,12 +45,6 @@ if TYPE_CHECKING:
 
 Limit = Annotated[float, Field(gt=0)]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-NOT_BUILT = {
-    "kv_offloading_size": "KV offloading of v1",
-    "kv_transfer_config": "disaggregation",
-}
-"""Keys that engines have and this simulator does not, and what they stand for."""
 
 WITHOUT_EFFECT = {
     "mamba_block_size": "blocks of states are as long as those of attention",
@@ -110,6 +109,10 @@ class EngineConfig(ConfigTable):
     admission: str | Kind | None = None
     async_scheduling: bool | None = None
     speculative_config: SpeculativeTable | None = None
+    kv_offloading_size: Limit | None = None
+    kv_offloading_backend: str | None = None
+    kv_offloading_link: OffloadingLinkTable | None = None
+    kv_transfer_config: KVTransferTable | None = None
     admission_check: bool = True
 
     @property
@@ -212,6 +215,11 @@ class EngineConfig(ConfigTable):
                 "that are looked up on the host, got ngram with async_scheduling; set "
                 "that to false"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _offloading(self) -> EngineConfig:
+        check_offloading(self)
         return self
 
     @field_validator("engine_version", mode="before")
@@ -477,8 +485,6 @@ def _default_of(path: str, root: type[BaseModel]) -> str:
 
 def _unknown_key(path: str, root: type[BaseModel]) -> str:
     key = path.rpartition(".")[2]
-    if key in NOT_BUILT:
-        return f"{path}: {NOT_BUILT[key]} is not built; remove this key"
     if key in WITHOUT_EFFECT:
         return f"{path}: no effect in 0.33, {WITHOUT_EFFECT[key]}; remove this key"
     return f"{path}: unknown key{meant_key(path, tables_of(root))}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.costs.checks import above_zero, at_least_zero
 from sim.costs.parts import Count, FormulaCost, Line, Seconds, SteadyDecodes
+from sim.costs.transfers import PerBlock, Swapping
 
 if TYPE_CHECKING:
     from sim.costs.parts import Parts, Rest
@@ -117,6 +118,11 @@ class LinearCost(FormulaCost):
         num_swapped = shape.num_swapped_in_blocks + shape.num_swapped_out_blocks
         copy_s = self.copied_block_s * shape.num_copied_blocks
         return self.swapped_block_s * num_swapped, copy_s, False, 0.0, 0.0
+
+    def swapping(self) -> Swapping:
+        """Return what moving blocks takes, the same both ways."""
+        way = PerBlock(self.swapped_block_s)
+        return Swapping(way, way, overlap=True)
 
     def describe(self) -> dict[str, Any]:
         return {

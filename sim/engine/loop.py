@@ -104,6 +104,8 @@ class Engine:
     ----------
     num_steps
         Steps taken so far.
+    beside
+        What runs beside steps and adds to them; see `sim.engine.offloading`.
     listeners
         Told of every step in full; steps are then taken one by one.
     batches
@@ -114,6 +116,8 @@ class Engine:
         Whether the run ended with a queue that nothing could move any more; happens
         only without the admission check.
     """
+
+    beside: Any = None
 
     def __init__(
         self,
@@ -251,6 +255,11 @@ class Engine:
             num_unquestioned_tokens = clocked.num_unquestioned_tokens
             num_usable_blocks: int = tables.num_usable_blocks
             log.describe_pool(num_usable_blocks, clocked.block_size)
+        beside, schedule, price = self.beside, scheduler.schedule, cost_model.step
+        if beside is not None:
+            schedule, price = beside.schedule, beside.step
+            form, batch_total = beside.form, beside.batch_total
+            quiet_steps = beside.quiet_steps
         decodes = self._decodes = self._keep_decodes()
         if decodes is not None:
             quiet_steps, advance_decodes = decodes.quiet_steps, decodes.advance
@@ -280,7 +289,11 @@ class Engine:
             if (self._blocked or not (running or waiting or self._has_requests())) and (
                 pace is None or not (yield from pace.goes_on())
             ):
-                if next_s == inf and self._arrivals_closed:
+                if (
+                    next_s == inf
+                    and self._arrivals_closed
+                    and not self._awaits_copies()
+                ):
                     self.stalled = self._has_requests()
                     break
                 yield from self._wait(next_s)
@@ -365,9 +378,9 @@ class Engine:
                         total_s, end_s, turn_s = ahead.enter(now_s, shape, has_requests)
                         preemptions = clocked.preemptions
                     else:
-                        output = scheduler.schedule(now_s)
+                        output = schedule(now_s)
                         shape, preemptions = output.shape, output.preemptions
-                        cost = cost_model.step(output.shape)
+                        cost = price(output.shape)
                         total_s = cost.total_s
                         end_s = now_s + total_s
                         of_step = step
@@ -558,6 +571,10 @@ class Engine:
     def _has_requests(self) -> bool:
         has_outputs = self.batches is not None and self.batches.has_steps
         return has_outputs or any(_queue_lengths(self.scheduler))
+
+    def _awaits_copies(self) -> bool:
+        """Whether requests wait for what will end by itself."""
+        return False
 
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
         """Wait for the next arrival of its own, or to be woken."""

@@ -135,6 +135,18 @@ class RunFolder:
         return None if path is None else read_table(path)
 
     @cached_property
+    def transfer_table(self) -> ResultTable | None:
+        """``transfers.parquet``, of engines with a tier behind their pool."""
+        path = self.recorded("transfers.parquet")
+        return None if path is None else read_table(path)
+
+    @cached_property
+    def tier_table(self) -> ResultTable | None:
+        """``tier.parquet``, of engines with a tier behind their pool."""
+        path = self.recorded("tier.parquet")
+        return None if path is None else read_table(path)
+
+    @cached_property
     def steps(self) -> pd.DataFrame:
         return frame_of(self.step_table)
 

@@ -36,6 +36,8 @@ RESULT_FILES = frozenset(
         "preemptions.parquet",
         "itl.parquet",
         "kv_cache_groups.parquet",
+        "tier.parquet",
+        "transfers.parquet",
         "schedule.jsonl.zst",
         "blocks.json",
         "advice.json",

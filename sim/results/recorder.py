@@ -45,6 +45,9 @@ class Recording:
         Integral of the number of requests in the system over time (Little's law).
     group_table
         One row a change of what kinds of KV cache groups hold, if there are several.
+    transfer_table, tier_table
+        One row a copy, and one a change of what the tier behind the pool holds, if
+        there is one.
     """
 
     step_table: StepTable
@@ -54,6 +57,8 @@ class Recording:
     streaks: Streaks
     occupancy_s: float
     group_table: ResultTable | None = None
+    transfer_table: ResultTable | None = None
+    tier_table: ResultTable | None = None
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -75,8 +75,12 @@ class Results:
             "requests": recording.request_table,
             "preemptions": recording.preemption_table,
         }
-        if recording.group_table is not None:
-            tables["kv_cache_groups"] = recording.group_table
+        more = {
+            "kv_cache_groups": recording.group_table,
+            "transfers": recording.transfer_table,
+            "tier": recording.tier_table,
+        }
+        tables |= {name: table for name, table in more.items() if table is not None}
         for name, table in tables.items():
             write_table(directory / f"{name}.parquet", table.arrow, table.kinds)
         copy_steps(recording.step_table, directory / "steps.parquet")

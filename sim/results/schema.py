@@ -128,6 +128,32 @@ KV_CACHE_GROUPS: dict[str, str] = {
 }
 """One row a change, for models whose layers need KV caches of several kinds."""
 
+OFFLOAD_REQUESTS: dict[str, str] = {
+    "num_loaded_tokens": "int64",  # of blocks loaded from the tier, over all its loads
+}
+"""Requests of an engine with a tier behind its pool have these columns as well."""
+
+TRANSFERS: dict[str, str] = {
+    "job_id": "int64",  # in the order in which the scheduler asked for them
+    "kind": "str",  # "store", "load", or "sync_load" into the batch of the same step
+    "request_id": "int64",
+    "num_blocks": "int64",
+    "num_tokens": "int64",
+    "num_bytes": "int64",  # of all GPUs
+    "begin_s": "float64",  # when the link began with it
+    "end_s": "float64",
+    "reported_s": "float64",  # when the scheduler heard of it
+}
+"""One row a copy that was reported, of an engine with a tier behind its pool."""
+
+TIER: dict[str, str] = {
+    "time_s": "float64",  # of the scheduler call from which on it holds so many
+    "num_used_chunks": "int64",
+    "num_writing_chunks": "int64",  # of these, not there yet
+    "num_reading_chunks": "int64",
+}
+"""One row a change of what such a tier holds."""
+
 ITL: dict[str, str] = {
     "request_id": "int64",  # served requests only, by id
     "token_index": "int32",  # of the output, from 1; of the longest sample

@@ -99,6 +99,10 @@ _COLUMNS = schema.STEPS | {"extrapolated": "float64"}
 _INDEX = {name: index for index, name in enumerate(_COLUMNS)}
 _SHAPE = slice(FACTS.index("num_decodes"), FACTS.index("num_physical_blocks"))
 
+_ADDED_TO = [
+    StepCost._fields.index(name) for name in ("total_s", "swap_s", "lo_s", "hi_s")
+]
+
 CHUNK_ROWS = 8192
 """Steps that are turned into columns at once."""
 _ROOM_ROWS = BATCH_ROWS + 4 * CHUNK_ROWS
@@ -141,6 +145,8 @@ class StepLog:
     finished
         Index in the log, and how many requests the output of that step finished; below
         0 for steps before the latest `flush`.
+    added
+        Index in the log, and seconds of copies that the step takes beyond its price.
     num_in_flight
         How many of the latest steps may finish requests yet.
     """
@@ -153,6 +159,7 @@ class StepLog:
         self.turns_s = array("d")
         self.costs: list[StepCost] = []
         self.finished: list[tuple[int, int]] = []
+        self.added: list[tuple[int, float]] = []
         self.num_in_flight = 0
         self._pool: tuple[int, int] | None = None
         self._only_stretches = False
@@ -162,6 +169,11 @@ class StepLog:
         self._columns = _zero_columns(_ROOM_ROWS)
         self._is_fresh = True  # what lies behind the rows is zero
         self._num_rows = 0
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether costs are asked of a model when columns are made."""
+        return self._pricer is not None
 
     def price_by(self, cost_model: CostModel) -> bool:
         """Let costs be asked of a model when columns are made.
@@ -195,6 +207,8 @@ class StepLog:
                     _put(table, name, words)
             shapes = facts[_SHAPE].view(np.int64)
             costs = self._priced(shapes.T, is_quiet)
+            for row, seconds in self.added:
+                costs[row, _ADDED_TO] += seconds
             for name, column in zip(_COST_FIELDS, costs.T, strict=True):
                 _put(table, name, column)
             _put(table, "num_batched_tokens", shapes[0] + shapes[3])
@@ -286,7 +300,7 @@ class StepLog:
 
     def _forget(self) -> None:
         """Let go of what was told."""
-        for told in (self.packed, self.costs, self.finished):
+        for told in (self.packed, self.costs, self.finished, self.added):
             told.clear()
         del self.ends_s[:], self.new_blocks[:], self.facts[:], self.turns_s[:]
 

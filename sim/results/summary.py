@@ -20,6 +20,7 @@ from sim.results.metrics import (
     throughput,
 )
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
+from sim.results.transfers import transfer_rows
 from sim.scheduler.v1.dialect import dialect_of
 from workloads.columns import largest
 
@@ -366,7 +367,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
             )
         )
-    return [*rows, *draft_rows(s), *_uncertainty(s), *_groups(s)]
+    return [*rows, *transfer_rows(s), *draft_rows(s), *_uncertainty(s), *_groups(s)]
 
 
 def _block_size(summary: Mapping[str, Any]) -> str:

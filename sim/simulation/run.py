@@ -17,6 +17,7 @@ from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.group_sampling import sampler_for
 from sim.engine.loop import Engine
+from sim.engine.offloading import OffloadingEngine
 from sim.engine.patience import Patience, PatientClient
 from sim.engine.requests import RequestFactory, requests_of
 from sim.engine.sessions import SessionClient
@@ -32,12 +33,15 @@ from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
+from sim.results.transfers import OffloadRecorder, transfer_numbers
 from sim.results.verdict import judged
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 from sim.simulation import intervals, ranks
 from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
+from sim.simulation.offloading import make_worker, transfer_log
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.speculative import make_sampler
 from sim.simulation.workload import make_workload
@@ -158,6 +162,14 @@ class Simulation:
         keeps_steps, front_end_s = self._keeps_steps, self.config.front_end_s
         groups = [self._group_usage() for _ in self.schedulers]
         drafts = self.config.engine.speculative
+        if isinstance(self.scheduler, ConnectorScheduler):
+            log = transfer_log(self.config.engine, self.capacity, self.scheduler)
+            return OffloadRecorder(
+                log,
+                keeps_steps=keeps_steps,
+                groups=groups[0],
+                front_end_s=front_end_s,
+            )
         if drafts is not None:
             return DraftRecorder(
                 drafts.num_speculative_tokens, keeps_steps=keeps_steps, groups=groups[0]
@@ -231,11 +243,13 @@ class Simulation:
         pulled = None
         if self._is_pulled():
             pulled = requests_of(client.factory, self.specs)
-        engine = Engine(
+        kind, more = self._kind_of_engine()
+        engine: Engine = kind(
             self.env,
             self.scheduler,
             self.cost_model,
             self.recorder,
+            **more,
             arrivals=pulled,
             sample=make_sampler(self.config, self.specs, self.scheduler, self.recorder),
             admission_check=self.config.engine.admission_check,
@@ -244,6 +258,14 @@ class Simulation:
         if pulled is None:
             self.env.process(self._arrivals(engine, client))
         return engine
+
+    def _kind_of_engine(self) -> tuple[Any, dict[str, Any]]:
+        """Return the class of the engine, and what it takes besides."""
+        if not isinstance(self.recorder, OffloadRecorder):
+            return Engine, {}
+        worker = make_worker(self.config, self.cost_model, self.capacity)
+        more = {"worker": worker, "transfers": self.recorder.transfers}
+        return OffloadingEngine, more
 
     def _make_ranks(self, client: Client, recorders: RankRecorders) -> Engines:
         engines = ranks.make_engines(
@@ -422,6 +444,7 @@ class Simulation:
             | numbers
             | summary.groups(recording, traffic)
             | summary.kv_cache_groups(recording, self.capacity, self.env.now)
+            | self._tier(recording)
             | self._goodput(recording)
             | self._verdict(recording, numbers)
             | self._counters(recording)
@@ -458,6 +481,13 @@ class Simulation:
         return ranks.merged_counters(told) | ranks.numbers_of_ranks(
             recording, self.recorder, self.schedulers, self.env.now, self._lock_step
         )
+
+    def _tier(self, recording: Recording) -> dict[str, Any]:
+        """Return what the tier behind the pool held and moved, where there is one."""
+        if not isinstance(self.recorder, OffloadRecorder):
+            return {}
+        num_chunks = self.recorder.transfers.num_chunks
+        return transfer_numbers(recording, num_chunks, self.env.now)
 
     def _steps_in_flight(self) -> dict[str, Any]:
         """Return what steps side by side gained and wasted, where there are any."""

@@ -22,6 +22,7 @@ from sim.scheduler.v0 import V0
 from sim.scheduler.victims import VICTIMS, VictimPolicy
 from sim.simulation.evictors import evictor_factory
 from sim.simulation.layout import layout_of
+from sim.simulation.offloading import offload_settings
 from sim.simulation.speculative import speculative_settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def make_scheduler(
     make_evictor = evictor_factory(config, capacity, specs)
 
     def construct(capacity: CapacityEstimate) -> Scheduler:
-        arguments = _arguments(config, capacity, make_evictor)
+        arguments = _arguments(config, model, capacity, make_evictor)
         layout = layout_of(config, model, capacity)
         interval = arguments.pop("prefix_cache_retention_interval", 0)
         if layout is not None:
@@ -123,6 +124,7 @@ def chunks_prefill(
 
 def _arguments(
     config: EngineConfig,
+    model: ModelArchitecture,
     capacity: CapacityEstimate,
     make_evictor: Callable[[], Any] | None,
 ) -> Arguments:
@@ -131,6 +133,7 @@ def _arguments(
     optional = {key: getattr(config, key) for key in keys} | {
         "evictor": make_evictor,
         "speculative_config": speculative_settings(config),
+        "offload": offload_settings(config, capacity, model),
     }
     return {
         "num_gpu_blocks": capacity.num_gpu_blocks,

@@ -66,8 +66,7 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         ("engine.gpu_memory_utilization", math.nan, "finite number"),
         ("engine.gpu_memory_utilization", 1.2, "less than or equal to 1, got 1.2"),
         ("engine.pipeline_parallel_size", 0, "engine.pipeline_parallel_size: .*got 0"),
-        ("engine.kv_transfer_config", {}, "disaggregation is not built"),
-        ("engine.kv_offloading_size", 4, "KV offloading of v1 is not built"),
+        ("engine.kv_transfer_config", {}, "kv_connector: must be named"),
         (
             "engine.engine_version",
             "0.34",

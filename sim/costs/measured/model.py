@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.costs.parts import Parts, Rest
-    from sim.costs.transfers import Transfer
+    from sim.costs.transfers import Swapping, Transfer
     from sim.costs.widths import Width, Widths
     from sim.scheduler.batch import BatchShape
 
@@ -351,6 +351,10 @@ class MeasuredCost(FormulaCost):
         self, variant: SwapVariant, *, load: bool, layout: KvLayout | None = None
     ) -> Transfer:
         return self._other.transfer(variant, load=load, layout=layout)
+
+    def swapping(self) -> Swapping:
+        """Return what moving blocks takes, as measured where it was."""
+        return self._other.swaps
 
     def describe(self) -> dict[str, Any]:
         rest = self._rest.describe()

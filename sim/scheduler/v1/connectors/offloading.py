@@ -136,6 +136,11 @@ class OffloadingConnector:
         return bool(self.jobs or self._ended)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether steps of decodes alone store and flush nothing."""
+        return not (self._storing or self._watches)
+
+    @property
     def _watches(self) -> bool:
         """Whether it matters which blocks are taken in this call."""
         return bool(self._watched or self._ended)
@@ -174,6 +179,8 @@ class OffloadingConnector:
             most = request.max_num_tokens
             if self._settings.offload_prompt_only:
                 most = request.num_prompt_tokens
+            if not self._settings.stores:
+                most = 0
             limit = _limit_of(request, "max_offload_tokens")
             most = most if limit is None else min(most, limit)
             offload = self._offloads[request] = Offload(request, most)

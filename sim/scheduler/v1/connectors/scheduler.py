@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from cache.v1.block_tables import BlockTables
+    from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.connectors.base import TransferReport
@@ -140,6 +142,11 @@ class ConnectorScheduler(Scheduler):
         return bool(self._some_ended or self.delayed or self.connector.has_pending_work)
 
     @property
+    def has_ended_requests(self) -> bool:
+        """Whether requests have ended that have stores to make in the next call."""
+        return self._some_ended
+
+    @property
     def awaits_transfers(self) -> bool:
         """Whether jobs in flight will change what can be scheduled."""
         return bool(self.connector.has_pending_work)
@@ -161,6 +168,17 @@ class ConnectorScheduler(Scheduler):
         shape = super().form(now_s)
         self.transfers = self.connector.build_connector_meta(self)
         return shape
+
+    def form_nothing(self) -> None:
+        """Do as a call that finds no request: `transfers` are what is left to store."""
+        self._some_ended = False
+        self.preemptions, self.passed_over, self.prompts = [], [], []
+        self.transfers = self.connector.build_connector_meta(self)
+
+    def output(self, shape: Shape) -> SchedulerOutput:
+        output = super().output(shape)
+        failed, self.failed = self.failed, []
+        return replace(output, ignored=failed) if failed else output
 
     def _num_backlog(self) -> int:
         return len(self.waiting) - len(self._passed_over)
@@ -455,14 +473,51 @@ class ConnectorScheduler(Scheduler):
     # -- counts and proof -----------------------------------------------------
 
     def quiet_steps(self, most: int) -> int:
-        """Return 0: the connector is asked in every step."""
-        del most
-        return 0
+        """Return how many steps, at most `most`, no queue and no tier is asked in."""
+        clock, queues = self.clock, self.waiting
+        num_decodes = clock.num_decodes
+        if (
+            self.prefilling
+            or self._received
+            or self._some_ended
+            or not 0 < num_decodes <= self._budget
+            or not self.connector.is_quiet
+        ):
+            return 0
+        if len(queues) and (
+            self._interval is not None
+            or (
+                len(self.running) < self._most_running
+                and (queues.fresh or any(map(self._is_held, queues.holding)))
+            )
+        ):
+            return 0
+        num_free, step = self.groups.num_free_blocks, self.step
+        for num_steps in range(most):
+            num_free -= len(clock.opening(step + num_steps))
+            if num_free < 0:
+                return num_steps
+        return most
+
+    @staticmethod
+    def _is_held(request: Request) -> bool:
+        return request.status is not _LOADING
 
     def usage_facts(self) -> tuple[int, int, int]:
         num_physical, num_logical, num_tokens = super().usage_facts()
         num_held = sum(request.num_computed_tokens for request in self._holders())
         return num_physical, num_logical, num_tokens + num_held
+
+    def summary(self) -> dict[str, Any]:
+        stats, tier = self.external_stats, self.connector.tier
+        return super().summary() | {
+            "external_prefix_cache_queries": stats.queries,
+            "external_prefix_cache_hits": stats.hits,
+            "external_prefix_cache_preempted_queries": stats.preempted_queries,
+            "external_prefix_cache_preempted_hits": stats.preempted_hits,
+            "num_tier_chunks": tier.num_chunks,
+            "num_tier_evictions": tier.num_evictions,
+        }
 
     def _holders(self) -> list[Request]:
         waiting = [each for each in self.waiting.holding if each.table is not None]

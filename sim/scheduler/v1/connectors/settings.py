@@ -33,6 +33,8 @@ class OffloadSettings:
     kv_load_failure_policy
         ``"fail"``: a request whose load fails ends with an error; ``"recompute"``: it
         computes what was not loaded.
+    stores
+        Whether anything is stored: nothing is over a link that carries nothing.
 
     Raises
     ------
@@ -48,6 +50,7 @@ class OffloadSettings:
     max_tracker_size: int = 64_000
     sync_load_budget_tokens: int = 0
     kv_load_failure_policy: str = "fail"
+    stores: bool = True
 
     def __post_init__(self) -> None:
         at_least(

@@ -1,0 +1,331 @@
+"""An engine with a tier behind its pool: stores and loads on the clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from sim.costs.pricing import batch_total_of
+from sim.costs.transfers import goes_by_kernel
+from sim.engine.links import Copy, Link
+from sim.engine.loop import Engine
+from sim.scheduler.batch import EMPTY_SHAPE
+from sim.scheduler.v1.connectors.base import JobKind, TransferReport
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import simpy
+
+    from sim.costs.base import CostModel, StepCost
+    from sim.costs.transfers import Transfer
+    from sim.engine.links import LinkRules
+    from sim.results.recorder import Recorder
+    from sim.results.step_log import StepLog
+    from sim.results.transfers import TransferLog
+    from sim.scheduler.base import SchedulerOutput
+    from sim.scheduler.batch import BatchShape
+    from sim.scheduler.v1.connectors.base import TransferJob
+    from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+
+
+class FailsLoad(Protocol):
+    """Says which loads fail."""
+
+    def __call__(self, num_blocks: int) -> int | None:
+        """Return the first block that a load does not fill; None if it fills all."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What copies.
+
+    Parameters
+    ----------
+    load, store
+        The price of a job alone, each way.
+    rules
+        How jobs share the link, and the GPU with steps.
+    fails
+        Which loads fail.
+    """
+
+    load: Transfer
+    store: Transfer
+    rules: LinkRules
+    fails: FailsLoad | None = None
+
+
+class OffloadedSteps:
+    """Steps beside which blocks are copied.
+
+    ::
+
+        step t       the stores that t - 1 asked for are submitted; what must be
+                     flushed, and in-step loads, are waited for; then the batch runs,
+                     and the copies with it
+        its end      the loads that t asked for begin, in an empty step at once
+        reported     with the output of the first step that begins when they have ended
+
+    An engine without a batch looks after its copies once an empty step. Submitting a
+    store delays the step by the host's part of it; submitting a load is hidden behind
+    the step, as long as that lasts.
+
+    Parameters
+    ----------
+    scheduler
+        Says what is copied, and is told what has ended.
+    worker
+        Copies.
+    cost_model
+        Prices the batch.
+    steps, transfers
+        Told what copies add to steps; told of copies and of the tier.
+
+    Notes
+    -----
+    Source: vLLM 0.33,
+    ``vllm/distributed/kv_transfer/kv_connector/v1/offloading/worker.py``.
+    """
+
+    def __init__(
+        self,
+        scheduler: ConnectorScheduler,
+        worker: Worker,
+        cost_model: CostModel,
+        steps: StepLog,
+        transfers: TransferLog,
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._cost_model = cost_model
+        self._batch_total = batch_total_of(cost_model)
+        self._steps, self._transfers = steps, transfers
+        self._idle_s = cost_model.step(EMPTY_SHAPE).total_s
+        self.link = Link(worker.rules)
+        self._stores: list[TransferJob] = []  # of the latest call, to be submitted
+        self._loads: list[TransferJob] = []  # the same, when its step has ended
+        self._polled: list[Copy] = []  # to be reported when the step ends
+        self._bad_blocks: dict[int, int] = {}  # by job
+        self._formed_s = self._end_s = 0.0  # of the latest step
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the step in progress ends with a report."""
+        return bool(self._polled)
+
+    # -- a step ---------------------------------------------------------------
+
+    def form(self, now_s: float) -> tuple[int, ...]:
+        """Report what has ended, form the batch, and begin what it asks for."""
+        self.report(now_s)
+        shape = self._scheduler.form(now_s)
+        self._begin(now_s)
+        return shape
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        return self._scheduler.output(cast("Any", self.form(now_s)))
+
+    def quiet_steps(self, most: int) -> int:
+        """Return how many steps nothing is copied beside, nor asked of the tier."""
+        link = self.link
+        if self._polled or self._stores or link.is_busy or link.has_ended:
+            return 0
+        return self._scheduler.quiet_steps(most)
+
+    def batch_total(self, *shape: int) -> float:
+        """Return the length of the step that was formed, in seconds."""
+        total_s = self._batch_total(*cast("Any", shape))
+        more_s = self._run(total_s, computes=bool(shape[0] or shape[3]))
+        if more_s:
+            self._steps.added.append((len(self._steps.ends_s), more_s))
+        return total_s + more_s
+
+    def step(self, shape: BatchShape) -> StepCost:
+        """Do as `batch_total`, in parts."""
+        cost = self._cost_model.step(shape)
+        more_s = self._run(cost.total_s, computes=bool(shape[0] or shape[3]))
+        if not more_s:
+            return cost
+        if self._steps.is_priced:
+            self._steps.added.append((len(self._steps.ends_s), more_s))
+        return cost._replace(
+            total_s=cost.total_s + more_s,
+            swap_s=cost.swap_s + more_s,
+            lo_s=cost.lo_s + more_s,
+            hi_s=cost.hi_s + more_s,
+        )
+
+    # -- what is copied -------------------------------------------------------
+
+    def _begin(self, now_s: float) -> None:
+        """Submit stores, and wait for what the batch needs."""
+        asked, link = self._scheduler.transfers, self.link
+        link.follow(now_s)
+        flush = set(asked.flush)
+        for job in self._stores:
+            self._submit(job)
+        self._stores = []
+        for job in asked.stores:
+            if job.job_id in flush:
+                self._submit(job)
+            else:
+                self._stores.append(job)
+        if flush:
+            link.wait_for(flush)
+        self._loads = []
+        in_step: list[int] = []
+        for job in asked.loads:
+            if job.kind is JobKind.SYNC_LOAD:
+                self._submit(job)
+                in_step.append(job.job_id)
+            else:
+                self._loads.append(job)
+                self._note_failure(job)
+        if in_step:
+            link.wait_for(in_step)
+        self._polled = link.poll()
+        tier = self._scheduler.connector.tier
+        self._transfers.note_tier(
+            now_s,
+            tier.num_used_chunks,
+            tier.num_writing_chunks,
+            tier.num_reading_chunks,
+        )
+
+    def _submit(self, job: TransferJob, *, is_hidden: bool = False) -> float:
+        """Let a job begin; return the host's seconds, which pass unless hidden."""
+        way = self._worker.store
+        if job.kind is not JobKind.STORE:
+            way = self._worker.load
+        num_blocks = len(job.block_ids)
+        moved = way.at(num_blocks)
+        if not is_hidden:
+            self.link.follow(self.link.now_s + moved.host_s)
+        by_kernel = goes_by_kernel(way, num_blocks)
+        rest_s = moved.total_s - moved.host_s
+        self.link.submit(Copy(job, rest_s, by_kernel=by_kernel))
+        return moved.host_s
+
+    def _note_failure(self, job: TransferJob) -> None:
+        fails = self._worker.fails
+        index = None if fails is None else fails(len(job.block_ids))
+        if index is not None:
+            self._bad_blocks[job.job_id] = job.block_ids[index]
+
+    def _run(self, total_s: float, *, computes: bool) -> float:
+        """Let copies run beside the step; return the seconds that they add to it."""
+        link, loads = self.link, self._loads
+        if not (link.is_busy or loads) and link.now_s <= self._formed_s:
+            self._end_s = self._formed_s + total_s
+            return 0.0
+        self._loads = []
+        host_s = 0.0
+        if computes:
+            end_s = link.step(total_s)
+            host_s = sum(self._submit(job, is_hidden=True) for job in loads)
+        else:
+            end_s = link.now_s + total_s
+            for job in loads:
+                self._submit(job, is_hidden=True)
+        self._end_s = end_s + max(host_s - total_s, 0.0)
+        link.follow(self._end_s)
+        more_s = max(self._end_s - self._formed_s - total_s, 0.0)
+        self._end_s = self._formed_s + (total_s + more_s)  # as the engine adds it up
+        return more_s
+
+    # -- what has ended -------------------------------------------------------
+
+    def report(self, now_s: float) -> None:
+        """Tell the scheduler what has ended, as far as an engine has seen it by now."""
+        self._formed_s = now_s
+        copies = self._polled
+        if now_s > self._end_s:  # it was idle, and has looked again and again
+            self._end_s = now_s
+            self.link.follow(now_s)
+            copies = copies + self.link.poll()
+        if not copies:
+            return
+        self._polled = []
+        done = [copy.job.job_id for copy in copies]
+        bad = [self._bad_blocks.pop(each) for each in done if each in self._bad_blocks]
+        for copy in copies:
+            self._transfers.note(copy.job, copy.begin_s, copy.end_s, now_s)
+        self._scheduler.receive(TransferReport(done, bad))
+
+    def rest(self, now_s: float) -> None:
+        """Do what an engine does before it waits: ended requests' last stores begin."""
+        self.report(now_s)
+        if self._scheduler.has_ended_requests:
+            self._scheduler.form_nothing()
+            self._begin(now_s)
+            self.link.follow(now_s)
+        for job in self._stores:
+            self._submit(job)
+        self._stores = []
+
+    def wake_s(self, now_s: float) -> float:
+        """Return when the next end is reported to an engine that waits from now on."""
+        if self._polled:
+            return now_s + self._idle_s
+        end_s = self.link.next_end_s()
+        if end_s == inf:
+            return inf
+        num_looks = ceil((end_s - now_s) / self._idle_s) + 1
+        return now_s + num_looks * self._idle_s
+
+
+class OffloadingEngine(Engine):
+    """`Engine` with a tier behind its pool.
+
+    Parameters
+    ----------
+    worker
+        Copies.
+    transfers
+        Told of what is copied.
+    arguments
+        As of `Engine`.
+    """
+
+    beside: OffloadedSteps
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: ConnectorScheduler,
+        cost_model: CostModel,
+        recorder: Recorder,
+        *,
+        worker: Worker,
+        transfers: TransferLog,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(env, scheduler, cost_model, recorder, **arguments)
+        self.beside = OffloadedSteps(
+            scheduler, worker, cost_model, recorder.steps, transfers
+        )
+        if worker.fails is not None:
+            self._forms = False  # a failed request's end is an event of its own
+
+    def _awaits_copies(self) -> bool:
+        return self.scheduler.num_waiting > 0 and self.beside.wake_s(0.0) < inf
+
+    def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
+        self.beside.rest(self.env.now)
+        wake_s = inf
+        if self.scheduler.num_waiting:
+            wake_s = self.beside.wake_s(self.env.now)
+        yield from super()._wait(min(next_s, wake_s))
+        if self.env.now >= wake_s:
+            self._wake_up()
+
+    def _note_empty_step(self, step: int, output: SchedulerOutput) -> None:
+        if not self.beside.has_news:
+            super()._note_empty_step(step, output)
+
+    def _apply_aborts(self) -> None:
+        self.beside.report(self.env.now)
+        super()._apply_aborts()

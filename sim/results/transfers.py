@@ -1,0 +1,211 @@
+"""What was copied between the pool and the tier behind it, and what that held."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results import schema
+from sim.results.columns import Texts
+from sim.results.recorder import Recorder, Recording
+from sim.results.table import ResultTable, arrow_table, to_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from sim.results.step_table import Batch
+    from sim.scheduler.v1.connectors.base import TransferJob
+
+    Floats = npt.NDArray[np.float64]
+
+LOADS = ("load", "sync_load")
+"""Kinds of transfers towards the GPU."""
+
+
+class TransferLog:
+    """Copies as they are reported, and the tier's places as they change.
+
+    Parameters
+    ----------
+    num_chunks
+        Places of the tier.
+    block_bytes
+        What a block moves, all GPUs together.
+    block_size
+        Tokens of a block.
+    """
+
+    def __init__(self, num_chunks: int, block_bytes: int, block_size: int) -> None:
+        self.num_chunks = num_chunks
+        self._block_bytes = block_bytes
+        self._block_size = block_size
+        self._kinds, self._codes = Texts(), array("q")
+        self._facts = array("q")  # job, request, blocks
+        self._times_s = array("d")  # begin, end, reported
+        self._tier_s = array("d")
+        self._tier = array("q")  # used, being written, being read
+        self._last = (0, 0, 0)
+
+    def note(
+        self, job: TransferJob, begin_s: float, end_s: float, reported_s: float
+    ) -> None:
+        """Take note of a copy that has ended and been reported."""
+        self._codes.append(self._kinds.code(job.kind.value))
+        self._facts.extend((job.job_id, job.request.request_id, len(job.block_ids)))
+        self._times_s.extend((begin_s, end_s, reported_s))
+
+    def note_tier(self, now_s: float, used: int, writing: int, reading: int) -> None:
+        """Take note of what the tier holds right after a scheduler call."""
+        places = used, writing, reading
+        if places != self._last:
+            self._last = places
+            self._tier_s.append(now_s)
+            self._tier.extend(places)
+
+    def transfer_table(self) -> ResultTable:
+        """Return a row a copy, by number."""
+        facts = np.frombuffer(self._facts, np.int64).reshape(-1, 3)
+        times_s = np.frombuffer(self._times_s, np.float64).reshape(-1, 3)
+        order = np.argsort(facts[:, 0], kind="stable")
+        facts, times_s = facts[order], times_s[order]
+        columns: dict[str, Any] = {
+            "job_id": facts[:, 0],
+            "kind": self._kinds.array(np.frombuffer(self._codes, np.int64)[order]),
+            "request_id": facts[:, 1],
+            "num_blocks": facts[:, 2],
+            "num_tokens": facts[:, 2] * self._block_size,
+            "num_bytes": facts[:, 2] * self._block_bytes,
+            "begin_s": times_s[:, 0],
+            "end_s": times_s[:, 1],
+            "reported_s": times_s[:, 2],
+        }
+        return ResultTable(arrow_table(columns, schema.TRANSFERS), schema.TRANSFERS)
+
+    def tier_table(self) -> ResultTable:
+        """Return a row a change of what the tier holds, in order of time."""
+        places = np.frombuffer(self._tier, np.int64).reshape(-1, 3)
+        columns = {
+            "time_s": np.frombuffer(self._tier_s, np.float64),
+            "num_used_chunks": places[:, 0],
+            "num_writing_chunks": places[:, 1],
+            "num_reading_chunks": places[:, 2],
+        }
+        return ResultTable(arrow_table(columns, schema.TIER), schema.TIER)
+
+    def usage_at(self, times_s: Floats) -> Floats:
+        """Return the share of the tier that was used at these times."""
+        at = np.searchsorted(np.frombuffer(self._tier_s), times_s, side="right")
+        used = np.frombuffer(self._tier, np.int64).reshape(-1, 3)[:, 0]
+        usage: Floats = np.append(0, used)[at] / self.num_chunks
+        return usage
+
+
+class OffloadRecorder(Recorder):
+    """A `Recorder` of an engine with a tier behind its pool.
+
+    Parameters
+    ----------
+    transfers
+        Told of copies.
+    more
+        As of `Recorder`.
+    """
+
+    def __init__(self, transfers: TransferLog, **more: Any) -> None:
+        super().__init__(**more)
+        self.transfers = transfers
+
+    def _emit(self, batch: Batch) -> bool:
+        usage = self.transfers.usage_at(batch["start_s"])
+        return super()._emit(batch | {"cpu_cache_usage": usage})
+
+    def finish(self, now_s: float) -> Recording:
+        recording = super().finish(now_s)
+        copies, tier = self.transfers.transfer_table(), self.transfers.tier_table()
+        table = recording.request_table
+        ids = table["request_id"]
+        num_tokens = np.zeros(int(ids.max(initial=-1)) + 1, np.int64)
+        is_load = np.isin(copies["kind"], LOADS)
+        np.add.at(
+            num_tokens, copies["request_id"][is_load], copies["num_tokens"][is_load]
+        )
+        arrow = table.arrow.append_column(
+            "num_loaded_tokens", to_arrow(num_tokens[ids])
+        )
+        kinds = dict(table.kinds) | schema.OFFLOAD_REQUESTS
+        return replace(
+            recording,
+            request_table=ResultTable(arrow, kinds),
+            transfer_table=copies,
+            tier_table=tier,
+        )
+
+
+def busy_s(begin_s: Floats, end_s: Floats) -> float:
+    """Return how long at least one of these spans lasted."""
+    order = np.argsort(begin_s, kind="stable")
+    begin_s, end_s = begin_s[order], end_s[order]
+    latest_s = np.maximum.accumulate(end_s)
+    fresh_s = np.maximum(begin_s, np.append(0.0, latest_s[:-1]))
+    return float(np.maximum(end_s - fresh_s, 0.0).sum())
+
+
+def transfer_numbers(
+    recording: Recording, num_chunks: int, duration_s: float
+) -> dict[str, Any]:
+    """Return what was copied, how busy the link was, and how full the tier."""
+    copies, tier = recording.transfer_table, recording.tier_table
+    assert copies is not None
+    assert tier is not None
+    kinds = np.asarray(copies["kind"])
+    until_s = np.append(tier["time_s"], max(duration_s, 1e-300))
+    used = tier["num_used_chunks"] / num_chunks
+    numbers: dict[str, Any] = {
+        "cpu_cache_usage_mean": float((np.diff(until_s) * used).sum() / until_s[-1]),
+        "cpu_cache_usage_max": float(used.max(initial=0.0)),
+    }
+    for name, of in (("stored", ("store",)), ("loaded", LOADS)):
+        rows = np.isin(kinds, of)
+        seconds = copies["end_s"][rows] - copies["begin_s"][rows]
+        numbers |= {
+            f"num_{name}_jobs": int(rows.sum()),
+            f"{name}_blocks": int(copies["num_blocks"][rows].sum()),
+            f"{name}_bytes": int(copies["num_bytes"][rows].sum()),
+            f"{name}_bytes_per_s": (
+                float(copies["num_bytes"][rows].sum() / seconds.sum())
+                if seconds.sum() > 0
+                else None
+            ),
+            f"{name}_link_utilisation": busy_s(
+                copies["begin_s"][rows], copies["end_s"][rows]
+            )
+            / max(duration_s, 1e-300),
+        }
+    return numbers
+
+
+def transfer_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the tier gave and what was copied, where there is one."""
+    if (num_chunks := summary.get("num_tier_chunks")) is None:
+        return
+    queries, hits = (
+        summary[f"external_prefix_cache_{name}"] for name in ("queries", "hits")
+    )
+    share = hits / queries if queries else 0.0
+    yield (
+        "CPU tier",
+        f"{share:.2%} of {queries:,} prompt tokens that the GPU missed; "
+        f"{num_chunks:,} chunks, mean {summary['cpu_cache_usage_mean']:.1%} used; "
+        f"{summary['num_tier_evictions']:,} evicted",
+    )
+    parts = (
+        f"{summary[f'{name}_bytes'] / 1e9:,.1f} GB {name} "
+        f"({summary[f'{name}_link_utilisation']:.1%} of the time)"
+        for name in ("stored", "loaded")
+    )
+    yield "copied", ", ".join(parts)

@@ -1,0 +1,184 @@
+"""The tier behind a run's pool, made from its configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cache.tiers import num_chunks_of
+from sim.config.offloading import KVTransferTable, OffloadingLinkTable
+from sim.costs.transfers import (
+    KERNEL_BOTH_WAYS_SHARE,
+    KERNEL_STEP_FACTOR,
+    LinkTransfer,
+    Swapping,
+)
+from sim.engine.links import LinkRules
+from sim.engine.offloading import Worker
+from sim.errors import ConfigError
+from sim.results.transfers import TransferLog
+from sim.scheduler.v1.connectors.settings import OffloadSettings
+from workloads.streams import Streams
+
+if TYPE_CHECKING:
+    from sim.config.tables import EngineConfig, RunConfig
+    from sim.costs.base import CostModel
+    from sim.costs.transfers import Transfer
+    from sim.hardware.capacity import CapacityEstimate
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+
+_GIB = 2**30
+_EXTRA = "kv_transfer_config.kv_connector_extra_config"
+
+
+def has_tier(engine: EngineConfig) -> bool:
+    """Whether an engine has a tier behind its pool."""
+    return (
+        engine.kv_offloading_size is not None or engine.kv_transfer_config is not None
+    )
+
+
+def offload_settings(
+    engine: EngineConfig, capacity: CapacityEstimate, model: ModelArchitecture
+) -> OffloadSettings | None:
+    """Return what schedulers are told of the tier; None for none.
+
+    Raises
+    ------
+    ConfigError
+        If the tier holds no chunk, or chunks are no whole blocks.
+    """
+    if not has_tier(engine):
+        return None
+    table = engine.kv_transfer_config or KVTransferTable()
+    extra = table.kv_connector_extra_config
+    size = _blocks_per_chunk(engine, extra.blocks_per_chunk, extra.block_size)
+    num_bytes = extra.cpu_bytes_to_use or int((engine.kv_offloading_size or 0) * _GIB)
+    block_bytes = copied_bytes(engine, capacity, model)
+    num_chunks = num_chunks_of(num_bytes, block_bytes, size)
+    if not num_chunks:
+        key = "kv_offloading_size"
+        if engine.kv_offloading_size is None:
+            key = f"{_EXTRA}.cpu_bytes_to_use"
+        raise ConfigError(
+            f"engine.{key}: the tier must hold a chunk, which takes "
+            f"{block_bytes * size / _GIB:.3g} GiB over all GPUs, got "
+            f"{num_bytes / _GIB:.3g} GiB; raise it"
+        )
+    token_bytes = max(capacity.block_bytes // engine.block_size, 1)
+    return OffloadSettings(
+        num_chunks=num_chunks,
+        blocks_per_chunk=size,
+        eviction_policy=extra.eviction_policy,
+        offload_prompt_only=extra.offload_prompt_only,
+        store_threshold=extra.store_threshold,
+        max_tracker_size=extra.max_tracker_size,
+        sync_load_budget_tokens=extra.sync_load_budget_bytes // token_bytes,
+        kv_load_failure_policy=table.kv_load_failure_policy,
+        stores=_rate(engine, "store") != 0 and _rate(engine, "load") != 0,
+    )
+
+
+def _blocks_per_chunk(
+    engine: EngineConfig, num_blocks: int | None, num_tokens: int | None
+) -> int:
+    if num_tokens is None:
+        return num_blocks or 1
+    if num_tokens % engine.block_size:
+        raise ConfigError(
+            f"engine.{_EXTRA}.block_size: a chunk is whole blocks of "
+            f"{engine.block_size} tokens, got {num_tokens}; give a multiple"
+        )
+    return num_tokens // engine.block_size
+
+
+def copied_bytes(
+    engine: EngineConfig, capacity: CapacityEstimate, model: ModelArchitecture
+) -> int:
+    """Return the bytes of a block over all GPUs that keep a copy of their own.
+
+    A latent (MLA) is the same on all of them, and kept once.
+
+    Notes
+    -----
+    Source: vLLM 0.33,
+    ``vllm/distributed/kv_transfer/kv_connector/v1/offloading/config.py``.
+    """
+    num_copies = 1 if model.kv_lora_rank else engine.tensor_parallel_size
+    return capacity.block_bytes * num_copies
+
+
+def _rate(engine: EngineConfig, way: str) -> float | None:
+    link = engine.kv_offloading_link or OffloadingLinkTable()
+    rate: float | None = getattr(link, f"{way}_bytes_per_s")
+    return rate
+
+
+def make_worker(
+    config: RunConfig, cost_model: CostModel, capacity: CapacityEstimate
+) -> Worker:
+    """Construct what copies.
+
+    Raises
+    ------
+    ConfigError
+        If neither the cost model nor the configuration says how long copies take.
+    """
+    engine = config.engine
+    link = engine.kv_offloading_link or OffloadingLinkTable()
+    swapping = _swapping_of(cost_model)
+
+    def way(name: str) -> Transfer:
+        rate = _rate(engine, name)
+        if rate:
+            return LinkTransfer(capacity.block_bytes, rate, link.latency_s)
+        if swapping is None:
+            raise ConfigError(
+                f"engine.kv_offloading_link.{name}_bytes_per_s: cost model "
+                f"'{config.cost['kind']}' does not know how long copies take; give it"
+            )
+        found: Transfer = getattr(swapping, name)
+        return found
+
+    rules = LinkRules(
+        both_ways_share=link.both_ways_share,
+        step_factor=1.0 if swapping is None else swapping.step_factor,
+        transfer_factor=1.0 if swapping is None else swapping.transfer_factor,
+        kernel_both_ways_share=KERNEL_BOTH_WAYS_SHARE,
+        kernel_step_factor=KERNEL_STEP_FACTOR,
+    )
+    rate = link.load_failure_rate
+    fails = _Failures(config.seed, rate) if rate else None
+    return Worker(way("load"), way("store"), rules, fails)
+
+
+def _swapping_of(cost_model: CostModel) -> Swapping | None:
+    """Return what moving blocks takes, of a model or of the one that it stands for."""
+    given: Any = cost_model
+    while not hasattr(given, "swapping"):
+        given = getattr(given, "model", None)
+        if given is None:
+            return None
+    found: Swapping = given.swapping()
+    return found
+
+
+class _Failures:
+    """Lets a share of the loads fail, each at a block of its own."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        self._generator = Streams(seed).generator("offloading failures")
+        self._rate = rate
+
+    def __call__(self, num_blocks: int) -> int | None:
+        chance, place = self._generator.random(2)
+        return int(place * num_blocks) if chance < self._rate else None
+
+
+def transfer_log(
+    engine: EngineConfig, capacity: CapacityEstimate, scheduler: ConnectorScheduler
+) -> TransferLog:
+    """Return what is told of copies."""
+    tier = scheduler.connector.tier
+    num_bytes = capacity.block_bytes * engine.tensor_parallel_size
+    return TransferLog(tier.num_chunks, num_bytes, engine.block_size)

@@ -1,0 +1,191 @@
+"""A CPU tier on the clock: links, runs, and what must not depend on what."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.config.tables import parse_config
+from sim.engine.links import Copy, Link, LinkRules
+from sim.errors import ConfigError
+from sim.scheduler.v1.connectors.base import JobKind
+from sim.simulation.run import Simulation
+
+STORE, LOAD, SYNC = JobKind.STORE, JobKind.LOAD, JobKind.SYNC_LOAD
+
+
+def copy(number: int, kind: JobKind, seconds: float) -> Copy:
+    job: Any = SimpleNamespace(job_id=number, kind=kind)
+    return Copy(job, seconds, by_kernel=False)
+
+
+def ends(link: Link) -> dict[int, float]:
+    return {each.job.job_id: round(each.end_s, 9) for each in link.poll()}
+
+
+def test_a_direction_is_a_queue_and_both_share_the_link() -> None:
+    link = Link(LinkRules(both_ways_share=0.8))
+    for number, kind, seconds in ((0, STORE, 2.0), (1, STORE, 1.0), (2, LOAD, 1.6)):
+        link.submit(copy(number, kind, seconds))
+    link.follow(10.0)
+    # both at 0.8 until 2.0, where the load ends; 0.4 s of the first store are left
+    assert ends(link) == {2: 2.0, 0: 2.4, 1: 3.4}
+    link.check()
+
+
+def test_loads_of_both_kinds_halve_their_direction() -> None:
+    link = Link(LinkRules())
+    link.submit(copy(0, LOAD, 1.0))
+    link.submit(copy(1, SYNC, 1.0))
+    link.wait_for([1])
+    assert link.now_s == 2.0
+    assert ends(link) == {0: 2.0, 1: 2.0}
+
+
+def test_a_step_and_copies_slow_each_other_while_both_last() -> None:
+    link = Link(LinkRules(step_factor=2.0, transfer_factor=1.25))
+    link.submit(copy(0, LOAD, 0.8))
+    # the copy takes 1 s, in which half a second of the step is done
+    assert link.step(2.0) == pytest.approx(2.5)
+    assert ends(link) == {0: 1.0}
+    link.submit(copy(1, LOAD, 8.0))
+    assert link.step(1.0) == pytest.approx(4.5)
+    assert not link.poll()
+    link.follow(100.0)
+    assert ends(link) == {1: pytest.approx(4.5 + 8.0 - 2.0 / 1.25)}
+
+
+def test_copies_that_take_no_time_end_at_once() -> None:
+    link = Link(LinkRules())
+    link.follow(3.0)
+    link.submit(copy(0, LOAD, 0.0))
+    assert ends(link) == {0: 3.0}
+    assert not link.is_busy
+
+
+CHATS: dict[str, Any] = {
+    "sessions": {
+        "kind": "chat",
+        "num_sessions": 24,
+        "arrivals": {"kind": "burst", "burst_size": 24, "interval_s": 1.0},
+        "turns": {"kind": "fixed", "number": 4},
+        "first_prompt_tokens": {"kind": "fixed", "tokens": 600},
+        "prompt_tokens": {"kind": "fixed", "tokens": 80},
+        "output_tokens": {"kind": "fixed", "tokens": 64},
+        "think_s": {"kind": "fixed", "value_s": 2.0},
+        "max_context_tokens": 4096,
+    },
+    "max_concurrent_users": 12,
+}
+ENGINE = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "gpu": "h200_sxm",
+    "num_gpu_blocks_override": 300,
+    "max_model_len": 4096,
+}
+
+
+def run(
+    *, link: dict[str, Any] | None = None, stepwise: bool = False, **engine: Any
+) -> Any:
+    if link is not None:
+        engine["kv_offloading_link"] = link
+    config = parse_config(
+        {"workload": CHATS, "engine": ENGINE | engine, "cost_intervals": False}
+    )
+    return Simulation(config, stepwise=stepwise).run(check_every=50)
+
+
+def test_a_tier_turns_recomputation_into_loads() -> None:
+    without, with_tier = run(), run(kv_offloading_size=4.0)
+    told = with_tier.summary
+    assert told["completed"] == 96
+    assert told["external_prefix_cache_hits"] > 10_000
+    assert told["loaded_bytes"] > 0
+    assert told["mean_ttft_ms"] < without.summary["mean_ttft_ms"]
+    assert 0 < told["stored_link_utilisation"] < told["loaded_link_utilisation"] < 1
+    copies = with_tier.recording.transfer_table
+    assert np.all(copies["begin_s"] <= copies["end_s"])
+    assert np.all(copies["end_s"] <= copies["reported_s"] + 1e-9)
+    assert with_tier.steps["cpu_cache_usage"].max() == told["cpu_cache_usage_max"]
+
+
+def test_fast_and_stepwise_runs_agree() -> None:
+    fast, stepwise = (run(kv_offloading_size=1.0, stepwise=each) for each in (0, 1))
+    assert fast.requests.equals(stepwise.requests)
+    assert np.allclose(fast.steps["latency_s"], stepwise.steps["latency_s"], rtol=1e-9)
+
+
+def test_a_link_that_carries_nothing_changes_nothing() -> None:
+    without = run().requests
+    dead = run(kv_offloading_size=4.0, link={"load_bytes_per_s": 0.0}).requests
+    assert np.allclose(without["finish_s"], dead["finish_s"], rtol=1e-12)
+    assert not dead["num_loaded_tokens"].any()
+
+
+def test_more_memory_never_lowers_hits() -> None:
+    hits = []
+    for size in (0.25, 1.0, 4.0):
+        told = run(kv_offloading_size=size).summary
+        hits.append(told["external_prefix_cache_hits"] + told["prefix_cache_hits"])
+    assert hits[0] * 0.97 <= hits[1] <= hits[2] * 1.03
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_failed_loads_lose_no_request(policy: str) -> None:
+    link = {"load_failure_rate": 0.5}
+    transfer = {"kv_load_failure_policy": policy}
+    result = run(kv_offloading_size=4.0, link=link, kv_transfer_config=transfer)
+    statuses = set(result.requests["status"])
+    assert ("finished_error" in statuses) == (policy == "fail")
+    assert len(result.requests) == 96 or policy == "fail"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kv_offloading_size": 1e-6}, "the tier must hold a chunk"),
+        ({"kv_offloading_size": -1.0}, "kv_offloading_size: should be greater than 0"),
+        ({"kv_offloading_link": {}}, "no tier behind the pool"),
+        (
+            {"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"},
+            "native is built",
+        ),
+        (
+            {
+                "kv_offloading_size": 1.0,
+                "kv_offloading_link": {"load_bytes_per_s": -1.0},
+            },
+            "load_bytes_per_s: should be greater than or equal to 0",
+        ),
+        (
+            {"kv_offloading_size": 1.0, "scheduler": "v0"},
+            "v0 swaps preempted requests to the host by itself",
+        ),
+        (
+            {"kv_offloading_size": 1.0, "async_scheduling": True},
+            "with a CPU tier steps are formed one by one",
+        ),
+        (
+            {"kv_offloading_size": 1.0, "engine_version": "0.11"},
+            "a CPU tier is known of 0.33 only",
+        ),
+        (
+            {"kv_transfer_config": {"kv_connector": "NixlConnector"}},
+            "OffloadingConnector is built, others are not",
+        ),
+        (
+            {
+                "kv_offloading_size": 1.0,
+                "kv_transfer_config": {"kv_connector_extra_config": {"block_size": 20}},
+            },
+            "a chunk is whole blocks of 16 tokens, got 20",
+        ),
+    ],
+)
+def test_bad_input_is_a_line(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(**keys)
