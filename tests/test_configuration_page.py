@@ -17,6 +17,11 @@ from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
 from sim.config.files import parse_yaml
 from sim.config.front_end import FrontEndConfig
+from sim.config.offloading import (
+    ConnectorExtraTable,
+    KVTransferTable,
+    OffloadingLinkTable,
+)
 from sim.config.plug import ROLES
 from sim.config.speculative import SpeculativeTable
 from sim.config.tables import (
@@ -167,6 +172,9 @@ def built() -> Keys:
         ("workload", "split", fields(SplitConfig)),
         ("workload", "client", fields(ClientConfig)),
         ("engine", "speculative_config", fields(SpeculativeTable)),
+        ("engine", "kv_offloading_link", fields(OffloadingLinkTable)),
+        ("engine", "kv_transfer_config", fields(KVTransferTable)),
+        ("engine", "kv_connector_extra_config", fields(ConnectorExtraTable)),
         ("workload", "trace", {key: trace[key] for key in TRACE_KEYS}),
         ("workload", "sessions", {key: sessions[key] for key in _SESSION_KEYS}),
     ]

@@ -46,9 +46,12 @@ class KVTransferTable(ConfigTable):
     kv_connector: str | None = None
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
-    kv_connector_extra_config: ConnectorExtraTable = Field(
-        default_factory=ConnectorExtraTable
-    )
+    kv_connector_extra_config: ConnectorExtraTable | None = None
+
+    @property
+    def extra(self) -> ConnectorExtraTable:
+        """The connector's own keys, those left out at their defaults."""
+        return self.kv_connector_extra_config or ConnectorExtraTable()
 
 
 class OffloadingLinkTable(ConfigTable):
@@ -107,7 +110,7 @@ def check_offloading(engine: EngineConfig) -> None:
 
 
 def _check_connector(table: KVTransferTable, size: float | None) -> None:
-    name, extra = table.kv_connector, table.kv_connector_extra_config
+    name, extra = table.kv_connector, table.extra
     if name not in (None, CONNECTOR):
         raise ValueError(
             f"kv_transfer_config.kv_connector: {CONNECTOR} is built, others are not "

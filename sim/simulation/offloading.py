@@ -51,7 +51,7 @@ def offload_settings(
     if not has_tier(engine):
         return None
     table = engine.kv_transfer_config or KVTransferTable()
-    extra = table.kv_connector_extra_config
+    extra = table.extra
     size = _blocks_per_chunk(engine, extra.blocks_per_chunk, extra.block_size)
     num_bytes = extra.cpu_bytes_to_use or int((engine.kv_offloading_size or 0) * _GIB)
     block_bytes = copied_bytes(engine, capacity, model)

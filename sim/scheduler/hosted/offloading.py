@@ -15,7 +15,7 @@ from sim.scheduler.v1.connectors.base import (
     TransferJob,
     TransferReport,
 )
-from sim.scheduler.v1.connectors.scheduler import Look
+from sim.scheduler.v1.connectors.heads import Look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

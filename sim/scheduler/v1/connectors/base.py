@@ -208,6 +208,15 @@ class KVConnector(Protocol):
         """Note a request that has arrived."""
         ...
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether steps of decodes alone ask nothing of it."""
+        ...
+
+    def summary(self) -> dict[str, int]:
+        """Return what is told of it in a run's summary."""
+        ...
+
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> Match:

@@ -396,6 +396,14 @@ class OffloadingConnector:
             self._forget(offload)
         return received
 
+    def summary(self) -> dict[str, int]:
+        """Return what is told of the tier in a run's summary."""
+        tier = self.tier
+        return {
+            "num_tier_chunks": tier.num_chunks,
+            "num_tier_evictions": tier.num_evictions,
+        }
+
     # -- proof ----------------------------------------------------------------
 
     def check(self) -> None:

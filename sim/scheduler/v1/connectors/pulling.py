@@ -49,6 +49,13 @@ class ProducerConnector:
     def has_pending_work(self) -> bool:
         return bool(self.held)
 
+    @property
+    def is_quiet(self) -> bool:
+        return False
+
+    def summary(self) -> dict[str, int]:
+        return {}
+
     def on_new_request(self, request: Request) -> None:
         """Do nothing: a producer begins to care when the prompt is computed."""
 
@@ -130,6 +137,13 @@ class ConsumerConnector:
     @property
     def has_pending_work(self) -> bool:
         return bool(self._pulls or self._pulling)
+
+    @property
+    def is_quiet(self) -> bool:
+        return False
+
+    def summary(self) -> dict[str, int]:
+        return {}
 
     def on_new_request(self, request: Request) -> None:
         parameters = request.kv_transfer_params or {}

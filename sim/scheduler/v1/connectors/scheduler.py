@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.stats import PrefixCacheStats
-from cache.v1.tables import NOTHING_FOUND, Found
+from cache.v1.tables import NOTHING_FOUND
 from sim.errors import SchedulerError
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import StepPulls, StepTransfers
 from sim.scheduler.v1.connectors.choice import connector_of
+from sim.scheduler.v1.connectors.heads import Head, Look
 from sim.scheduler.v1.connectors.queues import HoldingQueues
 from sim.scheduler.v1.scheduler import Scheduler
 
@@ -29,35 +30,6 @@ if TYPE_CHECKING:
 
 _LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 _PREEMPTED, _RUNNING = RequestStatus.PREEMPTED, RequestStatus.RUNNING
-
-
-class Look(NamedTuple):
-    """A look-up of a waiting head.
-
-    Attributes
-    ----------
-    request, num_local_tokens
-        The head, and its hit in the GPU's pool.
-    num_external_tokens
-        Tokens beyond that the connector has; None to be asked again.
-    """
-
-    request: Request
-    num_local_tokens: int
-    num_external_tokens: int | None
-
-
-class Head(NamedTuple):
-    """A request that could be admitted, and what is known of it."""
-
-    found: Found
-    num_local_tokens: int
-    num_external_tokens: int
-    is_async: bool
-
-    @property
-    def num_computed_tokens(self) -> int:
-        return self.num_local_tokens + self.num_external_tokens
 
 
 class ConnectorScheduler(Scheduler):
@@ -473,35 +445,9 @@ class ConnectorScheduler(Scheduler):
     # -- counts and proof -----------------------------------------------------
 
     def quiet_steps(self, most: int) -> int:
-        """Return how many steps, at most `most`, no queue and no tier is asked in."""
-        clock, queues = self.clock, self.waiting
-        num_decodes = clock.num_decodes
-        if (
-            self.prefilling
-            or self._received
-            or self._some_ended
-            or not 0 < num_decodes <= self._budget
-            or not self.connector.is_quiet
-        ):
+        if self._received or self._some_ended or not self.connector.is_quiet:
             return 0
-        if len(queues) and (
-            self._interval is not None
-            or (
-                len(self.running) < self._most_running
-                and (queues.fresh or any(map(self._is_held, queues.holding)))
-            )
-        ):
-            return 0
-        num_free, step = self.groups.num_free_blocks, self.step
-        for num_steps in range(most):
-            num_free -= len(clock.opening(step + num_steps))
-            if num_free < 0:
-                return num_steps
-        return most
-
-    @staticmethod
-    def _is_held(request: Request) -> bool:
-        return request.status is not _LOADING
+        return super().quiet_steps(most)
 
     def usage_facts(self) -> tuple[int, int, int]:
         num_physical, num_logical, num_tokens = super().usage_facts()
@@ -509,15 +455,13 @@ class ConnectorScheduler(Scheduler):
         return num_physical, num_logical, num_tokens + num_held
 
     def summary(self) -> dict[str, Any]:
-        stats, tier = self.external_stats, self.connector.tier
-        return super().summary() | {
-            "external_prefix_cache_queries": stats.queries,
-            "external_prefix_cache_hits": stats.hits,
-            "external_prefix_cache_preempted_queries": stats.preempted_queries,
-            "external_prefix_cache_preempted_hits": stats.preempted_hits,
-            "num_tier_chunks": tier.num_chunks,
-            "num_tier_evictions": tier.num_evictions,
+        stats = self.external_stats.summary(0)
+        external = {
+            f"external_{key}": number
+            for key, number in stats.items()
+            if key.startswith("prefix_cache")
         }
+        return super().summary() | external | self.connector.summary()
 
     def _holders(self) -> list[Request]:
         waiting = [each for each in self.waiting.holding if each.table is not None]
