@@ -11,7 +11,7 @@ from sim.costs.transfers import goes_by_kernel
 from sim.engine.links import Copy, Link
 from sim.engine.loop import Engine
 from sim.scheduler.batch import EMPTY_SHAPE
-from sim.scheduler.v1.connectors.base import JobKind, TransferReport
+from sim.scheduler.v1.connectors.base import JobKind, StepTransfers, TransferReport
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -163,6 +163,7 @@ class OffloadedSteps:
     def _begin(self, now_s: float) -> None:
         """Submit stores, and wait for what the batch needs."""
         asked, link = self._scheduler.transfers, self.link
+        assert isinstance(asked, StepTransfers)  # those of a tier
         link.follow(now_s)
         flush = set(asked.flush)
         for job in self._stores:

@@ -461,7 +461,7 @@ class ConnectorScheduler(Scheduler):
             for key, number in stats.items()
             if key.startswith("prefix_cache")
         }
-        return super().summary() | external | self.connector.summary()
+        return {**super().summary(), **external, **self.connector.summary()}
 
     def _holders(self) -> list[Request]:
         waiting = [each for each in self.waiting.holding if each.table is not None]
