@@ -376,3 +376,20 @@ def test_measured_targets_keep_their_bounds(tmp_path: Any) -> None:
     summary = with_intervals(simulation := Simulation(run), simulation.run()).summary
     low, high = summary["mean_tpot_ms_interval"]
     assert low < summary["mean_tpot_ms"] < high
+
+
+def test_a_step_ahead_moves_requests_with_drafts_and_changes_none() -> None:
+    ahead, one_by_one = (
+        simulate(config(EAGLE, 0.6, cost=CONSTANT, async_scheduling=each)).requests
+        for each in (True, False)
+    )
+    shift = ((ahead["first_token_s"] - one_by_one["first_token_s"]) / 0.01).round(6)
+    # One step later where others run; both clocks begin anew where all have ended.
+    assert shift.between(-1, 2).all()
+    assert (shift - 1).abs().lt(0.01).sum() > 20
+    # What is accepted depends on the text alone: from there on all take as long.
+    lasted_s, expected_s = (
+        (each["finish_s"] - each["first_token_s"]).to_numpy()
+        for each in (ahead, one_by_one)
+    )
+    assert lasted_s == pytest.approx(expected_s)
