@@ -59,24 +59,24 @@ def verifies(steps: StepTable) -> bool:
 
 @style.house_style
 def drafts(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
-    """Draw tokens of a step, of a request, and what drafts hold, against load."""
+    """Draw tokens of a verification and of a step, their time, and blocks, by load."""
     facts = tables.facts(
         spec_decode_acceptance_length="{:.2f} tokens a verification",
         spec_decode_draft_tokens="{:,.0f} draft tokens",
         spec_decode_acceptance_rate="{:.1f}% of them accepted",
     )
     title = f"Drafts: {facts}" if facts else "Drafts"
-    panels = style.new_panels(tables, title, (1.0, 1.0, 1.0), on=on)
-    whole, each, held = panels.axes
+    panels = style.new_panels(tables, title, (1.0, 1.0, 1.0, 1.0), on=on)
+    length, whole, each, held = panels.axes
     loads = loads_of(tables.step_table) if has_drafts(tables) else None
     if loads is None or not len(loads.num_drafts):
-        style.say(whole, "No step of this run verifies drafts")
+        style.say(length, "No step of this run verifies drafts")
         return panels.figure
-    drawn = loads.num_tokens, loads.token_ms, loads.num_draft_blocks
+    drawn = loads.length, loads.num_tokens, loads.token_ms, loads.num_draft_blocks
     for axes, values in zip(panels.axes, drawn, strict=True):
         axes.plot(loads.num_drafts, values, color=style.BLUE, marker=".", linewidth=1.2)
-    for axes in panels.axes:
-        axes.set_ylim(bottom=0.0)
+        axes.set_ylim(0.0, 1.1 * max(float(values.max()), 1e-9))
+    length.set_ylabel("tokens a\nverification")
     whole.set_ylabel("tokens a step")
     each.set_ylabel("ms a token\nof a request")
     held.set_ylabel("blocks held\nfor drafts")
