@@ -30,6 +30,9 @@ class LayerGroup(NamedTuple):
     """Keys that a query sees at most; 0 for all."""
     is_chunked: bool = False
     """Whether it sees those of its chunk instead, `window` tokens of fixed position."""
+    dense_pair_s: float = 0.0
+    """Seconds of a pair where all keys are read, of layers that choose `window` keys a
+    query (sparse attention); 0 for others."""
 
     @property
     def decode_limit(self) -> int:
@@ -38,6 +41,27 @@ class LayerGroup(NamedTuple):
         Where a decode stands in its chunk is not known: it has read half of one.
         """
         return (self.window + 1) // 2 if self.is_chunked else self.window
+
+    def chunks_s(
+        self,
+        count: Count,
+        num_tokens: Count,
+        context: Count,
+        num_pairs: Count,
+        tile_tokens: float,
+    ) -> tuple[Seconds, Seconds]:
+        """Return seconds to multiply, and to read, what chunks see.
+
+        Where keys are chosen, chunks may read all of them instead, which is quicker
+        where there are few; what is chosen fills no tile in vain.
+        """
+        keys, pairs = self.seen(count, num_tokens, context, num_pairs)
+        if not self.dense_pair_s:
+            compute_s = self.pair_s * (pairs + tile_tokens * keys)
+            return compute_s, self.kv_token_s * keys
+        dense_s = self.dense_pair_s * (num_pairs + tile_tokens * context)
+        read_s = self.kv_token_s * smaller(context, pairs)
+        return smaller(self.pair_s * pairs, dense_s), read_s
 
     def seen(
         self, count: Count, num_tokens: Count, context: Count, num_pairs: Count
@@ -181,7 +205,9 @@ class Mixture:
         compute_s: Seconds = 0.0
         read_s: Seconds = 0.0
         for group in self.groups:
-            keys, pairs = group.seen(count, num_tokens, num_context_tokens, num_pairs)
-            compute_s = compute_s + group.pair_s * (pairs + self.tile_tokens * keys)
-            read_s = read_s + group.kv_token_s * keys
+            of_group = group.chunks_s(
+                count, num_tokens, num_context_tokens, num_pairs, self.tile_tokens
+            )
+            compute_s = compute_s + of_group[0]
+            read_s = read_s + of_group[1]
         return larger(compute_s, read_s) + self.states.prefill_s(count, num_tokens)

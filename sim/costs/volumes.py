@@ -125,7 +125,9 @@ _CONVOLUTION_BYTES: Final = 8
 
 
 def is_mixture(model: ModelArchitecture) -> bool:
-    """Return whether the layers of a model remember tokens in unlike ways."""
+    """Return whether the layers of a model read tokens in unlike ways."""
+    if model.index_num_heads:  # the indexer reads all, attention what that chooses
+        return True
     kinds = set(model.layer_kinds) - {LayerKind.MLP}
     chunked = LayerKind.CHUNKED_ATTENTION in kinds
     return len(kinds) != 1 or chunked or any(kind.has_state for kind in kinds)
@@ -144,20 +146,24 @@ def mixed_layers(
     model, tp = parameters.model, parameters.tensor_parallel_size
     itemsize = parameters.kv_itemsize_bytes()
     kinds = Counter(kind for kind in model.layer_kinds if kind.is_attention)
-    groups = [
-        LayerGroup(
-            layers * model.kv_bytes_per_layer(tp, itemsize, kind) / bandwidth,
-            layers * pair_flops(model, tp, kind) / peak,
-            _window_of(model, kind),
-            kind is LayerKind.CHUNKED_ATTENTION,
-        )
-        for kind, layers in kinds.items()
-    ]
     num_heads = sum(
-        layers * model.attention_heads(kind).kv_heads_per_rank(tp)
-        for kind, layers in kinds.items()
+        layers * _kv_heads_read(model, kind, tp) for kind, layers in kinds.items()
     )
-    times = max((group.pair_s / group.kv_token_s for group in groups), default=0.0)
+    if model.index_num_heads:
+        groups, times = _chosen_layers(parameters, bandwidth, peak), 0.0
+    else:
+        groups = [
+            LayerGroup(
+                layers * model.kv_bytes_per_layer(tp, itemsize, kind) / bandwidth,
+                layers * pair_flops(model, tp, kind) / peak,
+                _window_of(model, kind),
+                kind is LayerKind.CHUNKED_ATTENTION,
+            )
+            for kind, layers in kinds.items()
+        ]
+        # MLA multiplies a decode with the latent itself
+        wider = decode_key_flops(model, tp) / pair_flops(model, tp)
+        times = max((g.pair_s / g.kv_token_s for g in groups), default=0.0) * wider
     return Mixture(
         groups,
         states,
@@ -166,6 +172,56 @@ def mixed_layers(
         times,
         times * max(1, parameters.mixed_tile_tokens()),
     )
+
+
+def _kv_heads_read(model: ModelArchitecture, kind: LayerKind, tp: int) -> int:
+    """Return the heads whose keys a decode reads on one rank; MLA has one latent."""
+    if kind is LayerKind.LATENT_ATTENTION:
+        return 1
+    return model.attention_heads(kind).kv_heads_per_rank(tp)
+
+
+_LOGITS_BYTES: Final = 8
+"""Traffic of an indexer's logit: written and read again in float32."""
+
+
+def _chosen_layers(
+    parameters: RooflineParameters, bandwidth: float, peak: float
+) -> list[LayerGroup]:
+    """Return sparse latent attention: what the indexer reads, and what it chooses.
+
+    The indexer multiplies all its heads in FP8 on every rank with each key before a
+    query, and reads its own cache alone. Attention reads the chosen latents; chunks
+    whose keys are few, or in number no fewer, are computed as if all were chosen.
+
+    Notes
+    -----
+    Source: vLLM 0.33.0, ``layers/sparse_attn_indexer.py`` (float32 logits of all keys,
+    then the top k), ``layers/attention/sparse_mla_attention.py``
+    (`_use_dense_mha_prefill`) and ``mla_attention.py`` (`_use_masked_mha`). Its
+    thresholds are for a few shapes; here the quicker way is taken.
+    """
+    model, tp = parameters.model, parameters.tensor_parallel_size
+    gpu, layers = parameters.gpu, model.num_attention_layers
+    fp8 = (gpu.fp8_flops_per_s or gpu.bf16_flops_per_s) / gpu.bf16_flops_per_s
+    flops = 2.0 * model.index_num_heads * model.index_head_dim
+    logits_s = layers * _LOGITS_BYTES / bandwidth
+    index_pair_s = layers * flops / (fp8 * peak)
+    index_token_s = layers * model.index_bytes_per_layer / bandwidth
+    key_bytes = model.kv_bytes_per_layer(tp, parameters.kv_itemsize_bytes())
+    latent_s = layers * (key_bytes - model.index_bytes_per_layer) / bandwidth
+    chosen_s = layers * decode_key_flops(model, tp) / peak
+    # a decode multiplies while it reads: the longer of both is the price of a key
+    index_s = max(index_token_s, index_pair_s) + logits_s
+    return [
+        LayerGroup(index_s, index_pair_s + logits_s),
+        LayerGroup(
+            max(latent_s, chosen_s),
+            chosen_s,
+            model.index_topk,
+            dense_pair_s=layers * pair_flops(model, tp) / peak,
+        ),
+    ]
 
 
 def _window_of(model: ModelArchitecture, kind: LayerKind) -> int:

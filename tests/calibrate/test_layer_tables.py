@@ -12,7 +12,7 @@ from calibrate.tables.experts import expert_dtypes
 from calibrate.tables.fits import dtypes_of
 from calibrate.tabulate import tabulated, with_tables
 from calibrate.writing import build_profile, op_table, write_profile
-from sim.costs import MeasuredCost
+from sim.costs import MeasuredCost, RooflineCost
 from sim.costs.experts import touched_experts
 from sim.costs.measured.reading import weight_bits_of
 from sim.errors import UserError
@@ -192,6 +192,26 @@ def test_a_layer_of_latent_attention_is_taken_apart(tmp_path):
     assert both.decode_attention_s == pytest.approx(many.decode_attention_s)
     assert both.gemm_s < prefill.gemm_s + 0.5 * many.gemm_s
     assert not both.extrapolated
+
+
+def test_latents_that_are_chosen_are_read_as_far(tmp_path):
+    tables = products_table(LATENT), *latent_tables()
+    indexer = {"index_num_heads": 4, "index_head_dim": 128, "index_topk": 1024}
+    model = replace(LATENT, **indexer)
+    all_read, chosen = (measured(tmp_path, each, *tables) for each in (LATENT, model))
+    assert chosen.step(decodes(16, 512)).decode_attention_s == pytest.approx(
+        all_read.step(decodes(16, 512)).decode_attention_s, rel=0.05
+    )
+    index_s = 4 * 16 * 3072 * (132 + 8) / 4.8e12
+    short, long = (chosen.step(decodes(16, context)) for context in (1024, 4096))
+    more_s = long.decode_attention_s - short.decode_attention_s
+    assert index_s <= more_s <= 1.5 * index_s
+    # no table tells of prompts: they are the datasheet's, and say so
+    chunk = BatchShape(0, 0, 1, 4096, 4096, 4096 * 4097 // 2)
+    step = chosen.step(chunk)
+    alone = RooflineCost(model=model, gpu=load_gpu("h200_sxm")).step(chunk)
+    assert step.prefill_attention_s == alone.prefill_attention_s
+    assert step.extrapolated
 
 
 def delta_tables():

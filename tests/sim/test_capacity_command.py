@@ -117,9 +117,8 @@ def test_windows_that_keep_their_blocks_are_said(
     assert "1 group in one pool" in said
 
 
-def test_what_is_not_simulated_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_indexers_cache_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--model", "deepseek-ai/DeepSeek-V3.2", "--tensor-parallel-size", "8"]
     assert kvsim(["capacity", *model, "--gpu", "h200_sxm"]) == 0
     said = capsys.readouterr().out
     assert "page of 61 layers: 2.0625 KiB, 1 head x 132 in uint8" in said
-    assert "not simulated: sparse attention: an indexer picks 2048 tokens" in said

@@ -76,6 +76,46 @@ def test_a_decode_reads_each_kind_of_layer_as_far_as_it_sees():
     assert step.decode_attention_s == pytest.approx(2 * (3 * 50 + 1000) * token_s)
 
 
+SPARSE = replace(
+    TINY,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    index_num_heads=2,
+    index_head_dim=128,
+    index_topk=100,
+)
+
+
+def test_an_indexer_reads_all_and_attention_what_it_chose():
+    cost, layers = bare(SPARSE), SPARSE.num_hidden_layers
+    index_s = 132 / 1e12 + 8 / 1e12  # keys in FP8 with a scale, logits out and in
+    latent_s = max(576 * 2 / 1e12, 2 * SPARSE.num_attention_heads * 1088 / 1e14)
+    for context, read in ((50, 50), (100, 100), (1000, 100)):
+        step = cost.step(decodes(3, context))
+        expected = 3 * layers * (context * index_s + read * latent_s)
+        assert step.decode_attention_s == pytest.approx(expected)
+    # lines of a stretch are the same prices
+    steady = cost.steady_decodes(3)
+    assert [line.first for line in steady.lines] == [0, 300]
+
+
+def test_a_prompt_reads_all_where_that_is_quicker():
+    cost, layers = bare(SPARSE), SPARSE.num_hidden_layers
+    heads = SPARSE.num_attention_heads
+    dense_s, chosen_s = (2 * heads * width / 1e14 for width in (192 + 128, 1088))
+    index_s = 2 * 2 * 128 / 2e14 + 8 / 1e12  # in FP8
+    for query, past in ((80, 0), (1000, 0), (1000, 9000)):
+        pairs = query * past + query * (query + 1) // 2
+        chosen = sum(min(at + 1, 100) for at in range(past, past + query))
+        own_s = min(dense_s * pairs, chosen_s * chosen)
+        step = cost.step(BatchShape(0, 0, 1, query, past + query, pairs))
+        expected = layers * (index_s * pairs + own_s)
+        assert step.prefill_attention_s == pytest.approx(expected)
+    assert own_s == chosen_s * 1000 * 100
+
+
 def test_prompts_slide_too():
     cost = bare(replace(TINY, sliding_window=100, mixed_layer_kinds=(SLIDING, FULL)))
     pairs = 1000 * 1001 // 2

@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.costs.measured.tables import (
     BesideFactor,
+    ChosenLayers,
     Curve,
     PastFactor,
     Surface,
@@ -176,8 +177,11 @@ def _scaled(seconds: Any, factor: float) -> Any:
 def kv_key_s(rest: RooflineCost) -> float:
     """Return the least seconds to read a token's KV in the layers that see all of it.
 
-    Layers with a window read no more than that, however long the context.
+    Layers with a window read no more than that, however long the context, and layers
+    that choose what they read no more than they chose.
     """
+    if rest.model.index_topk:
+        return 0.0
     return _layer_key_s(rest) * _layers_of(rest)[0]
 
 
@@ -249,6 +253,8 @@ def decode_surface(
         return least
 
     counts, amounts, seconds, beyond = _over_layers(tables, _layers_of(rest), floor)
+    if rest.model.index_topk:
+        amounts, seconds, beyond = _as_chosen(counts, amounts, seconds, beyond, rest)
     if states is not None:
         each, outside = zip(*map(states.at, counts), strict=True)
         seconds = seconds + np.array(each)[:, None]
@@ -259,6 +265,27 @@ def decode_surface(
     return Surface(counts, amounts, seconds, beyond)
 
 
+def _as_chosen(
+    counts: list[int],
+    amounts: list[int],
+    seconds: Seconds,
+    beyond: Flags,
+    rest: RooflineCost,
+) -> tuple[list[int], Seconds, Flags]:
+    """Return decodes that read as many latents as were chosen, and the indexer's keys.
+
+    The datasheet prices the indexer. As many as are chosen become a node.
+    """
+    assert rest.mixture is not None
+    topk, indexer = rest.model.index_topk, rest.mixture.groups[0]
+    nodes = sorted({*amounts, topk})
+    read = np.minimum(nodes, topk)
+    chosen = np.array([np.interp(read, amounts, row) for row in seconds])
+    found = chosen + indexer.kv_token_s * np.outer(counts, nodes)
+    places = np.minimum(np.searchsorted(amounts, read), len(amounts) - 1)
+    return nodes, found, beyond[:, places]
+
+
 def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     """Return seconds over query-key pairs of a chunk without a past.
 
@@ -266,17 +293,19 @@ def prefill_surface(tables: Mapping[str, Any], rest: RooflineCost) -> Surface:
     """
     layers = _layers_of(rest)
     if rest.mixture is not None:
-        layers = {0: layers[0]}
+        layers = {0: 0 if rest.model.index_topk else layers[0]}
     counts, queries, seconds, beyond = _chunks_of(tables, rest, layers)
     return Surface(counts, [q * (q + 1) // 2 for q in queries], seconds, beyond)
 
 
 def unlike_layers(
     tables: Mapping[str, Any], rest: RooflineCost, states: Surface | None = None
-) -> UnlikeLayers | None:
+) -> UnlikeLayers | ChosenLayers | None:
     """Return what chunks cost layers that do not see all; None where all are alike."""
     if rest.mixture is None:
         return None
+    if rest.model.index_topk:
+        return ChosenLayers(rest.mixture)
     found = []
     for group in rest.mixture.groups:
         if group.window:
@@ -314,7 +343,7 @@ def past_factor(
 ) -> PastFactor | None:
     """Return what a past does to a chunk; None where it was not measured."""
     tables = entry.get("prefill_past")
-    if tables is None:
+    if tables is None or rest.model.index_topk:
         return None
 
     def fresh(pairs: int) -> float:
@@ -332,7 +361,7 @@ def beside_factor(
 ) -> BesideFactor | None:
     """Return what chunks and decodes do to each other; None where not measured."""
     tables = entry.get("mixed")
-    if tables is None:
+    if tables is None or rest.model.index_topk:
         return None
     key_s = kv_key_s(rest)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sim.costs.mixture import LayerGroup, StateLayers
+    from sim.costs.mixture import LayerGroup, Mixture, StateLayers
 
     Seconds = NDArray[np.float64]
     Counts = NDArray[np.int64]
@@ -143,6 +143,19 @@ class UnlikeLayers(NamedTuple):
             return self.states.at(count, num_tokens)
         seconds = float(self.states.prefill_s(count, num_tokens))
         return seconds, seconds > 0.0
+
+
+class ChosenLayers(NamedTuple):
+    """Layers that choose what they read: no table of latent attention tells of them."""
+
+    mixture: Mixture
+    """The datasheet's."""
+
+    def at(
+        self, count: int, num_tokens: int, context: int, pairs: int
+    ) -> tuple[float, bool]:
+        """Return seconds of chunks, which are extrapolated."""
+        return float(self.mixture.prefill_s(count, num_tokens, context, pairs)), True
 
 
 class Curve:

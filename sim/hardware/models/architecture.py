@@ -101,6 +101,8 @@ class ModelArchitecture:
     index_num_heads: int = 0
     """Heads of the indexer that chooses which tokens attention reads; 0 for none."""
     index_head_dim: int = 0
+    index_topk: int = 0
+    """Tokens that it chooses for a query."""
     num_rotary_positions: int | None = None
     """Positions in the rotary tables; None for `max_position_embeddings`."""
     num_joined_states: int = 0

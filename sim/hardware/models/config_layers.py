@@ -307,9 +307,6 @@ def latent_facts(text: Facts) -> dict[str, Any]:
         facts |= {
             "index_num_heads": text.count("index_n_heads"),
             "index_head_dim": text.count("index_head_dim"),
-            "not_simulated": (
-                f"sparse attention: an indexer picks {topk} tokens a query; steps are"
-                " priced as if all were read",
-            ),
+            "index_topk": topk,
         }
     return facts
