@@ -13,6 +13,8 @@ from sim.engine.links import Copy, Link, LinkRules
 from sim.errors import ConfigError
 from sim.scheduler.v1.connectors.base import JobKind
 from sim.simulation.run import Simulation
+from sim.views.plots.tables import Tables
+from sim.views.plots.tiers import by_source, has_tier, moved_bytes, tier, tier_ttft
 
 STORE, LOAD, SYNC = JobKind.STORE, JobKind.LOAD, JobKind.SYNC_LOAD
 
@@ -111,6 +113,19 @@ def test_a_tier_turns_recomputation_into_loads() -> None:
     assert np.all(copies["begin_s"] <= copies["end_s"])
     assert np.all(copies["end_s"] <= copies["reported_s"] + 1e-9)
     assert with_tier.steps["cpu_cache_usage"].max() == told["cpu_cache_usage_max"]
+
+
+def test_figures_show_what_a_tier_moved() -> None:
+    tables = Tables.of(run(kv_offloading_size=4.0))
+    assert has_tier(tables)
+    for draw in (tier, tier_ttft):
+        assert all(axes.has_data() for axes in draw(tables).axes)
+    begin_s, end_s, sizes = np.array([0.0]), np.array([2.0]), np.array([8.0])
+    moved = moved_bytes(begin_s, end_s, sizes, np.array([0.0, 0.5, 3.0]))
+    assert moved.tolist() == [2.0, 6.0]
+    local, loaded, computed = by_source(tables)
+    assert loaded.sum() > 0
+    assert np.all(local + loaded + computed == tables.requests["num_prompt_tokens"])
 
 
 def test_fast_and_stepwise_runs_agree() -> None:

@@ -30,6 +30,7 @@ from sim.views.plots.ranks import figures_of
 from sim.views.plots.runs import Run, labels_of, what_differs
 from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
 from sim.views.plots.sweeps.table import SweepRuns, read_sweep, runs_of_plan
+from sim.views.plots.tiers import tier, tier_ttft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,14 @@ FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
     "plan": PLAN_FIGURES | SWEEP_FIGURES,
 }
 """By what a directory holds: the functions, by name."""
+
+
+_OF_SOME: Mapping[str, Any] = {
+    "drafts": drafts,
+    "tier": tier,
+    "tier_ttft": tier_ttft,
+}
+"""Figures of some runs only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,11 @@ def what_is_in(directories: Sequence[Path]) -> What:
 def named(what: What, names: Sequence[str]) -> list[str]:
     """Return the figures that are asked for; all of them if none is named."""
     there = FIGURES_OF[what]
-    if what == "run" and "drafts" in names:  # of some runs only: drawn if asked for
-        there = {**there, "drafts": drafts}
+    if what == "run":  # of some runs only: drawn if asked for
+        there = {
+            **there,
+            **{name: _OF_SOME[name] for name in _OF_SOME if name in names},
+        }
     for name in names:
         if name not in there:
             others = ", ".join(there)
@@ -113,7 +125,7 @@ def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
     if len(found) == 1:
         figures, drawn = figures_of(found[0])
         if isinstance(drawn, Tables):
-            figures = {**figures, "drafts": drafts}
+            figures = {**figures, **_OF_SOME}
         return {name: partial(draw, drawn) for name, draw in figures.items()}
     tables = [
         Tables.of(_one_engine(each, d))

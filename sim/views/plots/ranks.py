@@ -12,6 +12,7 @@ from sim.views.plots.drafts import drafts, has_drafts
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.runs import MAX_RUNS, Run
 from sim.views.plots.tables import Tables
+from sim.views.plots.tiers import has_tier, tier, tier_ttft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:
     """Return what draws the figures of a run, and what it draws: a curve a rank.
 
-    A run whose steps verify drafts has one more.
+    A run whose steps verify drafts has one more, and one with a tier behind its pool.
     """
     ranks = results.summary.get("ranks")
     if not ranks:
         tables = Tables.of(results)
-        return FIGURES | ({"drafts": drafts} if has_drafts(tables) else {}), tables
+        more = {"drafts": drafts} if has_drafts(tables) else {}
+        more |= {"tier": tier, "tier_ttft": tier_ttft} if has_tier(tables) else {}
+        return FIGURES | more, tables
     drawn = [*range(len(ranks))]
     told = ""
     if len(ranks) > MAX_RUNS:

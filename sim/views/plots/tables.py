@@ -60,12 +60,16 @@ class Tables:
     summary: Mapping[str, Any]
     # columns of ``kv_cache_groups.parquet``, where there is one
     groups: Mapping[str, Any] | None = None
+    # columns of ``transfers.parquet`` and ``tier.parquet``, where there is a tier
+    transfers: Mapping[str, Any] | None = None
+    tier: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, results: Results) -> Tables:
         found = results.recording
         tables = found.step_table, found.request_table, found.preemption_table
-        return cls(*tables, results.summary, found.group_table)
+        tier = found.transfer_table, found.tier_table
+        return cls(*tables, results.summary, found.group_table, *tier)
 
     @cached_property
     def step_table(self) -> StepTable:
