@@ -93,7 +93,7 @@ class HostQueue(Stages):
 
         These are fewer than asked for where the host begins, or ceases, to be hidden.
         """
-        model, log = self._model, self._log
+        model, log_ends = self._model, self._log.ends_s.extend
         if model is None:
             return partial(self._take_late, num_decodes, inf)
         host_s = model.split(model.prepare_s, num_decodes)[0]
@@ -107,19 +107,19 @@ class HostQueue(Stages):
             oldest_s = self._in_flight_s
             if not now_s + host_s <= oldest_s == self._last_s:
                 return take_late(context, num_steps, now_s, until_s)
-            turns_s = ends_of(context, num_steps, oldest_s, until_s)
-            last_s = turns_s[-1]
-            if not (turns_s[-2] if len(turns_s) > 1 else oldest_s) < last_s < inf:
-                turns_s.pop()
-                if not turns_s:
+            ends_s = ends_of(context, num_steps, oldest_s, until_s)
+            turns_s = [oldest_s, *ends_s]
+            last_s = turns_s.pop()
+            if not turns_s[-1] < last_s < inf:
+                ends_s.pop()
+                if not ends_s:
                     return take_late(context, num_steps, now_s, until_s)
-                last_s = turns_s[-1]
-            log.ends_s.extend(turns_s)
-            turns_s.insert(0, oldest_s)
-            turns_s.pop()
-            self._ready_s = (turns_s[-2] if len(turns_s) > 1 else now_s) + host_s
+                last_s = turns_s.pop()
+            log_ends(ends_s)
+            num_steps = len(ends_s)
+            self._ready_s = (turns_s[-2] if num_steps > 1 else now_s) + host_s
             self._in_flight_s = self._last_s = last_s
-            self._hidden_ns += hidden_ns * len(turns_s)
+            self._hidden_ns += hidden_ns * num_steps
             self._computes = True
             return turns_s
 

@@ -496,14 +496,16 @@ class Engine:
                         finished += done
                 elif ahead is not None:
                     of_step = step - 1
-                    finished = []
-                    if (
-                        step == due_steps[0]
-                        or clocked.completing
-                        or calendar.has_arriving
-                    ):
-                        first_s = ends[0] if num_steps else end_s
-                        finished = self._appear_ahead(step, end_s, first_s)
+                    if calendar.begun:
+                        calendar.note_first_tokens(ends[0] if num_steps else end_s)
+                    finished = (
+                        self._appear_ahead(step, end_s)
+                        if step == due_steps[0] or calendar.aside
+                        else []
+                    )
+                    if clocked.completing:
+                        going_on = calendar.begin(clocked.completing, step)
+                        clocked.begin_decoding(going_on)
                 else:
                     finished = sample(
                         output, step if batches is None else of_step, end_s
@@ -546,26 +548,20 @@ class Engine:
 
     # -- beside the loop ------------------------------------------------------
 
-    def _appear_ahead(self, step: int, end_s: float, first_s: float) -> list[Request]:
-        """Let outputs of the step before `step` appear; return what they finish.
-
-        See `AheadCalendar.arrive`.
-        """
+    def _appear_ahead(self, step: int, end_s: float) -> list[Request]:
+        """Let last tokens of the step before `step` appear; return what they finish."""
         calendar: Any = self._calendar
         clocked: Any = self._clocked
         finished: list[Request] = []
-        if calendar.has_arriving:
-            set_aside = calendar.arrive(step, end_s, first_s)
-            if set_aside:
-                clocked.note_known(set_aside)
-                finished = [each for each in set_aside if each.status.is_finished]
+        if calendar.aside:
+            set_aside = calendar.arrive(step, end_s)
+            clocked.note_known(set_aside)
+            finished = [each for each in set_aside if each.status.is_finished]
         if step == calendar.steps[0]:
             known, limited = calendar.pop_known(end_s)
             finished += known
             if limited:
                 clocked.take_off(limited)
-        if clocked.completing:
-            clocked.begin_decoding(calendar.begin(clocked.completing, step))
         return finished
 
     def _has_requests(self) -> bool:

@@ -253,15 +253,16 @@ class AheadCalendar(OutputCalendar):
 
     Attributes
     ----------
-    has_arriving
-        Whether `arrive` has tokens to give.
+    begun
+        Requests whose first token is in flight.
+    aside
+        Decodes that get no further token for now; their last one is in flight.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.has_arriving = False
-        self._begun: list[Request] = []  # their first token is in flight
-        self._set_aside: list[Request] = []
+        self.begun: list[Request] = []
+        self.aside: list[Request] = []
 
     def begin(self, requests: Iterable[Request], step: int) -> list[Request]:
         """Take note of requests whose last chunk is in `step`.
@@ -278,8 +279,7 @@ class AheadCalendar(OutputCalendar):
             request.joined_step = step
             request.base_tokens = num_tokens - step
             if num_tokens == request.num_prompt_tokens:
-                self._begun.append(request)
-                self.has_arriving = True
+                self.begun.append(request)
             oracle, most = request.oracle_num_tokens, request.max_num_tokens
             if num_tokens + 1 < most:
                 last_step = step + (oracle if oracle < most else most - 1) - num_tokens
@@ -308,34 +308,31 @@ class AheadCalendar(OutputCalendar):
         """Forget decodes that get a token of the step before, and none now."""
         for request in requests:
             self.leave(request)
-            self._set_aside.append(request)
-            self.has_arriving = True
+            self.aside.append(request)
 
-    def arrive(self, step: int, end_s: float, first_s: float) -> list[Request]:
-        """Give tokens of the step before `step` to those that have no last one due.
+    def note_first_tokens(self, end_s: float) -> None:
+        """Note when the first tokens in flight have arrived; it empties `begun`."""
+        for request in self.begun:
+            if request.due_step >= 0:
+                request.first_token_s = end_s
+        self.begun = []
+
+    def arrive(self, step: int, end_s: float) -> list[Request]:
+        """Give tokens of the step before `step` to those of `aside`; it empties that.
 
         Parameters
         ----------
         step
             The latest that was formed.
-        end_s, first_s
-            When that output is there, and that of the first step since the latest call
-            of this; in seconds.
+        end_s
+            When that output is there, in seconds.
 
         Returns
         -------
         list of Request
-            Those that were set aside; some may have ended.
+            Those of `aside`; some may have ended.
         """
-        self.has_arriving = False
-        if self._begun:
-            for request in self._begun:
-                if request.due_step >= 0:
-                    request.first_token_s = first_s
-            self._begun = []
-        if not self._set_aside:
-            return self._set_aside
-        set_aside, self._set_aside = self._set_aside, []
+        set_aside, self.aside = self.aside, []
         for request in set_aside:
             request.num_tokens += 1
             if request.num_output_tokens == 1:

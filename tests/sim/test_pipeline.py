@@ -205,11 +205,13 @@ def test_batches_never_share_a_stage_nor_overtake(times: list[list[float]]) -> N
     queue, ends_s = BatchQueue(3, cost), []
     for index in range(len(times)):
         shape = BatchShape(1, index, 0, 0, 0, 0)
-        ends_s.append(queue.end_s(0.0, shape, cost.step(shape)))
+        ends_s.append(queue.end_s(0.0, shape, cost.step(shape).total_s))
     # A batch without tokens is through with those ahead.
-    assert queue.end_s(0.0, EMPTY_SHAPE, cost.step(EMPTY_SHAPE)) == ends_s[-1]
+    assert queue.end_s(0.0, EMPTY_SHAPE, cost.step(EMPTY_SHAPE).total_s) == ends_s[-1]
     late_s = ends_s[-1] + 1.0
-    assert queue.end_s(late_s, EMPTY_SHAPE, cost.step(EMPTY_SHAPE)) == late_s + 1.0
+    assert (
+        queue.end_s(late_s, EMPTY_SHAPE, cost.step(EMPTY_SHAPE).total_s) == late_s + 1.0
+    )
     assert all(before < after for before, after in pairwise(ends_s))
     assert ends_s[0] == pytest.approx(sum(times[0]) + 0.003)
     for stage in range(3):

@@ -59,6 +59,7 @@ class AheadScheduler(Scheduler):
         self.num_wasted_tokens = 0
         if isinstance(self.tables, RunTables):
             self._extend = self._extend_known
+            self._append_rounds = self._append_known_rounds
 
     @staticmethod
     def reason_not_to(settings: Settings, cache: CacheConfig) -> str:
@@ -116,13 +117,12 @@ class AheadScheduler(Scheduler):
                 request.num_tokens -= 1  # the last output is not known yet
         return output
 
-    def advance(self, num_steps: int) -> list[int]:
-        tables, clock, step = self.tables, self.clock, self.step
-        if not isinstance(tables, RunTables):
-            return super().advance(num_steps)
-        self.step = step + num_steps
-        filling = clock.filling(step)
-        return tables.append_known_rounds(clock.buckets, step, num_steps, filling)
+    def _append_known_rounds(
+        self, buckets: Sequence[dict[Request, None]], first: int, num_rounds: int
+    ) -> list[int]:
+        assert isinstance(self.tables, RunTables)
+        filling = self.clock.filling(first)
+        return self.tables.append_known_rounds(buckets, first, num_rounds, filling)
 
     # -- between calls --------------------------------------------------------
 
@@ -140,7 +140,7 @@ class AheadScheduler(Scheduler):
         running, prefilling = self.running, self.prefilling
         if prefilling:
             self.note_known(each for each in finished if each in prefilling)
-        if not running.keys() >= {*finished}:
+        if self.waiting and not running.keys() >= {*finished}:
             for request in finished:
                 if request not in running:  # its last token came after a preemption
                     self.waiting.remove(request)

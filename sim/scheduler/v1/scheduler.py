@@ -155,6 +155,9 @@ class Scheduler(Holdings):
             if isinstance(tables, IdTables | RunTables) and self.groups is None
             else None
         )
+        self._append_rounds: Callable[..., list[int]] | None = (
+            None if self._quick is None else self._quick.append_rounds
+        )
         self._budget = settings.token_budget
         self._most_running = settings.most_running
         groups = self.groups
@@ -772,12 +775,12 @@ class Scheduler(Holdings):
 
         With several groups blocks are left behind, too: then `usage_facts` after each.
         """
-        step, quick = self.step, self._quick
+        step, append_rounds = self.step, self._append_rounds
         self.step = step + num_steps
         if self._interval is not None:
             self._interval.stepped_quietly(num_steps)
-        if quick is not None:
-            return quick.append_rounds(self.clock.buckets, step, num_steps)
+        if append_rounds is not None:
+            return append_rounds(self.clock.buckets, step, num_steps)
         groups, clock = self.groups, self.clock
         assert groups is not None
         num_tokens = clock.num_base_tokens + clock.num_decodes * step
