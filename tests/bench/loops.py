@@ -59,6 +59,7 @@ def azure(*settings: str, paths: Sequence[str] = ("fast",)) -> Regime:
 X3 = "workload.trace.rate_scale=3"
 GPT_OSS = "engine.model=openai/gpt-oss-120b"
 BLOCKS_8K = "engine.num_gpu_blocks_override=8000"
+AHEAD = "engine.async_scheduling=true"
 
 REGIMES: dict[str, Regime] = {
     "light x1": azure(paths=("fast", "plain")),
@@ -99,6 +100,18 @@ REGIMES: dict[str, Regime] = {
         NUM_MOONCAKE_REQUESTS,
         paths=("fast", "plain"),
     ),
+}
+
+REGIMES |= {
+    f"asynchronous, {name}": REGIMES[name]._replace(
+        settings=(*REGIMES[name].settings, AHEAD), paths=("fast",)
+    )
+    for name in (
+        "light x1",
+        "loaded x3",
+        "preempting: x3, 8,000 blocks, A100",
+        "prefix caching: x3",
+    )
 }
 
 
