@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, cycle, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError, NoFreeBlocksError, require
@@ -108,7 +108,9 @@ class IdTables:
         self, buckets: Sequence[Collection[TableRequest]], first: int, num_rounds: int
     ) -> list[int]:
         start = first % len(buckets)
-        rounds = list(islice(cycle(buckets), start, start + num_rounds))
+        rounds = [*buckets[start : start + num_rounds]]
+        while len(rounds) < num_rounds:
+            rounds += buckets[: num_rounds - len(rounds)]
         if not self._is_stack or self.observer is not None:
             for opening in rounds:
                 self.append_blocks(opening)

@@ -486,7 +486,10 @@ class RooflineCost(RooflineParameters, FormulaCost):
         compute_s = self._pair_s * (
             num_pairs + self.prefill_tile_tokens * num_context_tokens
         )
-        return larger(compute_s, self._kv_token_s * num_context_tokens)
+        read_s = self._kv_token_s * num_context_tokens
+        if compute_s.__class__ is ndarray:
+            return larger(compute_s, read_s)
+        return compute_s if compute_s > read_s else read_s
 
     # -- blocks --------------------------------------------------------------------
 

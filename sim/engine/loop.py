@@ -491,9 +491,9 @@ class Engine:
                     finished = calendar.pop(end_s) if step == due_steps[0] else []
                     completing = clocked.completing
                     if completing:
-                        going_on, done = calendar.first_tokens(completing, step, end_s)
-                        clocked.begin_decoding(going_on)
-                        finished += done
+                        clocked.begin_decoding(
+                            calendar.first_tokens(completing, step, end_s, finished)
+                        )
                 elif ahead is not None:
                     of_step = step - 1
                     if calendar.begun:
@@ -525,13 +525,15 @@ class Engine:
                         is_alone = False
                 elif not is_clocked:
                     update(finished)
-                for listener in listeners:
-                    listener.ended(end_s, finished, scheduler)
+                if listeners:
                     is_alone = False
-                for request in finished:
-                    if request.on_end is not None:
-                        _announce(request)
-                        is_alone = False
+                    for listener in listeners:
+                        listener.ended(end_s, finished, scheduler)
+                if finished:
+                    for request in finished:
+                        if request.on_end is not None:
+                            _announce(request)
+                            is_alone = False
                 now_s = end_s
                 step += 1
                 self.num_steps = step

@@ -205,19 +205,18 @@ class OutputCalendar:
         return finished
 
     def first_tokens(
-        self, requests: list[Request], step: int, end_s: float
-    ) -> tuple[list[Request], list[Request]]:
+        self, requests: list[Request], step: int, end_s: float, finished: list[Request]
+    ) -> list[Request]:
         """Give a token to requests whose last chunk was computed in `step`.
+
+        Those for which that was the last one are added to `finished`.
 
         Returns
         -------
-        going_on
+        list of Request
             Those that decode from the next step on; the calendar knows until when.
-        finished
-            Those for which that was the last token.
         """
-        due = self.due
-        finished: list[Request] = []
+        due, all_go_on = self.due, True
         for request in requests:
             num_tokens = request.num_tokens
             if num_tokens == request.num_prompt_tokens:
@@ -238,9 +237,8 @@ class OutputCalendar:
                 request.streaks.append((step, step))
                 finish(request, end_s)
                 finished.append(request)
-        if finished:
-            requests = [each for each in requests if each.due_step >= 0]
-        return requests, finished
+                all_go_on = False
+        return requests if all_go_on else [r for r in requests if r.due_step >= 0]
 
 
 class AheadCalendar(OutputCalendar):
