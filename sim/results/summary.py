@@ -108,9 +108,16 @@ def _version(package: str) -> str:
 
 
 def pool_warnings(
-    capacity: CapacityEstimate, model: ModelArchitecture, config: RunConfig
+    capacity: CapacityEstimate,
+    model: ModelArchitecture,
+    config: RunConfig,
+    *,
+    frees_window: bool,
 ) -> list[str]:
-    """Say where the pool is not what the user may take it for."""
+    """Say where the pool is not what the user may take it for.
+
+    `frees_window` says whether layers that all have one window free what is behind it.
+    """
     warnings = [
         *capacity.warnings,
         *(f"not simulated: {line}" for line in capacity.not_simulated),
@@ -125,12 +132,13 @@ def pool_warnings(
         )
     window = model.sliding_window
     is_told_apart = len(set(model.layer_kinds)) > 1  # groups free them
-    if is_told_apart or config.engine.sliding_window is not None:
+    is_freed = frees_window or config.engine.sliding_window is not None
+    if is_told_apart or is_freed:
         return warnings
     if window is not None and window < held:
         warnings.append(
-            f"blocks behind the model's sliding window stay held and are attended to: "
-            f"set engine.sliding_window to {window} to free them"
+            f"blocks behind the model's sliding window stay held: set "
+            f"engine.sliding_window to {window} to free them"
         )
     return warnings
 

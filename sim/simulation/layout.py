@@ -30,10 +30,7 @@ def layout_of(
     layout = capacity.plan.layout
     spec = layout.groups[0].spec
     if len(layout.groups) == 1 and not isinstance(spec, MambaSpec):
-        # A lone window is held as the release does, where that is known and no other
-        # is given by hand; older releases hold windows as full attention.
-        is_local = not layout.keeps_all_blocks and engine.sliding_window is None
-        return layout if is_local and _knows_windows(engine) else None
+        return layout if frees_lone_window(engine, capacity) else None
     if engine.generation.name != V1.name and not engine.generation.is_hosted:
         raise ConfigError(
             f"engine.model: {model.name} has layers of several kinds, whose blocks "
@@ -43,6 +40,14 @@ def layout_of(
     return layout
 
 
-def _knows_windows(engine: EngineConfig) -> bool:
+def frees_lone_window(engine: EngineConfig, capacity: CapacityEstimate) -> bool:
+    """Whether layers that all have one window give up the blocks behind it.
+
+    They do as in the release, where that is known and no other window is given by hand;
+    older releases are taken to hold windows as full attention.
+    """
+    assert capacity.plan is not None
+    if capacity.plan.layout.keeps_all_blocks or engine.sliding_window is not None:
+        return False
     is_v1 = engine.generation.name == V1.name or engine.generation.is_hosted
     return is_v1 and dialect_of(engine.version).minor >= FIRST_GROUPS_MINOR

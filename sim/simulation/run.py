@@ -41,6 +41,7 @@ from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 from sim.simulation import intervals, ranks
 from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
+from sim.simulation.layout import frees_lone_window
 from sim.simulation.offloading import make_worker, transfer_log
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.speculative import make_sampler
@@ -126,7 +127,10 @@ class Simulation:
         self._patient: PatientClient | None = None
         model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
         self.capacity = make_capacity(config.engine, model, gpu)
-        self.warnings = summary.pool_warnings(self.capacity, model, config)
+        frees_window = frees_lone_window(config.engine, self.capacity)
+        self.warnings = summary.pool_warnings(
+            self.capacity, model, config, frees_window=frees_window
+        )
         self.warnings += [*idle_key_warnings(config), *moved_keys(config)]
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
@@ -172,7 +176,10 @@ class Simulation:
             )
         if drafts is not None:
             return DraftRecorder(
-                drafts.num_speculative_tokens, keeps_steps=keeps_steps, groups=groups[0]
+                drafts.num_speculative_tokens,
+                keeps_steps=keeps_steps,
+                groups=groups[0],
+                front_end_s=front_end_s,
             )
         if len(groups) == 1:
             return Recorder(

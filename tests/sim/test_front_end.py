@@ -43,6 +43,20 @@ def test_both_ways_are_in_ttft_and_e2e_and_nothing_else_moves() -> None:
         assert (seen[name] == plain[name]).all()
 
 
+def test_both_ways_are_in_runs_with_drafts() -> None:
+    config = data()
+    config["workload"]["acceptance"] = {"kind": "constant", "rate": 0.7}
+    config["engine"]["speculative_config"] = {
+        "method": "eagle",
+        "num_speculative_tokens": 2,
+    }
+    plain = simulate(parse_config(config)).requests
+    seen = simulate(parse_config(config | {"front_end": BOTH})).requests
+    for name in ("ttft_s", "e2el_s"):
+        assert np.allclose(seen[name] - plain[name], 0.03, atol=1e-12)
+    assert (seen["finish_s"] == plain["finish_s"]).all()
+
+
 def test_what_is_known_of_a_release_is_said() -> None:
     plain = simulate(parse_config(data()))
     assert "front_end" not in plain.summary

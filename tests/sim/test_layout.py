@@ -14,6 +14,7 @@ from sim.hardware.models.bundled import load_model
 from sim.results.summary import pool_warnings
 from sim.simulation.assemble import make_capacity
 from sim.simulation.layout import layout_of
+from sim.simulation.run import Simulation
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
@@ -68,5 +69,26 @@ def test_a_run_warns_of_what_it_does_not_simulate() -> None:
     config = load_config(ROOT / "examples/demo.yaml", settings)
     model = replace(load_model(name), not_simulated=("what it does besides",))
     capacity = make_capacity(config.engine, model, load_gpu("b200_sxm"))
-    (said,) = pool_warnings(capacity, model, config)
+    (said,) = pool_warnings(capacity, model, config, frees_window=False)
     assert said.startswith("not simulated: what it does besides")
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_warned"),
+    [
+        ({}, False),
+        ({"scheduler": "v1", "engine_version": "0.9"}, True),
+        ({"scheduler": "v1", "engine_version": "0.9", "sliding_window": 4096}, False),
+    ],
+)
+def test_a_lone_window_that_stays_held_is_warned_of(
+    engine: dict[str, Any], is_warned: bool
+) -> None:
+    overrides: dict[str, Any] = {
+        "engine.model": "mistralai/Mistral-7B-v0.1",
+        "workload.preset.duration_s": 2.0,
+        **{f"engine.{key}": value for key, value in engine.items()},
+    }
+    config = load_config(ROOT / "examples/demo.yaml", overrides)
+    warnings = Simulation(config).warnings
+    assert any("sliding window stay held" in each for each in warnings) is is_warned
