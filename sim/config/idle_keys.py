@@ -40,7 +40,24 @@ def idle_key_warnings(config: RunConfig) -> list[str]:
         )
     if workload.beam_width != 1 and workload.best_of != 1:
         warnings.append("workload.best_of does nothing for requests that draw beams")
-    return [*warnings, *_beyond(engine)]
+    return [*warnings, *_without_drafts(config), *_beyond(engine)]
+
+
+def _without_drafts(config: RunConfig) -> Iterator[str]:
+    """Yield what the traffic says of drafts that are not there, or always found."""
+    acceptance, drafts = config.workload.acceptance, config.engine.speculative_config
+    if acceptance is not None and drafts is None:
+        yield "workload.acceptance does nothing without engine.speculative_config"
+    if (
+        acceptance is not None
+        and drafts is not None
+        and drafts.method != "ngram"
+        and "proposal_rate" in acceptance
+    ):
+        yield (
+            f"workload.acceptance.proposal_rate does nothing with {drafts.method}: "
+            f"only ngram may find no drafts"
+        )
 
 
 def _heeds_priority(engine: EngineConfig) -> bool:

@@ -66,6 +66,19 @@ def config(
     )
 
 
+def test_what_the_traffic_says_of_drafts_in_vain_is_warned_of() -> None:
+    def said(drafts: dict[str, Any] | None) -> str:
+        run = config(drafts, num_requests=2)
+        assert run.workload.acceptance is not None
+        run.workload.acceptance["proposal_rate"] = 0.5
+        return "; ".join(Simulation(run).warnings)
+
+    assert "acceptance does nothing without engine.speculative_config" in said(None)
+    assert "proposal_rate does nothing with eagle3" in said(EAGLE)
+    assert "does nothing" not in said({**EAGLE, "method": "ngram"})
+    assert "does nothing" not in said({"method": "ngram", "num_speculative_tokens": 0})
+
+
 QUICK_CASES = [(0.0, 1, False), (0.8, 3, True), (0.4, 5, False), (1.0, 1, True)]
 CONSTANT = {"kind": "constant", "step_s": 0.01, "draft_step_s": 0.0}
 
