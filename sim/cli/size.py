@@ -32,7 +32,10 @@ def _milliseconds(type_: Any, tokens: Sequence[Any]) -> float:
 
 
 def _names(type_: Any, tokens: Sequence[Any]) -> list[str]:
-    return [name for token in tokens for name in token.value.split(",") if name]
+    names = [name for token in tokens for name in token.value.split(",") if name]
+    if not names:
+        raise ValueError("must name at least one, or several with commas between them")
+    return names
 
 
 Latency = Annotated[float | None, Parameter(converter=_milliseconds)]

@@ -75,8 +75,7 @@ def _files(value: Any) -> list[tuple[str, int, int]]:
         return [found for each in value.values() for found in _files(each)]
     if not isinstance(value, str) or "/" not in value:
         return []
-    path = Path(value)
-    if not path.is_file():
-        return []
-    facts = path.stat()
-    return [(value, facts.st_size, facts.st_mtime_ns)]
+    # A class is path.py:Class, and a model may be the folder of its config.json.
+    paths = Path(value), Path(value.rpartition(":")[0]), Path(value) / "config.json"
+    stats = [(f"{path}", path.stat()) for path in paths if path.is_file()]
+    return [(path, facts.st_size, facts.st_mtime_ns) for path, facts in stats]

@@ -40,6 +40,10 @@ class Counting(SerialExecutor):
             yield outcome
 
 
+def measured(request: Any) -> Any:
+    return request
+
+
 def as_text(found: solving.PlanResult) -> str:
     return json.dumps(found.data)
 
@@ -159,6 +163,21 @@ def test_a_log_has_a_line_now_and_then(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5
     assert lines[0] == "kvsim: highest rates: 20 of 400 runs, about 3 min left"
+
+
+@pytest.mark.parametrize(
+    ("file", "named"), [("mine.py", "{}/mine.py:Mine"), ("config.json", "{}")]
+)
+def test_an_answer_goes_with_the_class_or_the_model_that_was_read(
+    file: str, named: str, tmp_path: Path
+) -> None:
+    path, run = tmp_path / file, {"engine": named.format(tmp_path)}
+    path.write_text("1")
+    answers = AnswerFile(tmp_path / "answers.jsonl")
+    answers.keep(measured, {"run": run}, "slow")
+    assert answers.get(measured, {"run": run}) == "slow"
+    path.write_text("12")
+    assert answers.get(measured, {"run": run}) is None
 
 
 @pytest.mark.parametrize(

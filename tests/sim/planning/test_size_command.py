@@ -232,6 +232,11 @@ ASK = ["--rate", "3", "--input-tokens", "9", "--output-tokens", "9", "--p95-ttft
             ["--model", "Qwen/Qwen3-8B", "--gpu", "l40s", *ASK, "--price", "h200=3"],
             "--price h200_sxm: this GPU is not among --gpu",
         ),
+        (["--model", "Qwen/Qwen3-8B", "--gpu", ",", *ASK], "must name at least one"),
+        (
+            [*MODEL, *ASK, "--tensor-parallel-size", ","],
+            "must name at least one",
+        ),
     ],
 )
 def test_questions_without_an_answer_are_refused_with_the_reason(
