@@ -80,9 +80,7 @@ class Objective:
 def parse_objectives(table: Mapping[str, Any]) -> tuple[Objective, ...]:
     """Return the objectives of a plan or a run, in their order."""
     if not table:
-        raise ConfigError(
-            "objectives: a plan needs at least one, such as p95_ttft_ms: 2000"
-        )
+        raise ConfigError("objectives: give at least one, such as p95_ttft_ms: 2000")
     objectives = tuple(_parse(name, value) for name, value in table.items())
     _check_order(objectives)
     return objectives

@@ -157,7 +157,7 @@ def _answer(found: Sequence[Judged], *, is_served: bool) -> str:
 
 def _said(each: Judged) -> str:
     if each.value is None or each.margin is None:
-        return f"{each.name} was not measured: no request was served"
+        return f"{each.name} was not measured: no request that was served has it"
     is_share = each.limit <= 1 and not each.name.endswith("_ms")
     value, limit = (
         (f"{each.value:.1%}", f"{each.limit:.4g}")

@@ -95,6 +95,17 @@ def test_a_run_that_rejects_does_not_hold() -> None:
     assert summary["verdict"]["holds"] == (summary["completed"] == 60)
 
 
+def test_what_was_not_measured_is_not_taken_for_unserved() -> None:
+    config = run_of({"p95_tpot_ms": 60}).config.to_data()
+    config["workload"]["synthetic"]["output_tokens"] = {"kind": "fixed", "tokens": 1}
+    summary = Simulation(parse_config(config)).run().summary
+    assert summary["completed"] == 60
+    assert summary["verdict"]["answer"] == (
+        "Fails the limit: p95_tpot_ms was not measured: no request that was served "
+        "has it."
+    )
+
+
 def test_unknown_objectives_are_refused_before_the_run() -> None:
     with pytest.raises(ConfigError, match="did you mean 'p95_ttft_ms'"):
         run_of({"p95_tft_ms": 500})

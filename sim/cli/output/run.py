@@ -50,7 +50,8 @@ def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) ->
     path = f"{summary['path']} path{reason}"
     last = f"{summary['scheduling']}, {path}; results in {directory}"
     console.print(Text(last), soft_wrap=True)
-    if not summary.get("verdict", {"holds": True})["holds"]:
+    holds = summary.get("verdict", {"holds": True})["holds"]
+    if not (holds or summary.get("ranks")):  # advice is built for one engine
         advice = f"what would help: kvsim advise {directory}"
         console.print(Text(advice), soft_wrap=True)
 
