@@ -72,6 +72,10 @@ class ListTokens:
             raise ValueError(f"these tokens have one continuation, not {branch + 1}")
         return self.tokens[self.num_prompt_tokens + index]
 
+    def ids(self, start: int, end: int) -> Sequence[int]:
+        """Return the tokens from position `start` on, before `end`."""
+        return self.tokens[start:end]
+
     def extend_block_hashes(
         self,
         block_hashes: list[int],
@@ -83,7 +87,7 @@ class ListTokens:
         num_covered = block_size + num_lookahead_tokens
         for index in range(len(block_hashes), num_blocks):
             start = index * block_size
-            parent = hash_block(parent, tuple(self.tokens[start : start + num_covered]))
+            parent = hash_block(parent, tuple(self.ids(start, start + num_covered)))
             block_hashes.append(parent)
 
 

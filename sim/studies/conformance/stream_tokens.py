@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.hashing import NONE_HASH, hash_block
+from cache.tokens import ListTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,38 +18,22 @@ def token(seed: int, index: int) -> int:
     return 10 + mixed % 49979
 
 
-class StreamTokens:
-    """Prompt and output of a request, as real token ids."""
+class StreamTokens(ListTokens):
+    """Prompt and output of a request, as real token ids: outputs have no end."""
 
-    __slots__ = ("_out_seed", "_prompt")
+    __slots__ = ("_out_seed",)
 
     def __init__(self, prompt: Sequence[tuple[int, int]], out_seed: int) -> None:
-        self._prompt = [
-            token(seed, index) for seed, length in prompt for index in range(length)
-        ]
+        super().__init__(
+            [token(seed, index) for seed, length in prompt for index in range(length)]
+        )
         self._out_seed = out_seed
-
-    def prompt(self) -> list[int]:
-        return self._prompt
 
     def output(self, branch: int, index: int) -> int:
         return token(self._out_seed + _BRANCH_SEEDS * branch, index)
 
-    def extend_block_hashes(
-        self,
-        block_hashes: list[int],
-        num_blocks: int,
-        block_size: int,
-        num_lookahead_tokens: int = 0,
-    ) -> None:
-        parent = block_hashes[-1] if block_hashes else NONE_HASH
-        num_prompt_tokens = len(self._prompt)
-        for index in range(len(block_hashes), num_blocks):
-            start = index * block_size
-            end = start + block_size + num_lookahead_tokens
-            ids = self._prompt[start:end] + [
-                self.output(0, position - num_prompt_tokens)
-                for position in range(max(start, num_prompt_tokens), end)
-            ]
-            parent = hash_block(parent, tuple(ids))
-            block_hashes.append(parent)
+    def ids(self, start: int, end: int) -> Sequence[int]:
+        num_prompt_tokens = self.num_prompt_tokens
+        later = range(max(start, num_prompt_tokens), end)
+        outputs = [self.output(0, index - num_prompt_tokens) for index in later]
+        return [*self.tokens[start:end], *outputs]
