@@ -94,7 +94,8 @@ def _answers(directory: Path, *, overwrite: bool, resume: bool) -> AnswerFile:
         raise ConfigError(
             "--resume keeps what there is and --overwrite deletes it; leave one out"
         )
-    path = directory.with_name(f"{directory.name}.answers.jsonl")
+    named = directory if directory.name not in {"", ".."} else directory.resolve()
+    path = named.parent / f"{named.name}.answers.jsonl"
     if resume and not path.exists():
         raise ConfigError(
             f"there is no plan to resume in '{directory}': '{path}' is missing; leave "

@@ -165,6 +165,18 @@ def test_a_log_has_a_line_now_and_then(
     assert lines[0] == "kvsim: highest rates: 20 of 400 runs, about 3 min left"
 
 
+def test_the_folder_one_is_in_is_no_place_for_a_plan(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = written(plan_of(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for more in ([], ["--overwrite"]):
+        assert kvsim(["plan", str(path), "--out", ".", *more]) == 2
+        assert "choose another --out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("file", "named"), [("mine.py", "{}/mine.py:Mine"), ("config.json", "{}")]
 )
