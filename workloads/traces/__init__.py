@@ -9,6 +9,7 @@ from workloads.traces.azure import AzureTraceReader, AzureTraceWriter
 from workloads.traces.base import TraceReader, TraceWriter
 from workloads.traces.burstgpt import BurstGptTraceReader, BurstGptTraceWriter
 from workloads.traces.detect import guess_kind
+from workloads.traces.kv_cache_tester import KvCacheTesterTraceReader
 from workloads.traces.kvsim import KvsimTraceReader, KvsimTraceWriter
 from workloads.traces.llmservingsim import (
     LlmServingSimTraceReader,
@@ -27,6 +28,7 @@ TRACE_READERS: Mapping[str, type[TraceReader]] = MappingProxyType(
     {
         "azure": AzureTraceReader,
         "burstgpt": BurstGptTraceReader,
+        "kv_cache_tester": KvCacheTesterTraceReader,
         "kvsim": KvsimTraceReader,
         "llmservingsim": LlmServingSimTraceReader,
         "mooncake": MooncakeTraceReader,
@@ -48,7 +50,8 @@ TRACE_WRITERS: Mapping[str, type[TraceWriter]] = MappingProxyType(
         "vllm_bench": VllmBenchTraceWriter,
     }
 )
-"""Trace writers by kind; ShareGPT has none, as its words would have to be made up."""
+"""Trace writers by kind; ShareGPT and kv-cache-tester have none, as words, or hashes,
+would have to be made up."""
 
 __all__ = [
     "TRACE_READERS",
@@ -57,6 +60,7 @@ __all__ = [
     "AzureTraceWriter",
     "BurstGptTraceReader",
     "BurstGptTraceWriter",
+    "KvCacheTesterTraceReader",
     "KvsimTraceReader",
     "KvsimTraceWriter",
     "LlmServingSimTraceReader",

@@ -22,6 +22,7 @@ _COLUMNS: Mapping[str, frozenset[str]] = {
 
 _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
     "kvsim": (frozenset({HEADER_KEY}),),
+    "kv_cache_tester": (frozenset({"hash_id_scope", "requests"}),),
     "mooncake": (frozenset({"input_length", "output_length", "hash_ids"}),),
     "llmservingsim": (
         frozenset({"input_toks", "output_toks", "arrival_time_ns"}),

@@ -32,6 +32,13 @@ LLMSERVINGSIM = """{"input_toks": 3, "output_toks": 2, "arrival_time_ns": 469268
 {"session_id": "a", "arrival_time_ns": 247926808, "sub_requests": \
 [{"input_toks": 7, "output_toks": 2, "tool_duration_ns": 0}]}
 """
+KV_CACHE_TESTER = """{"block_size": 64, "hash_id_scope": "local", "requests": \
+[{"t": 0, "type": "n", "in": 130, "out": 9, "hash_ids": [[1, 2]]}]}
+{"block_size": 64, "hash_id_scope": "local", "requests": \
+[{"t": 0, "type": "s", "in": 260, "out": 7, "hash_ids": [[1, 2], [9, 2]]}]}
+{"block_size": 64, "hash_id_scope": "local", "requests": \
+[{"t": 0, "type": "n", "in": 64, "out": 5, "hash_ids": [[1, 1]]}]}
+"""
 MOONCAKE = """{"timestamp": 0, "input_length": 513, "output_length":5, "hash_ids":[0,1]}
 {"timestamp": 27, "input_length": 10, "output_length": 6, "hash_ids": [0]}
 {"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [2]}
@@ -62,6 +69,7 @@ SAMPLES = {
     "azure": AZURE,
     "burstgpt": BURSTGPT,
     "kvsim": KVSIM,
+    "kv_cache_tester": KV_CACHE_TESTER,
     "llmservingsim": LLMSERVINGSIM,
     "mooncake": MOONCAKE,
     "sharegpt": SHAREGPT,

@@ -41,7 +41,7 @@ def writer_of(kind: str) -> TraceWriter:
 
 
 def test_every_writer_is_held_to_this() -> None:
-    assert set(TRACE_READERS) - set(TRACE_WRITERS) == {"sharegpt"}
+    assert set(TRACE_READERS) - set(TRACE_WRITERS) == {"kv_cache_tester", "sharegpt"}
     assert all(issubclass(kind, TraceWriter) for kind in TRACE_WRITERS.values())
 
 
