@@ -9,6 +9,7 @@ from rich.text import Text
 from sim.cli.console import WIDTH, output_console, table_or_lines
 from sim.cli.output.size import verdict_parts
 from sim.studies.planning.names import labels
+from sim.studies.planning.outcome import is_noise
 from sim.studies.planning.sensitivity import RESOURCE_WORDS
 from sim.studies.planning.verdict import verdicts_of
 
@@ -143,6 +144,9 @@ def answers(plan: Mapping[str, Any]) -> Iterator[str]:
         moves = _largest(found["effects"])
         if moves:
             yield f"  settings that move its rate most: {moves}"
+        idle = _without_effect(found["effects"])
+        if idle:
+            yield f"  no effect beyond noise: {idle}"
     yield from (f"note: {note}" for note in plan["notes"])
 
 
@@ -153,5 +157,14 @@ def _largest(effects: list[dict[str, Any]]) -> str:
     return "; ".join(
         f"{e['lever']} {e['change']} {e['rate_gain']:+.1%}"
         for e in known[:_TOP]
-        if abs(e["rate_gain"]) >= 0.005
+        if abs(e["rate_gain"]) >= 0.005 and not is_noise(e)
+    )
+
+
+def _without_effect(effects: list[dict[str, Any]]) -> str:
+    """Return the settings whose changes did nothing, each once."""
+    known = [e for e in effects if e["rate_gain"] is not None and not e["resource"]]
+    moved = {e["lever"] for e in known if not is_noise(e)}
+    return ", ".join(
+        dict.fromkeys(e["lever"] for e in known if e["lever"] not in moved)
     )

@@ -16,8 +16,10 @@ from sim.studies.planning import tasks
 from sim.studies.planning.outcome import Fleet, updated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from sim.studies.planning.outcome import CandidatePlan
-    from sim.studies.planning.study import Study
+    from sim.studies.planning.study import Answer, Study
 
 
 @dataclass(slots=True)
@@ -25,100 +27,148 @@ class _Count:
     """The search for the fewest replicas of one candidate that do.
 
     Starts where the rates say, and walks: up while they do not hold, down while they
-    do, until both sides of the step are known.
+    do, until both sides of the step are known. The seeds whose traffic is heaviest are
+    simulated first: where they miss, and as far as the walk goes down, no others are.
     """
 
+    each: CandidatePlan
+    seeds: list[int]
+    """Places of the seeds, the heaviest first."""
+    may_miss: int
     most: int
-    next: int | None
-    tried: dict[int, Fleet] = field(default_factory=dict)
-    fewest: int | None = None
+    points: dict[int, dict[int, Answer]] = field(default_factory=dict)
+    """By number of replicas, then by place of the seed."""
 
-    def take(self, fleet: Fleet, *, holds: bool) -> None:
-        number = fleet.num_replicas
-        self.tried[number] = fleet
-        if holds:
-            self.fewest = number
-            known_below = number == 1 or number - 1 in self.tried
-            self.next = None if known_below else number - 1
-        elif self.fewest == number + 1:
-            self.next = None
-        else:
-            self.next = number + 1 if number < self.most else None
+    def num_held(self, number: int) -> int:
+        margins = [point["margin"] for point in self.points.get(number, {}).values()]
+        return sum(margin is not None and margin <= 0 for margin in margins)
+
+    def misses(self, number: int) -> bool:
+        """Return whether too many seeds have missed."""
+        num_missed = len(self.points.get(number, {})) - self.num_held(number)
+        return number < 1 or num_missed > self.may_miss
+
+    def holds(self, number: int) -> bool:
+        """Return whether all seeds are in, and enough of them hold."""
+        return len(self.points.get(number, {})) == len(self.seeds) and not self.misses(
+            number
+        )
+
+    def fewest(self) -> int | None:
+        """Return the fewest that hold, once one less is known to miss."""
+        found = [n for n in self.points if self.holds(n) and self.misses(n - 1)]
+        return min(found, default=None)
+
+    def wanted(self, first: int) -> tuple[int, list[int]] | None:
+        """Return the number to simulate next, and the seeds; None at the end."""
+        if self.fewest() is not None:
+            return None
+        heaviest = self.seeds[: self.may_miss + 1]
+        number = first
+        while True:
+            if self.misses(number):
+                number += 1
+                if number > self.most:
+                    return None
+                if number in self.points and not self.misses(number):
+                    return number, self.left(number)
+            elif number not in self.points:
+                return number, heaviest
+            elif self.misses(number - 1):
+                return number, self.left(number)
+            else:
+                number -= 1
+
+    def left(self, number: int) -> list[int]:
+        """Return the seeds that were not simulated with so many replicas."""
+        known = self.points.get(number, {})
+        return [place for place in self.seeds if place not in known]
 
 
 def with_fleets(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
     """Return the plans with the fewest replicas of each that serve the traffic."""
-    settings = study.plan.replicas
-    counts: list[tuple[CandidatePlan, _Count]] = []
+    counts: list[tuple[_Count, int]] = []
     for each in plans:
         if each.found is not None:
             needed = ceil(study.target_rate / each.found.rate.value)
-            start = min(needed, settings.most)
-            first = start if needed <= 2 * start else None
-            counts.append((each, _Count(settings.most, first)))
-    while open_ := [pair for pair in counts if pair[1].next is not None]:
-        fleets = _simulated(study, [(each, count.next or 1) for each, count in open_])
-        for (_, count), fleet in zip(open_, fleets, strict=True):
-            enough = settings.share_of_seeds * fleet.num_seeds
-            count.take(fleet, holds=fleet.holds >= enough - 1e-9)
-    plans = updated(plans, [_finished(study, *pair) for pair in counts])
-    return _with_spares(study, plans)
+            counts.append((_count(study, each), needed))
+    while True:
+        asked = [
+            (count, *wanted)
+            for count, needed in counts
+            if needed <= 2 * count.most
+            and (wanted := count.wanted(min(needed, count.most))) is not None
+        ]
+        if not asked:
+            break
+        _simulate(study, asked)
+    _simulate(study, [spare for count, _ in counts for spare in _spares(study, count)])
+    return updated(plans, [_finished(study, count) for count, _ in counts])
 
 
-def _finished(study: Study, each: CandidatePlan, count: _Count) -> CandidatePlan:
-    if count.fewest is None:
+def _count(study: Study, each: CandidatePlan) -> _Count:
+    settings = study.plan.replicas
+    num_seeds = min(settings.num_seeds, len(study.seeds))
+    seeds = sorted(range(num_seeds), key=lambda i: each.highest.thresholds[i])
+    may_miss = num_seeds - ceil(settings.share_of_seeds * num_seeds - 1e-9)
+    return _Count(each, seeds, may_miss, settings.most)
+
+
+def _spares(study: Study, count: _Count) -> Iterator[tuple[_Count, int, list[int]]]:
+    """Yield a fleet with a few more: what latency a little more money buys."""
+    spare, fewest = study.plan.replicas.spare, count.fewest()
+    if spare and fewest is not None:
+        yield count, fewest + spare, count.left(fewest + spare)
+
+
+def _finished(study: Study, count: _Count) -> CandidatePlan:
+    each, number = count.each, count.fewest()
+    if number is None:
         reason = (
             f"{count.most} replicas do not serve {study.target_rate:,.4g} requests/s"
         )
         return replace(each, status="too_many", reason=reason)
-    fleet = count.tried[count.fewest]
+    spare = study.plan.replicas.spare
     return replace(
         each,
-        fleet=fleet,
-        below=count.tried.get(count.fewest - 1),
-        cost_per_hour=study.cost_per_hour(each.candidate, fleet.num_replicas),
+        fleet=_fleet(study, count, number),
+        below=_fleet(study, count, number - 1),
+        spare=_fleet(study, count, number + spare) if spare else None,
+        cost_per_hour=study.cost_per_hour(each.candidate, number),
     )
 
 
-def _with_spares(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
-    """Look at fleets with a few more: what latency a little more money buys."""
-    spare = study.plan.replicas.spare
-    pairs = [
-        (each, each.fleet.num_replicas + spare)
-        for each in plans
-        if spare and each.fleet is not None
-    ]
-    if not pairs:
-        return plans
-    fleets = zip(pairs, _simulated(study, pairs), strict=True)
-    return updated(plans, [replace(each, spare=fleet) for (each, _), fleet in fleets])
+def _fleet(study: Study, count: _Count, number: int) -> Fleet | None:
+    """Return what was seen of so many replicas, if that was looked at."""
+    points = [point for _, point in sorted(count.points.get(number, {}).items())]
+    if not points:
+        return None
+    name = f"{number} of {count.each.candidate.name}"
+    return Fleet(
+        num_replicas=number,
+        holds=count.num_held(number),
+        num_seeds=len(points),
+        values=study.intervals(points, name),
+        tokens_per_s=float(np.median([point["tokens_per_s"] for point in points])),
+    )
 
 
-def _simulated(study: Study, pairs: list[tuple[CandidatePlan, int]]) -> list[Fleet]:
-    """Simulate so many replicas of each, with every seed."""
-    settings = study.plan.replicas
+def _simulate(study: Study, asked: Sequence[tuple[_Count, int, list[int]]]) -> None:
+    """Simulate so many replicas of each, with some seeds, and take down what came."""
     groups = [
         [
             study.request(
-                each.candidate,
-                seed,
-                each.warmup_share,
-                rate_scale=each.candidate.scale,
+                count.each.candidate,
+                study.seeds[place],
+                count.each.warmup_share,
+                rate_scale=count.each.candidate.scale,
                 num_replicas=number,
-                by=settings.by,
+                by=study.plan.replicas.by,
             )
-            for seed in study.seeds[: settings.num_seeds]
+            for place in places
         ]
-        for each, number in pairs
+        for count, number, places in asked
     ]
-    answers = study.ask("replicas", tasks.observe, groups)
-    return [
-        Fleet(
-            num_replicas=number,
-            holds=sum(a["margin"] is not None and a["margin"] <= 0 for a in own),
-            num_seeds=len(own),
-            values=study.intervals(own, f"{number} of {each.candidate.name}"),
-            tokens_per_s=float(np.median([a["tokens_per_s"] for a in own])),
-        )
-        for (each, number), own in zip(pairs, answers, strict=True)
-    ]
+    answers = study.ask("replicas", tasks.observe, groups) if asked else []
+    for (count, number, places), own in zip(asked, answers, strict=True):
+        count.points.setdefault(number, {}).update(zip(places, own, strict=True))

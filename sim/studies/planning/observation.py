@@ -182,6 +182,13 @@ def numbers_in_system(requests: ResultTable) -> Floats:
     return numbers
 
 
+def mean_life_s(requests: ResultTable) -> float:
+    """Return the mean latency of requests that were served; 0 if none was."""
+    is_served = requests.is_one_of("status", SERVED)
+    lives_s = requests["e2el_s"][is_served]
+    return float(lives_s.mean()) if len(lives_s) else 0.0
+
+
 def warmup_share(runs: Sequence[Floats]) -> float:
     """Return the share of a run to leave out, by MSER on the mean of several runs.
 

@@ -46,6 +46,8 @@ class FoundRate:
     """And as short as its lower bound."""
     at_bound: str = ""
     """``low`` or ``high`` where the search ended at a bound of the plan."""
+    slope: float | None = None
+    """Of the margin over the logarithm of the rate, about there; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,17 @@ class Effect:
     """Which resource it relaxes or tightens, of those that can bind; else empty."""
     reason: str = ""
     """Why it could not be run."""
+    noise: float = 0.0
+    """Share of the rate that the search and the seeds leave open: no larger gain is
+    an effect."""
+
+
+def is_noise(effect: Mapping[str, Any]) -> bool:
+    """Return whether an effect of ``plan.json`` is none that could be told from noise.
+
+    Plans of before told no ``noise``: what moved at all counts as an effect.
+    """
+    return bool(abs(effect["rate_gain"]) <= effect.get("noise", 0.0))
 
 
 def median_interval(values: Sequence[float], confidence: float) -> Interval:

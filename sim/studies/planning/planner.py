@@ -35,6 +35,7 @@ from sim.studies.planning.sensitivity import levers_of, sensitivities
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sim.studies.planning.candidates import Candidate
     from sim.studies.planning.outcome import Effect
     from sim.studies.planning.study import Answer, Study
 
@@ -61,7 +62,7 @@ class Planner:
         self.effects = sensitivities(self.study, self.plans)
 
 
-_PILOT_RUNS, _SEARCH_RUNS = 7.0, 3.5
+_PILOT_RUNS, _SEARCH_RUNS = 6.0, 1.5
 """About as many runs are behind an answer of a pilot run, and of a search."""
 
 
@@ -70,13 +71,14 @@ def expected_runs(study: Study) -> dict[str, float]:
     plan, search = study.plan, study.plan.search
     fitting = [each for each in study.candidates if not each.reason]
     num_pilots, num_seeds = len(fitting), search.num_seeds
+    num_at_rate = len(study.seeds_at_rate)
     num_live = min(num_pilots, search.shortlist or num_pilots)
     num_loads = len([load for load in search.curve if load != 1.0])
     num_fleet_seeds = min(plan.replicas.num_seeds, num_seeds)
     expected = {
         "pilot runs": num_pilots * _PILOT_RUNS,
         "highest rates": num_live * num_seeds * _SEARCH_RUNS,
-        "at these rates": num_live * (num_seeds + num_loads * search.curve_seeds),
+        "at these rates": num_live * (num_at_rate + num_loads * search.curve_seeds),
         "cost bounds": num_live * 2 * _SEARCH_RUNS,
         "replicas": num_live * num_fleet_seeds * (2.0 + bool(plan.replicas.spare)),
     }
@@ -97,35 +99,57 @@ def _live(plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
 
 
 def _pilot(study: Study) -> list[CandidatePlan]:
+    """Run pilots of all candidates; of a shortlist, of those that may get there."""
+    most = study.plan.search.shortlist
+    left = [each for each in study.candidates if not each.reason]
+    if most is not None:
+        left.sort(key=lambda each: study.cost_per_hour(each, 1))
+    found: dict[str, CandidatePlan] = {
+        each.name: replace(
+            CandidatePlan(each), status="does_not_fit", reason=each.reason
+        )
+        for each in study.candidates
+        if each.reason
+    }
+    misses: dict[str, float] = {}
+    while left:
+        asked, left = left[:most], left[most or len(left) :]
+        for each, answer in zip(asked, _pilot_answers(study, asked), strict=True):
+            plan = CandidatePlan(each)
+            if isinstance(answer, str):
+                found[each.name] = replace(plan, status="does_not_fit", reason=answer)
+                continue
+            found[each.name] = _after_pilot(study, plan, answer)
+            if found[each.name].status == "misses_idle":
+                margins = answer["idle"]["margins"].values()
+                misses[each.name] = max(inf if m is None else m for m in margins)
+        bar = _cost_to_beat(study, list(found.values()))
+        for each in (each for each in left if study.cost_per_hour(each, 1) > bar):
+            found[each.name] = _left_out(
+                study, CandidatePlan(each), study.cost_per_hour(each, 1), 1
+            )
+        left = [each for each in left if each.name not in found]
+    plans = [found[each.name] for each in study.candidates]
+    _check_any(plans, misses)
+    return plans
+
+
+def _pilot_answers(study: Study, candidates: Sequence[Candidate]) -> list[Answer | str]:
     search = study.plan.search
     questions = [
         study.request(
             candidate,
             study.plan.seed,
             0.0,
-            tolerance=4 * search.tolerance,
+            tolerance=2 * search.tolerance,
             bounds=study.bounds,
             seeds=study.seeds,
         )
         | {"warmup_share": search.warmup_share}
-        for candidate in study.candidates
-        if not candidate.reason
+        for candidate in candidates
     ]
-    answers = iter(study.try_to("pilot runs", tasks.pilot, [[q] for q in questions]))
-    plans: list[CandidatePlan] = []
-    misses: dict[str, float] = {}
-    for candidate in study.candidates:
-        each = CandidatePlan(candidate)
-        answer = candidate.reason or next(answers)[0]
-        if isinstance(answer, str):
-            plans.append(replace(each, status="does_not_fit", reason=answer))
-            continue
-        plans.append(_after_pilot(study, each, answer))
-        if plans[-1].status == "misses_idle":
-            margins = answer["idle"]["margins"].values()
-            misses[candidate.name] = max(inf if m is None else m for m in margins)
-    _check_any(plans, misses)
-    return plans
+    answers = study.try_to("pilot runs", tasks.pilot, [[q] for q in questions])
+    return [group[0] for group in answers]
 
 
 def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> CandidatePlan:
@@ -146,6 +170,7 @@ def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> Candidate
         cost_low=0.0,
         cost_high=inf,
         at_bound=answer["at_bound"],
+        slope=answer["slope"],
     )
     return replace(
         each,
@@ -161,23 +186,33 @@ def _shortlisted(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan
     most, live = study.plan.search.shortlist, _live(plans)
     if most is None or len(live) <= most:
         return plans
+    left = sorted(live, key=lambda each: _guess(study, each))[most:]
+    return updated(
+        plans, [_left_out(study, each, *_guess(study, each)) for each in left]
+    )
 
-    def guess(each: CandidatePlan) -> tuple[float, float]:
-        engines = study.target_rate / each.highest.rate.value
-        cost = study.cost_per_hour(each.candidate, ceil(engines))
-        return cost, engines
 
-    left = sorted(live, key=guess)[most:]
-    return updated(plans, [_left_out(study, each, *guess(each)) for each in left])
+def _guess(study: Study, each: CandidatePlan) -> tuple[float, float]:
+    """Return cost and number of engines by the rate of a pilot run."""
+    engines = study.target_rate / each.highest.rate.value
+    return study.cost_per_hour(each.candidate, ceil(engines)), engines
+
+
+def _cost_to_beat(study: Study, plans: Sequence[CandidatePlan]) -> float:
+    """Return what a candidate must not cost more than to be searched at all."""
+    costs = sorted(_guess(study, each)[0] for each in _live(plans))
+    most = study.plan.search.shortlist
+    return costs[most - 1] if most is not None and len(costs) >= most else inf
 
 
 def _left_out(
     study: Study, each: CandidatePlan, cost_per_hour: float, engines: float
 ) -> CandidatePlan:
     number = "1 engine" if engines <= 1 else f"{ceil(engines):,} engines"
+    how = " by its pilot run" if each.found is not None else ""
     reason = (
-        f"{cost_per_hour:,.2f} {study.plan.parsed_prices.currency} an hour ({number}) "
-        f"by its pilot run, no less than what was searched"
+        f"{cost_per_hour:,.2f} {study.plan.parsed_prices.currency} an hour ({number})"
+        f"{how}, no less than what was searched"
     )
     return replace(each, status="not_searched", reason=reason, found=None)
 
@@ -221,27 +256,39 @@ def _check_any(plans: Sequence[CandidatePlan], misses: Mapping[str, float]) -> N
 
 
 def _thresholds(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
+    """Search the first candidate, then the others from what its seeds say.
+
+    A seed whose traffic is light for one engine is light for all.
+    """
     live = _live(plans)
+    first = _searched(study, live[:1], [1.0] * len(study.seeds))
+    rates = first[0].highest.thresholds
+    shares = [rate / live[0].highest.rate.value for rate in rates]
+    return updated(plans, first + _searched(study, live[1:], shares))
+
+
+def _searched(
+    study: Study, live: Sequence[CandidatePlan], shares: Sequence[float]
+) -> list[CandidatePlan]:
+    """Search each seed, from its share of a candidate's rate so far."""
     groups = [
         [
-            study.search_request(each, seed, each.highest.rate.value)
-            for seed in study.seeds
+            study.search_request(each, seed, share * each.highest.rate.value)
+            for seed, share in zip(study.seeds, shares, strict=True)
         ]
         for each in live
     ]
     answers = study.ask("highest rates", tasks.threshold, groups)
-    return updated(
-        plans,
-        [
-            replace(each, found=_found(study, own))
-            for each, own in zip(live, answers, strict=True)
-        ],
-    )
+    return [
+        replace(each, found=_found(study, own))
+        for each, own in zip(live, answers, strict=True)
+    ]
 
 
 def _found(study: Study, answers: Sequence[Answer]) -> FoundRate:
     rates = [answer["rate_scale"] * study.base_rate for answer in answers]
     at_bounds = [answer["at_bound"] for answer in answers]
+    slopes = [answer["slope"] for answer in answers if answer["slope"] is not None]
     interval = median_interval(rates, study.plan.search.confidence)
     return FoundRate(
         rate=interval,
@@ -250,6 +297,7 @@ def _found(study: Study, answers: Sequence[Answer]) -> FoundRate:
         cost_low=interval.value,
         cost_high=interval.value,
         at_bound=max(at_bounds, key=at_bounds.count),
+        slope=float(np.median(slopes)) if slopes else None,
     )
 
 
@@ -259,7 +307,7 @@ def _found(study: Study, answers: Sequence[Answer]) -> FoundRate:
 def _at_the_rate(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
     live = _live(plans)
     search = study.plan.search
-    loads = [(1.0, seed) for seed in study.seeds] + [
+    loads = [(1.0, seed) for seed in study.seeds_at_rate] + [
         (load, seed)
         for load in search.curve
         if load != 1.0
@@ -347,6 +395,8 @@ def _moves(study: Study, each: CandidatePlan) -> list[tuple[float, dict[str, Any
     """Return how steps may move: the factor to expect, and what to ask for."""
     if each.has_bounds:
         return [(1.0, {"bound": "hi"}), (1.0, {"bound": "lo"})]
-    band = study.plan.cost_band
+    band, slope = study.plan.cost_band, each.highest.slope
     factors = (1 + band, 1 / (1 + band)) if band else ()
-    return [(factor, {"step_time": factor}) for factor in factors]
+    # Latencies of a slower engine grow, too, and the margin with them.
+    more = 1.0 if slope is None else 1.0 + 1.0 / slope
+    return [(factor**more, {"step_time": factor}) for factor in factors]

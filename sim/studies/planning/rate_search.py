@@ -30,6 +30,15 @@ Margin = Callable[[float], float]
 
 _NEAR = 1.1
 """Ends of a bracket so close that a line between their margins can be trusted."""
+_REACH = 1.5
+"""Tolerances that a line is followed beyond a rate that was tried: slopes are known to
+a third, so that this is off by half a tolerance."""
+_MOST_LED = 2
+"""Rates in a row that a slope may choose before steps are taken."""
+LEVEL = 0.3
+"""Margins within this follow a slope; farther below a limit they may be flat."""
+_FAR = 1.25
+"""Farther than this, as a factor, a slope leads nowhere."""
 _ROUNDING = 1e-9
 """Of logarithms of rates, and far below any tolerance."""
 _EDGE = 0.1
@@ -46,6 +55,8 @@ class Threshold:
     """Rates and margins in the order in which they were tried."""
     at_bound: str = ""
     """``low`` if not even the lowest rate holds, ``high`` if the highest does."""
+    slope: float | None = None
+    """Of the margin over the logarithm of the rate, there; None if it is a cliff."""
 
 
 @dataclass(slots=True)
@@ -74,13 +85,20 @@ class _Bracket:
         if self.ratio > _NEAR or not self.has_slope:
             return False
         width, below = log(self.ratio), log(self.crossing() / self.holds)
-        # `next_inside` goes as far beyond the crossing, but for rounding.
-        return min(below, width - below) <= log(1 + tolerance) / 2 + _ROUNDING
+        # `next_inside` goes half a tolerance beyond the crossing, but for rounding.
+        return min(below, width - below) <= _REACH * log(1 + tolerance) + _ROUNDING
 
     @property
     def has_slope(self) -> bool:
         """Whether both margins are numbers to draw a line through."""
         return -inf < self.below and self.above < inf
+
+    @property
+    def slope(self) -> float | None:
+        """Of the line between both margins, where it can be trusted."""
+        if not self.has_slope or self.ratio > _NEAR:
+            return None
+        return (self.above - self.below) / log(self.ratio)
 
     def crossing(self) -> float:
         """Return where a line through both margins is 0; the middle without slopes."""
@@ -103,6 +121,7 @@ def find_threshold(
     step: float = 1.25,
     tolerance: float = 0.01,
     bounds: tuple[float, float] = (0.0, inf),
+    slope: float | None = None,
 ) -> Threshold:
     """Return the rate at which `margin` crosses 0, if it rises with the rate.
 
@@ -110,33 +129,55 @@ def find_threshold(
     until one holds and one does not. The bracket is then cut where a line through both
     margins says, and in half wherever that left more than half of it. The result may be
     off by the share `tolerance`: the ends of the bracket are so close, or a line
-    through the margins of ends within 10 % meets 0 so close to one of them.
+    through the margins of ends within 10 % meets 0 close to one of them.
+
+    A `slope` that is known, of the same engine under other traffic, say, leads from the
+    first margin to where the crossing should be, and ends the search that is near it.
 
     Where the margin falls somewhere, as queues make it do now and then, the result is
     one of several crossings.
     """
-    bracket, tried = _Bracket(), []
+    bracket, tried = _Bracket(), list[tuple[float, float]]()
     low, high = bounds
-    rate = min(max(guess, low), high)
+    rate, num_led = min(max(guess, low), high), 0
     while True:
         found = margin(rate)
         tried.append((rate, found))
         before = bracket.ratio
         bracket.take(rate, found)
-        if bracket.ratio < inf and bracket.is_closed(tolerance):
-            return Threshold(bracket.crossing(), tuple(tried))
         if bracket.ratio < inf:
+            if bracket.is_closed(tolerance):
+                at = bracket.crossing()
+                return Threshold(at, tuple(tried), slope=bracket.slope or slope)
             shrank = bracket.ratio <= sqrt(before)
             middle = bracket.holds * sqrt(bracket.ratio)
             rate = bracket.next_inside(tolerance) if shrank else middle
-        elif found <= 0:
-            if rate >= high:
-                return Threshold(high, tuple(tried), "high")
-            rate, step = min(rate * step, high), step * step
+            continue
+        if rate == (high if found <= 0 else low):
+            at_bound = "high" if found <= 0 else "low"
+            return Threshold(rate, tuple(tried), at_bound, slope)
+        led = _led(rate, found, slope)
+        is_near = led is not None and (
+            low < led < high
+            and abs(found) <= LEVEL
+            and abs(log(led / rate)) <= _REACH * log(1 + tolerance)
+        )
+        if led is not None and is_near:
+            return Threshold(led, tuple(tried), slope=slope)
+        if led is None or num_led == _MOST_LED:
+            led = rate * step if found <= 0 else rate / step
+            step *= step
         else:
-            if rate <= low:
-                return Threshold(low, tuple(tried), "low")
-            rate, step = max(rate / step, low), step * step
+            num_led += 1
+        rate = min(max(led, low), high)
+
+
+def _led(rate: float, margin: float, slope: float | None) -> float | None:
+    """Return where a slope says that a margin is 0, if that is not far."""
+    if slope is None or not -inf < margin < inf:
+        return None
+    shift = -margin / slope
+    return rate * exp(shift) if abs(shift) <= log(_FAR) else None
 
 
 _STEADY_SHARE = 0.7

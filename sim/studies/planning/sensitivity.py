@@ -6,7 +6,8 @@ and a small gain shows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sim.config.tables import parse_config
 from sim.costs.roofline_parameters import RooflineParameters
 from sim.errors import ConfigError
 from sim.studies.planning import tasks
-from sim.studies.planning.outcome import Effect, cost_rank
+from sim.studies.planning.outcome import Effect, cost_rank, is_noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _RELAXED = 1.1
 """Resources are made a tenth larger, all alike, so that gains can be compared."""
+
+_STANDARD_ERRORS = 2.0
+"""Of the mean over seeds, within which an effect may be none."""
 
 _RATES = {
     "compute": (
@@ -233,13 +237,13 @@ def sensitivities(
     settings = study.plan.sensitivity
     if not bases or settings is None:
         return {}
-    seeds = study.seeds[: settings.num_seeds]
+    places = range(min(settings.num_seeds, len(study.seeds)))
     cases = [
         (base, lever)
         for base in bases
         for lever in levers_of(base.candidate, settings.settings)
     ]
-    groups = [[_request(study, *case, seed) for seed in seeds] for case in cases]
+    groups = [[_request(study, *case, i) for i in places] for case in cases]
     answers = study.try_to("sensitivities", tasks.change, groups)
     effects: dict[str, list[Effect]] = {base.candidate.name: [] for base in bases}
     for (base, lever), own in zip(cases, answers, strict=True):
@@ -247,8 +251,17 @@ def sensitivities(
     return effects
 
 
-def _request(study: Study, base: CandidatePlan, lever: Lever, seed: int) -> Answer:
-    request = study.search_request(base, seed, base.highest.rate.value)
+def _request(study: Study, base: CandidatePlan, lever: Lever, place: int) -> Answer:
+    """Return the question what a change does to the traffic of one of the seeds."""
+    rate, threshold = base.highest.rate.value, base.highest.thresholds[place]
+    point = [p for p in base.curve if p.get("load") == 1.0][place]
+    before = {name: point[name] for name in ("margin", "margins", "values")}
+    request = study.search_request(
+        base,
+        study.seeds[place],
+        rate,
+        before=before | {"threshold": threshold / study.base_rate},
+    )
     return request | {"run": lever.apply(request["run"])}
 
 
@@ -259,11 +272,16 @@ def _effect(
     known = [answer for answer in answers if not isinstance(answer, str)]
     refusals = [answer for answer in answers if isinstance(answer, str)]
     gain: float | None = None
+    noise = 0.0
     latency_gain: dict[str, float | None] = dict.fromkeys(names)
     if not refusals:
         pairs = zip(known, base.highest.thresholds, strict=False)
         gains = [a["rate_scale"] * study.base_rate / before - 1 for a, before in pairs]
         gain = float(np.mean(gains))
+        noise = study.plan.search.tolerance / 2
+        if len(gains) > 1:
+            error = float(np.std(gains, ddof=1)) / sqrt(len(gains))
+            noise = max(noise, _STANDARD_ERRORS * error)
         latency_gain = {name: _latency_gain(base, known, name) for name in names}
     return Effect(
         lever=lever.name,
@@ -273,6 +291,7 @@ def _effect(
         latency_gain=latency_gain,
         resource=lever.resource,
         reason=refusals[0] if refusals else "",
+        noise=noise,
     )
 
 
@@ -299,6 +318,8 @@ def verdict(each: CandidatePlan, effects: Sequence[Effect]) -> str:
     if each.binding is None or not relaxed:
         return ""
     best = max(relaxed, key=lambda effect: effect.rate_gain or 0.0)
+    if is_noise(asdict(best)):
+        return "a tenth more of no single resource raises the rate beyond noise"
     word = RESOURCE_WORDS[best.resource]
     said = f"a tenth more of {word} raises the rate by {best.rate_gain:.1%}"
     if best.resource == each.binding.resource:

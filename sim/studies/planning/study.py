@@ -34,6 +34,10 @@ STEP = 1.04
 """First factor of the searches of single seeds: thresholds differ by a few per cent."""
 
 
+_SEEDS_AT_RATE = 5
+"""Seeds that are run at the highest rate, where objectives are near their limits."""
+
+
 class StoppedError(Exception):
     """The plan was asked to end before it was complete."""
 
@@ -84,10 +88,18 @@ class Study:
             each.warmup_share,
             guess=guess_rate / self.base_rate,
             step=STEP,
+            slope=each.highest.slope,
             tolerance=self.plan.search.tolerance,
             bounds=self.bounds,
             **more,
         )
+
+    @property
+    def seeds_at_rate(self) -> list[int]:
+        """Return the first seeds: of what holds at the highest rate, and of changes."""
+        settings = self.plan.sensitivity
+        asked = 0 if settings is None else settings.num_seeds
+        return self.seeds[: max(_SEEDS_AT_RATE, asked)]
 
     @property
     def bounds(self) -> list[float] | None:

@@ -8,20 +8,26 @@ neither on how many there are nor on which ends first.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import exp, inf, log
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
 from sim.results.objectives import parse_objectives
-from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.planning.observation import (
     MAX_SHARE,
+    mean_life_s,
     numbers_in_system,
     warmup_share,
 )
-from sim.studies.planning.rate_search import find_threshold, guessed_rate
-from sim.studies.planning.trial import Trial, arrivals_of, perform, warmup_of
+from sim.studies.planning.rate_search import LEVEL, find_threshold, guessed_rate
+from sim.studies.planning.trial import (
+    Trial,
+    arrivals_of,
+    perform,
+    requests_of,
+    warmup_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 
 _IDLE_SHARE = 1e-4
 """Of the guessed rate: requests hardly ever meet."""
-_NUM_IDLE = 1000
+_NUM_IDLE = 400
 """Requests of an idle engine, which takes a step for each of their tokens."""
 _NUM_PILOTS = 3
 _PILOT_LOAD = 0.95
@@ -72,12 +78,16 @@ def threshold(request: Mapping[str, Any]) -> dict[str, Any]:
     """Look for the highest rate that holds, with one seed.
 
     Of `request`: ``guess`` and ``step`` of the search, ``tolerance``, ``bounds``, all
-    in ``rate_scale``.
+    in ``rate_scale``, and the ``slope`` of the margin if it is known.
     """
-    trial = _trial(request)
     tried: list[dict[str, Any]] = []
-    found = _search(trial, request, request["guess"], request["step"], tried)
-    return {"rate_scale": found.rate, "at_bound": found.at_bound, "tried": tried}
+    found = _search(_trial(request), request, request["guess"], request["step"], tried)
+    return _told(found) | {"tried": tried}
+
+
+def _told(found: Threshold) -> dict[str, Any]:
+    slope = found.slope
+    return {"rate_scale": found.rate, "at_bound": found.at_bound, "slope": slope}
 
 
 def _search(
@@ -87,15 +97,23 @@ def _search(
     step: float,
     tried: list[dict[str, Any]],
 ) -> Threshold:
+    """Search from a guess; what was `tried` before is not run again."""
+
     def margin(rate_scale: float) -> float:
+        for each in tried:
+            if each["rate_scale"] == rate_scale:
+                return inf if each["margin"] is None else float(each["margin"])
         seen = perform(trial.at(rate_scale))
         tried.append(seen.to_dict() | {"rate_scale": rate_scale})
         return seen.margin
 
-    low, high = request.get("bounds") or (0.0, inf)
-    tolerance = request["tolerance"]
     return find_threshold(
-        margin, guess, step=step, tolerance=tolerance, bounds=(low, high)
+        margin,
+        guess,
+        step=step,
+        tolerance=request["tolerance"],
+        bounds=request.get("bounds") or (0.0, inf),
+        slope=request.get("slope"),
     )
 
 
@@ -117,11 +135,7 @@ def pilot(request: Mapping[str, Any]) -> dict[str, Any]:
     found = _search(first, request, guess, 1.25, answer["tried"])
     if given is None:
         given = _warmup(trial, found.rate * _PILOT_LOAD, request["seeds"])
-    return answer | {
-        "rate_scale": found.rate,
-        "at_bound": found.at_bound,
-        "warmup_share": given,
-    }
+    return answer | _told(found) | {"warmup_share": given}
 
 
 def _warmup(trial: Trial, rate_scale: float, seeds: Sequence[int]) -> float:
@@ -132,11 +146,10 @@ def _warmup(trial: Trial, rate_scale: float, seeds: Sequence[int]) -> float:
     runs, arrivals_s, lives_s = [], [], []
     for seed in seeds[:_NUM_PILOTS]:
         run = {**trial.at(rate_scale).run, "seed": seed}
-        simulation = Simulation(parse_config(run))
-        results = simulation.run()
-        runs.append(numbers_in_system(results.recording.request_table))
-        arrivals_s.append(arrivals_of(simulation.specs))
-        lives_s.append((results.summary["mean_e2el_ms"] or 0.0) / 1e3)
+        table, specs = requests_of(replace(trial, run=run))
+        runs.append(numbers_in_system(table))
+        arrivals_s.append(arrivals_of(specs))
+        lives_s.append(mean_life_s(table))
     share_of_time = warmup_share(runs)
     # From a share of the time to one of the requests, of all runs together.
     counts = [
@@ -155,8 +168,41 @@ def natural_rate(specs: Sequence[RequestSpec]) -> float:
 def change(request: Mapping[str, Any]) -> dict[str, Any]:
     """Look for the threshold of a changed configuration, from the old rate on.
 
-    Of `request`: what `threshold` takes. The first rate that is tried is ``guess``, so
-    what came of it tells what the change does at the old rate.
+    Of `request`: what `threshold` takes, and ``before``: the same seed's observation
+    of the unchanged configuration at ``guess``, and its ``threshold``. What comes of
+    the change at that rate is ``at_base``. If that is the same, so is the threshold;
+    if it differs a little, the slope says how far the threshold moves with it; only
+    else it is searched.
     """
-    found = threshold(request)
-    return found | {"at_base": found["tried"][0]}
+    before, slope, guess = request["before"], request["slope"], request["guess"]
+    seen = perform(_trial(request).at(guess)).to_dict() | {"rate_scale": guess}
+    old: float = before["threshold"]
+    if _is_alike(before, seen):
+        return {"rate_scale": old, "at_bound": "", "at_base": seen}
+    shift = _shift(before["margin"], seen["margin"], slope)
+    is_level = shift < inf and abs(seen["margin"]) <= LEVEL
+    if is_level and abs(shift) <= log(1 + request["tolerance"]):
+        return {"rate_scale": old * exp(shift), "at_bound": "", "at_base": seen}
+    if shift < inf:
+        guess = old * exp(shift)
+    tried = [seen]
+    found = _search(_trial(request), request, guess, request["step"], tried)
+    return _told(found) | {"at_base": seen}
+
+
+def _is_alike(before: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
+    """Whether a change changed nothing that requests know."""
+    return before["margins"] == seen["margins"] and all(
+        value is None or before["values"][name] == value
+        for name, value in seen["values"].items()
+    )
+
+
+def _shift(before: float | None, after: float | None, slope: float | None) -> float:
+    """Return by how much a threshold moves with a margin, as a logarithm.
+
+    ``inf`` where none says so.
+    """
+    if before is None or after is None or slope is None:
+        return inf
+    return (before - after) / slope

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.recorder import Recording
+    from sim.results.table import ResultTable
     from sim.studies.planning.observation import Sample
     from workloads.spec import RequestSpec
     from workloads.splitting import SplitBy
@@ -169,6 +170,14 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
         for replica in _replicas(config, specs, trial)
     ]
     return _in_time_of(_observed(runs, trial, warmup_s, details=details), factor)
+
+
+def requests_of(trial: Trial) -> tuple[ResultTable, Sequence[RequestSpec]]:
+    """Run a trial to its end, on one engine; return its requests and their specs."""
+    config = parse_config(dict(trial.run))
+    specs = make_workload(config.workload, config.seed).requests()
+    simulation = _TrialSimulation(config, specs, trial.bound, keeps_steps=False)
+    return simulation.record().request_table, specs
 
 
 def _some(specs: Sequence[RequestSpec], most: int | None) -> Sequence[RequestSpec]:

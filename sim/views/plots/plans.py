@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from sim.results.schema import LATENCIES
+from sim.studies.planning.outcome import is_noise
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
 
 
 _MAX_MODELS = 2
+_FAINT = "#BBBBBB"
 _MAX_BARS = 16
 
 
@@ -329,7 +331,7 @@ def tornado(plan: Plan) -> Figure:
         if any(best)
         else "Nothing that was changed moves the highest rate",
         "change of the highest rate; orange: a resource a tenth larger; "
-        "blue, red: a setting changed; below 1 % is noise of the search",
+        "blue, red: a setting changed; grey: no effect beyond noise",
     )
     panels = figure.subplots(
         ncols=max(1, len(names)),
@@ -345,7 +347,7 @@ def tornado(plan: Plan) -> Figure:
 
 
 def _largest_effect(effects: list[Plan]) -> str:
-    known = [e for e in effects if e["rate_gain"]]
+    known = [e for e in effects if e["rate_gain"] and not is_noise(e)]
     if not known:
         return ""
     most = max(known, key=lambda e: abs(e["rate_gain"]))
@@ -353,6 +355,8 @@ def _largest_effect(effects: list[Plan]) -> str:
 
 
 def _bar_colour(effect: Plan) -> str:
+    if is_noise(effect):
+        return _FAINT
     if effect["resource"]:
         return style.ORANGE
     return style.BLUE if effect["rate_gain"] >= 0 else style.VERMILLION
@@ -373,7 +377,7 @@ def _draw_bars(axes: Axes, effects: list[Plan]) -> None:
     axes.set_xlim(-1.35 * reach, 1.35 * reach)
     for place, gain in enumerate(gains):
         axes.annotate(
-            f"{gain:+.1f}",
+            "no effect" if is_noise(shown[place]) else f"{gain:+.1f}",
             (gain, place),
             xytext=(3 if gain >= 0 else -3, 0),
             textcoords="offset points",

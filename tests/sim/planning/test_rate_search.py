@@ -60,3 +60,29 @@ def test_each_rate_is_tried_once() -> None:
 def test_bounds_end_the_search(sign: float, bound: str, rate: float) -> None:
     found = find_threshold(lambda _: sign, 5.0, bounds=(2.0, 9.0))
     assert (found.at_bound, found.rate) == (bound, rate)
+
+
+@given(
+    threshold=st.floats(9.0, 11.0),
+    slope=st.floats(0.5, 30.0),
+    known=st.floats(0.75, 1.33),
+)
+def test_a_slope_that_is_known_to_a_third_saves_trials(
+    threshold: float, slope: float, known: float
+) -> None:
+    found = find_threshold(
+        lambda r: slope * log(r / threshold), 10.0, tolerance=0.02, slope=slope * known
+    )
+    assert found.rate == pytest.approx(threshold, rel=0.02)
+    assert len(found.tried) <= 3
+
+
+@given(threshold=st.floats(5.0, 20.0), slope=st.floats(0.5, 40.0))
+def test_a_slope_that_is_wrong_leads_astray_no_further(
+    threshold: float, slope: float
+) -> None:
+    """Below a cliff margins are flat, and a slope says nothing."""
+    found = find_threshold(
+        lambda r: inf if r > threshold else -1.0, 10.0, tolerance=0.02, slope=slope
+    )
+    assert found.rate == pytest.approx(threshold, rel=0.02)

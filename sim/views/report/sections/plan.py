@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.studies.planning.outcome import is_noise
 from sim.studies.planning.verdict import verdicts_of
 from sim.views.plots.plans import load_points
 from sim.views.report import charts
@@ -233,8 +234,8 @@ def _tornado(key: str, name: str, effects: Sequence[Plan]) -> charts.Chart:
     labels = tuple(f"{effect['lever']} {effect['change']}" for effect in effects)
     places = np.arange(gain.size, dtype=np.float64)
     texts = tuple(
-        f"{label}\nhighest rate {value:+.1f} %"
-        for label, value in zip(labels, gain.tolist(), strict=True)
+        f"{label}\nhighest rate {value:+.1f} %{', no effect' * is_noise(effect)}"
+        for label, value, effect in zip(labels, gain.tolist(), effects, strict=True)
     )
     bars: charts.Series = charts.Bars(
         "highest rate",
