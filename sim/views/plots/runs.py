@@ -12,7 +12,14 @@ from matplotlib.lines import Line2D
 
 from sim.errors import ConfigError
 from sim.results.differences import differing, short_names
-from sim.views.plots.style import Panels, add_steps, margins, time_unit, titled_figure
+from sim.views.plots.style import (
+    Panels,
+    add_steps,
+    fit_legend,
+    margins,
+    time_unit,
+    titled_figure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +145,7 @@ def add_legend(
         told = facts(run.tables)
         label = f"{run.label}: {told}" if told else run.label
         handles.append(Line2D([], [], linewidth=2.0, label=label, **look))
-    panels.figure.legend(
+    legend = panels.figure.legend(
         handles=handles,
         loc="upper left",
         bbox_to_anchor=(0.0165, 0.912),
@@ -146,6 +153,7 @@ def add_legend(
         handlelength=2.6,
         labelspacing=0.35,
     )
+    fit_legend(legend)
 
 
 def latest_s(runs: Sequence[Run]) -> float:

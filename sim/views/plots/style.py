@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.legend import Legend
+    from matplotlib.text import Text
 
     from sim.views.plots.binning import Envelope, Floats, StepColumns
     from sim.views.plots.tables import Tables
@@ -55,6 +57,9 @@ DPI = 150
 WIDTH_PX, HEIGHT_PX = 1600, 900
 MAX_TITLE_CHARACTERS = 110
 MAX_SUBTITLE_CHARACTERS = 120
+"""Longer lines are measured, and written smaller so that they fit."""
+_SMALLEST = 0.6
+"""Of the size of letters; what is too long at that is cut."""
 
 NUM_CDF_POINTS = 1000
 _TITLE_PAD = 22.0
@@ -168,22 +173,45 @@ def titled_figure(title: str, below: str) -> Figure:
     """Return a figure with a title, a line below it and no panel yet."""
     figure = ShownFigure()
     FigureCanvasAgg(figure)
-    headline = _one_line(title, MAX_TITLE_CHARACTERS)
-    figure.text(
+    headline = figure.text(
         0.02,
         0.955,
-        headline,
+        " ".join(title.split()),
         fontsize=mpl.rcParams["figure.titlesize"],
         fontweight=mpl.rcParams["figure.titleweight"],
     )
-    line = _one_line(below, MAX_SUBTITLE_CHARACTERS)
-    figure.text(0.02, 0.918, line, color=GREY, parse_math=False)
+    line = " ".join(below.split())
+    under = figure.text(0.02, 0.918, line, color=GREY, parse_math=False)
+    _fit(headline, MAX_TITLE_CHARACTERS)
+    _fit(under, MAX_SUBTITLE_CHARACTERS)
     return figure
 
 
-def _one_line(text: str, max_characters: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= max_characters else f"{line[: max_characters - 1]}…"
+def fit_legend(legend: Legend) -> None:
+    """Write the rows of a figure's legend smaller where they are too long for it."""
+    figure = legend.get_figure()
+    assert figure is not None
+    box, width_px = legend.get_window_extent(), figure.bbox.width
+    room_px = width_px - 2 * box.x0
+    if box.width > room_px:
+        for text in legend.get_texts():
+            size = float(text.get_fontsize()) * max(room_px / box.width, _SMALLEST)
+            text.set_fontsize(size)
+
+
+def _fit(line: Text, max_characters: int) -> None:
+    """Write a line smaller if it is long, and cut it where that is not enough."""
+    if len(line.get_text()) <= max_characters:
+        return
+    figure = line.get_figure()
+    assert figure is not None
+    room_px = (1.0 - 2 * line.get_position()[0]) * figure.bbox.width
+    share = room_px / line.get_window_extent().width
+    line.set_fontsize(float(line.get_fontsize()) * min(1.0, max(share, _SMALLEST)))
+    words = line.get_text()
+    while line.get_window_extent().width > room_px:
+        words = words[: int(len(words) * 0.97) - 1]
+        line.set_text(f"{words}…")
 
 
 @house_style

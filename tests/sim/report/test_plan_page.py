@@ -60,7 +60,8 @@ def test_numbers_are_those_of_the_plan(page: Page, plan: dict[str, Any]) -> None
         assert (each["name"], "rate", each["rate"]["value"]) in data
         assert (each["name"], "replicas", each["replicas"]) in data
         assert (each["name"], "cost_per_hour", each["cost_per_hour"]) in data
-        assert each["binding"]["sentence"] in page.visible
+        # That of the cheapest begins a sentence of the verdict, with a capital.
+        assert each["binding"]["sentence"][1:] in page.visible
     assert len(data) == 1 + 3 * len(found)
     assert all(e["answer"] in page.visible for e in plan["verdict"].values())
 
