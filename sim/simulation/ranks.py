@@ -39,17 +39,10 @@ def lock_step_of(
     Raises
     ------
     ConfigError
-        If the cost model prices the experts of one rank, or a key needs what lock-step
-        has not.
+        If a key needs what lock-step has not.
     """
     if config.data_parallel_size == 1 or not model.num_moe_layers:
         return None
-    if cost_model.describe().get("kind") == "measured":
-        raise ConfigError(
-            f"cost.kind: measured tables hold the experts of one rank, and "
-            f"engine.data_parallel_size {config.data_parallel_size} divides them; use "
-            f"roofline"
-        )
     if (config.prefill_schedule_interval or 1) > 1:
         raise ConfigError(
             f"engine.prefill_schedule_interval: where ranks step together the engine "

@@ -154,6 +154,29 @@ def test_experts_are_a_table_of_their_own(tmp_path, ranks):
     assert "experts" in cost.describe()["rest"]["measured"]
 
 
+def test_ranks_take_their_share_of_a_table_of_experts(tmp_path):
+    kernels = decode_table(), prefill_table(), products_table(MOE)
+    tables = *kernels, experts_table()
+    alone, ranks = (
+        measured(tmp_path, MOE, *tables, data_parallel_size=size) for size in (1, 4)
+    )
+    one, own = (cost.step(decodes(16)) for cost in (alone, ranks))
+    # a rank's own step has no experts: they are those of the tokens of all
+    experts_s_of_16 = 32 * experts_s(16)
+    assert one.gemm_s - own.gemm_s == pytest.approx(experts_s_of_16, rel=0.02)
+    assert own.decode_attention_s == one.decode_attention_s
+    together_s, exchange_s = ranks.together(64, 16)
+    divided, undivided = (
+        RooflineCost(model=MOE, gpu=H200, data_parallel_size=size).experts.seconds(64)
+        for size in (4, 1)
+    )
+    share = divided / undivided
+    assert 0.2 < share < 0.5
+    assert together_s == pytest.approx(32 * experts_s(64) * share, rel=0.02)
+    assert exchange_s > 0.0
+    assert own.extrapolated
+
+
 def test_experts_of_other_sizes_are_the_datasheets(tmp_path):
     kernels = decode_table(), prefill_table(), products_table(MOE), experts_table()
     other = replace(MOE, name="other", num_experts=64)
@@ -209,7 +232,7 @@ def test_latents_that_are_chosen_are_read_as_far(tmp_path):
     # no table tells of prompts: they are the datasheet's, and say so
     chunk = BatchShape(0, 0, 1, 4096, 4096, 4096 * 4097 // 2)
     step = chosen.step(chunk)
-    alone = RooflineCost(model=model, gpu=load_gpu("h200_sxm")).step(chunk)
+    alone = RooflineCost(model=model, gpu=H200).step(chunk)
     assert step.prefill_attention_s == alone.prefill_attention_s
     assert step.extrapolated
 

@@ -26,6 +26,7 @@ from sim.costs.profile import read_profile
 from sim.costs.roofline import RooflineCost
 from sim.costs.widths import ESTIMATE, read_widths, wider
 from sim.hardware.gpus import GpuSpec  # noqa: TC001 - `sim.config.plug` resolves them
+from sim.hardware.interconnects import GATHERING, All2AllBackend
 from sim.hardware.models.architecture import ModelArchitecture  # noqa: TC001
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.generation import GraphRule, KvLayout, SwapRule, SwapVariant
@@ -97,6 +98,8 @@ class MeasuredCost(FormulaCost):
         As `RooflineCost` has it; a table of all-reduces gives way to it, too.
     launch_s, enforce_eager
         As `RooflineCost` has them. Null is the profile's, for all that is no graph.
+    data_parallel_size, enable_expert_parallel, all2all_backend, network
+        As `RooflineCost` has them; heeded of several ranks, see `together`.
     swap_variant, swap_layout, swap_overlap
         As `RooflineCost` has them; null for what the engine does.
     step_overhead_s, request_overhead_s
@@ -126,6 +129,10 @@ class MeasuredCost(FormulaCost):
         link_bytes_per_s: float | None = None,
         launch_s: float | None = None,
         enforce_eager: bool = False,
+        enable_expert_parallel: bool = False,
+        data_parallel_size: int = 1,
+        all2all_backend: All2AllBackend = GATHERING,
+        network: str | dict[str, Any] | None = None,
         swap_rule: SwapRule = SwapRule(),  # noqa: B008 - frozen
         graph_rule: GraphRule = GraphRule(),  # noqa: B008 - frozen
         swap_variant: SwapVariant | None = None,
@@ -144,6 +151,14 @@ class MeasuredCost(FormulaCost):
             )
             if (value := host.get(key) if given is None else given) is not None
         }
+        ranks: dict[str, Any] = {}
+        if data_parallel_size > 1:
+            ranks = {
+                "enable_expert_parallel": enable_expert_parallel,
+                "data_parallel_size": data_parallel_size,
+                "all2all_backend": all2all_backend,
+                "network": network,
+            }
         self._rest = RooflineCost(
             model=model,
             gpu=gpu,
@@ -155,6 +170,7 @@ class MeasuredCost(FormulaCost):
             link_bytes_per_s=link_bytes_per_s,
             launch_s=launch_s,
             enforce_eager=enforce_eager,
+            **ranks,
             layer_latency_s=_OTHER_KERNELS_S,
             swap_rule=swap_rule,
             swap_variant=swap_variant,
@@ -190,6 +206,14 @@ class MeasuredCost(FormulaCost):
             *fresh,
             wider(fresh.beyond, ESTIMATE),
         )
+
+    def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges for tokens of all ranks.
+
+        Tables are of experts that the GPUs of one rank divide. More GPUs take the share
+        of it that they take of the datasheet's; exchanges are the datasheet's.
+        """
+        return self._other.together(num_tokens, most_tokens)
 
     def host_part_s(self, num_rows: int) -> float:
         """Return how long the host works on a batch of so many requests."""

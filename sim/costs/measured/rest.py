@@ -7,6 +7,7 @@ by requests, swaps, copies, and the time that launching kernels one by one takes
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sim.costs.launches import LAUNCH_S, num_launches
@@ -24,10 +25,12 @@ from sim.costs.measured.rest_tables import (
 from sim.costs.parts import Memo
 from sim.costs.transfers import ByPageSize, Swapping
 from sim.costs.widths import ESTIMATE, HEAD, KERNELS, Widths, read_widths
+from sim.hardware.interconnects import GATHERING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sim.costs.experts import RoutedExperts
     from sim.costs.parts import Rest
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer
@@ -84,6 +87,7 @@ class MeasuredRest:
         gemm, allreduce = token_curves(entry["tokens"], rest)
         self._allreduce = allreduce if rest.has_own_link else None
         self._experts = read_experts(entry, rest)
+        self._of_one_rank = self._experts_of_one_rank()
         # without a table of its experts a model's products are the datasheet's
         whole = self._experts is not None or not rest.model.num_experts
         self._gemm = gemm if whole else None
@@ -107,6 +111,14 @@ class MeasuredRest:
             launch_s = max(launch_s, LAUNCH_S)  # a bare launch is timed
         launches = num_launches(rest.model, rest.tensor_parallel_size)
         self.launches_s = launch_s * launches
+
+    def _experts_of_one_rank(self) -> RoutedExperts | None:
+        """Return the datasheet's experts as tables have them; None for one rank."""
+        if self._rest.data_parallel_size == 1:
+            return None
+        alone: dict[str, Any] = {"data_parallel_size": 1, "network": None}
+        alone |= {"enable_expert_parallel": False, "all2all_backend": GATHERING}
+        return replace(self._rest, **alone).experts
 
     # -- counts, each priced once -------------------------------------------------
 
@@ -138,7 +150,7 @@ class MeasuredRest:
             kernels_s,
             self.launching_s(num_tokens, 0),
             self.launching_s(num_tokens, 1),
-            outside or few or apart,
+            outside or few or apart or self._rest.data_parallel_size > 1,
             down,
             up,
         )
@@ -161,13 +173,22 @@ class MeasuredRest:
 
         That of the table, and what the tokens' choice of experts adds.
         """
-        if self._experts is None:
+        if self._experts is None or self._rest.data_parallel_size > 1:
             return 0.0, False, 0.0, 0.0
         experts_s, beyond, width = self._experts.at(num_tokens)
         down, up = width.squares(experts_s)
         spread_s = self._rest.expert_spread_s(num_tokens)
         square = spread_s * spread_s
         return experts_s, beyond, down + square, up + square
+
+    def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges for tokens of all ranks."""
+        experts_s, exchange_s = self._rest.together(num_tokens, most_tokens)
+        experts_s *= self._correction
+        if self._experts is not None and self._of_one_rank is not None:
+            own_s = self._correction * self._of_one_rank.seconds(num_tokens)
+            experts_s *= self._experts.at(num_tokens)[0] / own_s
+        return experts_s, exchange_s * self._correction
 
     def kernels(self, num_tokens: int) -> Part:
         """Return seconds of element-wise kernels, their starts included."""

@@ -77,7 +77,8 @@ def facts_of(
     compute and bandwidth as a smooth roofline has them: with T tokens and T* where
     both limits meet, by the squares of T and T*. ``waiting_*`` are shares of the time
     that requests spent waiting by what they waited for: a place among the running
-    (``seqs``), the step's token budget (``tokens``), blocks (``kv``).
+    (``seqs``), the step's token budget (``tokens``), blocks (``kv``). Of data-parallel
+    ranks they are means over the ranks.
     """
     c = steps_inside(recording, warmup_s, STEP_COLUMNS)
     busy_s = max(float(c["latency_s"].sum()), 1e-300)
@@ -95,7 +96,7 @@ def facts_of(
     at_kv = ~at_seqs & ~at_tokens
     is_full = c["kv_cache_usage"] >= _FULL
     return shares | {
-        "busy_share": busy_s / max(span_s, busy_s),
+        "busy_share": busy_s / max(span_s * len(recording.of_rank), busy_s),
         "num_waiting_mean": float(weight_s.sum()) / busy_s,
         "waiting_share": float(c["latency_s"][c["num_waiting"] > 0].sum()) / busy_s,
         "waiting_seqs": float(weight_s[at_seqs].sum()) / waited_s,

@@ -55,9 +55,13 @@ class Candidate:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one engine."""
+        """GPUs of one engine, of all its ranks."""
         engine = self.run["engine"]
-        keys = ("tensor_parallel_size", "pipeline_parallel_size")
+        keys = (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+        )
         return prod(int(engine.get(key, 1)) for key in keys)
 
     @property
@@ -105,9 +109,6 @@ def _candidate(plan: PlanConfig, chosen: Mapping[str, Any]) -> Candidate:
     # Everything that is left out is filled in, so that the file says what was run.
     run = config.to_data()
     model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
-    if config.engine.data_parallel_size > 1:
-        why = "data-parallel ranks are not planned; leave data_parallel_size at 1"
-        return Candidate(name, run, None, why)
     try:
         capacity = make_capacity(config.engine, model, gpu)
         make_cost_model(config, model, gpu)

@@ -80,11 +80,13 @@ def sample_of(recording: Recording, warmup_s: float, *, with_itl: bool) -> Sampl
 
 
 def _itl(recording: Recording, request_ids: NDArray[np.int64]) -> Weighted:
-    streaks = recording.streaks
-    chosen = np.isin(streaks.owner, request_ids)
-    some = Streaks()
-    some.add(streaks.owner[chosen], streaks.begin[chosen], streaks.end[chosen])
-    batches = list(InterTokenLatencies(recording.step_table, some).batches())
+    batches: list[tuple[Floats, NDArray[np.int64]]] = []
+    for part in recording.of_rank:  # streaks count the steps of their own engine
+        streaks = part.streaks
+        chosen = np.isin(streaks.owner, request_ids)
+        some = Streaks()
+        some.add(streaks.owner[chosen], streaks.begin[chosen], streaks.end[chosen])
+        batches += InterTokenLatencies(part.step_table, some).batches()
     values = [np.zeros(0), *(values for values, _ in batches)]
     weights = [np.zeros(0, np.int64), *(weights for _, weights in batches)]
     return np.concatenate(values), np.concatenate(weights)

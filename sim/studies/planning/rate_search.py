@@ -191,6 +191,8 @@ def guessed_rate(
 ) -> float:
     """Return what a steady stream of mean requests would saturate, less 30 %.
 
+    Data-parallel ranks share it evenly.
+
     With B running requests of P prompt and O output tokens, each step computes B
     decodes and B / O prompts. B is what cache, ``max_num_seqs`` and the token budget
     hold, and what keeps a step within the objectives on TPOT and ITL.
@@ -211,7 +213,8 @@ def guessed_rate(
             low = middle
         else:
             high = middle
-    return _STEADY_SHARE * low / (output * _step_s(cost_model, low, prompt, output))
+    rate = _STEADY_SHARE * low / (output * _step_s(cost_model, low, prompt, output))
+    return rate * config.engine.data_parallel_size
 
 
 def _mean_lengths(specs: Sequence[RequestSpec]) -> tuple[float, float]:

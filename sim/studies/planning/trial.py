@@ -12,6 +12,7 @@ from sim.config.tables import parse_config
 from sim.costs.pricing import AtBound
 from sim.results.metrics import SERVED
 from sim.results.objectives import Objective
+from sim.results.ranks import STEPS as RANK_STEP_KINDS
 from sim.results.recorder import Recorder
 from sim.results.step_table import MemorySteps
 from sim.simulation.run import Simulation
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sim.engine.loop import Engine
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
+    from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.results.table import ResultTable
     from sim.studies.planning.observation import Sample
@@ -244,7 +246,11 @@ class _TrialSimulation(Simulation):
         self._keeps_steps = keeps_steps
         super().__init__(config, specs=specs)
 
-    def _make_recorder(self) -> Recorder:
+    def _make_recorder(self) -> Recorder | RankRecorders:
+        if len(self.schedulers) > 1:
+            found = super()._make_recorder()
+            found.sink = MemorySteps(STEP_COLUMNS, RANK_STEP_KINDS)
+            return found
         return Recorder(
             MemorySteps(STEP_COLUMNS),
             keeps_steps=self._keeps_steps,
@@ -365,7 +371,8 @@ class OverloadWatch:
     ) -> None:
         self.was_cut = False
         self._stop = simulation.stop
-        self._active = simulation.recorder.active
+        self._recorder = simulation.recorder
+        self._schedulers = simulation.schedulers
         self._warmup_s = warmup_s
         num_counted = int((arrivals_of(simulation.specs) >= warmup_s).sum())
         self._max_queue = max(_MIN_QUEUE, _QUEUE_SHARE * simulation.num_requests)
@@ -379,7 +386,8 @@ class OverloadWatch:
         simulation.engine.observe(_LOOK_EVERY_STEPS, self._look)
 
     def _look(self, engine: Engine) -> None:
-        now_s, num_waiting = engine.env.now, engine.scheduler.num_waiting
+        now_s = engine.env.now
+        num_waiting = sum(each.num_waiting for each in self._schedulers)
         self._history.append((now_s, num_waiting))
         fewest = min((most for _, most in self._bounds), default=self._max_queue)
         if num_waiting <= min(fewest, self._max_queue):
@@ -393,7 +401,7 @@ class OverloadWatch:
             return False
         waits_s = [
             now_s - each.arrival_s
-            for each in self._active.values()
+            for each in self._recorder.active.values()
             # NaN, before the first token, differs from itself.
             if each.first_token_s != each.first_token_s
             and each.arrival_s >= self._warmup_s

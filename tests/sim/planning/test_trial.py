@@ -56,6 +56,25 @@ ASKED = {
 }
 
 
+@pytest.mark.parametrize(
+    "model", ["meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1"]
+)
+def test_values_of_ranks_are_those_of_their_tables(model: str) -> None:
+    data = run_of(60.0, 200, model=model, data_parallel_size=2)
+    trial = Trial(data, parse_objectives(ASKED))
+    seen = perform(trial, details=True)
+    results = simulate(parse_config(data))
+    summary = results.summary
+    assert len(summary["ranks"]) == 2
+    for name in ("p95_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "median_e2el_ms"):
+        assert seen.values[name] == pytest.approx(summary[name])
+    assert seen.num_requests == 200
+    assert not seen.was_cut
+    assert 0.0 < seen.facts["busy_share"] <= 1.0
+    crowded = perform(trial.at(100.0))
+    assert crowded.is_overloaded
+
+
 def test_values_are_those_of_the_tables() -> None:
     trial = Trial(run_of(30.0), parse_objectives(ASKED), warmup_share=0.1)
     seen = perform(trial)
