@@ -372,10 +372,10 @@ def test_global_heads_are_the_full_layers_own() -> None:
     assert gemma.kv_bytes_per_layer(kind=sliding) == 16 * 2 * 256 * 2
 
 
-def test_an_indexer_keeps_keys_of_its_own_and_is_not_simulated() -> None:
+def test_an_indexer_keeps_keys_of_its_own() -> None:
     model = load_model("deepseek-ai/DeepSeek-V3.2")
     assert model.kv_bytes_per_layer(8) == 576 * 2 + 132
-    assert "an indexer picks 2048 tokens" in model.not_simulated[0]
+    assert model.index_topk == 2048
 
 
 def test_unknown_name_gives_the_nearest() -> None:
