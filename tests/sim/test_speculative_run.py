@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from math import sqrt
 from typing import Any
@@ -406,3 +407,27 @@ def test_a_step_ahead_moves_requests_with_drafts_and_changes_none() -> None:
         for each in (ahead, one_by_one)
     )
     assert lasted_s == pytest.approx(expected_s)
+
+
+def test_recorded_counts_of_each_request_are_served_as_they_were(tmp_path: Any) -> None:
+    counts = [(3, 0, 2, 1), (0, 0, 0), (3, 3)]
+    lines = [{"kvsim_requests": 1}] + [
+        {
+            "arrival_s": 0.5 * i,
+            "prompt": 40,
+            "num_output_tokens": 1 + sum(each) + len(each),
+            "accepted_drafts": each,
+        }
+        for i, each in enumerate(counts)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    data = config(EAGLE, cost=CONSTANT).to_data()
+    data["workload"] = {
+        "trace": {"kind": "kvsim", "path": str(path)},
+        "acceptance": {"kind": "by_request"},
+        "output_end": "length",
+    }
+    requests = simulate(parse_config(data)).requests
+    assert requests["num_drafts"].tolist() == [len(each) for each in counts]
+    assert requests["num_accepted_tokens"].tolist() == [sum(each) for each in counts]
