@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _OF_STEPS = tuple(schema.DRAFT_STEPS)
 _OF_REQUESTS = tuple(schema.DRAFT_REQUESTS)
+_MOST_VERIFIED = 65_536
+"""Verifications that are noted before they are counted."""
 
 
 class DraftRecorder(Recorder):
@@ -39,8 +41,9 @@ class DraftRecorder(Recorder):
     def __init__(self, num_speculative_tokens: int, **more: Any) -> None:
         super().__init__(MemorySteps(kinds=self.step_kinds), **more)
         self._steps = {name: array("q") for name in _OF_STEPS}
-        self._of_request = {name: array("q") for name in _OF_REQUESTS}
-        self._num_by_accepted = [0] * (num_speculative_tokens + 1)
+        self._verified = [array("q"), array("q"), array("q")]
+        self._of_request = np.zeros((len(_OF_REQUESTS), 0), np.int64)
+        self._num_by_accepted = np.zeros(num_speculative_tokens + 1, np.int64)
         self._draft_block_s = 0.0
 
     def verified(
@@ -60,26 +63,34 @@ class DraftRecorder(Recorder):
         num_draft_blocks
             Blocks that tables hold beyond what their tokens need.
         """
-        num_drafts = num_draft_tokens = num_all_accepted = 0
-        runs, tokens, accepted = self._of_request.values()
+        ids, tokens, accepted = [], [], []
         for request, num_tokens, num_accepted in verified:
-            request_id = request.request_id
-            runs[request_id] += 1
-            tokens[request_id] += num_tokens
-            accepted[request_id] += num_accepted
-            num_drafts += 1
-            num_draft_tokens += num_tokens
-            num_all_accepted += num_accepted
-            self._num_by_accepted[num_accepted] += 1
-        row = (num_drafts, num_draft_tokens, num_all_accepted, num_draft_blocks)
+            ids.append(request.request_id)
+            tokens.append(num_tokens)
+            accepted.append(num_accepted)
+        for column, values in zip(self._verified, (ids, tokens, accepted), strict=True):
+            column.extend(values)
+        if len(self._verified[0]) >= _MOST_VERIFIED:
+            self._count()
+        row = len(ids), sum(tokens), sum(accepted), num_draft_blocks
         for column, value in zip(self._steps.values(), row, strict=True):
             column.extend([0] * (step - len(column)))
             column.append(value)
 
-    def arrived(self, request: Request) -> None:
-        super().arrived(request)
-        for column in self._of_request.values():
-            column.extend([0] * (request.request_id + 1 - len(column)))
+    def _count(self) -> None:
+        """Add what was noted to the numbers of requests and positions."""
+        ids, tokens, accepted = (np.array(each, np.int64) for each in self._verified)
+        num_requests = max(int(ids.max(initial=-1)) + 1, self._of_request.shape[1])
+        more = num_requests - self._of_request.shape[1]
+        self._of_request = np.pad(self._of_request, ((0, 0), (0, more))) + np.array(
+            [
+                np.bincount(ids, weights, num_requests).astype(np.int64)
+                for weights in (None, tokens, accepted)
+            ]
+        )
+        positions = len(self._num_by_accepted)
+        self._num_by_accepted += np.bincount(accepted, minlength=positions)
+        self._verified = [array("q") for _ in self._verified]
 
     def _emit(self, batch: Batch) -> bool:
         steps = batch["step"]
@@ -98,7 +109,8 @@ class DraftRecorder(Recorder):
         recording = super().finish(now_s)
         table = recording.request_table
         arrow, ids = table.arrow, table["request_id"]
-        for name, column in self._of_request.items():
+        self._count()
+        for name, column in zip(_OF_REQUESTS, self._of_request, strict=True):
             values = np.zeros(int(ids.max(initial=-1)) + 1, np.int64)
             values[: len(column)] = column[: len(values)]
             arrow = arrow.append_column(name, to_arrow(values[ids]))
@@ -116,7 +128,7 @@ class DraftRecorder(Recorder):
             Of the run.
         """
         num_drafts, num_tokens, num_accepted = (
-            int(np.sum(column)) for column in self._of_request.values()
+            int(np.sum(column)) for column in self._of_request
         )
         reached = np.cumsum(self._num_by_accepted[:0:-1])[::-1]
         per_position = (reached / max(num_drafts, 1)).tolist()

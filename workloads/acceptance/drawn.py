@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 from workloads._checks import between
@@ -19,7 +20,7 @@ _MASK: Final = 2**64 - 1
 _STEP: Final = 0x9E3779B97F4A7C15
 _UNIT: Final = 2.0**-53
 _Known = tuple[int, tuple[float, ...], "Sequence[int]"]
-"""Of a request: its key in the stream, its rates; or drafts left, by output."""
+"""Of a request: its key in the stream, its rates, rising; or drafts left, by output."""
 
 
 class DrawnAcceptance:
@@ -97,14 +98,11 @@ class DrawnAcceptance:
         known = self._known.get(request_index)
         if known is None:
             known = self._known[request_index] = self._learn(request_index)
-        key, rates, left = known
+        key, rising, left = known
         if left:
             return min(left[(position - 1) % len(left)], num_drafts)
         u = (_mixed(key + position) >> 11) * _UNIT
-        num_accepted = 0
-        while num_accepted < num_drafts and u < rates[num_accepted]:
-            num_accepted += 1
-        return num_accepted
+        return min(self._most - bisect_right(rising, u), num_drafts)
 
     def _learn(self, request_index: int) -> _Known:
         """Return what is drawn, or was recorded, of a request."""
@@ -118,7 +116,7 @@ class DrawnAcceptance:
             rates = self._source.rates(self._most, spec.slo_class)
             _check(rates, self._most, type(self._source).__name__)
             self._by_class[spec.slo_class] = rates
-        return key, rates, ()
+        return key, rates[::-1], ()
 
 
 def _check(rates: tuple[float, ...], most: int, owner: str) -> None:

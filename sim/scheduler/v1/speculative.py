@@ -240,14 +240,16 @@ class SpeculativeScheduler(BatchQueueScheduler):
         A drafter writes there, rejected drafts have left them, or drafts in flight
         will. O(running).
         """
-        num_entries, num_blocks = self.groups.num_entries, 0
+        num_blocks, size = 0, self.block_size
+        num_entries = self.groups.num_entries if len(self.layout.groups) > 1 else None
         for request in self.running:
-            num_tokens, num_computed = request.num_tokens, request.num_computed_tokens
-            num_tokens = min(num_tokens, num_computed)
-            num_held = 0
-            for own in request.table.groups:
-                num_held += len(own.blocks)
-            num_beyond = num_held - num_entries(num_tokens)
+            num_tokens = min(request.num_tokens, request.num_computed_tokens)
+            if num_entries is None:
+                (own,) = request.table.groups
+                num_beyond = len(own.blocks) + -num_tokens // size
+            else:
+                num_held = sum(len(own.blocks) for own in request.table.groups)
+                num_beyond = num_held - num_entries(num_tokens)
             if num_beyond > 0:
                 num_blocks += num_beyond
         return num_blocks
