@@ -1,20 +1,18 @@
-"""The public face: results with their figures, and a function for each question."""
+"""The public face: a function for each question."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sim.costs import crossover as comparison
 from sim.errors import ConfigError
-from sim.results import run
 from sim.results.differences import differing
 from sim.simulation.simulate import simulate as _simulate
 from sim.simulation.workload import read_requests
 from sim.studies.planning import solve
 from sim.studies.planning.spec import load_plan
-from sim.studies.planning.verdict import Verdict, verdicts_of
 from sim.studies.prefixes import report as prefixes
 from sim.studies.sweeps.dataset import RowMaker, text_keys
 from sim.studies.sweeps.expand import Sweep
@@ -24,17 +22,23 @@ from sim.studies.sweeps.spec import load_sweep
 from sim.studies.sweeps.supplies import gather
 from sim.studies.sweeps.task import run_summary
 from sim.studies.validation import run as validation
+from sim.views.results import (
+    CrossoverReport,
+    PlanResult,
+    PrefixReport,
+    Results,
+    Validation,
+    with_figures,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from sim.config.files import Overrides
     from sim.config.tables import RunConfig
     from sim.studies.sweeps.job import Executor
-    from sim.views.plots.accessor import NamedFigures, RunPlots
     from workloads.spec import RequestSpec
 
 __all__ = [
@@ -47,88 +51,6 @@ __all__ = [
     "sweep",
     "validate",
 ]
-
-_Face = TypeVar("_Face")
-
-
-def _with_figures(face: type[_Face], found: Any) -> _Face:
-    """Return what was found as the class of this module that adds its figures."""
-    return face(**{each.name: getattr(found, each.name) for each in fields(found)})
-
-
-class Results(run.Results):
-    """What a simulation found, in memory or on disk.
-
-    Parameters
-    ----------
-    config
-        The configuration that was run.
-    recording
-        Its tables.
-    summary
-        JSON-ready numbers and provenance; no NaN, no wall time.
-
-    Examples
-    --------
-    >>> from kvsim import load_config, simulate
-    >>> config = load_config("examples/demo.yaml", {"workload.preset.duration_s": 60})
-    >>> results = simulate(config)
-    >>> results.summary["completed"], len(results.requests)
-    (366, 366)
-    >>> float(results.steps["kv_cache_usage"].max().round(3))
-    0.568
-    >>> round(results.summary["kv_cache_usage_max"], 3)
-    0.568
-    >>> figure = results.plot.kv_cache_usage()
-    """
-
-    @classmethod
-    def load(cls, directory: Path | str) -> Results:
-        """Read what ``kvsim run`` wrote; tables are read when they are asked for.
-
-        Parameters
-        ----------
-        directory
-            Holds ``config.yaml``, ``summary.json`` and the tables.
-
-        Raises
-        ------
-        ResultsError
-            If it does not, or another release wrote them.
-
-        Examples
-        --------
-        >>> from tempfile import TemporaryDirectory
-        >>> from kvsim import Results, load_config, simulate
-        >>> config = load_config("examples/demo.yaml", ["workload.preset.duration_s=9"])
-        >>> with TemporaryDirectory() as directory:
-        ...     results = simulate(config)
-        ...     results.write(directory)
-        ...     again = Results.load(directory)
-        ...     again.requests.equals(results.requests)
-        True
-        """
-        return super().load(directory)
-
-    @property
-    def plot(self) -> RunPlots:
-        """The figures, by name: ``results.plot.queues()``; `dir` lists them."""
-        from sim.views.plots.accessor import RunPlots  # noqa: PLC0415 - matplotlib
-
-        return RunPlots(self)
-
-    def draw(self, directory: Path) -> list[Path]:
-        """Draw all figures as PNG into `directory`; return their paths."""
-        from sim.views.plots.output import write_pngs  # noqa: PLC0415
-        from sim.views.plots.ranks import figures_of  # noqa: PLC0415 - matplotlib
-
-        return write_pngs(*figures_of(self), directory)
-
-    def _repr_html_(self) -> str:
-        """Return the summary as a notebook shows it."""
-        from sim.views.notebook import summary_html  # noqa: PLC0415 - notebooks only
-
-        return summary_html(self.summary)
 
 
 def simulate(config: RunConfig) -> Results:
@@ -158,7 +80,7 @@ def simulate(config: RunConfig) -> Results:
     >>> summary["num_gpu_blocks"], summary["completed"], summary["num_preemptions"]
     (15587, 366, 0)
     """
-    return _with_figures(Results, _simulate(config))
+    return with_figures(Results, _simulate(config))
 
 
 def sweep(
@@ -238,16 +160,6 @@ def _executor(jobs: Sequence[Job], num_workers: int | None) -> Executor:
     )
 
 
-class PrefixReport(prefixes.PrefixReport):
-    """A prefix curve with its figure."""
-
-    def plot(self) -> Figure:
-        """Draw the curve, its bound and the answer."""
-        from sim.views.plots.traffic_curve import prefix_hits  # noqa: PLC0415 - matplotlib
-
-        return prefix_hits(self)
-
-
 def hit_curve(
     requests: Sequence[RequestSpec] | Path | str, **question: Any
 ) -> PrefixReport:
@@ -296,38 +208,7 @@ def hit_curve(
     if isinstance(requests, str | Path):
         name, requests = Path(requests).name, read_requests(requests)
     found = prefixes.prefix_report(name, requests, asked, memory)
-    return _with_figures(PrefixReport, found)
-
-
-class PlanResult(solve.PlanResult):
-    """What a plan found, with its figures."""
-
-    @property
-    def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdict by model: does one replica hold, and what to buy."""
-        return verdicts_of(self.data)
-
-    def _repr_html_(self) -> str:
-        from sim.views.notebook import verdict_html  # noqa: PLC0415
-
-        shown = [verdict_html(each.to_dict()) for each in self.verdicts.values()]
-        return f"<div>{''.join(shown)}{self.table.to_html(index=False)}</div>"
-
-    @property
-    def plot(self) -> NamedFigures:
-        """The figures by name: ``plot.capacity_curves()``; `dir` lists them."""
-        from sim.views.plots.accessor import NamedFigures  # noqa: PLC0415 - matplotlib
-        from sim.views.plots.plans import PLAN_FIGURES  # noqa: PLC0415
-
-        return NamedFigures(PLAN_FIGURES, self.data)
-
-    def write(self, directory: Path, *, wall_s: float, figures: bool = False) -> None:
-        super().write(directory, wall_s=wall_s)
-        if figures:
-            from sim.views.plots.output import write_pngs  # noqa: PLC0415
-            from sim.views.plots.plans import PLAN_FIGURES  # noqa: PLC0415
-
-            write_pngs(PLAN_FIGURES, self.data, directory / "figures")
+    return with_figures(PrefixReport, found)
 
 
 def plan(
@@ -380,17 +261,7 @@ def plan(
         SerialExecutor() if num_workers == 1 else solve.executor_for(asked, num_workers)
     )
     with executor:
-        return _with_figures(PlanResult, solve.solve(asked, executor))
-
-
-class CrossoverReport(comparison.CrossoverReport):
-    """The answer of `crossover` with its figure."""
-
-    def plot(self) -> Figure:
-        """Draw the comparison; both axes logarithmic."""
-        from sim.views.plots.crossover import swap_or_recompute  # noqa: PLC0415 - matplotlib
-
-        return swap_or_recompute(self.found, self.title)
+        return with_figures(PlanResult, solve.solve(asked, executor))
 
 
 def crossover(
@@ -435,19 +306,7 @@ def crossover(
     """
     file = None if profile is None else Path(profile)
     question = comparison.Question(model=model, file=file, gpu=gpu, **engine)
-    return _with_figures(CrossoverReport, question.answer())
-
-
-class Validation(validation.Validation):
-    """A measured run beside the simulated one, with figures."""
-
-    @property
-    def plot(self) -> NamedFigures:
-        """The figures by name, such as ``plot.states()``; `dir` lists them."""
-        from sim.views.plots.accessor import NamedFigures  # noqa: PLC0415 - matplotlib
-        from sim.views.plots.validation import figures_of  # noqa: PLC0415
-
-        return NamedFigures(figures_of(self), self)
+    return with_figures(CrossoverReport, question.answer())
 
 
 def validate(
@@ -507,5 +366,5 @@ def validate(
     found = validation.validate_file(
         config, Path(measured), series, fit=fit, fit_on=fit_on
     )
-    found = replace(found, results=_with_figures(Results, found.results))
-    return _with_figures(Validation, found)
+    found = replace(found, results=with_figures(Results, found.results))
+    return with_figures(Validation, found)

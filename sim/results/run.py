@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """What a simulation found; `sim.api.Results` adds the figures."""
+    """What a simulation found; `sim.views.results.Results` adds the figures."""
 
     config: RunConfig
     recording: Recording | RunFolder

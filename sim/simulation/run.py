@@ -25,24 +25,19 @@ from sim.errors import ConfigError, SchedulerError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results import summary
-from sim.results.drafts import DraftRecorder
-from sim.results.group_usage import GroupUsage
-from sim.results.metrics import goodput
 from sim.results.objectives import parse_objectives
-from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
-from sim.results.transfers import OffloadRecorder, transfer_numbers
-from sim.results.verdict import judged
+from sim.results.transfers import OffloadRecorder
 from sim.scheduler.base import schedules_groups
 from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.groups.scheduler import GroupScheduler
-from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
-from sim.simulation import intervals, ranks
+from sim.simulation import intervals, optional, ranks
 from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
 from sim.simulation.layout import frees_lone_window
-from sim.simulation.offloading import make_worker, transfer_log
+from sim.simulation.offloading import make_worker
+from sim.simulation.recorders import make_recorder
 from sim.simulation.schedulers import make_scheduler
 from sim.simulation.speculative import make_sampler
 from sim.simulation.workload import make_workload
@@ -60,6 +55,7 @@ if TYPE_CHECKING:
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
+    from sim.results.ranks import RankRecorders
     from sim.results.table import ResultTable
     from sim.scheduler.base import Scheduler
     from workloads.spec import RequestSpec
@@ -163,43 +159,13 @@ class Simulation:
         return make_cost_model(self.config, model, gpu)
 
     def _make_recorder(self) -> Recorder | RankRecorders:
-        keeps_steps, front_end_s = self._keeps_steps, self.config.front_end_s
-        groups = [self._group_usage() for _ in self.schedulers]
-        drafts = self.config.engine.speculative
-        if isinstance(self.scheduler, ConnectorScheduler):
-            log = transfer_log(self.config.engine, self.capacity, self.scheduler)
-            return OffloadRecorder(
-                log,
-                keeps_steps=keeps_steps,
-                groups=groups[0],
-                front_end_s=front_end_s,
-            )
-        if drafts is not None:
-            return DraftRecorder(
-                drafts.num_speculative_tokens,
-                keeps_steps=keeps_steps,
-                groups=groups[0],
-                front_end_s=front_end_s,
-            )
-        if len(groups) == 1:
-            return Recorder(
-                keeps_steps=keeps_steps, groups=groups[0], front_end_s=front_end_s
-            )
-        lock = self._lock_step
-        waits_s = [
-            () if lock is None else lock.ranks[i].waits_s for i in range(len(groups))
-        ]
-        return RankRecorders(
-            waits_s, keeps_steps=keeps_steps, groups=groups, front_end_s=front_end_s
+        return make_recorder(
+            self.config,
+            self.capacity,
+            self.schedulers,
+            self._lock_step,
+            keeps_steps=self._keeps_steps,
         )
-
-    def _group_usage(self) -> GroupUsage | None:
-        """Return what takes what groups hold, where there are several kinds."""
-        kinds = self.capacity.kv_cache_groups
-        is_told = self._keeps_steps and getattr(self.scheduler, "groups", None)
-        if len(kinds) < 2 or not is_told:
-            return None
-        return GroupUsage([kind["num_groups"] for kind in kinds])
 
     def _make_client(self) -> Client:
         client, waits = self._client_of_engine(), self.config.workload.client
@@ -443,7 +409,8 @@ class Simulation:
         numbers = summary.numbers(
             recording, self.capacity, self.num_requests, self.env.now
         )
-        numbers |= self._steps_in_flight() | self._front_end()
+        numbers |= optional.steps_in_flight(self.engine, self.scheduler)
+        numbers |= optional.front_end(self.config)
         self._warn_of(recording, numbers)
         cost = self.cost_model.describe()
         return (
@@ -451,9 +418,11 @@ class Simulation:
             | numbers
             | summary.groups(recording, traffic)
             | summary.kv_cache_groups(recording, self.capacity, self.env.now)
-            | self._tier(recording)
-            | self._goodput(recording)
-            | self._verdict(recording, numbers)
+            | optional.tier(self.recorder, recording, self.env.now)
+            | optional.within_limits(
+                self.config, recording, self.num_requests, self.env.now
+            )
+            | optional.verdict(self._objectives, recording, numbers, self.num_requests)
             | self._counters(recording)
             | ({} if self._patient is None else self._patient.summary())
             | {
@@ -476,58 +445,14 @@ class Simulation:
         )
 
     def _counters(self, recording: Recording) -> dict[str, Any]:
-        """Return what schedulers counted, and what is told of drafts or ranks."""
-        if isinstance(self.recorder, DraftRecorder):
-            num_blocks = self.capacity.num_gpu_blocks - 1
-            return self.scheduler.summary() | self.recorder.summary(
-                num_blocks, self.env.now
-            )
-        if isinstance(self.recorder, Recorder):
-            return self.scheduler.summary()
-        told = [scheduler.summary() for scheduler in self.schedulers]
-        return ranks.merged_counters(told) | ranks.numbers_of_ranks(
-            recording, self.recorder, self.schedulers, self.env.now, self._lock_step
+        return optional.counters(
+            self.recorder,
+            self.schedulers,
+            recording,
+            self.capacity.num_gpu_blocks - 1,
+            self.env.now,
+            self._lock_step,
         )
-
-    def _tier(self, recording: Recording) -> dict[str, Any]:
-        """Return what the tier behind the pool held and moved, where there is one."""
-        if not isinstance(self.recorder, OffloadRecorder):
-            return {}
-        num_chunks = self.recorder.transfers.num_chunks
-        return transfer_numbers(recording, num_chunks, self.env.now)
-
-    def _steps_in_flight(self) -> dict[str, Any]:
-        """Return what steps side by side gained and wasted, where there are any."""
-        batches = getattr(self.engine, "batches", None)  # ranks have none
-        if batches is None:
-            return {}
-        scheduler: Any = self.scheduler
-        return {
-            "overlapped_s": batches.overlapped_s,
-            "num_wasted_tokens": scheduler.num_wasted_tokens,
-        }
-
-    def _front_end(self) -> dict[str, Any]:
-        """Return what latencies have beyond the engine's, if they have."""
-        front_end = self.config.front_end
-        if front_end is None:
-            return {}
-        return {"front_end": front_end.describe(self.config.engine.version)}
-
-    def _goodput(self, recording: Recording) -> dict[str, Any]:
-        """Return what was served within the limits, if the configuration has any."""
-        asked = self.config.goodput
-        if asked is None:
-            return {}
-        table, num_requests = recording.request_table, self.num_requests
-        return goodput(table, asked.limits_ms, num_requests, self.env.now)
-
-    def _verdict(self, recording: Recording, numbers: dict[str, Any]) -> dict[str, Any]:
-        """Return whether the run kept what it promised, if it promised anything."""
-        if not self._objectives:
-            return {}
-        found = judged(self._objectives, recording, numbers, self.num_requests)
-        return {"verdict": found.to_dict()}
 
     def _warn_of(self, recording: Recording, numbers: dict[str, Any]) -> None:
         """Say where numbers could be taken for more than they are."""

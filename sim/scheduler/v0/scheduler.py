@@ -26,8 +26,8 @@ from sim.scheduler.v0.phases import (
     RunningPhase,
     SwappedInOutputs,
     SwappedPhase,
-    WaitingPhase,
 )
+from sim.scheduler.v0.waiting import WaitingPhase
 
 if TYPE_CHECKING:
     from collections.abc import Callable

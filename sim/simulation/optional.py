@@ -1,0 +1,91 @@
+"""What the summary says of parts that only some runs have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.results.drafts import DraftRecorder
+from sim.results.metrics import goodput
+from sim.results.recorder import Recorder, Recording
+from sim.results.transfers import OffloadRecorder, transfer_numbers
+from sim.results.verdict import judged
+from sim.simulation import ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.config.tables import RunConfig
+    from sim.engine.engines import Engines
+    from sim.engine.lock_step import LockStep
+    from sim.engine.loop import Engine
+    from sim.results.objectives import Objective
+    from sim.results.ranks import RankRecorders
+    from sim.scheduler.base import Scheduler
+
+
+def counters(  # noqa: PLR0917 - the parts of a run
+    recorder: Recorder | RankRecorders,
+    schedulers: Sequence[Scheduler],
+    recording: Recording,
+    num_usable_blocks: int,
+    now_s: float,
+    lock: LockStep | None,
+) -> dict[str, Any]:
+    """Return what schedulers counted, and what is told of drafts or ranks."""
+    if isinstance(recorder, DraftRecorder):
+        return schedulers[0].summary() | recorder.summary(num_usable_blocks, now_s)
+    if isinstance(recorder, Recorder):
+        return schedulers[0].summary()
+    told = [scheduler.summary() for scheduler in schedulers]
+    return ranks.merged_counters(told) | ranks.numbers_of_ranks(
+        recording, recorder, schedulers, now_s, lock
+    )
+
+
+def tier(
+    recorder: Recorder | RankRecorders, recording: Recording, now_s: float
+) -> dict[str, Any]:
+    """Return what the tier behind the pool held and moved, where there is one."""
+    if not isinstance(recorder, OffloadRecorder):
+        return {}
+    return transfer_numbers(recording, recorder.transfers.num_chunks, now_s)
+
+
+def steps_in_flight(engine: Engine | Engines, scheduler: Any) -> dict[str, Any]:
+    """Return what steps side by side gained and wasted, where there are any."""
+    batches = getattr(engine, "batches", None)  # ranks have none
+    if batches is None:
+        return {}
+    return {
+        "overlapped_s": batches.overlapped_s,
+        "num_wasted_tokens": scheduler.num_wasted_tokens,
+    }
+
+
+def front_end(config: RunConfig) -> dict[str, Any]:
+    """Return what latencies have beyond the engine's, if they have."""
+    if config.front_end is None:
+        return {}
+    return {"front_end": config.front_end.describe(config.engine.version)}
+
+
+def within_limits(
+    config: RunConfig, recording: Recording, num_requests: int, now_s: float
+) -> dict[str, Any]:
+    """Return what was served within the limits, if the configuration has any."""
+    if config.goodput is None:
+        return {}
+    limits_ms = config.goodput.limits_ms
+    return goodput(recording.request_table, limits_ms, num_requests, now_s)
+
+
+def verdict(
+    objectives: Sequence[Objective],
+    recording: Recording,
+    numbers: dict[str, Any],
+    num_requests: int,
+) -> dict[str, Any]:
+    """Return whether the run kept what it promised, if it promised anything."""
+    if not objectives:
+        return {}
+    return {"verdict": judged(objectives, recording, numbers, num_requests).to_dict()}
