@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         "swap_space": (0.001, SWAP),
         "sliding_window": (32, {}),
         "max_paddings": (0, {}),
+        "cudagraph_capture_sizes": ([512], {}),
     },
     "v0": {
         "preemption_victim": ("most_blocks", {}),
@@ -86,6 +87,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
             2,
             CHUNKS | {"long_prefill_token_threshold": 16},
         ),
+        "cudagraph_capture_sizes": ([512], {}),
     },
     "v1": {
         "preemption_victim": ("most_blocks", {}),
@@ -112,6 +114,7 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
         ),
         "prefill_schedule_interval": (4, {}),
         "async_scheduling": (True, {}),
+        "cudagraph_capture_sizes": ([512], {}),
         "speculative_config": ({"method": "mtp", "num_speculative_tokens": 2}, {}),
     },
     "hf_fifo": {

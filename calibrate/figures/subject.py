@@ -11,6 +11,7 @@ from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated, longest_share
 from calibrate.figures.axes import LAYOUTS, TIED
 from calibrate.points import estimator_of, points_of
+from calibrate.side_by_side import side_by_side
 from sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,37 +70,37 @@ class HeldOut:
 def held_out(estimator: KernelEstimator, columns: Columns, time_s: Floats) -> HeldOut:
     """Return the errors at points held out; shapes are once each."""
     folds = np.random.default_rng(0).permutation(len(time_s)) % NUM_FOLDS
-    inside = np.full(len(time_s), np.nan)
-    for fold in range(NUM_FOLDS):
-        _judge(estimator, columns, time_s, folds == fold, inside)
-    beyond = np.full(len(time_s), np.nan)
+    parts = [(folds == fold, False) for fold in range(NUM_FOLDS)]
     axis = estimator.long or LAYOUTS[estimator.operation].along
     longest = longest_share(columns[axis])
     if longest.any() and (~longest).sum() >= NUM_FOLDS:
-        _judge(estimator, columns, time_s, longest, beyond, trend=True)
+        parts.append((longest, True))
+    jobs = [(estimator, columns, time_s, *part) for part in parts]
+    found = side_by_side(_errors_at, jobs, [len(time_s)] * len(jobs))
+    inside, beyond = np.full((2, len(time_s)), np.nan)
+    for (held, trend), errors in zip(parts, found, strict=True):
+        (beyond if trend else inside)[held] = errors
     return HeldOut(inside, beyond)
 
 
-def _judge(
+def _errors_at(
     estimator: KernelEstimator,
     columns: Columns,
     time_s: Floats,
     held: Mask,
-    errors: Floats,
-    *,
-    trend: bool = False,
-) -> None:
-    """Write the errors at `held` of a fit to the rest; none where it has too few."""
+    trend: bool,
+) -> Floats:
+    """Return the errors at `held` of a fit to the rest; NaN where it has too few."""
     kept = {key: values[~held] for key, values in columns.items()}
     asked = {key: values[held] for key, values in columns.items()}
     try:
-        fresh = estimator.fresh().fit(kept, time_s[~held], judge=trend)
+        fresh = estimator.lean().fit(kept, time_s[~held], judge=trend)
     except UserError:
-        return
-    percent = 100.0 * (fresh.predict(asked) / time_s[held] - 1.0)
+        return np.full(int(held.sum()), np.nan)
+    percent: Floats = 100.0 * (fresh.predict(asked) / time_s[held] - 1.0)
     if not trend:
         percent[fresh.extrapolated(asked)] = np.nan
-    errors[held] = percent
+    return percent
 
 
 @dataclass(frozen=True, slots=True)

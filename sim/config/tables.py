@@ -103,6 +103,7 @@ class EngineConfig(ConfigTable):
     evictor: str | Kind | None = None
     enable_chunked_prefill: bool | None = None
     enforce_eager: bool = False
+    cudagraph_capture_sizes: Literal["release"] | list[Count] | None = None
     engine_version: str | None = None
     preemption_mode: Literal["recompute", "swap"] | None = None
     preemption_victim: str | Kind | None = None
@@ -353,9 +354,14 @@ class RunConfig(ConfigTable):
         dumped = self.model_dump()  # as JSON, the numbers that shares name were text
         workload = dumped["workload"]
         dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
-        for key in ("objectives", "front_end"):
-            if dumped[key] is None:
-                del dumped[key]  # files as they were before runs had any
+        engine, sizes = dumped["engine"], "cudagraph_capture_sizes"
+        for table, key in (
+            (dumped, "objectives"),
+            (dumped, "front_end"),
+            (engine, sizes),
+        ):
+            if table[key] is None:
+                del table[key]  # files as they were before runs had any
         return dumped
 
     @property

@@ -11,6 +11,7 @@ from numpy import ndarray
 from sim.costs.collectives import all_reduce_s
 from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
 from sim.costs.experts import RoutedExperts, touched_experts_spread
+from sim.costs.graphs import padded
 from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.parts import (
     Count,
@@ -368,10 +369,11 @@ class RooflineCost(RooflineParameters, FormulaCost):
             return kept
         parts = 0.0, 0.0, 0.0
         if num_tokens:
+            computed = padded(self.graph_sizes, num_tokens)
             parts = (
-                self._gemm_s(num_tokens),
-                self._allreduce_s(num_tokens),
-                self._kernels_s + self._elementwise_token_s * num_tokens,
+                self._dense_s(computed) + self._experts_s(num_tokens),
+                self._allreduce_s(computed),
+                self._kernels_s + self._elementwise_token_s * computed,
             )
         return self._token_parts.keep(num_tokens, parts)
 
@@ -382,13 +384,16 @@ class RooflineCost(RooflineParameters, FormulaCost):
         one_s = all_reduce_s(self._link, self.tensor_parallel_size, message)
         return self._num_collectives * one_s
 
-    def _gemm_s(self, num_tokens: int) -> float:
+    def _dense_s(self, num_tokens: int) -> float:
         memory_s = self._weights_s + self._gemm_token_memory_s * num_tokens
         compute_s = self._gemm_token_compute_s * num_tokens
-        gemm_s = sqrt(memory_s * memory_s + compute_s * compute_s)
-        if self.experts is not None and self.data_parallel_size == 1:
-            gemm_s += self.experts.seconds(num_tokens)
-        return gemm_s
+        return sqrt(memory_s * memory_s + compute_s * compute_s)
+
+    def _experts_s(self, num_tokens: int) -> float:
+        # tokens that fill a graph up are all alike, and choose the same experts
+        if self.experts is None or self.data_parallel_size > 1:
+            return 0.0
+        return self.experts.seconds(num_tokens)
 
     def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
         """Return seconds of experts and of exchanges for tokens of all ranks.

@@ -115,6 +115,9 @@ class RooflineParameters:
     link_bytes_per_s
         What collectives of long messages reach over a node's link, one way; replaces
         the link's rate. Fitted by ``kvsim validate --fit links``.
+    graph_sizes
+        Tokens to which products, collectives and element-wise kernels of a step are
+        filled up, as it runs in a CUDA graph; injected. None: they are not.
     launch_s
         Seconds of the host to launch a kernel, where `enforce_eager` (injected) has
         all launched one by one; None for `sim.costs.launches.LAUNCH_S`.
@@ -161,6 +164,7 @@ class RooflineParameters:
     all2all_backend: All2AllBackend = GATHERING
 
     enforce_eager: bool = False
+    graph_sizes: tuple[int, ...] = ()
 
     link_bytes_per_s: float | None = field(default=None, metadata=_CHOICE)
     launch_s: float | None = field(default=None, metadata=_CHOICE)
@@ -392,6 +396,7 @@ class RooflineParameters:
             "data_parallel_size": is_divided and self.data_parallel_size,
             "all2all_backend": is_divided and self.all2all_backend,
             "link_bytes_per_s": self.link_bytes_per_s,
+            "graph_sizes": list(self.graph_sizes),
             "gpu_not_judged": not self.gpu.is_judged and _NOT_JUDGED,
         }
         return {

@@ -14,6 +14,7 @@ from sim.config.plug import build
 from sim.costs import COST_MODELS
 from sim.costs.ahead import HostAhead
 from sim.costs.base import CostModel, pricer_of
+from sim.costs.graphs import release_sizes
 from sim.costs.launches import EagerRooflineCost
 from sim.costs.pipeline import PipelineCost, StageLinks
 from sim.costs.roofline import RooflineCost
@@ -179,6 +180,7 @@ def _built_cost_model(
         "swap_rule": engine.generation.swap,
         "enforce_eager": engine.enforce_eager,
         "graph_rule": GraphRule() if engine.enforce_eager else engine.generation.graphs,
+        "graph_sizes": graph_sizes(engine),
         **_links(config),
     }
     own = {key: config.cost[key] for key in config.cost if key != DRAFT_STEP_KEY}
@@ -190,6 +192,22 @@ def _built_cost_model(
     if config.cost["kind"] not in COST_MODELS:
         _check_protocol(cost_model, config.cost["kind"])
     return speculative_cost(config, cost_model, model, gpu, context)
+
+
+def graph_sizes(engine: EngineConfig) -> tuple[int, ...]:
+    """Return the sizes to which steps are filled up; none where that is not asked."""
+    asked = engine.cudagraph_capture_sizes
+    if asked is None:
+        return ()
+    rule, key = engine.generation.graphs, "engine.cudagraph_capture_sizes"
+    if engine.enforce_eager:
+        raise ConfigError(f"{key}: enforce_eager runs without CUDA graphs; remove it")
+    if engine.speculative is not None:
+        raise ConfigError(f"{key}: sizes for drafts are not built; remove it")
+    if asked == "release":
+        seqs, budget = engine.max_num_seqs, engine.max_num_batched_tokens
+        return release_sizes(rule, engine.version, seqs, budget)
+    return tuple(sorted(set(asked)))
 
 
 LINK_KEYS = ("interconnect", "enable_expert_parallel")

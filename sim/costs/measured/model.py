@@ -96,7 +96,7 @@ class MeasuredCost(FormulaCost):
         interconnect of another rate than the GPU's own.
     link_bytes_per_s
         As `RooflineCost` has it; a table of all-reduces gives way to it, too.
-    launch_s, enforce_eager
+    launch_s, enforce_eager, graph_sizes
         As `RooflineCost` has them. Null is the profile's, for all that is no graph.
     data_parallel_size, enable_expert_parallel, all2all_backend, network
         As `RooflineCost` has them; heeded of several ranks, see `together`.
@@ -133,6 +133,7 @@ class MeasuredCost(FormulaCost):
         data_parallel_size: int = 1,
         all2all_backend: All2AllBackend = GATHERING,
         network: str | dict[str, Any] | None = None,
+        graph_sizes: tuple[int, ...] = (),
         swap_rule: SwapRule = SwapRule(),  # noqa: B008 - frozen
         graph_rule: GraphRule = GraphRule(),  # noqa: B008 - frozen
         swap_variant: SwapVariant | None = None,
@@ -171,6 +172,7 @@ class MeasuredCost(FormulaCost):
             launch_s=launch_s,
             enforce_eager=enforce_eager,
             **ranks,
+            graph_sizes=graph_sizes,
             layer_latency_s=_OTHER_KERNELS_S,
             swap_rule=swap_rule,
             swap_variant=swap_variant,

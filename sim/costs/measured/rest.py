@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sim.costs.graphs import padded
 from sim.costs.launches import LAUNCH_S, num_launches
 from sim.costs.measured.reading import token_curves
 from sim.costs.measured.rest_tables import (
@@ -131,10 +132,11 @@ class MeasuredRest:
         )
         kernels_s, _, kernels_width = self.kernels(num_tokens)
         outside, apart = True, False
+        computed = padded(self._rest.graph_sizes, num_tokens)
         if self._gemm is not None:
-            gemm_s, outside = self._gemm.at(num_tokens)
+            gemm_s, outside = self._gemm.at(computed)
         if self._allreduce is not None:
-            allreduce_s, apart = self._allreduce.at(num_tokens)
+            allreduce_s, apart = self._allreduce.at(computed)
         experts_s, few, down, up = self.experts(num_tokens)
         for width, seconds in (
             (self._gemm_widths[outside], gemm_s),
@@ -193,7 +195,7 @@ class MeasuredRest:
     def kernels(self, num_tokens: int) -> Part:
         """Return seconds of element-wise kernels, their starts included."""
         if self._kernels is not None:
-            return self._kernels.at(num_tokens)
+            return self._kernels.at(padded(self._rest.graph_sizes, num_tokens))
         kernels_s = self._correction * self._rest.token_parts(num_tokens)[2]
         return Part(kernels_s, False, KERNELS)
 

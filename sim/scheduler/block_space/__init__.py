@@ -48,7 +48,13 @@ V0_2 = Generation(
     versions=r"0\.2(\.\d{1,3})?",
     versions_in_words="0.2",
     keys=frozenset(
-        {"max_paddings", "preemption_victim", "sliding_window", "watermark"}
+        {
+            "cudagraph_capture_sizes",
+            "max_paddings",
+            "preemption_victim",
+            "sliding_window",
+            "watermark",
+        }
     ),
     enable_prefix_caching=None,
     has_cpu_tier=True,

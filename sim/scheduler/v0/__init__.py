@@ -29,6 +29,7 @@ V0 = Generation(
     versions_in_words="0.7",
     keys=frozenset(
         {
+            "cudagraph_capture_sizes",
             "enable_chunked_prefill",
             "evictor",
             "long_prefill_token_threshold",

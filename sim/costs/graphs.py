@@ -1,0 +1,72 @@
+"""CUDA graphs: the sizes that a release captures, to which it fills steps up."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from sim.scheduler.v1.dialect import dialect_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.scheduler.generation import GraphRule
+
+_SMALLEST: Final = (1, 2, 4)
+_STRIDE: Final = 8
+_WIDE_STRIDE: Final = 16
+_WIDE_FROM: Final = 256
+"""From here on sizes lie further apart, since 0.11.2."""
+_MAX_NUM_SEQS: Final = 256
+"""Of every release where nothing else is said; V1 has more on large GPUs, which
+changes no size."""
+_BUDGET_MINOR: Final = 24
+"""Since 0.24 at the latest the most tokens of a step are a size, if small enough."""
+_SEQS_MINOR: Final = 29
+"""Since 0.29 the most sequences are one, too; not in 0.28."""
+_NARROW: Final = ("0.11", "0.11.0", "0.11.1")
+
+
+def release_sizes(
+    rule: GraphRule,
+    engine_version: str,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+) -> tuple[int, ...]:
+    """Return the tokens of the graphs that a release captures, in ascending order.
+
+    Before V1 only decodes are graphs; up to 0.11.1 sizes lie 8 apart throughout. On
+    GPUs of the Blackwell data centre family 0.28 and later go on to 1,024, which is
+    left out.
+
+    Source: vLLM 0.2.7 and 0.7.3 ``worker/model_runner.py`` and ``config.py``; 0.11.0,
+    0.11.2, 0.24 to 0.33 ``config/vllm.py`` (`_set_cudagraph_sizes`).
+    """
+    seqs = max_num_seqs or _MAX_NUM_SEQS
+    if rule.only_decodes:
+        most = min(-(-seqs // _STRIDE) * _STRIDE, rule.max_tokens)
+        return _strided(most, most)
+    budget = max_num_batched_tokens or rule.max_tokens
+    most = min(2 * seqs, rule.max_tokens, budget)
+    minor = dialect_of(engine_version).minor
+    is_narrow = minor < 11 or engine_version in _NARROW
+    sizes = set(_strided(most, most if is_narrow else _WIDE_FROM - 1))
+    if minor >= _BUDGET_MINOR and budget <= most:
+        sizes.add(budget)
+    if minor >= _SEQS_MINOR and seqs <= most:
+        sizes.add(seqs)
+    return tuple(sorted(sizes))
+
+
+def _strided(most: int, last_narrow: int) -> tuple[int, ...]:
+    sizes = [size for size in _SMALLEST if size <= most]
+    sizes += range(_STRIDE, min(most, last_narrow) + 1, _STRIDE)
+    if last_narrow < most:
+        sizes += range(_WIDE_FROM, most + 1, _WIDE_STRIDE)
+    return tuple(sizes)
+
+
+def padded(sizes: Sequence[int], num_tokens: int) -> int:
+    """Return the tokens that a step computes: the next size, or its own beyond all."""
+    place = bisect_left(sizes, num_tokens)
+    return sizes[place] if place < len(sizes) else num_tokens
