@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -67,20 +67,29 @@ class HeldOut:
         return known
 
 
-def held_out(estimator: KernelEstimator, columns: Columns, time_s: Floats) -> HeldOut:
-    """Return the errors at points held out; shapes are once each."""
+def _parts_of(
+    estimator: KernelEstimator, columns: Columns, time_s: Floats
+) -> list[tuple[Mask, bool]]:
+    """Return what is held out in turn, and whether it is the longest."""
     folds = np.random.default_rng(0).permutation(len(time_s)) % NUM_FOLDS
     parts = [(folds == fold, False) for fold in range(NUM_FOLDS)]
     axis = estimator.long or LAYOUTS[estimator.operation].along
     longest = longest_share(columns[axis])
     if longest.any() and (~longest).sum() >= NUM_FOLDS:
         parts.append((longest, True))
-    jobs = [(estimator, columns, time_s, *part) for part in parts]
-    found = side_by_side(_errors_at, jobs, [len(time_s)] * len(jobs))
-    inside, beyond = np.full((2, len(time_s)), np.nan)
-    for (held, trend), errors in zip(parts, found, strict=True):
-        (beyond if trend else inside)[held] = errors
-    return HeldOut(inside, beyond)
+    return parts
+
+
+def _fitted_or_errors(
+    estimator: KernelEstimator,
+    columns: Columns,
+    time_s: Floats,
+    part: tuple[Mask, bool] | None,
+) -> Any:
+    """Return the fit to all points, or errors of one that some are held out of."""
+    if part is None:
+        return estimator.fit(columns, time_s)
+    return _errors_at(estimator, columns, time_s, *part)
 
 
 def _errors_at(
@@ -238,7 +247,8 @@ def subjects(
 ) -> tuple[list[Subject], list[str]]:
     """Return what can be drawn, fitted, and what cannot, with the reason."""
     device = DeviceFacts.from_json(profile.device)
-    found, left_out = [], []
+    asked: list[tuple[Points, Columns, Floats]] = []
+    left_out: list[str] = []
     for points in _asked(profile, only):
         columns, time_s = aggregated(points.columns, points.time_s)
         if len(time_s) < _FEWEST:
@@ -247,16 +257,36 @@ def subjects(
                 f"{_FEWEST} are needed"
             )
             continue
-        estimator = estimator_of(points, device)
-        errors = held_out(estimator, columns, time_s)
-        estimator.fit(columns, time_s)
-        found.append(Subject(points, columns, time_s, estimator, errors))
-    if not found:
+        asked.append((points, columns, time_s))
+    if not asked:
         raise UserError(
             f"nothing to draw: a fit needs {_FEWEST} shapes of one operation at least; "
             "see 'kvsim profile show'"
         )
-    return found, left_out
+    return _judged(asked, device), left_out
+
+
+def _judged(
+    asked: Sequence[tuple[Points, Columns, Floats]], device: DeviceFacts
+) -> list[Subject]:
+    """Fit every operation to all points and to parts of them, beside each other."""
+    jobs: list[tuple[Any, ...]] = []
+    parts_of = []
+    for points, columns, time_s in asked:
+        estimator = estimator_of(points, device)
+        parts = _parts_of(estimator, columns, time_s)
+        parts_of.append(parts)
+        jobs += [(estimator, columns, time_s, part) for part in (None, *parts)]
+    done = iter(side_by_side(_fitted_or_errors, jobs, [len(job[2]) for job in jobs]))
+    found = []
+    for (points, columns, time_s), parts in zip(asked, parts_of, strict=True):
+        estimator = next(done)
+        inside, beyond = np.full((2, len(time_s)), np.nan)
+        for held, trend in parts:
+            (beyond if trend else inside)[held] = next(done)
+        held_out = HeldOut(inside, beyond)
+        found.append(Subject(points, columns, time_s, estimator, held_out))
+    return found
 
 
 def _asked(profile: Profile, only: Sequence[str]) -> list[Points]:

@@ -3,7 +3,7 @@
 FOLDER is that of a model, with ``meta.yaml`` and ``tpN/`` below it, or of its GPU.
 ``attention.csv`` holds the attention of whole mixed steps, ``dense.csv`` layers by
 tokens, ``per_sequence.csv`` head and sampler by requests, ``skew.csv`` decodes of two
-lengths.
+lengths. The first release wrote other files: see `llmservingsim_v0`.
 
 Source: github.com/casys-kaist/LLMServingSim, MIT.
 """
@@ -19,6 +19,7 @@ import yaml
 from calibrate.device import DeviceFacts
 from calibrate.estimators.moe import CHOSEN
 from calibrate.fit_report import EVEN, SKEWED
+from calibrate.importers.llmservingsim_v0 import folder_of_v0, import_v0
 from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import load_gpu
@@ -71,6 +72,10 @@ def import_llmservingsim(
     """
     single = folder.name.startswith("tp") and (folder.parent / "meta.yaml").is_file()
     wanted = name or (model.name if model else None)
+    if not (single or _has_meta(folder)):
+        early = folder_of_v0(folder, wanted)
+        if early is not None:
+            return import_v0(early, model, gpu)
     root = folder.parent if single else _folder_of(folder, wanted)
     meta_path = root / "meta.yaml"
     meta = yaml.safe_load(meta_path.read_text(encoding="utf-8"))
@@ -95,6 +100,11 @@ def import_llmservingsim(
         "extrapolated": ["swap", "copy", "allreduce"],
     }
     return build_profile("imported", provenance, ops)
+
+
+def _has_meta(folder: Path) -> bool:
+    depths = ("", "*/", "*/*/", "*/*/*/")
+    return any(any(folder.glob(f"{depth}meta.yaml")) for depth in depths)
 
 
 def _folder_of(folder: Path, name: str | None) -> Path:

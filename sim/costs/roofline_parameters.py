@@ -57,9 +57,15 @@ Link = str | dict[str, Any]
 """Name or file of an interconnect, or its fields."""
 
 
-def _parameter(default: float, unit: str, source: str) -> Any:
+def _parameter(
+    default: float, unit: str, source: str, interval: tuple[float, float] | None = None
+) -> Any:
     """Declare a parameter with what `describe` tells of it."""
-    return field(default=default, metadata={"unit": unit, "source": source})
+    told: dict[str, Any] = {"unit": unit, "source": source}
+    return field(
+        default=default,
+        metadata=told if interval is None else told | {"interval": list(interval)},
+    )
 
 
 def _factor(default: float, source: str) -> Any:
@@ -257,9 +263,13 @@ class RooflineParameters:
         "s/step",
         "between what serving runs ask for: 1 ms (vLLM 0.19.0, RTX PRO 6000), 2 ms "
         "(vLLM 0.12.0, 4 x H100)",
+        (1e-3, 2e-3),
     )
     request_overhead_s: float = _parameter(
-        5e-6, "s/request", "estimate: sampling metadata and detokenising"
+        5e-6,
+        "s/request",
+        "estimate: sampling metadata and detokenising",
+        (0.0, 2e-5),
     )
 
     def check(self) -> None:
