@@ -354,14 +354,9 @@ class RunConfig(ConfigTable):
         dumped = self.model_dump()  # as JSON, the numbers that shares name were text
         workload = dumped["workload"]
         dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
-        engine, sizes = dumped["engine"], "cudagraph_capture_sizes"
-        for table, key in (
-            (dumped, "objectives"),
-            (dumped, "front_end"),
-            (engine, sizes),
-        ):
-            if table[key] is None:
-                del table[key]  # files as they were before runs had any
+        for key in ("objectives", "front_end"):
+            if dumped[key] is None:
+                del dumped[key]  # files as they were before runs had any
         return dumped
 
     @property
