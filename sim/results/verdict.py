@@ -158,7 +158,7 @@ def _answer(found: Sequence[Judged], *, is_served: bool) -> str:
 def _said(each: Judged) -> str:
     if each.value is None or each.margin is None:
         return f"{each.name} was not measured: no request that was served has it"
-    is_share = each.limit <= 1 and not each.name.endswith("_ms")
+    is_share = each.name == "goodput" or "kv_cache_usage" in each.name
     value, limit = (
         (f"{each.value:.1%}", f"{each.limit:.4g}")
         if is_share

@@ -11,6 +11,7 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
+from sim.errors import ConfigError
 from sim.results.objectives import parse_objectives
 from sim.studies.advice.advise import advise, measure, resampled
 from sim.studies.advice.remedies import remedies_for
@@ -111,6 +112,23 @@ def test_seats_are_what_a_run_without_seats_is_advised() -> None:
     assert seats.low < seats.change < seats.high < 0
     assert seats.flags in ("--max-num-seqs 24", "--max-num-seqs 48")
     assert len({each.key for each in advice.best}) == len(advice.best) <= 3
+
+
+def test_what_the_traffic_has_not_cannot_be_made_better() -> None:
+    run = pressured(20, 50, 1, {"p95_tpot_ms": 40}, num_requests=4)
+    run["workload"]["synthetic"]["output_tokens"] = {"kind": "fixed", "tokens": 1}
+    with pytest.raises(ConfigError, match=r"objectives\.p95_tpot_ms: no request"):
+        advice_for(run, num_seeds=2)
+
+
+def test_a_trace_that_comes_at_once_is_the_same_for_each_seed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    request = {"arrival_s": 0.0, "prompt": [[0, 20]], "num_output_tokens": 4}
+    lines = [{"kvsim_requests": 1}, request, request | {"prompt": [[1, 9]]}]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    run = pressured(20, 50, 1, {"p95_ttft_ms": 40})
+    run["workload"] = {"trace": {"kind": "kvsim", "path": str(path)}}
+    assert resampled(run) == run
 
 
 def test_remedies_fit_what_binds() -> None:

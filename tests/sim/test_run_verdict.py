@@ -95,6 +95,11 @@ def test_a_run_that_rejects_does_not_hold() -> None:
     assert summary["verdict"]["holds"] == (summary["completed"] == 60)
 
 
+def test_preemptions_are_a_number_and_no_share() -> None:
+    said = run_of({"preemptions_per_request": 0.5}).summary["verdict"]["answer"]
+    assert said == "Holds: preemptions_per_request is 0, 100% below 0.5."
+
+
 def test_what_was_not_measured_is_not_taken_for_unserved() -> None:
     config = run_of({"p95_tpot_ms": 60}).config.to_data()
     config["workload"]["synthetic"]["output_tokens"] = {"kind": "fixed", "tokens": 1}

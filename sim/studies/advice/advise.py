@@ -175,6 +175,12 @@ def advise(
     if isinstance(base, str):
         raise ConfigError(base)
     failing = study.failing(base)
+    value = _mean(base, failing.name)
+    if value is None:
+        raise ConfigError(
+            f"objectives.{failing.name}: no request that was served has it, so nothing "
+            f"would show what makes it better; give objectives that this traffic has"
+        )
     config = parse_config(dict(run))
     facts = mean_facts([each["facts"] for each in base])
     preemptions = float(np.mean([each["preemptions"] for each in base]))
@@ -189,7 +195,7 @@ def advise(
         objective=failing.name,
         limit=failing.limit,
         is_promised=is_promised,
-        value=_mean(base, failing.name) or 0.0,
+        value=value,
         num_seeds=num_seeds,
         seeds_that_hold=sum(each["holds"] for each in base),
         resource=resource,
@@ -341,6 +347,8 @@ def resampled(run: Mapping[str, Any]) -> dict[str, Any]:
     config = parse_config(dict(run))
     specs = make_workload(config.workload, config.seed).requests()
     length_s = len(specs) / natural_rate(specs)
+    if not length_s:  # all come at once: there is no other time to draw from
+        return dict(run)
     window_s = min(_WINDOW_S, length_s / _NUM_WINDOWS)
     table = {"window_s": window_s, "num_windows": None}
     return {**run, "workload": {**workload, "resample": table}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import resources
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -181,6 +181,12 @@ def _trace(question: SizeQuestion, path: str) -> dict[str, Any]:
     )
     specs = make_workload(config.workload, question.seed).requests()
     recorded = natural_rate(specs)
+    if recorded == inf:
+        raise ConfigError(
+            f"--trace {path}: all of its requests come at once, so there is no rate to "
+            f"size for; give one that is spread over time, or --input-tokens, "
+            f"--output-tokens and --rate"
+        )
     window_s = min(60.0, len(specs) / recorded / _WINDOWS)
     if question.rate is not None:
         table["rate_scale"] = question.rate / recorded

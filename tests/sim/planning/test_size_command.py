@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from sim.cli.main import run as kvsim
+from sim.errors import ConfigError
 from sim.studies.planning import trial
 from sim.studies.planning.sizing import SizeQuestion, default_prices, plan_of
 from sim.studies.planning.solve import solve
@@ -256,6 +257,15 @@ def test_a_gpu_alone_needs_no_price() -> None:
     assert asked.data["prices"]["per_gpu_hour"] == {"rtx_4090": 1.0}
     asked = plan_of(question(prices={"h200": 3.3}))
     assert asked.data["prices"] == {"per_gpu_hour": {"h200_sxm": 3.3}}
+
+
+def test_a_trace_without_a_rate_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    request = {"arrival_s": 0.0, "prompt": [[0, 20]], "num_output_tokens": 4}
+    path.write_text(f'{{"kvsim_requests": 1}}\n{json.dumps(request)}\n')
+    lengths = {"input_tokens": None, "output_tokens": None}
+    with pytest.raises(ConfigError, match="all of its requests come at once"):
+        plan_of(question(trace=str(path), **lengths))
 
 
 def test_round_figures_are_those_of_the_example() -> None:
