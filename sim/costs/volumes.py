@@ -205,9 +205,10 @@ def _chosen_layers(
     gpu, layers = parameters.gpu, model.num_attention_layers
     fp8 = (gpu.fp8_flops_per_s or gpu.bf16_flops_per_s) / gpu.bf16_flops_per_s
     flops = 2.0 * model.index_num_heads * model.index_head_dim
-    logits_s = layers * _LOGITS_BYTES / bandwidth
-    index_pair_s = layers * flops / (fp8 * peak)
-    index_token_s = layers * model.index_bytes_per_layer / bandwidth
+    indexers = model.num_index_layers
+    logits_s = indexers * _LOGITS_BYTES / bandwidth
+    index_pair_s = indexers * flops / (fp8 * peak)
+    index_token_s = indexers * model.index_bytes_per_layer / bandwidth
     key_bytes = model.kv_bytes_per_layer(tp, parameters.kv_itemsize_bytes())
     latent_s = layers * (key_bytes - model.index_bytes_per_layer) / bandwidth
     chosen_s = layers * decode_key_flops(model, tp) / peak

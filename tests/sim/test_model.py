@@ -16,6 +16,7 @@ from sim.hardware.models.bundled import (
     model_from_config,
     resolved_model,
 )
+from sim.hardware.models.kv_layers import KVCacheOptions, kv_cache_layers
 from sim.hardware.models.layers import LayerKind
 from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import (
@@ -376,6 +377,25 @@ def test_an_indexer_keeps_keys_of_its_own() -> None:
     model = load_model("deepseek-ai/DeepSeek-V3.2")
     assert model.kv_bytes_per_layer(8) == 576 * 2 + 132
     assert model.index_topk == 2048
+    assert model.kv_bytes_per_token(8) == 61 * (576 * 2 + 132)
+
+
+def test_layers_may_share_the_choice_of_one_before() -> None:
+    data = json.loads((CONFIGS / "zai-org--GLM-5.json").read_text())
+    plain = model_from_config(data, "glm", "a file")
+    for given, own in (
+        ({"index_topk_freq": 4}, [0, 1, *range(5, 78, 4)]),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, [*range(0, 78, 2)]),
+        ({"index_topk_pattern": "FSS" * 26}, [*range(0, 78, 3)]),
+    ):
+        model = model_from_config(data | given, "glm", "a file")
+        assert list(model.index_layers) == own
+        layers = kv_cache_layers(model, KVCacheOptions(block_size=64))
+        named = [name for name in layers if name.endswith("indexer")]
+        assert named == [f"model.layers.{each}.indexer" for each in own]
+        less = (78 - len(own)) * 132
+        assert plain.kv_bytes_per_token() - model.kv_bytes_per_token() == less
+        assert count_parameters(model) < count_parameters(plain)
 
 
 def test_unknown_name_gives_the_nearest() -> None:

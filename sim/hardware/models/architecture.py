@@ -103,6 +103,9 @@ class ModelArchitecture:
     index_head_dim: int = 0
     index_topk: int = 0
     """Tokens that it chooses for a query."""
+    index_layers: tuple[int, ...] = ()
+    """Numbers of the layers with an indexer, whose choice the layers behind share;
+    empty where each has its own."""
     num_rotary_positions: int | None = None
     """Positions in the rotary tables; None for `max_position_embeddings`."""
     num_joined_states: int = 0
@@ -219,6 +222,13 @@ class ModelArchitecture:
         return heads.kv_heads_per_rank(tensor_parallel_size) * width * itemsize
 
     @property
+    def num_index_layers(self) -> int:
+        """Layers with an indexer and a cache of its keys."""
+        if not self.index_num_heads:
+            return 0
+        return len(self.index_layers) or self.num_attention_layers
+
+    @property
     def index_bytes_per_layer(self) -> int:
         """Bytes of an indexer's key of one token: FP8, a scale for every 128."""
         return self.index_head_dim + self.index_head_dim // 128 * 4
@@ -227,11 +237,13 @@ class ModelArchitecture:
         self, tensor_parallel_size: int = 1, kv_itemsize_bytes: int | None = None
     ) -> int:
         """Return the KV bytes of one token over all layers, on one rank."""
-        return sum(
+        whole = sum(
             self.kv_bytes_per_layer(tensor_parallel_size, kv_itemsize_bytes, kind)
             for kind in self.layer_kinds
             if kind.is_attention
         )
+        num_sharing = self.num_attention_layers - self.num_index_layers
+        return whole - num_sharing * self.index_bytes_per_layer
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -206,7 +206,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
         **_position_facts(text, kind),
         **layer_facts(text, kind, layers),
         **expert_facts(text, kind, layers),
-        **latent_facts(text),
+        **latent_facts(text, layers),
     }
 
 

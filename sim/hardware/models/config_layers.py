@@ -293,7 +293,7 @@ def _num_dense_layers(text: Facts, layers: int) -> int:
     return text.natural("first_k_dense_replace") or listed
 
 
-def latent_facts(text: Facts) -> dict[str, Any]:
+def latent_facts(text: Facts, layers: int) -> dict[str, Any]:
     """Return the widths of latent attention, and of its indexer where it has one."""
     latent = text.natural("kv_lora_rank")
     if not latent:
@@ -308,5 +308,24 @@ def latent_facts(text: Facts) -> dict[str, Any]:
             "index_num_heads": text.count("index_n_heads"),
             "index_head_dim": text.count("index_head_dim"),
             "index_topk": topk,
+            "index_layers": _index_layers(text, layers),
         }
     return facts
+
+
+def _index_layers(text: Facts, layers: int) -> tuple[int, ...]:
+    """Return the layers with an indexer, where some share the choice of one before.
+
+    Source: vLLM 0.33.0, ``models/deepseek_v32/attention.py``.
+    """
+    pattern = text.values.get("index_topk_pattern")
+    if isinstance(pattern, str | list) and pattern:
+        shares = [mark == "S" for mark in pattern[:layers]]
+        shares += [False] * (layers - len(shares))
+    else:
+        every = text.count("index_topk_freq", 1)
+        given = text.optional("index_skip_topk_offset")
+        before = 2 if given is None else given
+        shares = [max(at - before + 1, 0) % every != 0 for at in range(layers)]
+    own = tuple(at for at, shared in enumerate(shares) if not shared)
+    return own if len(own) < layers else ()

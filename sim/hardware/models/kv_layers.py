@@ -19,6 +19,8 @@ from cache.v1.specs import (
 from sim.hardware.models.layers import LayerKind
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.hardware.models.layers import AttentionHeads
 
@@ -106,11 +108,14 @@ def _layers(
         elif kind.has_state:
             specs[kind] = _state(model, kind, options)
     layers: dict[str, KVCacheSpec] = {}
+    with_indexer: Container[int] = model.index_layers
+    if model.num_index_layers == model.num_attention_layers:
+        with_indexer = range(model.num_hidden_layers)
     for index, kind in enumerate(model.layer_kinds, first):
         if kind in specs:
             ending = "mixer" if kind.has_state else "attn"
             layers[f"model.layers.{index}.{ending}"] = specs[kind]
-        if model.index_num_heads and kind.is_attention:
+        if index - first in with_indexer and kind.is_attention:
             layers[f"model.layers.{index}.indexer"] = _indexer(model, options)
     return layers
 

@@ -313,7 +313,7 @@ def _latent_attention(
     # vLLM keeps the up-projection a second time, absorbed into query and output.
     yield WeightTensor(TensorRole.DERIVED, up, latent, count=layers)
     if model.index_num_heads:
-        yield from _indexer(model, layers)
+        yield from _indexer(model, model.num_index_layers)
 
 
 def _indexer(model: ModelArchitecture, layers: int) -> Iterator[WeightTensor]:
