@@ -26,7 +26,7 @@ from sim.hardware.capacity.arguments import (
 )
 from sim.hardware.capacity.constants import V0_CHUNKED_BATCHED_TOKENS
 from sim.hardware.capacity.transformers import STAND_IN_MINOR, is_transformers
-from sim.hardware.interconnects import load_interconnect
+from sim.hardware.interconnects import link_of, load_interconnect
 from sim.hardware.models.bundled import resolved_model
 from sim.hardware.models.kv_layers import state_dtypes
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
@@ -223,6 +223,20 @@ def _links(config: RunConfig) -> dict[str, Any]:
         "network": engine.network,
     } | {key: getattr(engine, key) for key in LINK_KEYS}
     return {key: value for key, value in given.items() if key not in config.cost}
+
+
+def link_warnings(engine: EngineConfig, gpu: GpuSpec) -> list[str]:
+    """Say so where GPUs are taken for ones that cannot read each other's memory."""
+    if engine.tensor_parallel_size == 1 or engine.interconnect is not None:
+        return []
+    link = link_of(gpu)
+    if link.has_peer_access:
+        return []
+    return [
+        f"engine.interconnect: {gpu.name} has no peer access, so its all-reduces go "
+        f"through the host at {link.bytes_per_s / 1e9:g} GB/s ({link.name}); name the "
+        "link if a bridge or a driver gives it, or fit it (--fit links)"
+    ]
 
 
 def moved_keys(config: RunConfig) -> list[str]:

@@ -34,7 +34,12 @@ from sim.scheduler.base import schedules_groups
 from sim.scheduler.generations import GENERATIONS
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.simulation import intervals, optional, ranks
-from sim.simulation.assemble import make_capacity, make_cost_model, moved_keys
+from sim.simulation.assemble import (
+    link_warnings,
+    make_capacity,
+    make_cost_model,
+    moved_keys,
+)
 from sim.simulation.layout import frees_lone_window
 from sim.simulation.offloading import make_worker
 from sim.simulation.recorders import make_recorder
@@ -128,6 +133,7 @@ class Simulation:
             self.capacity, model, config, frees_window=frees_window
         )
         self.warnings += [*idle_key_warnings(config), *moved_keys(config)]
+        self.warnings += link_warnings(config.engine, gpu)
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)

@@ -16,7 +16,7 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.generations import OURS
-from sim.simulation.assemble import graph_sizes
+from sim.simulation.assemble import graph_sizes, link_warnings
 
 V1, V0 = OURS["v1"].graphs, OURS["v0"].graphs
 EIGHTS = (1, 2, 4, *range(8, 257, 8))
@@ -84,3 +84,14 @@ def test_where_no_graphs_run_sizes_are_refused() -> None:
         graph_sizes(engine(**key, enforce_eager=True))
     with pytest.raises(ConfigError, match="cacheflow generation has no such key"):
         engine(**key, scheduler="cacheflow")
+
+
+def test_gpus_without_peer_access_are_named() -> None:
+    pair: dict[str, Any] = {"tensor_parallel_size": 2}
+    card = load_gpu("rtx_4090")
+    (line,) = link_warnings(engine(**pair), card)
+    assert "no peer access" in line
+    assert "pcie4_no_peer" in line
+    assert not link_warnings(engine(), card)
+    assert not link_warnings(engine(**pair, interconnect="pcie4"), card)
+    assert not link_warnings(engine(**pair), load_gpu("h100_sxm"))
