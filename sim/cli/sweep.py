@@ -190,3 +190,15 @@ def _report(
         rate = f"; {tally.run_wall_s:.1f} s of runs" if tally.run_wall_s else ""
         print(f"took     {wall_s:.1f} s on {executor.num_workers:,} workers{rate}")
         print(f"dataset  {dataset}, a row each")
+        if tally.num_ended > tally.num_failed:
+            _print_knees(directory)
+
+
+def _print_knees(directory: Path) -> None:
+    """Print where the knee of each curve over load is, if load was varied."""
+    from sim.studies.sweeps.knee import knees
+    from sim.views.report.sections.sweep import load_sweep
+
+    sweep = load_sweep(directory)
+    for line in knees(sweep.done, sweep.varied()):
+        print(f"knee     {line}")

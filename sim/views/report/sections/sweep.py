@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from sim.errors import ResultsError
 from sim.results.folder import read_json
+from sim.studies.sweeps.knee import LATENCY, THROUGHPUT, knees
 from sim.views.report import charts
 from sim.views.report.html import (
     Markup,
@@ -51,6 +52,8 @@ METRICS: Final = {
 }
 """Numbers of each run that the page shows."""
 
+_OF_KNEES: Final = (THROUGHPUT, LATENCY)
+
 Row = dict[str, Any]
 
 
@@ -88,7 +91,7 @@ def load_sweep(path: Path) -> Sweep:
         keys = tuple(names[names.index("repeat") + 1 : names.index("status")])
         keys = tuple(key for key in keys if key != "seed")
         wanted = ["run", "repeat", *keys, "seed", "status", "error"]
-        wanted += [name for name in METRICS if name in names]
+        wanted += [name for name in (*METRICS, *_OF_KNEES) if name in names]
         for file in files:
             rows += pq.ParquetFile(file).read(wanted).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -117,7 +120,7 @@ def _outcome(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
             f"--resume goes on.",
             class_="warn",
         )
-    if found := [*_best(sweep)]:
+    if found := [*knees(sweep.done, sweep.varied()), *_best(sweep)]:
         yield bullets(found)
     if failed := [row for row in sweep.rows if row["status"] != "done"]:
         yield _failures(sweep, failed)
