@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import lcm
 from typing import TYPE_CHECKING
 
-from cache.errors import CacheConfigError
-from cache.v1.block_pool import BlockPool
-from cache.v1.fine_pool import FineBlockPool
-from cache.v1.groups.base import GroupTable
-from cache.v1.groups.decodes import BlockDecodes, Decodes
+from cache.v1.block_table import BlockTable, Known
+from cache.v1.groups.decodes import BlockDecodes, Decodes, looks_of
 from cache.v1.groups.kinds import check_drafts, check_layout, make_managers
 from cache.v1.groups.lookup import Lookup
 from cache.v1.groups.mamba import ChunkEnds, OneStateManager
-from cache.v1.plain_pool import PlainBlockPool
 from cache.v1.policy_pool import PolicyBlockPool
+from cache.v1.pools import make_pool
+from cache.v1.refusals import Refusals
 from cache.v1.tables import NOTHING_FOUND, Found
 
 if TYPE_CHECKING:
@@ -27,50 +24,6 @@ if TYPE_CHECKING:
     from cache.v1.policies.base import CachePolicy
     from cache.v1.specs import KVCacheLayout
     from cache.v1.tables import TableRequest
-
-
-class Known:
-    """What is known of the content of a request.
-
-    Attributes
-    ----------
-    hashes
-        Chained, of its leading full hash blocks.
-    junction, longest
-        See `cache.v1.groups.lookup.Hit`; of the latest look-up.
-    least_blocks, next_key
-        New blocks that it needs as long as this key is not cached; see `lacks`.
-    """
-
-    __slots__ = ("hashes", "junction", "least_blocks", "longest", "next_key")
-
-    def __init__(self) -> None:
-        self.hashes: list[int] = []
-        self.junction = 0
-        self.longest = 0
-        self.least_blocks = 0
-        self.next_key: int | None = None
-
-
-class BlockTable:
-    """The blocks of a request.
-
-    Attributes
-    ----------
-    groups
-        A table for each group.
-    known
-        Of its content.
-    num_registered_tokens
-        Tokens that were looked at for registration.
-    """
-
-    __slots__ = ("groups", "known", "num_registered_tokens")
-
-    def __init__(self, num_groups: int, known: Known) -> None:
-        self.groups = [GroupTable() for _ in range(num_groups)]
-        self.known = known
-        self.num_registered_tokens = 0
 
 
 class BlockTables:
@@ -146,11 +99,6 @@ class BlockTables:
         check_drafts(
             layout, limits, enable_caching=enable_caching, has_policy=has_policy
         )
-        if has_policy and len(layout.groups) > 1:
-            raise CacheConfigError(
-                f"eviction policies know one KV cache group, the model has "
-                f"{len(layout.groups)}; leave evictor out"
-            )
         self.layout = layout
         self.enable_caching = enable_caching
         self.block_size = layout.block_size
@@ -163,7 +111,10 @@ class BlockTables:
         self._has_drafts = limits.num_speculative_tokens > 0
         is_fine = layout.has_hits_inside_blocks
         self._registers_every = 1 if is_fine else layout.scheduler_block_size
-        self.pool = self._make_pool(unhashed_first=unhashed_first, policy=policy)
+        pool = self.pool = make_pool(
+            layout, policy, enable_caching=enable_caching, unhashed_first=unhashed_first
+        )
+        self._policy_pool = pool if isinstance(pool, PolicyBlockPool) else None
         self.num_usable_blocks = self.pool.num_usable_blocks
         self._sizes = [group.spec.block_size for group in layout.groups]
         self.managers = make_managers(layout, limits, self.pool, retention_interval)
@@ -186,51 +137,22 @@ class BlockTables:
         self.chunk_ends = ChunkEnds.of(layout, limits.most_chunk_tokens)
         first = self._lookup.buckets[0]
         has_bound = first.is_full and self.chunk_ends is None
-        self._full = first.manager if has_bound else None
-        self.period, self.phases, ends = self._looks()
+        refusals = Refusals(
+            layout,
+            self.managers,
+            first.manager if has_bound else None,
+            self.pool,
+            self._known,
+        )
+        self.refused, self.lacks = refusals.refused, refusals.lacks
+        self.period, self.phases, ends = looks_of(
+            self.managers, self._registers_every, enable_caching=enable_caching
+        )
         self.decodes: Decodes | None = (
             BlockDecodes(self, ends, self.pool, self.register)
             if self._policy_pool is None and Decodes.are_known(self.managers)
             else None
         )
-
-    def _make_pool(
-        self, *, unhashed_first: bool, policy: CachePolicy | None
-    ) -> BlockPool:
-        layout, caching = self.layout, self.enable_caching
-        self._policy_pool = None
-        if policy is not None and caching:
-            self._policy_pool = PolicyBlockPool(
-                layout.num_blocks, policy, unhashed_first=unhashed_first
-            )
-            return self._policy_pool
-        if not caching and unhashed_first:
-            return PlainBlockPool(layout.num_blocks)
-        is_fine = any(
-            group.spec.block_size > layout.hash_block_size for group in layout.groups
-        )
-        kind = FineBlockPool if is_fine and caching else BlockPool
-        return kind(
-            layout.num_blocks, enable_caching=caching, unhashed_first=unhashed_first
-        )
-
-    def _looks(self) -> tuple[int, tuple[int, ...], set[int]]:
-        """Return `period`, `phases`, and those in which blocks may be registered."""
-        managers = [manager for manager in self.managers if manager.phases()]
-        sizes = [manager.block_size for manager in managers]
-        period = lcm(*sizes)
-        phases = {
-            phase + start
-            for manager in managers
-            for phase in manager.phases()
-            for start in range(0, period, manager.block_size)
-        }
-        ends: set[int] = set()
-        if self.enable_caching:
-            every = self._registers_every
-            units = sizes if every == 1 else [every]
-            ends = {e - 1 for unit in units for e in range(unit, period + 1, unit)}
-        return period, tuple(sorted(phases | ends)), ends
 
     @property
     def num_free_blocks(self) -> int:
@@ -314,48 +236,6 @@ class BlockTables:
                 is_whole=is_whole,
             )
         return num_blocks
-
-    def refused(self, request: TableRequest, num_tokens: int) -> None:
-        """Note what a request lacks that was just looked up, and did not fit.
-
-        No hit is longer than that of full attention, which grows block by block.
-
-        Parameters
-        ----------
-        request
-            Was looked up last.
-        num_tokens
-            All of its tokens; they must fit before any of them is computed.
-        """
-        known, full = self._known.get(request.request_id), self._full
-        if known is None or full is None:
-            return
-        longest = known.longest
-        end = longest + full.block_size
-        if end < request.num_tokens:
-            known.next_key = known.hashes[end // self._hash_block_size - 1] ^ full.salt
-        else:
-            known.next_key = None
-        hits = [self.pool.null_block] * (longest // self.block_size)
-        known.least_blocks = sum(
-            manager.num_new_blocks_of_head(
-                request,
-                hits[: longest // size],
-                longest,
-                num_tokens,
-                num_tokens,
-                is_whole=True,
-            )
-            for manager, size in zip(self.managers, self._sizes, strict=True)
-        )
-
-    def lacks(self, request: TableRequest) -> bool:
-        """Whether a request that did not fit cannot fit now: spares looking it up."""
-        known = self._known.get(request.request_id)
-        if known is None or known.least_blocks <= self.pool.num_free_blocks:
-            return False
-        key = known.next_key
-        return key is None or self.pool.get_cached_block(key) is None
 
     def begin(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from math import lcm
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -67,6 +68,30 @@ class Look(NamedTuple):
     givers: tuple[tuple[int, GroupManager, int | None, int], ...]
     openers: tuple[int, ...]
     registers: bool
+
+
+def looks_of(
+    managers: Sequence[GroupManager], registers_every: int, *, enable_caching: bool
+) -> tuple[int, tuple[int, ...], set[int]]:
+    """Return when decodes are looked at, and when blocks may be registered.
+
+    The first two are `period` and `phases` of `BlockTables`.
+    """
+    managers = [manager for manager in managers if manager.phases()]
+    sizes = [manager.block_size for manager in managers]
+    period = lcm(*sizes)
+    phases = {
+        phase + start
+        for manager in managers
+        for phase in manager.phases()
+        for start in range(0, period, manager.block_size)
+    }
+    ends: set[int] = set()
+    if enable_caching:
+        every = registers_every
+        units = sizes if every == 1 else [every]
+        ends = {e - 1 for unit in units for e in range(unit, period + 1, unit)}
+    return period, tuple(sorted(phases | ends)), ends
 
 
 class Decodes:

@@ -169,7 +169,7 @@ class GroupRunTables(RunTables):
         return num_new_blocks
 
     def refused(self, request: TableRequest, num_tokens: int) -> None:
-        """See `BlockTables.refused`."""
+        """See `cache.v1.refusals.Refusals.refused`."""
         looked = self._looked[request.request_id]
         longest = looked.longest // self.block_size
         looked.next_block = None
@@ -181,7 +181,7 @@ class GroupRunTables(RunTables):
         looked.least_blocks = self._num_new_blocks(longest, num_tokens, is_whole=True)
 
     def lacks(self, request: TableRequest) -> bool:
-        """See `BlockTables.lacks`."""
+        """See `cache.v1.refusals.Refusals.lacks`."""
         looked = self._looked.get(request.request_id)
         if looked is None or looked.least_blocks <= self.num_free_blocks:
             return False
