@@ -111,6 +111,12 @@ def _without_fleet(
 ) -> str:
     """Say that nothing serves the traffic, or that the plan was stopped too early."""
     if not plan.get("stopped_in"):
+        left = sum(each.get("status") == "not_searched" for each in candidates)
+        if left:
+            return (
+                f"No candidate that was searched serves {rate} within the objectives; "
+                f"{left:,} {'was' if left == 1 else 'were'} not (search.shortlist)."
+            )
         return f"No candidate serves {rate} within the objectives."
     most = max(
         (each for each in candidates if each.get("rate")),

@@ -148,6 +148,17 @@ def test_a_shortlist_leaves_out_what_costs_more(tmp_path: Path) -> None:
     assert reasons["h200_sxm_tp2"] == f"{cost} (1 engine), {said}"
 
 
+def test_what_was_not_searched_is_not_said_to_fail() -> None:
+    left = {"model": "m", "gpu": "l4", "tensor_parallel_size": 1, "reason": "dear"}
+    plan = {"traffic": {"rate": 50.0}, "candidates": [left | {"status": ""}]}
+    assert verdict_of(plan).answer.startswith("No candidate serves 50 requests/s")
+    plan = {**plan, "candidates": [left | {"status": "not_searched"}]}
+    assert verdict_of(plan).answer == (
+        "No candidate that was searched serves 50 requests/s within the objectives; "
+        "1 was not (search.shortlist)."
+    )
+
+
 def test_of_equal_cost_the_surer_is_bought() -> None:
     rate = {"value": 6.5, "low": 6.0, "high": 7.0, "at_bound": None, "confidence": 0.75}
     rate |= {"cost_bounds": "cost_band"}
