@@ -269,7 +269,7 @@ class OffloadedSteps:
 
     def wake_s(self, now_s: float) -> float:
         """Return when the next end is reported to an engine that waits from now on."""
-        if self._polled:
+        if self._polled or self.link.has_ended:
             return now_s + self._idle_s
         end_s = self.link.next_end_s()
         if end_s == inf:

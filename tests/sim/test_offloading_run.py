@@ -91,12 +91,16 @@ ENGINE = {
 
 
 def run(
-    *, link: dict[str, Any] | None = None, stepwise: bool = False, **engine: Any
+    *,
+    link: dict[str, Any] | None = None,
+    stepwise: bool = False,
+    workload: dict[str, Any] = CHATS,
+    **engine: Any,
 ) -> Any:
     if link is not None:
         engine["kv_offloading_link"] = link
     config = parse_config(
-        {"workload": CHATS, "engine": ENGINE | engine, "cost_intervals": False}
+        {"workload": workload, "engine": ENGINE | engine, "cost_intervals": False}
     )
     return Simulation(config, stepwise=stepwise).run(check_every=50)
 
@@ -139,6 +143,25 @@ def test_a_link_that_carries_nothing_changes_nothing() -> None:
     dead = run(kv_offloading_size=4.0, link={"load_bytes_per_s": 0.0}).requests
     assert np.allclose(without["finish_s"], dead["finish_s"], rtol=1e-12)
     assert not dead["num_loaded_tokens"].any()
+
+
+def chats_apart(num_sessions: int, think_s: float) -> dict[str, Any]:
+    """Return conversations of which hardly two are served at a time."""
+    more = {
+        "num_sessions": num_sessions,
+        "arrivals": {"kind": "poisson", "rate": 5 / think_s},
+        "think_s": {"kind": "lognormal", "median_s": think_s, "sigma": 0.4},
+    }
+    return {"sessions": CHATS["sessions"] | more}
+
+
+@pytest.mark.parametrize("rate", [1e8, 1e9, 1e12])
+def test_no_load_waits_for_another_arrival(rate: float) -> None:
+    link = {"load_bytes_per_s": rate, "store_bytes_per_s": rate}
+    result = run(kv_offloading_size=4.0, link=link, workload=chats_apart(10, 200.0))
+    assert result.requests["num_loaded_tokens"].any()
+    # Some meet on the link; arrivals are 40 s apart.
+    assert result.requests["ttft_s"].max() < 3 * 1000 * 2**17 / rate + 1.0
 
 
 def test_more_memory_never_lowers_hits() -> None:
