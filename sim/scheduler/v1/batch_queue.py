@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.in_flight import Delivery
-    from sim.scheduler.v1.scheduler import Plan, Shape
+    from sim.scheduler.v1.plan import Plan
+    from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
 
 

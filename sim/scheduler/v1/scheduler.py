@@ -18,6 +18,7 @@ from sim.scheduler.request import RequestStatus
 from sim.scheduler.settings import CacheConfig
 from sim.scheduler.v1.clock import DecodeColumns
 from sim.scheduler.v1.holdings import Holdings
+from sim.scheduler.v1.plan import Plan
 from sim.scheduler.v1.policies import AdmissionDesk, PrefillInterval
 from sim.scheduler.v1.queues import FCFSRequestQueue, urgency
 from sim.scheduler.v1.settings import Settings
@@ -46,44 +47,6 @@ _PLAIN = {
     "speculative_config": None,
 }
 """Settings with which it is `Scheduler` itself that serves, and no class behind it."""
-
-
-class Plan:
-    """Tokens that running requests get in the batch that is being formed.
-
-    Parameters
-    ----------
-    budget
-        Tokens that may be scheduled.
-    counts_decodes
-        Whether decodes draw from it; otherwise one token each was set aside for them.
-
-    Attributes
-    ----------
-    num_tokens
-        By request; of prompts only unless decodes are counted.
-    num_to_pass
-        Requests that come next and get no token.
-    """
-
-    __slots__ = ("budget", "counts_decodes", "num_to_pass", "num_tokens")
-
-    def __init__(self, budget: int, *, counts_decodes: bool) -> None:
-        self.budget = budget
-        self.counts_decodes = counts_decodes
-        self.num_tokens: dict[Request, int] = {}
-        self.num_to_pass = 0
-
-    def add(self, request: Request, num_tokens: int, *, is_decode: bool) -> None:
-        if self.counts_decodes or not is_decode:
-            self.budget -= num_tokens
-            self.num_tokens[request] = num_tokens
-
-    def give_back(self, victim: Request, *, is_decode: bool) -> None:
-        """Take back what a victim was to get."""
-        self.budget += self.num_tokens.pop(victim, 0)
-        if is_decode and not self.counts_decodes:
-            self.budget += 1
 
 
 class Scheduler(Holdings):

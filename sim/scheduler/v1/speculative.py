@@ -8,7 +8,7 @@ from cache.errors import require
 from sim.scheduler.batch import VerifyingShape
 from sim.scheduler.v1.batch_queue import BatchQueueScheduler
 from sim.scheduler.v1.drafts import DraftsInFlight
-from sim.scheduler.v1.scheduler import Plan
+from sim.scheduler.v1.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
