@@ -34,7 +34,7 @@ class HostQueue(Stages):
     cost_model
         See `Stages`.
     log
-        Takes the ends of quiet steps.
+        Takes the ends of quiet steps, and when outputs are processed.
 
     Attributes
     ----------
@@ -81,12 +81,17 @@ class HostQueue(Stages):
         oldest_s, self._in_flight_s = self._in_flight_s, end_s
         if oldest_s == -inf and not (computes or has_requests):
             oldest_s, self._in_flight_s = end_s, -inf
-        return total_s, end_s, oldest_s if oldest_s > turn_s else turn_s
+        if oldest_s > -inf:
+            turn_s = oldest_s if oldest_s > turn_s else turn_s
+            self._log.outputs_s.append(turn_s)
+        return total_s, end_s, turn_s
 
     def pop(self, now_s: float) -> StepInFlight:
         """Return the step in flight; it is processed no earlier than now."""
         end_s, self._in_flight_s = self._in_flight_s, -inf
-        return StepInFlight(-1, NOTHING, max(end_s, now_s, self._ready_s))
+        end_s = max(end_s, now_s, self._ready_s)
+        self._log.outputs_s.append(end_s)
+        return StepInFlight(-1, NOTHING, end_s)
 
     def decode_ends(self, num_decodes: int) -> DecodeEnds:
         """Return what takes and logs quiet steps of so many decodes, saying the turns.
@@ -94,6 +99,7 @@ class HostQueue(Stages):
         These are fewer than asked for where the host begins, or ceases, to be hidden.
         """
         model, log_ends = self._model, self._log.ends_s.extend
+        log_outputs = self._log.outputs_s.extend
         if model is None:
             return partial(self._take_late, num_decodes, inf)
         host_s = model.split(model.prepare_s, num_decodes)[0]
@@ -116,6 +122,7 @@ class HostQueue(Stages):
                     return take_late(context, num_steps, now_s, until_s)
                 last_s = turns_s.pop()
             log_ends(ends_s)
+            log_outputs(turns_s)
             num_steps = len(ends_s)
             self._ready_s = (turns_s[-2] if num_steps > 1 else now_s) + host_s
             self._in_flight_s = self._last_s = last_s

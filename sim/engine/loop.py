@@ -155,7 +155,7 @@ class Engine:
         self.batches = (
             None
             if most == 1
-            else BatchQueue(most, cost_model)
+            else BatchQueue(most, cost_model, recorder.steps)
             if self._clocked is None
             else HostQueue(cost_model, recorder.steps)
         )

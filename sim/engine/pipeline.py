@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.costs.base import CostModel
+    from sim.results.step_log import StepLog
     from sim.scheduler.batch import BatchShape
 
 
@@ -125,6 +126,8 @@ class BatchQueue(Stages):
         Batches that may be in flight; see `scheduler.max_concurrent_batches`.
     cost_model
         See `Stages`.
+    log
+        Takes when outputs are processed.
 
     Notes
     -----
@@ -132,8 +135,11 @@ class BatchQueue(Stages):
     queue comes before waiting for the oldest output.
     """
 
-    def __init__(self, max_concurrent_batches: int, cost_model: CostModel) -> None:
+    def __init__(
+        self, max_concurrent_batches: int, cost_model: CostModel, log: StepLog
+    ) -> None:
         super().__init__(cost_model)
+        self._log = log
         self.steps = deque[StepInFlight]()
         self._max_steps = max_concurrent_batches
 
@@ -154,7 +160,9 @@ class BatchQueue(Stages):
     def pop(self, now_s: float) -> StepInFlight:
         """Return the oldest step; it is processed no earlier than now."""
         oldest = self.steps.popleft()
-        return oldest._replace(end_s=max(oldest.end_s, now_s, self._ready_s))
+        end_s = max(oldest.end_s, now_s, self._ready_s)
+        self._log.outputs_s.append(end_s)
+        return oldest._replace(end_s=end_s)
 
     def pop_if_full(self, now_s: float, scheduler: Any) -> StepInFlight:
         """Return what is waited for before the next batch is formed.

@@ -10,7 +10,6 @@ import numpy as np
 
 from sim.results import schema
 from sim.results.recorder import Recorder, Recording
-from sim.results.step_table import MemorySteps
 from sim.results.table import ResultTable, to_arrow
 
 if TYPE_CHECKING:
@@ -36,15 +35,17 @@ class DraftRecorder(Recorder):
         As of `Recorder`.
     """
 
-    step_kinds = schema.STEPS | schema.DRAFT_STEPS
-
     def __init__(self, num_speculative_tokens: int, **more: Any) -> None:
-        super().__init__(MemorySteps(kinds=self.step_kinds), **more)
+        super().__init__(**more)
         self._steps = {name: array("q") for name in _OF_STEPS}
         self._verified = [array("q"), array("q"), array("q")]
         self._of_request = np.zeros((len(_OF_REQUESTS), 0), np.int64)
         self._num_by_accepted = np.zeros(num_speculative_tokens + 1, np.int64)
         self._draft_block_s = 0.0
+
+    @property
+    def step_kinds(self) -> Mapping[str, str]:
+        return dict(super().step_kinds) | schema.DRAFT_STEPS
 
     def verified(
         self,

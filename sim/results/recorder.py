@@ -117,9 +117,6 @@ class Recorder:
         Requests in the system by id.
     """
 
-    step_kinds: Mapping[str, str] = schema.STEPS
-    """Columns of the steps that go into the sink."""
-
     def __init__(
         self,
         sink: StepSink | None = None,
@@ -129,7 +126,7 @@ class Recorder:
         front_end_s: float = 0.0,
     ) -> None:
         self.groups = groups
-        self.sink: StepSink = sink or MemorySteps()
+        self._sink = sink
         self.num_arrived = 0
         self.num_finished = 0
         self.num_left = 0
@@ -139,6 +136,23 @@ class Recorder:
         self._totals = StepTotals()
         self._requests = RequestRows(front_end_s)
         self._preemptions = PreemptionRows()
+
+    @property
+    def step_kinds(self) -> Mapping[str, str]:
+        """Columns of the steps that go into the sink, of the engine that fills it."""
+        more = schema.AHEAD_STEPS if self.steps.num_in_flight else {}
+        return schema.STEPS | more
+
+    @property
+    def sink(self) -> StepSink:
+        """Where steps go."""
+        if self._sink is None:
+            self._sink = MemorySteps(kinds=self.step_kinds)
+        return self._sink
+
+    @sink.setter
+    def sink(self, sink: StepSink) -> None:
+        self._sink = sink
 
     @property
     def of_rank(self) -> Sequence[Recorder]:

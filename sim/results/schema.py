@@ -105,6 +105,13 @@ RANK_STEPS: dict[str, str] = {
 }
 """Steps of a rank have this column as well; one without tokens is a dummy batch."""
 
+AHEAD_STEPS: dict[str, str] = {
+    # when its output was processed, and its tokens appeared; NaN if the run ended first
+    "output_s": "float64",
+}
+"""Steps of an engine that forms some before the output of the last have this as well;
+elsewhere the output of a step is processed when it ends."""
+
 DRAFT_STEPS: dict[str, str] = {
     "num_drafts": "int64",  # requests whose draft tokens it verifies
     "num_draft_tokens": "int64",  # of all of them

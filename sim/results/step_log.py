@@ -16,7 +16,7 @@ from sim.scheduler.base import CacheUsage, stored_tokens
 from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from sim.costs.base import CostModel, StepPricer
     from sim.results.step_table import Batch
@@ -95,7 +95,7 @@ What is missing of the cache in both follows; see `StepLog.describe_pool`.
 
 _COST_FIELDS = list(schema.STEPS)[2 : 2 + len(StepCost._fields)]
 # Words of 8 bytes, until they are emitted.
-_COLUMNS = schema.STEPS | {"extrapolated": "float64"}
+_COLUMNS = schema.STEPS | schema.AHEAD_STEPS | {"extrapolated": "float64"}
 _INDEX = {name: index for index, name in enumerate(_COLUMNS)}
 _SHAPE = slice(FACTS.index("num_decodes"), FACTS.index("num_physical_blocks"))
 
@@ -148,7 +148,10 @@ class StepLog:
     added
         Index in the log, and seconds of copies that the step takes beyond its price.
     num_in_flight
-        How many of the latest steps may finish requests yet.
+        Of how many of the latest steps the output may be processed yet.
+    outputs_s
+        Where there may be such: when outputs were processed in seconds, one step after
+        another; those in flight follow after the next `flush`.
     """
 
     def __init__(self, emit: Callable[[Batch], bool]) -> None:
@@ -161,6 +164,8 @@ class StepLog:
         self.finished: list[tuple[int, int]] = []
         self.added: list[tuple[int, float]] = []
         self.num_in_flight = 0
+        self.outputs_s = array("d")
+        self._num_awaited = 0  # of the latest rows
         self._pool: tuple[int, int] | None = None
         self._only_stretches = False
         self._emit = emit
@@ -217,6 +222,8 @@ class StepLog:
             for row, num_requests in self.finished:
                 num_finished[self._num_rows + row] = num_requests
             self._num_rows += len(self.ends_s)
+        if self.num_in_flight:
+            self._fill_outputs(len(self.ends_s))
         self._forget()
         self._emit_full()
 
@@ -298,17 +305,27 @@ class StepLog:
             ]
         return costs
 
+    def _fill_outputs(self, num_more: int) -> None:
+        """Put down when outputs were processed; those of so many more steps follow."""
+        column = self._columns[_INDEX["output_s"]].view(np.float64)
+        first = self._num_rows - num_more - self._num_awaited
+        known = first + len(self.outputs_s)
+        column[first:known] = self.outputs_s
+        column[known : self._num_rows] = np.nan
+        self._num_awaited = self._num_rows - known
+
     def _forget(self) -> None:
         """Let go of what was told."""
         for told in (self.packed, self.costs, self.finished, self.added):
             told.clear()
         del self.ends_s[:], self.new_blocks[:], self.facts[:], self.turns_s[:]
+        del self.outputs_s[:]
 
     def close(self) -> None:
         """Emit all that is left; nothing is told afterwards."""
         self.flush()
         if self._num_rows:
-            self._emit(_typed(self._columns, slice(self._num_rows)))
+            self._emit(self._typed(slice(self._num_rows)))
         self._columns = _zero_columns(0)
         self._num_rows = 0
 
@@ -327,7 +344,7 @@ class StepLog:
         """Emit the batches that are complete and move the rest to the front."""
         begin, are_kept = 0, False
         while begin + BATCH_ROWS <= self._num_rows - self.num_in_flight:
-            batch = _typed(self._columns, slice(begin, begin + BATCH_ROWS))
+            batch = self._typed(slice(begin, begin + BATCH_ROWS))
             are_kept = self._emit(batch) or are_kept
             begin += BATCH_ROWS
         if not begin:
@@ -340,6 +357,20 @@ class StepLog:
                 column[: len(rest)] = rest.copy()
             self._is_fresh = False
         self._num_rows -= begin
+
+    def _typed(self, rows: slice) -> Batch:
+        """Return rows as what they are."""
+        kinds = _COLUMNS.items()
+        batch: Batch = {
+            name: column[rows].view(kind)
+            for column, (name, kind) in zip(self._columns, kinds, strict=True)
+        }
+        kind = schema.STEPS["extrapolated"]
+        batch["extrapolated"] = batch["extrapolated"].astype(kind)
+        if not self.num_in_flight:
+            for name in schema.AHEAD_STEPS:
+                del batch[name]
+        return batch
 
     def _moved(self, begin: int, most: int) -> list[Words]:
         """Return the rows from `begin` on at the front of new memory."""
@@ -370,17 +401,6 @@ def _zero_columns(num_rows: int) -> list[Words]:
     first time where a virtual machine has to find them.
     """
     return [np.zeros(num_rows, np.uint64) for _ in _COLUMNS]
-
-
-def _typed(columns: Sequence[Words], rows: slice) -> Batch:
-    """Return words as what they are."""
-    kinds = _COLUMNS.items()
-    batch: Batch = {
-        name: column[rows].view(kind)
-        for column, (name, kind) in zip(columns, kinds, strict=True)
-    }
-    batch["extrapolated"] = batch["extrapolated"].astype(schema.STEPS["extrapolated"])
-    return batch
 
 
 def _put(table: list[Words], name: str, values: npt.NDArray[Any]) -> None:

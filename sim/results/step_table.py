@@ -82,7 +82,8 @@ class ParquetSteps:
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        ours = schema.STEPS | schema.RANKS | schema.RANK_STEPS | schema.DRAFT_STEPS
+        ours = schema.STEPS | schema.AHEAD_STEPS | schema.DRAFT_STEPS
+        ours |= schema.RANKS | schema.RANK_STEPS
         names = pq.read_schema(self.path).names
         return {name: ours[name] for name in names if name in ours}
 

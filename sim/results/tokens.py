@@ -113,7 +113,7 @@ class InterTokenLatencies:
         pauses = _Pauses(self.streaks)
         begins, ends = self._changes
         step, last_end_s, num_open = 0, 0.0, 0
-        for end_s in step_ends(self.steps):
+        for end_s in output_times(self.steps):
             window = (step, step + len(end_s))
             changes = _counts(begins, window) - _counts(ends, window)
             weights = num_open + np.cumsum(changes)
@@ -152,8 +152,15 @@ class InterTokenLatencies:
         return percentiles(self.batches, percents)
 
 
-def step_ends(steps: StepTable) -> Iterator[Floats]:
-    """Yield when steps ended, in seconds, batch by batch."""
+def output_times(steps: StepTable) -> Iterator[Floats]:
+    """Yield when the tokens of steps appeared, in seconds, batch by batch.
+
+    That is the end of a step, unless steps are formed before the last output is there.
+    """
+    if "output_s" in steps.kinds:
+        for batch in steps.batches(("output_s",)):
+            yield batch["output_s"]
+        return
     for batch in steps.batches(("start_s", "latency_s")):
         yield batch["start_s"] + batch["latency_s"]
 
@@ -210,7 +217,7 @@ def token_times(
     first_token = np.maximum.accumulate(np.where(is_first, before, 0))
     num_tokens = int(until[-1]) if len(until) else 0
     with tempfile.TemporaryFile(dir=directory) as file:
-        for end_s in step_ends(steps):
+        for end_s in output_times(steps):
             file.write(end_s.tobytes())
         file.flush()
         bounds = [*range(0, num_tokens, batch_rows), num_tokens]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.results.tokens import token_times
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.v1.dialect import dialect_of
 from sim.simulation.run import Simulation
@@ -214,3 +217,46 @@ def test_null_and_false_are_one_step_at_a_time() -> None:
     assert first.summary["mean_e2el_ms"] == second.summary["mean_e2el_ms"]
     assert first.summary["path"] == second.summary["path"] == "fast"
     assert "num_wasted_tokens" not in first.summary
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+@pytest.mark.parametrize("chunk_rows", [1, 3, 8192])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"async_scheduling": True},
+        {"async_scheduling": True, "num_gpu_blocks_override": 150},
+        {"pipeline_parallel_size": 2, "async_scheduling": False},
+    ],
+)
+def test_tokens_appear_when_outputs_are_processed(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: dict[str, Any],
+    chunk_rows: int,
+    *,
+    stepwise: bool,
+) -> None:
+    monkeypatch.setattr("sim.engine.loop.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("sim.results.step_log.BATCH_ROWS", 2 * chunk_rows)
+    cost = {"kind": "roofline"}
+    simulated = simulation(cost=cost, num_requests=30, rate=100.0, **engine)
+    recording = Simulation(simulated.config, stepwise=stepwise).run().recording
+    table, steps = recording.requests, recording.steps
+    for request in token_times(
+        recording.step_table, recording.streaks, Path(tempfile.gettempdir()), 30
+    ):
+        row = table.loc[int(request["request_id"][0])]
+        assert request["time_s"][0] == row["first_token_s"]
+        assert request["time_s"][-1] == row["finish_s"]
+        assert (np.diff(request["time_s"]) > 0).all()
+    assert (steps["output_s"] > steps["start_s"]).all()
+    assert steps["output_s"].is_monotonic_increasing
+    mean_s = (table["e2el_s"] - table["ttft_s"]).sum() / (29 * 30)
+    assert recording.itl.moments[1] == pytest.approx(mean_s)
+
+
+def test_outputs_that_nothing_waited_for_have_no_time() -> None:
+    simulated = simulation(cost=CONSTANT, num_requests=5, async_scheduling=True)
+    simulated.engine.observe(9, lambda engine: simulated.stop())
+    steps = simulated.run().recording.steps
+    assert steps["output_s"].isna().tolist() == [False] * (len(steps) - 1) + [True]

@@ -21,6 +21,7 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
 from sim.hardware.models.weights import count_parameters
+from sim.results.recorder import Recorder
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from sim.simulation.extras import recording
@@ -202,7 +203,7 @@ def test_batches_never_share_a_stage_nor_overtake(times: list[list[float]]) -> N
             return [(0.001, time_s) for time_s in mine]
 
     cost = Staged(1.0)
-    queue, ends_s = BatchQueue(3, cost), []
+    queue, ends_s = BatchQueue(3, cost, Recorder().steps), []
     for index in range(len(times)):
         shape = BatchShape(1, index, 0, 0, 0, 0)
         ends_s.append(queue.end_s(0.0, shape, cost.step(shape).total_s))
@@ -219,7 +220,7 @@ def test_batches_never_share_a_stage_nor_overtake(times: list[list[float]]) -> N
 
 
 def test_the_oldest_output_comes_first() -> None:
-    queue = BatchQueue(2, ConstantCost(1.0))
+    queue = BatchQueue(2, ConstantCost(1.0), Recorder().steps)
     for step, end_s in enumerate((1.0, 2.0)):
         queue.push(step, SchedulerOutput(), end_s)
     assert not queue.computes

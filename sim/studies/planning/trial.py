@@ -12,7 +12,6 @@ from sim.config.tables import parse_config
 from sim.costs.pricing import AtBound
 from sim.results.metrics import SERVED
 from sim.results.objectives import Objective
-from sim.results.ranks import STEPS as RANK_STEP_KINDS
 from sim.results.recorder import Recorder
 from sim.results.step_table import MemorySteps
 from sim.simulation.run import Simulation
@@ -248,17 +247,14 @@ class _TrialSimulation(Simulation):
 
     def _make_recorder(self) -> Recorder | RankRecorders:
         if len(self.schedulers) > 1:
-            found = super()._make_recorder()
-            found.sink = MemorySteps(STEP_COLUMNS, RANK_STEP_KINDS)
-            return found
+            return super()._make_recorder()
         return Recorder(
-            MemorySteps(STEP_COLUMNS),
-            keeps_steps=self._keeps_steps,
-            front_end_s=self.config.front_end_s,
+            keeps_steps=self._keeps_steps, front_end_s=self.config.front_end_s
         )
 
     def record(self) -> Recording:
         """Run to the end, or until it is stopped; no summary, which takes time."""
+        self.recorder.sink = MemorySteps(STEP_COLUMNS, self.recorder.step_kinds)
         self._run_clock()
         return self.recorder.finish(self.env.now)
 

@@ -139,6 +139,7 @@ def counts(rows: Mapping[str, Any], name: str, where: Path) -> Ints:
     return values.astype(np.int64)
 
 
+_OF_USAGE: Final = ("start_s", "latency_s", "kv_cache_usage")
 _COLUMNS: Final = (
     *("start_s", "latency_s", "num_running", "num_waiting"),
     *("num_swapped", "kv_cache_usage"),
@@ -213,18 +214,21 @@ def _num_inside(results: Results, time_s: Floats) -> Ints:
 
 def usage_over(results: Results, begin_s: Floats, end_s: Floats) -> Floats:
     """Return the mean KV usage over the time that each request was in the system."""
-    edges, area = [np.zeros(1)], [np.zeros(1)]
-    for batch in results.step_table.batches(_COLUMNS):
-        ends_s = batch["start_s"] + batch["latency_s"]
-        edges.append(np.stack([batch["start_s"], ends_s], axis=1).ravel())
-        gained = batch["kv_cache_usage"] * batch["latency_s"]
-        total = area[-1][-1] + np.cumsum(gained)
-        area.append(np.stack([total - gained, total], axis=1).ravel())
-    time_s, integral = np.concatenate(edges), np.concatenate(area)
+    batches = [*results.step_table.batches(_OF_USAGE)]
+    start_s, latency_s, usage = (
+        np.concatenate([np.zeros(1), *(batch[name] for batch in batches)])
+        for name in _OF_USAGE
+    )
+    # The usage of a step lasts until the next one says its own.
+    ends_s = np.minimum(start_s + latency_s, np.append(start_s[1:], np.inf))
+    total = np.cumsum(usage * (ends_s - start_s))
+    before = np.append(0.0, total[:-1])
+    time_s = np.stack([start_s, ends_s], axis=1).ravel()
+    integral = np.stack([before, total], axis=1).ravel()
     spent = np.interp(end_s, time_s, integral) - np.interp(begin_s, time_s, integral)
     length_s = np.maximum(end_s - begin_s, 1e-12)
-    usage: Floats = np.clip(spent / length_s, 0.0, 1.0)
-    return usage
+    mean: Floats = np.clip(spent / length_s, 0.0, 1.0)
+    return mean
 
 
 def _steps_around(results: Results, time_s: Floats) -> dict[str, Floats]:
