@@ -179,12 +179,6 @@ class EngineConfig(ConfigTable):
                 f"data_parallel_size: ranks are built for the v1 generation, got "
                 f"{self.data_parallel_size} with {self.scheduler_kind}; leave it at 1"
             )
-        if self.data_parallel_size > 1 < self.pipeline_parallel_size:
-            raise ValueError(
-                f"data_parallel_size: ranks with pipelines are not built, got "
-                f"{self.data_parallel_size} with pipeline_parallel_size "
-                f"{self.pipeline_parallel_size}; leave one of them at 1"
-            )
         if self.all2all_backend != GATHERING and not self.enable_expert_parallel:
             raise ValueError(
                 f"all2all_backend: {self.all2all_backend} needs whole experts on GPUs; "
@@ -286,12 +280,10 @@ class EngineConfig(ConfigTable):
                 f"{key}: {what} built for {', '.join(named)} only, got "
                 f"{getattr(self, key)} with {self.scheduler_kind}; leave it out"
             )
-        if ahead and (num_stages > 1 or self.data_parallel_size > 1):
+        if ahead and num_stages > 1:
             raise ValueError(
-                "async_scheduling: scheduling ahead is not built with pipelines and "
-                "data-parallel ranks, got pipeline_parallel_size "
-                f"{num_stages} and data_parallel_size {self.data_parallel_size}; set "
-                "it to false"
+                "async_scheduling: scheduling ahead is not built with pipelines, got "
+                f"pipeline_parallel_size {num_stages}; set one of them to false or 1"
             )
 
 

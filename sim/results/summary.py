@@ -358,12 +358,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{s['recomputed_tokens']:,} tokens recomputed",
         ),
         *_moves(s),
-        (
-            "running",
-            f"mean {s['num_running_mean']:.1f}, max {s['num_running_max']:,} of "
-            f"{s['max_num_seqs']:,}; waiting mean {s['num_waiting_mean']:.1f}, max "
-            f"{s['num_waiting_max']:,}",
-        ),
+        _queues(s),
     ]
     if s.get("prefix_cache_queries"):
         hits = s["prefix_cache_hits"] / s["prefix_cache_queries"]
@@ -452,6 +447,18 @@ def _ranks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         num_dummies = summary["num_dummy_steps"]
         text += f"; {num_dummies:,} dummy steps, {share:.1%} of time waiting"
     return [("ranks", text)]
+
+
+def _queues(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the queues; of ranks means are those of all, maxima of one."""
+    s = summary
+    of_all, of_one = (" in all", " on a rank") if s.get("ranks") else ("", "")
+    return (
+        "running",
+        f"mean {s['num_running_mean']:.1f}{of_all}, max {s['num_running_max']:,} of "
+        f"{s['max_num_seqs']:,}{of_one}; waiting mean {s['num_waiting_mean']:.1f}"
+        f"{of_all}, max {s['num_waiting_max']:,}",
+    )
 
 
 def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

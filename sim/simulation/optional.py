@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.engine.engines import Engines
 from sim.results.drafts import DraftRecorder
 from sim.results.metrics import goodput
 from sim.results.recorder import Recorder, Recording
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.config.tables import RunConfig
-    from sim.engine.engines import Engines
     from sim.engine.lock_step import LockStep
     from sim.engine.loop import Engine
     from sim.results.objectives import Objective
@@ -51,14 +51,20 @@ def tier(
     return transfer_numbers(recording, recorder.transfers.num_chunks, now_s)
 
 
-def steps_in_flight(engine: Engine | Engines, scheduler: Any) -> dict[str, Any]:
-    """Return what steps side by side gained and wasted, where there are any."""
-    batches = getattr(engine, "batches", None)  # ranks have none
-    if batches is None:
+def steps_in_flight(
+    engine: Engine | Engines, schedulers: Sequence[Any]
+) -> dict[str, Any]:
+    """Return what steps side by side gained and wasted, over ranks, if there are any.
+
+    Ranks that step together have none.
+    """
+    engines = engine.engines if isinstance(engine, Engines) else [engine]
+    queues = [each.batches for each in engines if each.batches is not None]
+    if not queues:
         return {}
     return {
-        "overlapped_s": batches.overlapped_s,
-        "num_wasted_tokens": scheduler.num_wasted_tokens,
+        "overlapped_s": sum(queue.overlapped_s for queue in queues),
+        "num_wasted_tokens": sum(each.num_wasted_tokens for each in schedulers),
     }
 
 

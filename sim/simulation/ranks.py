@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sim.costs.lock_step import Together, steps_together
 from sim.engine.balancer import Load, LoadBalancer
 from sim.engine.engines import Engines
+from sim.engine.group_sampling import sampler_for
 from sim.engine.lock_step import LockStep
 from sim.engine.loop import Engine
 from sim.errors import ConfigError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from sim.config.tables import EngineConfig
     from sim.costs.base import CostModel
-    from sim.engine.sampling import Sampler
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
@@ -49,6 +49,13 @@ def lock_step_of(
             f"core spaces prefills by a count of its own, which is not built; got "
             f"{config.prefill_schedule_interval}, leave it out"
         )
+    for key, least in (("async_scheduling", False), ("pipeline_parallel_size", 1)):
+        if (given := getattr(config, key) or least) != least:
+            raise ConfigError(
+                f"engine.{key}: ranks that divide experts step together, with one step "
+                f"in flight; got {given} with data_parallel_size "
+                f"{config.data_parallel_size} and {model.name}, leave one of them out"
+            )
     return LockStep(env, config.data_parallel_size, steps_together(cost_model))
 
 
@@ -71,7 +78,6 @@ def make_engines(
     cost_model: CostModel,
     recorders: RankRecorders,
     lock: LockStep | None,
-    sample: Sampler,
     stepwise: bool,
 ) -> Engines:
     """Construct the engines of all ranks, and the balancer before them."""
@@ -82,7 +88,7 @@ def make_engines(
             scheduler,
             cost_model,
             recorder,
-            sample=sample,
+            sample=sampler_for(scheduler),
             admission_check=config.admission_check,
             stepwise=stepwise,
             pace=pace,

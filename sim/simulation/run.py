@@ -15,7 +15,6 @@ from cache.errors import PolicyError
 from sim.config.idle_keys import idle_key_warnings
 from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
-from sim.engine.group_sampling import sampler_for
 from sim.engine.loop import Engine
 from sim.engine.offloading import OffloadingEngine
 from sim.engine.patience import Patience, PatientClient
@@ -254,7 +253,6 @@ class Simulation:
             cost_model=self.cost_model,
             recorders=recorders,
             lock=self._lock_step,
-            sample=sampler_for(self.scheduler),
             stepwise=bool(self.path_reason),
         )
         if self._is_pulled():
@@ -415,7 +413,7 @@ class Simulation:
         numbers = summary.numbers(
             recording, self.capacity, self.num_requests, self.env.now
         )
-        numbers |= optional.steps_in_flight(self.engine, self.scheduler)
+        numbers |= optional.steps_in_flight(self.engine, self.schedulers)
         numbers |= optional.front_end(self.config)
         self._warn_of(recording, numbers)
         cost = self.cost_model.describe()

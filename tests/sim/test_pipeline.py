@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,32 @@ def test_stages_have_all_the_layers_once(name: str) -> None:
     norm = model.hidden_size  # behind the last layer
     layers = [count_parameters(stage) - ends - norm for stage in stages]
     assert sum(layers) == count_parameters(model) - ends - norm
+
+
+def test_stages_have_the_indexers_of_their_layers() -> None:
+    """Layers that share the choice of one before have no keys of their own."""
+    model = load_model("deepseek-ai/DeepSeek-V3.2")
+    own = (0, 1, 30, 31, 60)
+    shared = replace(model, index_layers=own)
+    stages = [model_of_stage(shared, 2, stage) for stage in range(2)]
+    assert [each.index_layers for each in stages] == [(0, 1, 30), (0, 29)]
+    assert [model_of_stage(model, 2, s).num_index_layers for s in (0, 1)] == [31, 30]
+    with pytest.raises(
+        CapacityError, match=r"an indexer; .* layers 31 to 60 have none"
+    ):
+        model_of_stage(replace(model, index_layers=(0, 1)), 2, 1)
+
+
+def test_stages_divide_experts_over_the_ranks_of_each() -> None:
+    def held(**ranks: Any) -> int:
+        pool = estimate_capacity("Qwen/Qwen3-30B-A3B", "h100_sxm", **ranks)
+        return pool.expert_bytes
+
+    whole = held(data_parallel_size=2, enable_expert_parallel=True)
+    halves = held(
+        data_parallel_size=2, enable_expert_parallel=True, pipeline_parallel_size=2
+    )
+    assert 2 * halves == whole == 48 * 64 * 3 * 2048 * 768 * 2
 
 
 def test_the_pool_is_that_of_the_stage_with_least_room() -> None:

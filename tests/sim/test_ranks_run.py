@@ -30,6 +30,8 @@ MIXTRAL = {
     "enable_expert_parallel": True,
 }
 DENSE = {"num_gpu_blocks_override": 70, "max_model_len": 1024, "data_parallel_size": 3}
+AHEAD = DENSE | {"async_scheduling": True}
+PIPES = DENSE | {"pipeline_parallel_size": 2}
 
 
 def data_of(engine: dict[str, Any], num_requests: int = 60) -> dict[str, Any]:
@@ -68,13 +70,15 @@ def test_ranks_of_a_mixture_step_together() -> None:
     assert summary["num_waves"] >= 1
 
 
-def test_a_dense_rank_is_an_engine_of_its_own() -> None:
-    data = data_of(DENSE)
+@pytest.mark.parametrize("engine", [DENSE, AHEAD, PIPES])
+def test_a_dense_rank_is_an_engine_of_its_own(engine: dict[str, Any]) -> None:
+    data = data_of(engine)
     simulation = Simulation(parse_config(data))
     together = simulation.run(check_every=1)
     assert together.summary["num_preemptions"] > 0
     assert "num_dummy_steps" not in together.summary
     data["engine"]["data_parallel_size"] = 1
+    overlapped_s = 0.0
     for rank in range(3):
         own = together.requests[together.requests["rank"] == rank]
         specs = [
@@ -87,9 +91,13 @@ def test_a_dense_rank_is_an_engine_of_its_own() -> None:
         steps = together.steps[together.steps["rank"] == rank]
         for name in ("start_s", "latency_s", "num_physical_blocks", "num_waiting"):
             assert alone.steps[name].tolist() == steps[name].tolist(), name
+        overlapped_s += alone.summary.get("overlapped_s", 0.0)
+    told_s = together.summary.get("overlapped_s", 0.0)
+    assert told_s == pytest.approx(overlapped_s)
+    assert ("overlapped_s" in together.summary) == (engine is not DENSE)
 
 
-@pytest.mark.parametrize("engine", [MIXTRAL, DENSE])
+@pytest.mark.parametrize("engine", [MIXTRAL, DENSE, AHEAD, PIPES])
 def test_stepwise_it_is_the_same(engine: dict[str, Any]) -> None:
     config = parse_config(data_of(engine))
     fast, slow = (Simulation(config, stepwise=way).run() for way in (False, True))
@@ -187,7 +195,14 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
             {"enable_expert_parallel": False, "all2all_backend": "deepep_low_latency"},
             r"engine\.all2all_backend: deepep_low_latency needs whole experts",
         ),
-        ({"pipeline_parallel_size": 2}, "ranks with pipelines are not built, got 2"),
+        (
+            {"pipeline_parallel_size": 2},
+            "pipeline_parallel_size: ranks .* step together, with one step in flight",
+        ),
+        (
+            {"async_scheduling": True},
+            "async_scheduling: ranks .* step together, with one step in flight; got T",
+        ),
         ({"prefill_schedule_interval": 4}, "a count of its own, which is not built"),
     ],
 )

@@ -274,9 +274,7 @@ def check_numbers(
     check_quantity("swap_space", swap_space or None, low=0, high=MOST_GIB)
 
 
-def check_pipeline(
-    model: ModelArchitecture, num_stages: int, minor: int, experts: ExpertRanks
-) -> None:
+def check_pipeline(model: ModelArchitecture, num_stages: int, minor: int) -> None:
     """Refuse stages without a layer, and pipelines that are not modelled."""
     if num_stages == 1:
         return
@@ -285,12 +283,10 @@ def check_pipeline(
             f"pipeline_parallel_size must be at most the {model.num_hidden_layers}"
             f" layers of {model.name}; got {num_stages}; lower it"
         )
-    first = constants.FIRST_V1_MINOR
-    if minor < first or experts != WITHIN_TENSOR_RANKS:
+    if minor < constants.FIRST_V1_MINOR:
         raise CapacityError(
-            f"pipelines are modelled for releases from 0.{first} on, without"
-            f" data_parallel_size and enable_expert_parallel; got"
-            f" pipeline_parallel_size {num_stages}; use 1 and a larger"
+            f"pipelines are modelled for releases from 0.{constants.FIRST_V1_MINOR} on;"
+            f" got pipeline_parallel_size {num_stages}; use 1 and a larger"
             " tensor_parallel_size"
         )
 

@@ -309,7 +309,7 @@ def estimate_capacity(
     else:
         minor = parse_engine_version(engine_version)
         tokens, seqs = resolve_batch(model, gpu, minor, **given)
-    check_pipeline(model, pipeline_parallel_size, minor, experts)
+    check_pipeline(model, pipeline_parallel_size, minor)
     check_state_dtypes(
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sim.errors import CapacityError
+
 if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture
 
@@ -38,6 +40,11 @@ def model_of_stage(
 
     Dense layers of a mixture of experts come first, unless they are as many as half of
     all: then they are spread evenly.
+
+    Raises
+    ------
+    CapacityError
+        If layers share an indexer, and the stage has none.
     """
     num_layers, num_dense = model.num_hidden_layers, model.num_dense_layers
     first, stop = span_of_stage(num_layers, num_stages, stage)
@@ -45,9 +52,17 @@ def model_of_stage(
         dense = max(min(num_dense, stop) - first, 0)
     else:
         dense = num_dense * stop // num_layers - num_dense * first // num_layers
+    indexers = tuple(at - first for at in model.index_layers if first <= at < stop)
+    if model.index_layers and not indexers:
+        raise CapacityError(
+            f"every stage of {model.name} must have a layer with an indexer; with"
+            f" pipeline_parallel_size {num_stages} layers {first} to {stop - 1} have"
+            " none; lower it"
+        )
     return replace(
         model,
         num_hidden_layers=stop - first,
         mixed_layer_kinds=model.mixed_layer_kinds[first:stop],
         num_dense_layers=dense,
+        index_layers=indexers,
     )
