@@ -55,7 +55,7 @@ POOLS = {
         {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 2048},
         "twice the tokens of BF16, a small device's batch",
     ),
-    1037: Known("moonshotai/Kimi-K2-Instruct", "0.11"),
+    1037: Known("moonshotai/Kimi-K2-Thinking", "0.11"),
     1059: Known("Qwen/Qwen3-235B-A22B-Instruct-2507", "0.10.2"),
     1063: Known("Qwen/Qwen3-235B-A22B", "0.10", {}, "SGLang: a token is one slot"),
 }
@@ -88,7 +88,7 @@ NOT_JUDGED = {
 # Rows that say enough for the whole sum, GiB by GiB.
 WHOLE = {
     1001: ("rtx_pro_6000_server", {}),
-    1037: ("h200_sxm", {"quantization": "w4a16-g32-experts"}),
+    1037: ("h200_sxm", {}),
     1059: ("l40s", {"quantization": "fp8-block128"}),
 }
 NOT_COUNTED = {

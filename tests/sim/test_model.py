@@ -102,6 +102,19 @@ PUBLISHED_PARAMETERS = {
     "bigcode/starcoder2-3b": 3_030_371_328,
     "bigcode/starcoder2-7b": 7_173_923_840,
     "microsoft/phi-2": 2_779_683_840,
+    "google/gemma-3-270m": 268_098_176,
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": 8_888_227_328,
+    "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "Qwen/Qwen2.5-VL-32B-Instruct": 33_452_718_336,
+    "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
+    "Qwen/Qwen3-VL-2B-Instruct": 2_127_532_032,
+    "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
+    # Less the draft layer in the file: 635,311,424 and the same embeddings again with
+    # what joins them; one layer of full attention and what joins its two inputs.
+    "zai-org/GLM-4.7-Flash": 31_221_488_576 - 635_311_424 - 642_783_232,
+    "Qwen/Qwen3.5-4B": 4_659_865_088 - 120_599_552,
+    "Qwen/Qwen3.5-9B": 9_653_104_368 - 243_290_624,
 }
 
 # Billions in all, and those that a token meets, as announced; a draft head and, for
@@ -183,6 +196,14 @@ ENCODERS = {
             "vision_config": {"hidden_size": 1152, "depth": 27, "patch_size": 16},
         },
         8_767_123_696,
+    ),
+    "Qwen3.5-9B": (
+        {
+            "model_type": "qwen3_5",
+            "text_config": facts_of("Qwen/Qwen3.5-9B"),
+            "vision_config": {"hidden_size": 1152, "depth": 27, "patch_size": 16},
+        },
+        9_653_104_368 - 243_290_624,
     ),
     "gemma-3-27b": (
         facts_of("google/gemma-3-27b-pt") | {"vision_config": SIGLIP},

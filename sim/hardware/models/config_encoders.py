@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from sim.hardware.models.facts import Facts
 
 _CHANNELS = 3
+_DEEP_TOWERS = frozenset({"qwen3_vl", "qwen3_vl_moe"})
+"""Families whose towers feed several layers of the model, three by default."""
+_QWEN_TOWERS = _DEEP_TOWERS | {"qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe"}
 
 
 class _Tower(NamedTuple):
@@ -47,7 +50,7 @@ def encoder_parameters(whole: Facts, text: Facts, kind: str) -> int:
         return 0
     family = whole.text("model_type")
     out = text.count("hidden_size")
-    if family in {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}:
+    if family in _QWEN_TOWERS:
         return _qwen_vl(vision, family, out)
     if kind == "gemma3":
         return _siglip(vision, out)
@@ -84,7 +87,8 @@ def _qwen_vl(vision: Facts, family: str, out: int) -> int:
     if not family.startswith("qwen3"):
         return total
     positions = vision.count("num_position_embeddings", 2304)
-    deep = len(vision.items("deepstack_visual_indexes")) or 3
+    deep = len(vision.items("deepstack_visual_indexes"))
+    deep = deep or 3 * (family in _DEEP_TOWERS)
     total += width + positions * width  # the patches have a bias here
     return total + deep * (products + 2 * joined)
 

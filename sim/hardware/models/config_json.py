@@ -32,6 +32,7 @@ UNDERSTOOD_MODEL_TYPES = frozenset(
         "gemma3",
         "gemma4",
         "glm4_moe",
+        "glm4_moe_lite",
         "glm_moe_dsa",
         "gpt_oss",
         "granitemoehybrid",

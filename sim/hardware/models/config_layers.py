@@ -270,6 +270,7 @@ _ROUTERS_WITH_BIAS = frozenset(
         "deepseek_v3",
         "deepseek_v32",
         "glm4_moe",
+        "glm4_moe_lite",
         "glm_moe_dsa",
         "gpt_oss",
         "kimi_k2",
