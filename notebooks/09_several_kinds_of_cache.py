@@ -8,8 +8,8 @@
 #
 # ## Which groups share it?
 #
-# We plan 128 GiB of KV cache on one rank for five models, as vLLM 0.33 does, with prefix
-# caching. A block has the same bytes in whichever group; in a row "4 x" are four groups.
+# We plan 128 GiB of KV cache on one rank for five models, as vLLM 0.33 does on an H200, with
+# prefix caching. A block has the same bytes in whichever group; in a row "4 x" are four groups.
 # `a long request` is one of 131,072 tokens: the blocks, and GiB, that it takes at most. A
 # window of 1,024 takes more than that, since a step of 2,048 tokens comes on top.
 
@@ -33,7 +33,9 @@ models = {
 }
 plans = {
     name: plan_kv_cache(
-        kv_cache_layers(load_model(model), KVCacheOptions(block_size=16)),
+        kv_cache_layers(
+            load_model(model), KVCacheOptions(block_size=16, prefill_checkpoint=True)
+        ),
         block_size=16,
         available_bytes=128 * GIB,
         max_model_len=LONG,

@@ -32,6 +32,7 @@ def capacity(
     disable_hybrid_kv_cache_manager: options.Flag = False,
     mamba_cache_dtype: str = "auto",
     mamba_ssm_cache_dtype: str = "auto",
+    gdn_prefill_backend: str | None = None,
     prefix_match_unit: int | None = None,
     num_speculative_tokens: int = 0,
     speculative_method: str = "mtp",
@@ -84,6 +85,9 @@ def capacity(
         Precision of states: auto (the model's), float32, bfloat16 or float16.
     mamba_ssm_cache_dtype
         The same of their matrices alone: auto (the file's, or that of the states).
+    gdn_prefill_backend
+        Kernel of gated delta nets in prompts: flashinfer, triton or cutedsl; default:
+        the release's for this GPU.
     prefix_match_unit
         Tokens of which prefix hits are multiples, in models with states.
     num_speculative_tokens
@@ -123,6 +127,7 @@ def capacity(
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        gdn_prefill_backend=gdn_prefill_backend,
         prefix_match_unit=prefix_match_unit,
         num_speculative_tokens=num_speculative_tokens,
         speculative_method=speculative_method,

@@ -93,6 +93,7 @@ class EngineConfig(ConfigTable):
     disable_hybrid_kv_cache_manager: bool | None = None
     mamba_cache_dtype: StateDtype | None = None
     mamba_ssm_cache_dtype: StateDtype | None = None
+    gdn_prefill_backend: Literal["flashinfer", "triton", "cutedsl"] | None = None
     num_lookahead_slots: Whole | None = None
     scheduler_delay_factor: Annotated[float, Field(ge=0)] | None = None
     scheduler_reserve_full_isl: bool | None = None

@@ -78,6 +78,7 @@ def make_capacity(
         disable_hybrid_kv_cache_manager=bool(engine.disable_hybrid_kv_cache_manager),
         mamba_cache_dtype=engine.mamba_cache_dtype or "auto",
         mamba_ssm_cache_dtype=engine.mamba_ssm_cache_dtype or "auto",
+        gdn_prefill_backend=engine.gdn_prefill_backend,
         **_drafts(engine),
     )
     if engine.generation.has_cpu_tier and capacity.num_cpu_blocks > MAX_NUM_GPU_BLOCKS:

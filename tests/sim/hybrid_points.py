@@ -33,7 +33,9 @@ class Known:
 POOLS = {
     1001: Known(QWEN_27B, "0.29"),
     1003: Known(QWEN_35B, "0.20", {"kv_cache_dtype": "fp8"}, FP8),
-    1005: Known(QWEN_27B, "0.33", {"num_speculative_tokens": 3}, "MTP n=3"),
+    1005: Known(
+        QWEN_27B, "0.32", {"num_speculative_tokens": 3}, "MTP n=3; before 0.33"
+    ),
     1009: Known(QWEN_35B, "0.24"),
     1011: Known(
         QWEN_27B, "0.24", {"kv_cache_dtype": "fp8", "num_speculative_tokens": 3}, DRAFT

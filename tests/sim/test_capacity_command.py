@@ -83,6 +83,7 @@ def test_groups_pages_and_blocks_are_explained(
 ) -> None:
     model = ["--model", "Qwen/Qwen3-Next-80B-A3B-Instruct"]
     pool = ["--tensor-parallel-size", "4", "--kv-cache-memory-bytes", "13369344000"]
+    pool += ["--gdn-prefill-backend", "triton"]
     base = ["capacity", *model, "--gpu", "h100_sxm", *pool]
     assert kvsim(base) == 0
     said = capsys.readouterr().out

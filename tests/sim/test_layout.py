@@ -57,7 +57,7 @@ def test_layers_held_alike_are_none(model: str, engine: dict[str, Any]) -> None:
 def test_states_set_the_size_of_a_block() -> None:
     capacity, layout = planned("Qwen/Qwen3.5-35B-A3B", enable_prefix_caching=True)
     assert layout is not None
-    assert capacity.block_size == layout.scheduler_block_size == 1056
+    assert capacity.block_size == layout.scheduler_block_size == 1088
     assert "block_size" not in capacity.defaults
     with pytest.raises(CapacityError, match="has layers with a state, which share"):
         planned("ibm-granite/granite-4.0-h-tiny", scheduler="v0")

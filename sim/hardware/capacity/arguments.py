@@ -58,6 +58,7 @@ class EngineArguments:
     disable_hybrid_kv_cache_manager: bool = False
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
+    gdn_prefill_backend: str | None = None
     prefix_match_unit: int | None = None
     num_speculative_tokens: int = 0
     drafter: Drafter | None = None

@@ -198,6 +198,7 @@ def estimate_capacity(
     disable_hybrid_kv_cache_manager: bool = False,
     mamba_cache_dtype: str = "auto",
     mamba_ssm_cache_dtype: str = "auto",
+    gdn_prefill_backend: str | None = None,
     prefix_match_unit: int | None = None,
     num_speculative_tokens: int = 0,
     speculative_method: str = "mtp",
@@ -224,8 +225,7 @@ def estimate_capacity(
         Precisions, in vLLM's names; a quantised checkpoint needs no `quantization`,
         and its own scheme may be an unknown one where `weights_gib` is given.
     max_model_len
-        Tokens of the longest request; None for the least of the model's and what the
-        pool holds.
+        Tokens of the longest request; None: the model's, or what the pool holds.
     max_num_seqs, max_num_batched_tokens
         Limits of a step; None for the release's defaults on this GPU.
     engine_version
@@ -234,8 +234,7 @@ def estimate_capacity(
     enforce_eager
         Whether CUDA graphs are off.
     num_gpu_blocks_override, kv_cache_memory_bytes
-        Number of blocks, or bytes of the pool; each wins over the formula, in this
-        order.
+        Blocks, or bytes of the pool; each wins over the formula, in this order.
     weights_gib
         Measured weights of a rank, in place of the count.
     swap_space
@@ -243,15 +242,15 @@ def estimate_capacity(
     enable_prefix_caching
         Whether states of Mamba and gated delta nets are kept at the ends of blocks.
     async_scheduling
-        Whether two steps are in flight, which windows are sized for; None for the
-        release's default.
+        Whether two steps are in flight, for windows; None for the release's default.
     disable_hybrid_kv_cache_manager
-        Whether windows keep all their blocks.
+        Whether windows keep all blocks.
     mamba_cache_dtype, mamba_ssm_cache_dtype
         Precision of states, and of their matrices alone; "auto" is the model's.
+    gdn_prefill_backend
+        See `checkpoint_options`.
     prefix_match_unit
-        Tokens of which prefix hits are multiples, where states would have them end
-        with a block only; None for the blocks' own.
+        Tokens of which prefix hits are multiples, in models with states; or None.
     num_speculative_tokens, speculative_method, draft_model
         Draft tokens of a step, 0 for none, and what proposes them: see `drafter_of`.
 
@@ -349,6 +348,7 @@ def estimate_capacity(
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
+        gdn_prefill_backend=gdn_prefill_backend,
         prefix_match_unit=prefix_match_unit,
         num_speculative_tokens=num_speculative_tokens,
         drafter=(

@@ -9,6 +9,7 @@ from cache.errors import CacheConfigError
 from cache.v1.planning import KVCachePlan, longest_request, plan_groups
 from sim.errors import CapacityError
 from sim.hardware.capacity import constants
+from sim.hardware.capacity.checkpoints import checkpoint_options
 from sim.hardware.gpus import GIB
 from sim.hardware.models.kv_layers import KVCacheOptions, kv_cache_layers
 from sim.hardware.models.layers import LayerKind
@@ -45,6 +46,9 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
         mamba_ssm_cache_dtype=arguments.mamba_ssm_cache_dtype,
         enable_prefix_caching=arguments.enable_prefix_caching,
         num_speculative_tokens=arguments.num_speculative_tokens,
+        **checkpoint_options(
+            model, arguments.gpu, minor, arguments.gdn_prefill_backend
+        ),
     )
     try:
         plan = plan_groups(

@@ -53,8 +53,9 @@ class KVCacheOptions:
     enable_prefix_caching
         Whether states are kept at the ends of blocks, and not one a request.
     prefill_checkpoint
-        Whether the kernel of gated delta nets can write a state inside a prefill; that
-        of Mamba2 always can.
+        Whether the kernel of gated delta nets can write a state inside a prefill.
+    mamba2_checkpoint
+        Whether that of Mamba2 can.
     num_speculative_tokens
         Draft tokens a step, each with a state of its own.
     """
@@ -66,6 +67,7 @@ class KVCacheOptions:
     mamba_ssm_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     prefill_checkpoint: bool = False
+    mamba2_checkpoint: bool = True
     num_speculative_tokens: int = 0
 
 
@@ -189,7 +191,7 @@ def _state(
 ) -> MambaSpec:
     assert model.state_shape is not None
     keeps_ends = options.enable_prefix_caching
-    alignment: int | None = 1
+    alignment = 1 if options.mamba2_checkpoint else None
     if kind is LayerKind.GATED_DELTA_NET:
         checkpoints = options.prefill_checkpoint and keeps_ends
         alignment = DELTA_NET_CHECKPOINT_ALIGNMENT if checkpoints else None

@@ -20,10 +20,15 @@ from sim.errors import CapacityError
 from sim.hardware.capacity.arguments import (
     check_parallelism,
     check_positive,
+    parse_engine_version,
     resolve_dtypes,
 )
-from sim.hardware.capacity.estimate import estimate_capacity
-from sim.hardware.gpus import GIB
+from sim.hardware.capacity.checkpoints import checkpoint_options
+from sim.hardware.capacity.estimate import (
+    DEFAULT_ENGINE_VERSION,
+    estimate_capacity,
+)
+from sim.hardware.gpus import GIB, load_gpu
 from sim.hardware.models.architecture import KV_CACHE_DTYPE_BYTES, dtype_bytes
 from sim.hardware.models.bundled import load_model
 from sim.hardware.models.kv_layers import KVCacheOptions, kv_cache_layers
@@ -154,6 +159,11 @@ def kv_memory(
         block_size=block_size,
         tensor_parallel_size=tensor_parallel_size,
         kv_cache_dtype=kv_dtype,
+        **checkpoint_options(
+            architecture,
+            None if gpu is None else load_gpu(gpu),
+            parse_engine_version(DEFAULT_ENGINE_VERSION),
+        ),
     )
     layout = _layout(architecture, options)
     layers = _kinds(layout, tensor_parallel_size)

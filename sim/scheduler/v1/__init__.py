@@ -50,6 +50,7 @@ V1 = Generation(
             "disable_hybrid_kv_cache_manager",
             "enable_chunked_prefill",
             "evictor",
+            "gdn_prefill_backend",
             "long_prefill_token_threshold",
             "long_prefill_token_threshold_adaptive",
             "mamba_cache_dtype",

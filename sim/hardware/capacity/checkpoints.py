@@ -1,0 +1,80 @@
+"""Which states a prefill can write in its middle, by release, GPU and kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypedDict
+
+from sim.errors import CapacityError
+from sim.hardware.models.layers import GatedDeltaNetShape
+
+if TYPE_CHECKING:
+    from sim.hardware.gpus import GpuSpec
+    from sim.hardware.models.architecture import ModelArchitecture
+
+GDN_PREFILL_BACKENDS: Final = ("flashinfer", "triton", "cutedsl")
+"""Kernels of gated delta nets in prompts, by vLLM's ``gdn_prefill_backend``."""
+FIRST_MAMBA2_CHECKPOINT_MINOR: Final = 32
+"""Source: vLLM 0.31.0 and 0.32.0, ``model_executor/layers/mamba/mamba_mixer2.py``."""
+FIRST_DELTA_NET_CHECKPOINT_MINOR: Final = 33
+"""Source: vLLM 0.32.0 and 0.33.0, ``layers/mamba/gdn/qwen_gdn_linear_attn.py``."""
+
+_HOPPER: Final = frozenset({"h100", "h200", "h20"})
+_BLACKWELL: Final = frozenset({"b200", "b300", "gb200", "rtx_pro_6000", "rtx_5090"})
+_BLACKWELL_KEY_HEAD_DIM: Final = 128
+
+
+class Checkpoints(TypedDict):
+    """Fields of `sim.hardware.models.kv_layers.KVCacheOptions`."""
+
+    prefill_checkpoint: bool
+    mamba2_checkpoint: bool
+
+
+def checkpoint_options(
+    model: ModelArchitecture,
+    gpu: GpuSpec | None,
+    minor: int,
+    gdn_prefill_backend: str | None = None,
+) -> Checkpoints:
+    """Return which kernels can write a state in the middle of a chunk.
+
+    Parameters
+    ----------
+    model, gpu
+        FlashInfer's kernel of gated delta nets can, and is the release's choice where
+        it runs; a GPU that is not known is taken for one where it does not.
+    minor
+        NN of a vLLM release 0.NN.
+    gdn_prefill_backend
+        The kernel that was asked for; None for the release's choice.
+
+    Raises
+    ------
+    CapacityError
+        If no such kernel is known.
+
+    Notes
+    -----
+    Source: vLLM 0.33.0, `_resolve_gdn_prefill_backend` of
+    ``layers/mamba/gdn/qwen_gdn_linear_attn.py``, for CUDA 13, which its wheels have.
+    """
+    if gdn_prefill_backend not in {None, *GDN_PREFILL_BACKENDS}:
+        raise CapacityError(
+            "gdn_prefill_backend must be one of"
+            f" {', '.join(GDN_PREFILL_BACKENDS)}; got {gdn_prefill_backend!r}; leave"
+            " it out for the release's choice"
+        )
+    return {
+        "prefill_checkpoint": minor >= FIRST_DELTA_NET_CHECKPOINT_MINOR
+        and gdn_prefill_backend in {None, "flashinfer"}
+        and _runs_flashinfer(model, gpu),
+        "mamba2_checkpoint": minor >= FIRST_MAMBA2_CHECKPOINT_MINOR,
+    }
+
+
+def _runs_flashinfer(model: ModelArchitecture, gpu: GpuSpec | None) -> bool:
+    shape = model.state_shape
+    if gpu is None or not isinstance(shape, GatedDeltaNetShape):
+        return False
+    is_narrow = shape.key_head_dim == _BLACKWELL_KEY_HEAD_DIM
+    return gpu.family in _HOPPER or (gpu.family in _BLACKWELL and is_narrow)

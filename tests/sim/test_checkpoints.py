@@ -1,0 +1,71 @@
+"""States that a prefill can write in its middle, by release, GPU and kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.errors import CapacityError
+from sim.hardware.capacity import estimate_capacity
+from sim.hardware.models.kv_memory import kv_memory
+
+QWEN = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+GRANITE = "ibm-granite/granite-4.0-h-small"
+
+
+def groups(model: str, gpu: str, **arguments: Any) -> list[tuple[int, int]]:
+    """Return tokens of a block, and blocks of a request, of states and of attention."""
+    pool = estimate_capacity(
+        model, gpu, tensor_parallel_size=2, max_model_len=65_536, **arguments
+    )
+    return [
+        (group["block_size"], group["blocks_per_request"])
+        for group in pool.kv_cache_groups
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arguments", "block_size", "states"),
+    [
+        ("h200_sxm", {}, 576, 3),
+        ("b200_sxm", {}, 576, 3),
+        ("rtx_pro_6000_server", {}, 576, 3),
+        ("a100_sxm", {"num_gpu_blocks_override": 5000}, 544, 2),
+        ("mi300x", {}, 544, 2),
+        ("h200_sxm", {"engine_version": "0.32"}, 544, 2),
+        ("h200_sxm", {"gdn_prefill_backend": "triton"}, 544, 2),
+        ("mi300x", {"gdn_prefill_backend": "flashinfer"}, 544, 2),
+        ("h200_sxm", {"block_size": 48}, 576, 3),
+    ],
+)
+def test_flashinfer_writes_states_of_delta_nets(
+    gpu: str, arguments: dict[str, Any], block_size: int, states: int
+) -> None:
+    found = groups(QWEN, gpu, **arguments)
+    assert (block_size, states) in found
+    assert {size for size, _ in found} == {block_size}
+
+
+def test_without_caching_a_request_has_one_state() -> None:
+    assert groups(QWEN, "h200_sxm", enable_prefix_caching=False)[0] == (65_536, 1)
+
+
+@pytest.mark.parametrize(("release", "states"), [("0.31", 2), ("0.32", 3)])
+def test_the_kernel_of_mamba2_writes_states_from_a_release_on(
+    release: str, states: int
+) -> None:
+    assert groups(GRANITE, "a100_sxm", engine_version=release)[0] == (528, states)
+
+
+def test_a_curve_of_a_gpu_has_the_blocks_of_its_kernel() -> None:
+    sizes = [
+        kv_memory(QWEN, gpu, block_size=16, tensor_parallel_size=2).hit_tokens
+        for gpu in (None, "h200_sxm", "mi300x")
+    ]
+    assert sizes == [544, 576, 544]
+
+
+def test_a_kernel_that_is_not_known_is_refused() -> None:
+    with pytest.raises(CapacityError, match="one of flashinfer, triton, cutedsl; got"):
+        groups(QWEN, "h200_sxm", gdn_prefill_backend="fla")
