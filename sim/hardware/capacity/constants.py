@@ -21,6 +21,10 @@ LAST_MEASURED_MINOR = 19
 FIRST_MEASURED_MINOR = 11
 FIRST_HYBRID_POOL_MINOR = 10
 """From here full and sliding layers share one pool (``HybridKVCacheCoordinator``)."""
+FIRST_HYBRID_CHUNKS_MINOR = 14
+"""From here chunked layers give up blocks by default. Source: vLLM 0.11.2 (they do not)
+and a start-up log of 0.19 (they do); pull request 29627 (December 2025) turned it on,
+whose release, 0.13 or 0.14, is assumed."""
 FIRST_PRINTING_REQUESTS_MINOR = 21
 """From here the printed tokens of a pool are those of `max_concurrency` requests;
 before, blocks of one group times their size. Source: start-up logs; those of 0.19 and

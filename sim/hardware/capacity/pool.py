@@ -59,7 +59,7 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
             * arguments.max_num_batched_tokens,
             enable_prefix_caching=arguments.enable_prefix_caching,
             prefix_match_unit=arguments.prefix_match_unit,
-            disable_hybrid_kv_cache_manager=arguments.disable_hybrid_kv_cache_manager,
+            disable_hybrid_kv_cache_manager=_keeps_all_blocks(arguments),
             padding_limit=constants.padding_limit_of(minor),
         )
     except CacheConfigError as error:
@@ -70,6 +70,23 @@ def groups_of(arguments: EngineArguments) -> KVCachePlan:
         model.num_hidden_layers, arguments.pipeline_parallel_size, arguments.stage
     )
     return _on_stage(plan, range(*span))
+
+
+def _keeps_all_blocks(arguments: EngineArguments) -> bool:
+    """Return whether windows and chunks keep all their blocks.
+
+    Chunks do of the release's own accord beside drafts that are made of the target's
+    hidden states, and in releases whose steps the manager made slower.
+
+    Source: vLLM 0.11.2 and 0.33.0, ``vllm/config/vllm.py``.
+    """
+    if arguments.disable_hybrid_kv_cache_manager:
+        return True
+    if not arguments.model.chunked_attention:
+        return False
+    drafter = arguments.drafter
+    reads_target = drafter is not None and drafter.method != "draft_model"
+    return reads_target or arguments.engine_minor < constants.FIRST_HYBRID_CHUNKS_MINOR
 
 
 def draft_kv_share(arguments: EngineArguments, plan: KVCachePlan) -> float:
