@@ -33,7 +33,7 @@ from sim.studies.planning.outcome import (
 from sim.studies.planning.sensitivity import levers_of, sensitivities
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sim.studies.planning.candidates import Candidate
     from sim.studies.planning.outcome import Effect
@@ -72,7 +72,7 @@ def expected_runs(study: Study) -> dict[str, float]:
     fitting = [each for each in study.candidates if not each.reason]
     num_pilots, num_seeds = len(fitting), search.num_seeds
     num_at_rate = len(study.seeds_at_rate)
-    num_live = min(num_pilots, search.shortlist or num_pilots)
+    num_live = sum(len(own[: search.shortlist]) for own in _by_model(fitting))
     num_loads = len([load for load in search.curve if load != 1.0])
     num_fleet_seeds = min(plan.replicas.num_seeds, num_seeds)
     expected = {
@@ -113,7 +113,8 @@ def _pilot(study: Study) -> list[CandidatePlan]:
     }
     misses: dict[str, float] = {}
     while left:
-        asked, left = left[:most], left[most or len(left) :]
+        asked = [each for own in _by_model(left) for each in own[:most]]
+        left = [each for own in _by_model(left) for each in own[most or len(own) :]]
         for each, answer in zip(asked, _pilot_answers(study, asked), strict=True):
             plan = CandidatePlan(each)
             if isinstance(answer, str):
@@ -123,15 +124,25 @@ def _pilot(study: Study) -> list[CandidatePlan]:
             if found[each.name].status == "misses_idle":
                 margins = answer["idle"]["margins"].values()
                 misses[each.name] = max(inf if m is None else m for m in margins)
-        bar = _cost_to_beat(study, list(found.values()))
-        for each in (each for each in left if study.cost_per_hour(each, 1) > bar):
-            found[each.name] = _left_out(
-                study, CandidatePlan(each), study.cost_per_hour(each, 1), 1
-            )
+        for own in _by_model(left):
+            bar = _cost_to_beat(study, own[0].model, list(found.values()))
+            for each in own:
+                if study.cost_per_hour(each, 1) > bar:
+                    found[each.name] = _left_out(
+                        study, CandidatePlan(each), study.cost_per_hour(each, 1), 1
+                    )
         left = [each for each in left if each.name not in found]
     plans = [found[each.name] for each in study.candidates]
     _check_any(plans, misses)
     return plans
+
+
+def _by_model(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
+    """Return the candidates of each model, which answer different questions."""
+    found: dict[str, list[Candidate]] = {}
+    for each in candidates:
+        found.setdefault(each.model, []).append(each)
+    return list(found.values())
 
 
 def _pilot_answers(study: Study, candidates: Sequence[Candidate]) -> list[Answer | str]:
@@ -182,11 +193,15 @@ def _after_pilot(study: Study, each: CandidatePlan, answer: Answer) -> Candidate
 
 
 def _shortlisted(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
-    """Leave out what costs more than enough others, by the rates of the pilot runs."""
-    most, live = study.plan.search.shortlist, _live(plans)
-    if most is None or len(live) <= most:
+    """Leave out what costs more than enough others of its model, by the pilot runs."""
+    most = study.plan.search.shortlist
+    if most is None:
         return plans
-    left = sorted(live, key=lambda each: _guess(study, each))[most:]
+    by_name = {each.candidate.name: each for each in _live(plans)}
+    left: list[CandidatePlan] = []
+    for own in _by_model(each.candidate for each in by_name.values()):
+        found = [by_name[each.name] for each in own]
+        left += sorted(found, key=lambda each: _guess(study, each))[most:]
     return updated(
         plans, [_left_out(study, each, *_guess(study, each)) for each in left]
     )
@@ -198,9 +213,10 @@ def _guess(study: Study, each: CandidatePlan) -> tuple[float, float]:
     return study.cost_per_hour(each.candidate, ceil(engines)), engines
 
 
-def _cost_to_beat(study: Study, plans: Sequence[CandidatePlan]) -> float:
-    """Return what a candidate must not cost more than to be searched at all."""
-    costs = sorted(_guess(study, each)[0] for each in _live(plans))
+def _cost_to_beat(study: Study, model: str, plans: Sequence[CandidatePlan]) -> float:
+    """Return what a candidate of a model must not cost more than to be searched."""
+    own = (each for each in _live(plans) if each.candidate.model == model)
+    costs = sorted(_guess(study, each)[0] for each in own)
     most = study.plan.search.shortlist
     return costs[most - 1] if most is not None and len(costs) >= most else inf
 

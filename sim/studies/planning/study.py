@@ -7,6 +7,7 @@ order, whichever run ends first: so a plan is the same on any number of workers.
 from __future__ import annotations
 
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.config.tables import parse_config
@@ -66,6 +67,11 @@ class Study:
         self.candidates = candidates_of(plan)
         fitting = next(each for each in self.candidates if not each.reason)
         self.base_rate = base_rate(fitting)
+        if self.base_rate == inf:
+            raise ConfigError(
+                "workload: all of its requests come at once, so there is no rate to "
+                "plan for; give traffic that is spread over time"
+            )
         self.target_rate = self.base_rate * fitting.scale
         self.seeds = [plan.seed + i for i in range(plan.search.num_seeds)]
 

@@ -9,6 +9,7 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config
+from sim.errors import ConfigError
 from sim.simulation.simulate import simulate
 from sim.studies.planning.solve import PLAN_FILES
 from tests.sim.planning.plans import (
@@ -131,6 +132,15 @@ def test_command_writes_the_plan_and_runnable_configurations(
     assert simulate(replica).summary["num_requests"] == 150
     assert kvsim(command) == 2
     assert "--overwrite" in capsys.readouterr().err
+
+
+def test_traffic_that_comes_at_once_has_no_rate(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    row = "2023-11-16 18:00:00.0000000,100,50\n"
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row * 5}")
+    plan = small(workload={"trace": {"kind": "azure", "path": str(trace)}})
+    with pytest.raises(ConfigError, match=r"requests come at once.*spread over time"):
+        solved(plan, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,19 @@ def test_a_shortlist_leaves_out_what_costs_more(tmp_path: Path) -> None:
     assert reasons["h200_sxm_tp2"] == f"{cost} (1 engine), {said}"
 
 
+def test_each_model_has_a_shortlist_of_its_own(tmp_path: Path) -> None:
+    models = ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B"]
+    two = {"model": models, "gpu": ["h200_sxm"], "tensor_parallel_size": [1, 2]}
+    search = {"num_seeds": 3, "curve": [], "curve_seeds": 1, "warmup_share": 0.1}
+    plan = small(
+        candidates=two, engine={"max_num_seqs": 8}, search=search | {"shortlist": 1}
+    )
+    plan["workload"]["synthetic"] |= {"rate_scale": 7.5, "num_requests": 200}
+    found = solved(plan, tmp_path).data["candidates"]
+    searched = [each["name"] for each in found if each["status"] == "ok"]
+    assert searched == ["Llama-3.1-8B_h200_sxm_tp1", "Qwen3-32B_h200_sxm_tp1"]
+
+
 def test_what_was_not_searched_is_not_said_to_fail() -> None:
     left = {"model": "m", "gpu": "l4", "tensor_parallel_size": 1, "reason": "dear"}
     plan = {"traffic": {"rate": 50.0}, "candidates": [left | {"status": ""}]}
