@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ def advise(
 ) -> int:
     """Try the remedies that fit what binds a run, and print the three that help most.
 
-    Kept as advice.json in the folder, where the report finds it.
+    Kept as advice.json in the folder, where the report finds it; what --set makes
+    another run of is only printed.
 
     Parameters
     ----------
@@ -43,20 +45,30 @@ def advise(
     if not 2 <= seeds <= MAX_SEEDS:
         raise ConfigError(f"--seeds takes a number from 2 to {MAX_SEEDS}, got {seeds}")
     folder = RunFolder(results).of_one_engine()
-    data = dict(folder.config)
+    data = deepcopy(dict(folder.config))
     override(data, set_ or ())
     run = parse_config(data).to_data()
     found = _advise(
         run, folder.summary[DEFAULT_OBJECTIVE], seeds, workers, shown=not quiet
     )
-    write_json(results / "advice.json", found.to_dict())
+    is_this_run = _apart_from_objectives(run) == _apart_from_objectives(
+        parse_config(dict(folder.config)).to_data()
+    )
+    path = results / "advice.json" if is_this_run else None
+    if path is not None:
+        write_json(path, found.to_dict())
     if json:
         console.print_json(found.to_dict())
     elif not quiet:
         from sim.cli.output.advise import print_advice
 
-        print_advice(found.to_dict(), results)
+        print_advice(found.to_dict(), path)
     return 0
+
+
+def _apart_from_objectives(run: dict[str, object]) -> dict[str, object]:
+    """Return what a run does; objectives only judge it."""
+    return {key: value for key, value in run.items() if key != "objectives"}
 
 
 def _advise(

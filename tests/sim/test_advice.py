@@ -13,7 +13,7 @@ from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
 from sim.results.objectives import parse_objectives
-from sim.studies.advice.advise import advise, measure, resampled
+from sim.studies.advice.advise import _verdict, advise, measure, resampled
 from sim.studies.advice.remedies import remedies_for
 from sim.studies.sweeps.local import SerialExecutor
 
@@ -131,6 +131,21 @@ def test_a_trace_that_comes_at_once_is_the_same_for_each_seed(tmp_path: Path) ->
     assert resampled(run) == run
 
 
+@pytest.mark.parametrize(
+    ("mean", "half", "verdict"),
+    [
+        (-0.3, 0.1, "helps"),
+        (0.3, 0.1, "harms"),
+        (-0.005, 0.001, "no effect"),
+        (0.01, 0.03, "no effect"),
+        (-0.2, 0.5, "unclear"),
+        (0.0, 0.06, "unclear"),
+    ],
+)
+def test_a_wide_interval_says_nothing(mean: float, half: float, verdict: str) -> None:
+    assert _verdict(mean, half) == verdict
+
+
 def test_remedies_fit_what_binds() -> None:
     engine = parse_config(CASES["few blocks"]).engine
     facts = {
@@ -176,6 +191,11 @@ def test_the_command_keeps_its_advice_and_the_report_shows_it(
     page = tmp_path / "page.html"
     assert kvsim(["report", str(out), "--out", str(page), "--static"]) == 0
     assert f"What helps most: {advice['best'][0]['name']}" in page.read_text()
+    kept = (out / "advice.json").read_bytes()
+    other = ["--set", "engine.max_num_seqs=6", "--seeds", "2", "--workers", "1"]
+    assert kvsim(["advise", str(out), *other]) == 0
+    assert "not kept: --set makes another run of this" in capsys.readouterr().out
+    assert (out / "advice.json").read_bytes() == kept
     assert kvsim(["advise", str(out), "--seeds", "1"]) == 2
     assert "--seeds takes a number from 2 to 11" in capsys.readouterr().err
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def print_advice(advice: Mapping[str, Any], directory: Path) -> None:
+def print_advice(advice: Mapping[str, Any], path: Path | None) -> None:
+    """Print advice, and where it is kept, if it is."""
     console = output_console()
     answer, *lines = advice_lines(advice)
     console.print(Text(answer, style="bold"))
@@ -29,4 +30,5 @@ def print_advice(advice: Mapping[str, Any], directory: Path) -> None:
         console.print(Text("Tried besides:", style="dim"))
         for line in tried:
             console.print(Padding(Text(line), (0, 0, 0, 2)))
-    console.print(Text(f"kept in {directory / 'advice.json'}"), soft_wrap=True)
+    kept = f"kept in {path}" if path else "not kept: --set makes another run of this"
+    console.print(Text(kept), soft_wrap=True)

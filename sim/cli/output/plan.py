@@ -9,7 +9,7 @@ from rich.text import Text
 from sim.cli.console import WIDTH, output_console, table_or_lines
 from sim.cli.output.size import verdict_parts
 from sim.studies.planning.names import labels
-from sim.studies.planning.outcome import is_noise
+from sim.studies.planning.outcome import is_noise, is_unclear
 from sim.studies.planning.sensitivity import RESOURCE_WORDS
 from sim.studies.planning.verdict import verdicts_of
 
@@ -144,9 +144,11 @@ def answers(plan: Mapping[str, Any]) -> Iterator[str]:
         moves = _largest(found["effects"])
         if moves:
             yield f"  settings that move its rate most: {moves}"
-        idle = _without_effect(found["effects"])
+        idle, unclear = _within_noise(found["effects"])
         if idle:
             yield f"  no effect beyond noise: {idle}"
+        if unclear:
+            yield f"  unclear with so few seeds: {unclear}"
     yield from (f"note: {note}" for note in plan["notes"])
 
 
@@ -161,10 +163,11 @@ def _largest(effects: list[dict[str, Any]]) -> str:
     )
 
 
-def _without_effect(effects: list[dict[str, Any]]) -> str:
-    """Return the settings whose changes did nothing, each once."""
+def _within_noise(effects: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the settings whose changes did nothing, and those that may have."""
     known = [e for e in effects if e["rate_gain"] is not None and not e["resource"]]
     moved = {e["lever"] for e in known if not is_noise(e)}
-    return ", ".join(
-        dict.fromkeys(e["lever"] for e in known if e["lever"] not in moved)
-    )
+    still = [e for e in known if e["lever"] not in moved]
+    unclear = dict.fromkeys(e["lever"] for e in still if is_unclear(e))
+    idle = dict.fromkeys(e["lever"] for e in still if e["lever"] not in unclear)
+    return ", ".join(idle), ", ".join(unclear)

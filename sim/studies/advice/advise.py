@@ -38,6 +38,8 @@ _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 MAX_SEEDS = len(_T_95) + 1
 _HARDLY = 0.01
 """Smaller effects are none, however sure they are."""
+_WIDE = 0.05
+"""An interval about none that reaches farther says nothing, not that nothing is."""
 _MARGINS = (-4.6, 9.2)
 """A hundredth of a limit and ten thousand times it: beyond, numbers say no more."""
 _NUM_WINDOWS, _WINDOW_S = 10, 60.0
@@ -53,7 +55,8 @@ class Effect:
     name, flags, needs, changes
         Those of the remedy.
     verdict
-        ``helps``, ``no effect``, ``harms``, or ``cannot run``.
+        ``helps``, ``no effect``, ``harms``, ``unclear`` if it may do either by more
+        than 5 %, or ``cannot run``.
     value
         Mean of the failing objective with the remedy, in its own unit.
     change, low, high
@@ -213,7 +216,7 @@ def _resource(found: str, facts: Mapping[str, float]) -> str:
 
 
 def _rank(effect: Effect) -> tuple[int, float]:
-    order = ("helps", "no effect", "harms", "cannot run")
+    order = ("helps", "unclear", "no effect", "harms", "cannot run")
     return order.index(effect.verdict), effect.worst or 0.0
 
 
@@ -292,8 +295,6 @@ class _Study:
         moves = _margins(failing, answers) - _margins(failing, base)
         mean, half = float(moves.mean()), _half_interval(moves)
         low, high = mean - half, mean + half
-        is_none = low <= 0.0 <= high or abs(exp(mean) - 1.0) < _HARDLY
-        verdict = "no effect" if is_none else "helps" if mean < 0.0 else "harms"
         # A floor rises where a limit would fall.
         sign = -1.0 if failing.is_floor else 1.0
         ends = sorted(exp(sign * each) - 1.0 for each in (low, high))
@@ -305,7 +306,7 @@ class _Study:
         }
         return Effect(
             *own,
-            verdict,
+            _verdict(mean, half),
             value=_mean(answers, failing.name),
             change=exp(sign * mean) - 1.0,
             low=ends[0],
@@ -315,6 +316,15 @@ class _Study:
             seeds_that_hold=sum(each["holds"] for each in answers),
             key=remedy.key,
         )
+
+
+def _verdict(mean: float, half: float) -> str:
+    """Return what a mean move of the margin is, which is known to `half`."""
+    if abs(mean) <= half:
+        return "unclear" if exp(abs(mean) + half) - 1.0 > _WIDE else "no effect"
+    if abs(exp(mean) - 1.0) < _HARDLY:
+        return "no effect"
+    return "helps" if mean < 0.0 else "harms"
 
 
 def _margins(objective: Objective, answers: Sequence[Mapping[str, Any]]) -> Any:

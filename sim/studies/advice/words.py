@@ -63,8 +63,9 @@ def tried_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         needs = f" ({each['needs']})" if each["needs"] else ""
         if each["verdict"] == "cannot run":
             yield f"{each['name']}{needs}: cannot run: {each['reason']}"
-        elif each["verdict"] == "no effect":
+        elif each["verdict"] in ("no effect", "unclear"):
             span = f"{each['low']:+.1%} to {each['high']:+.1%}"
-            yield f"{each['name']}{needs}: no effect ({span})"
+            more = "; more --seeds tell" * (each["verdict"] == "unclear")
+            yield f"{each['name']}{needs}: {each['verdict']} ({span}{more})"
         else:
             yield f"{each['name']}{needs}: {each['verdict']}, {_change(advice, each)}"

@@ -157,6 +157,21 @@ def is_noise(effect: Mapping[str, Any]) -> bool:
     return bool(abs(effect["rate_gain"]) <= effect.get("noise", 0.0))
 
 
+_WIDE = 0.05
+
+
+def is_unclear(effect: Mapping[str, Any]) -> bool:
+    """Return whether noise would hide an effect of 5 %: seeds are too few to say."""
+    return is_noise(effect) and effect.get("noise", 0.0) > _WIDE
+
+
+def noise_word(effect: Mapping[str, Any]) -> str:
+    """Return what to say of an effect within noise; nothing of any other."""
+    if not is_noise(effect):
+        return ""
+    return "unclear" if is_unclear(effect) else "no effect"
+
+
 def median_interval(values: Sequence[float], confidence: float) -> Interval:
     """Return the median, between two of the values.
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from sim.results.schema import LATENCIES
-from sim.studies.planning.outcome import is_noise
+from sim.studies.planning.outcome import is_noise, noise_word
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def tornado(plan: Plan) -> Figure:
         if any(best)
         else "Nothing that was changed moves the highest rate",
         "change of the highest rate; orange: a resource a tenth larger; "
-        "blue, red: a setting changed; grey: no effect beyond noise",
+        "blue, red: a setting changed; grey: within noise",
     )
     panels = figure.subplots(
         ncols=max(1, len(names)),
@@ -377,7 +377,7 @@ def _draw_bars(axes: Axes, effects: list[Plan]) -> None:
     axes.set_xlim(-1.35 * reach, 1.35 * reach)
     for place, gain in enumerate(gains):
         axes.annotate(
-            "no effect" if is_noise(shown[place]) else f"{gain:+.1f}",
+            noise_word(shown[place]) or f"{gain:+.1f}",
             (gain, place),
             xytext=(3 if gain >= 0 else -3, 0),
             textcoords="offset points",

@@ -92,3 +92,16 @@ def test_tables_lose_no_number(plan: Mapping[str, Any], width: int) -> None:
         assert f"{each['cost_per_hour']:,.2f}" in text
         assert f"{each['rate']['low']:.3g} to {each['rate']['high']:.3g}" in text
     assert sorted(labels(plan).values()) == ["h100_sxm", "h200_sxm"]
+
+
+def test_noise_that_hides_an_effect_is_no_lack_of_one() -> None:
+    told = {"rate_gain": 0.02, "resource": "", "change": "x 2"}
+    effects = [
+        told | {"lever": "watermark", "noise": 0.03},
+        told | {"lever": "block_size", "noise": 0.3},
+        told | {"lever": "max_num_seqs", "noise": 0.001},
+    ]
+    plan = {"sensitivity": {"m": {"verdict": "", "effects": effects}}, "notes": []}
+    found = [line.strip() for line in answers(plan)]
+    assert "no effect beyond noise: watermark" in found
+    assert "unclear with so few seeds: block_size" in found

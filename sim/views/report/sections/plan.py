@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.studies.planning.outcome import is_noise
+from sim.studies.planning.outcome import noise_word
 from sim.studies.planning.verdict import verdicts_of
 from sim.views.plots.plans import load_points
 from sim.views.report import charts
@@ -229,12 +229,16 @@ def _sensitivity(plan: Plan) -> Iterator[Markup | charts.Chart]:
         yield paragraph("Not asked for.", class_="note")
 
 
+def _comma(word: str) -> str:
+    return f", {word}" if word else ""
+
+
 def _tornado(key: str, name: str, effects: Sequence[Plan]) -> charts.Chart:
     gain = np.array([100.0 * float(effect["rate_gain"]) for effect in effects])
     labels = tuple(f"{effect['lever']} {effect['change']}" for effect in effects)
     places = np.arange(gain.size, dtype=np.float64)
     texts = tuple(
-        f"{label}\nhighest rate {value:+.1f} %{', no effect' * is_noise(effect)}"
+        f"{label}\nhighest rate {value:+.1f} %{_comma(noise_word(effect))}"
         for label, value, effect in zip(labels, gain.tolist(), effects, strict=True)
     )
     bars: charts.Series = charts.Bars(
