@@ -105,7 +105,7 @@ def judged(
     }
     ranked = sorted(objectives, key=lambda each: -each.margin(values[each.name]))
     found = tuple(_judged(each, values[each.name]) for each in ranked)
-    limits_ms = _limits_ms(objectives)
+    limits_ms = limits_ms_of(objectives)
     good: dict[str, Any] = {}
     if limits_ms:
         table, duration_s = recording.request_table, numbers["duration"]
@@ -181,7 +181,7 @@ def _judged(objective: Objective, value: float | None) -> Judged:
     return Judged(objective.name, objective.limit, value, holds, margin)
 
 
-def _limits_ms(objectives: Sequence[Objective]) -> dict[str, float]:
+def limits_ms_of(objectives: Sequence[Objective]) -> dict[str, float]:
     """Return what a good request keeps to: the tightest limit of each latency."""
     limits: dict[str, float] = {}
     for each in objectives:

@@ -15,9 +15,10 @@ from sim.views.plots import FIGURES
 from sim.views.plots.catalogue import FIGURES_OF, HeatMapKeys, drawings
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.sweeps import SWEEP_FIGURES
+from sim.views.plots.sweeps.table import read_sweep
 from tests.shared import ROOT
 from tests.sim.commands import files, refused
-from tests.sim.plot_directories import pressed, said, write_sweep_results
+from tests.sim.plot_directories import RATE, pressed, said, write_sweep_results
 from tests.sim.plot_tables import pixels_of
 
 if TYPE_CHECKING:
@@ -224,3 +225,16 @@ def test_runs_that_differ_in_much_have_their_names_and_say_in_what(
     assert "scheduler" in text
     assert "\nsmall: completed" in text
     assert "\nother: completed" in text
+
+
+def test_objectives_of_a_sweep_give_its_goodput(tmp_path: Path) -> None:
+    base = pressed()
+    limits = base.pop("goodput")
+    base["objectives"] = {"goodput": limits | {"share": 0.9}}
+    grid = {RATE: [1.0, 2.0], "engine.max_num_seqs": [2, 8]}
+    sweep = write_sweep_results(tmp_path / "s", base=base, grid=grid)
+    asked = ["--figure", "goodput", "--format", "svg", "--out", tmp_path / "o"]
+    assert plot(sweep, *asked) == 0
+    runs = read_sweep(sweep)
+    assert (runs.frame["request_goodput"] > 0).any()
+    assert json.loads(runs.frame["goodput"].iloc[0]) == limits

@@ -339,14 +339,15 @@ def goodput(runs: SweepRuns) -> Figure:
     frame = runs.frame
     if "request_goodput" not in frame or frame["request_goodput"].isna().all():
         raise NotShownError(
-            "goodput needs limits; add goodput: {ttft_ms: ..., tpot_ms: ...} to the "
-            "sweep's base (of a plan, an objective goodput)"
+            "goodput needs limits; add goodput: {ttft_ms: ..., tpot_ms: ...} or "
+            "objectives of latencies to the sweep's base (of a plan, an objective "
+            "goodput)"
         )
     best = runs.run_with_most("request_goodput")
     figure = panels_over_load(
         runs,
         f"Goodput: up to {best['request_goodput']:,.4g} requests/s within "
-        f"{_limits(frame['goodput'].iloc[0])}",
+        f"{_limits(best['goodput'])}",
     )
     (axes,) = figure.axes
     for each in series_of(runs):

@@ -12,6 +12,8 @@ import yaml
 
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
+from sim.results.objectives import parse_objectives
+from sim.results.verdict import limits_ms_of
 from sim.studies.sweeps.directory import RUNS, SPEC
 from sim.studies.sweeps.spec import SweepSpec
 from sim.views.plots.runs import in_common
@@ -123,10 +125,33 @@ def read_sweep(directory: Path) -> SweepRuns:
             f"'{directory}': none of {len(frame):,} runs is done; look at the column "
             f"error of its dataset"
         )
+    done = _with_goodput(done)
     done[PREEMPTION_RATE] = 100.0 * done["num_preemptions"] / done["num_requests"]
     keys = tuple(key for key in spec.keys if _varies(done.get(key)) and key != "seed")
     title = in_common(done["title"].tolist())
     return SweepRuns(title, done, keys, len(frame) - len(done))
+
+
+def _with_goodput(done: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with the goodput of their objectives, if they tell no other."""
+    if "request_goodput" in done or "verdict" not in done:
+        return done
+    verdicts = [json.loads(text) if text else {} for text in done["verdict"]]
+    promised = [_plain(text).get("objectives") for text in done["config"]]
+    limits_ms = [limits_ms_of(parse_objectives(o)) if o else {} for o in promised]
+    return done.assign(
+        request_goodput=[each.get("request_goodput") for each in verdicts],
+        goodput=[json.dumps(each) for each in limits_ms],
+    )
+
+
+def _plain(config: str) -> dict[str, Any]:
+    """Return the configuration of a run, which is mostly JSON: faster than YAML."""
+    try:
+        found: dict[str, Any] = json.loads(config)
+    except ValueError:
+        found = yaml.safe_load(config)
+    return found
 
 
 def _varies(column: pd.Series[Any] | None) -> bool:
