@@ -82,6 +82,12 @@ def test_a_user_waits_for_the_way_back_before_the_next_request() -> None:
     assert later_s - ends_s == pytest.approx(29 * 0.03, rel=0.05)
 
 
+def test_the_first_request_of_a_user_waits_for_no_answer() -> None:
+    users = {"synthetic": data()["workload"]["synthetic"], "max_concurrent_users": 8}
+    plain, seen = times(workload=users), times(workload=users, front_end=BOTH)
+    assert (seen["arrival_s"][:8] == plain["arrival_s"][:8]).all()
+
+
 def measured_of(front_end: dict[str, float] | None) -> Observed:
     return observed_of(simulate(parse_config(data(front_end=front_end))))
 
@@ -102,6 +108,12 @@ def test_latencies_from_the_queue_on_leave_it_out() -> None:
     report = validate(parse_config(data(front_end=BOTH)), measured).to_dict()
     assert report["metrics"]["mean_ttft_ms"]["error_pct"] == 0.0
     assert any("front_end is left out" in note for note in report["notes"])
+
+
+def test_a_front_end_that_nothing_passed_is_not_fitted() -> None:
+    measured = replace(measured_of(None), begins_at_queue=True)
+    with pytest.raises(MeasuredError, match=r"--fit front_end: .*queued_s"):
+        validate(parse_config(data()), measured, [parse_term("front_end")], 0.9)
 
 
 def test_a_warm_up_is_left_out_by_its_number() -> None:

@@ -118,6 +118,10 @@ def parse_term(text: str) -> Term:
     return term
 
 
+def is_of_front_end(term: Term) -> bool:
+    return term.key == _FRONT_END_KEY
+
+
 def fit_terms(
     terms: Sequence[Term],
     measured: Observed,
@@ -131,7 +135,7 @@ def fit_terms(
     too.
     """
     latencies = ["tpot_s", "e2el_s"]
-    if any(term.key == _FRONT_END_KEY for term in terms):
+    if any(is_of_front_end(term) for term in terms):
         latencies.append("ttft_s")
     requests = measured.requests
     rows = ended_by(requests, split_s) if requests is not None else np.zeros(0, bool)

@@ -15,7 +15,12 @@ from sim.simulation.run import Simulation
 from sim.simulation.workload import make_workload
 from sim.studies.validation import compare
 from sim.studies.validation.clocks import on_one_clock
-from sim.studies.validation.fit import ended_by, fit_terms, parse_term
+from sim.studies.validation.fit import (
+    ended_by,
+    fit_terms,
+    is_of_front_end,
+    parse_term,
+)
 from sim.studies.validation.inputs import Inputs, inputs_of, notes_of
 from sim.studies.validation.observed import (
     MeasuredError,
@@ -133,6 +138,12 @@ def validate(
         )
     inputs = _inputs(config, measured)
     measured = _without_warm_up(measured, warm_up)
+    if measured.begins_at_queue and any(is_of_front_end(each) for each in terms):
+        raise MeasuredError(
+            "--fit front_end: the measurement begins at the engine's queue (queued_s), "
+            "so nothing in it passed the front end; leave it out, or give latencies "
+            "that clients saw"
+        )
     if measured.begins_at_queue and config.front_end is not None:
         config = config.model_copy(update={"front_end": None})
         note = "the measurement begins at the engine's queue: front_end is left out"
