@@ -16,6 +16,7 @@ import yaml
 from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
 from sim.config.files import parse_yaml
+from sim.config.fleet import FleetTable, PoolTable
 from sim.config.front_end import FrontEndConfig
 from sim.config.offloading import (
     ConnectorExtraTable,
@@ -41,6 +42,7 @@ from sim.config.workload import (
 )
 from sim.costs import COST_MODELS
 from sim.costs.roofline_parameters import RooflineParameters
+from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
 from sim.hardware.capacity import constants, estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu
@@ -155,11 +157,22 @@ GIVEN = frozenset({"graph_rule"}).union(
 """What the engine gives to a cost model."""
 
 
+TOLD = frozenset(
+    {
+        *("env", "loads", "num_engines", "stream"),
+        *("num_gpu_blocks", "block_size", "session_of"),
+    }
+)
+"""What the run gives to a router."""
+
+
 def built() -> Keys:
     trace, sessions = arguments(TraceWorkload), arguments(SessionWorkload)
     sources: list[tuple[str, str, Mapping[str, Any]]] = [
         ("run", "", fields(RunConfig)),
         ("front_end", "", fields(FrontEndConfig)),
+        ("fleet", "fleet", fields(FleetTable)),
+        ("fleet", "pools", fields(PoolTable)),
         ("engine", "", fields(EngineConfig)),
         (
             "workload",
@@ -185,6 +198,7 @@ def built() -> Keys:
     for registry in (*of_traffic, SESSIONS):
         sources += [("workload", k, arguments(cls)) for k, cls in registry.items()]
     sources += [("cost", k, arguments(cls, GIVEN)) for k, cls in COST_MODELS.items()]
+    sources += [("fleet", k, arguments(cls, TOLD)) for k, cls in ROUTERS.items()]
     for policies in (ADMISSION_RULES, VICTIMS):
         sources += [("engine", k, arguments(cls)) for k, cls in policies.items()]
     given = frozenset({"num_blocks", "future"})

@@ -51,6 +51,8 @@ def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
         Types of all tables by their path; the outermost has an empty one.
     """
     table, _, key = path.rpartition(".")
+    # A table in a list, such as a pool, is at the path of the list.
+    table = ".".join(name for name in table.split(".") if not name.isdigit())
     choices = list(tables[table].model_fields if table in tables else ())
     listed = f" (there are: {', '.join(choices)})"
     word = key.lower().replace("-", "_")

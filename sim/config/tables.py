@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from sim.config.files import Overrides, find_files, override, read_yaml
+from sim.config.fleet import FleetTable, PoolTable, check_fleet, own_engine
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import (
     meant_key,
@@ -336,7 +337,17 @@ class RunConfig(ConfigTable):
     goodput: GoodputConfig | None = None
     objectives: dict[str, Any] | None = None
     front_end: FrontEndConfig | None = None
+    fleet: FleetTable | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _engines_of_a_fleet(self) -> RunConfig:
+        check_fleet(self, lambda error: one_line(error, EngineConfig))
+        return self
+
+    def engine_of(self, pool: PoolTable) -> EngineConfig:
+        """Return the engines of a pool: what all share, and the pool's own keys."""
+        return own_engine(self.engine, pool)
 
     def to_yaml(self) -> str:
         """Return the complete configuration, runnable again."""
@@ -347,7 +358,7 @@ class RunConfig(ConfigTable):
         dumped = self.model_dump()  # as JSON, the numbers that shares name were text
         workload = dumped["workload"]
         dumped["workload"] = {k: v for k, v in workload.items() if v is not None}
-        for key in ("objectives", "front_end"):
+        for key in ("objectives", "front_end", "fleet"):
             if dumped[key] is None:
                 del dumped[key]  # files as they were before runs had any
         return dumped

@@ -12,7 +12,7 @@ from itertools import cycle
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sim.engine.clock import At
+from sim.engine.clock import SCRAPE_PRIORITY, At
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 STATS_INTERVAL_S: Final = 0.1
 """Least time between two sets of counts. Source: `min_stats_update_interval_ms`."""
 _REPEATED_AFTER_S: Final = 5.0
-_AFTER_STEPS: Final = 2
-"""Priority of events at an instant: counts are read when steps have begun."""
 
 
 class Load(NamedTuple):
@@ -94,8 +92,8 @@ class LoadBalancer:
         The clock.
     loads
         Reads the load of all ranks, in their order.
-    num_ranks, num_servers
-        How many there are of each.
+    num_engines, num_servers
+        How many ranks or engines there are, and API servers before them.
 
     Attributes
     ----------
@@ -107,12 +105,12 @@ class LoadBalancer:
         self,
         env: simpy.Environment,
         loads: Callable[[], Sequence[Load]],
-        num_ranks: int,
-        num_servers: int,
+        num_engines: int,
+        num_servers: int = 1,
     ) -> None:
         self.env = env
         self.servers = [
-            FrontEnd(num_ranks, number, num_servers) for number in range(num_servers)
+            FrontEnd(num_engines, number, num_servers) for number in range(num_servers)
         ]
         self._turns = cycle(self.servers)
         self._server_of: dict[int, FrontEnd] = {}
@@ -154,4 +152,4 @@ class LoadBalancer:
                 yield self._changed
             else:
                 self.next_s = env.now + STATS_INTERVAL_S
-                yield At(env, self.next_s, _AFTER_STEPS)
+                yield At(env, self.next_s, SCRAPE_PRIORITY)

@@ -14,6 +14,8 @@ ARRIVAL_PRIORITY = 0
 """Arrivals come before a step that ends at the same instant, ..."""
 STEP_PRIORITY = 1
 """... so that the next scheduler call sees them, whatever created the events."""
+SCRAPE_PRIORITY = 2
+"""Loads of engines are read when the steps of an instant have begun."""
 
 
 class At(Event):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import simpy
 
     from sim.engine.loop import Engine
+    from sim.engine.scrapes import Scrapes
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec
 
@@ -51,6 +52,8 @@ class Engines:
         Happens when all of them are done.
     next_arrival_s
         When the next request comes, if `announced` tells.
+    scrapes
+        Tell the router of loads, if it asks for them.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Engines:
         self.engines = engines
         self.router = router
         self.next_arrival_s = 0.0
+        self.scrapes: Scrapes | None = None
         self._places: dict[int, int] = {}  # of unfinished requests
         self.done = env.all_of([engine.done for engine in engines])
 
@@ -76,7 +80,14 @@ class Engines:
                 then(request)
 
         request.on_end = ended
+        if self.scrapes is not None:
+            self.scrapes.wake()
         self.engines[place].submit(request)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were handed over and have not ended."""
+        return len(self._places)
 
     def abort(self, request: Request, reason: str) -> None:
         """Withdraw a request from the engine that has it, if it is unfinished."""

@@ -94,12 +94,16 @@ class RunFolder:
 
     def of_one_engine(self) -> Self:
         """Return it, or refuse a run of several engines."""
-        if self.summary.get("ranks"):
-            raise ResultsError(
-                f"'{self.directory}' is of {len(self.summary['ranks'])} data-parallel "
-                f"ranks, and this is built for one engine; use 'kvsim plot', or read "
-                f"its tables by their column rank"
-            )
+        for key, what, column in (
+            ("ranks", "data-parallel ranks", "rank"),
+            ("engines", "engines of a fleet", "engine"),
+        ):
+            if parts := self.summary.get(key):
+                raise ResultsError(
+                    f"'{self.directory}' is of {len(parts)} {what}, and this is built "
+                    f"for one engine; use 'kvsim plot', or read its tables by their "
+                    f"column {column}"
+                )
         return self
 
     @cached_property

@@ -1,9 +1,13 @@
-"""The results of data-parallel ranks: recorded apart, kept in one table each."""
+"""The results of several engines: recorded apart, kept in one table each.
+
+They are the data-parallel ranks of one engine, or the engines of a fleet.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +20,7 @@ from sim.results.tokens import InterTokenLatencies
 from sim.results.totals import StepTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sim.results.folder import RunFolder
     from sim.results.group_usage import GroupUsage
@@ -27,17 +31,53 @@ if TYPE_CHECKING:
 STEPS: Mapping[str, str] = schema.STEPS | schema.RANKS | schema.RANK_STEPS
 """Columns of steps that several ranks took."""
 
+Part = Literal["rank", "engine"]
+"""What the engines of a run are; the column that says which one a row is of."""
+
+
+ONE: Mapping[Part, str] = {"rank": "a rank", "engine": "an engine"}
+
+
+def parts_of(summary: Mapping[str, Any]) -> tuple[Part, Sequence[Mapping[str, Any]]]:
+    """Return what the engines of a run are, and a summary of each; none for one."""
+    if ranks := summary.get("ranks"):
+        return "rank", ranks
+    return "engine", summary.get("engines") or ()
+
 
 # -- recording -----------------------------------------------------------------------
 
 
 class _SharedSink:
-    """Where the steps of all ranks go: batch by batch, each of one rank."""
+    """Where the steps of all ranks go: batch by batch, each of one rank.
 
-    def __init__(self, sink: StepSink, num_ranks: int) -> None:
-        self.sink = sink
+    `kinds` are its columns; in memory they are asked for with the first batch, when
+    engines have said what their steps are.
+    """
+
+    def __init__(
+        self,
+        sink: StepSink | None,
+        num_ranks: int,
+        part: Part,
+        kinds: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._sink = sink
         self._num_open = num_ranks
+        self._kinds = kinds
+        self.part = part
         self.table: StepTable | None = None
+
+    @property
+    def sink(self) -> StepSink:
+        if self._sink is None:
+            self._sink = MemorySteps(kinds=self._kinds())
+        return self._sink
+
+    @cached_property
+    def more(self) -> tuple[str, ...]:
+        """Columns that steps of some of the engines only may have."""
+        return tuple(name for name in self._kinds() if name in schema.AHEAD_STEPS)
 
     def close(self) -> None:
         self._num_open -= 1
@@ -68,7 +108,10 @@ class _RankSink:
         self.num_dummy_steps += size - int(
             np.count_nonzero(batch["num_batched_tokens"])
         )
-        told = {"rank": np.full(size, self._rank), "wait_s": waits_s}
+        told = {self._shared.part: np.full(size, self._rank), "wait_s": waits_s}
+        for name in self._shared.more:
+            if name not in batch:
+                told[name] = np.full(size, np.nan)
         return self._shared.sink.write(batch | told)
 
     def close(self) -> StepTable:
@@ -79,16 +122,18 @@ class _RankSink:
 class _OwnSteps:
     """The steps of one rank, while all are being written."""
 
-    kinds = STEPS
-
     def __init__(self, shared: _SharedSink, rank: int) -> None:
         self._shared = shared
         self._rank = rank
 
     @property
+    def kinds(self) -> Mapping[str, str]:
+        return self._table.kinds
+
+    @property
     def _table(self) -> StepTable:
         assert self._shared.table is not None
-        return RankSteps(self._shared.table, self._rank)
+        return RankSteps(self._shared.table, self._rank, self._shared.part)
 
     @property
     def num_steps(self) -> int:
@@ -111,9 +156,9 @@ class RankRecorders:
         By rank, takes what kinds of KV cache groups hold, if there are several.
     front_end_s
         See `Recorder`.
+    part
+        What the engines are.
     """
-
-    step_kinds = STEPS
 
     def __init__(
         self,
@@ -122,23 +167,39 @@ class RankRecorders:
         keeps_steps: bool = True,
         groups: Sequence[GroupUsage | None] | None = None,
         front_end_s: float = 0.0,
+        part: Part = "rank",
     ) -> None:
+        self.part = part
         self._waits_s = waits_s
         self.of_rank = [
             Recorder(keeps_steps=keeps_steps, groups=each, front_end_s=front_end_s)
             for each in groups or [None] * len(waits_s)
         ]
-        self.sink = MemorySteps(kinds=STEPS)
+        self._begin(None)
+
+    @property
+    def step_kinds(self) -> Mapping[str, str]:
+        """Columns of the steps that go into the sink."""
+        if self.part == "rank":
+            return STEPS
+        kinds: dict[str, str] = {}
+        for each in self.of_rank:
+            kinds |= each.step_kinds
+        return kinds | schema.ENGINES
 
     @property
     def sink(self) -> StepSink:
         """Where steps of all ranks go."""
-        return self._sink
+        return self._shared.sink
 
     @sink.setter
     def sink(self, sink: StepSink) -> None:
-        self._sink = sink
-        shared = self._shared = _SharedSink(sink, len(self.of_rank))
+        self._begin(sink)
+
+    def _begin(self, sink: StepSink | None) -> None:
+        num_ranks = len(self.of_rank)
+        shared = _SharedSink(sink, num_ranks, self.part, lambda: self.step_kinds)
+        self._shared = shared
         self._sinks = [
             _RankSink(shared, rank, waits_s)
             for rank, waits_s in enumerate(self._waits_s)
@@ -175,7 +236,7 @@ class RankRecorders:
         recordings = [each.finish(now_s) for each in self.of_rank]
         steps = self._shared.table
         assert steps is not None
-        return merged(recordings, steps)
+        return merged(recordings, steps, self.part)
 
 
 @dataclass(frozen=True)
@@ -204,30 +265,32 @@ class _Joined(InterTokenLatencies):
             yield from part.batches()
 
 
-def merged(recordings: Sequence[Recording], steps: StepTable) -> RankedRecording:
+def merged(
+    recordings: Sequence[Recording], steps: StepTable, part: Part = "rank"
+) -> RankedRecording:
     """Return what all ranks recorded as one, requests by id and others in time."""
     groups = [each.group_table for each in recordings]
     found = [table for table in groups if table is not None]
     return RankedRecording(
         step_table=steps,
         request_table=_joined(
-            [each.request_table for each in recordings], "request_id"
+            [each.request_table for each in recordings], "request_id", part
         ),
         preemption_table=_joined(
-            [each.preemption_table for each in recordings], "time_s"
+            [each.preemption_table for each in recordings], "time_s", part
         ),
         totals=StepTotals.merged([each.totals for each in recordings]),
         streaks=recordings[0].streaks,
         occupancy_s=sum(each.occupancy_s for each in recordings),
-        group_table=_joined(found, "time_s") if found else None,
+        group_table=_joined(found, "time_s", part) if found else None,
         parts=tuple(recordings),
     )
 
 
-def _joined(tables: Sequence[ResultTable], by: str) -> ResultTable:
-    kinds = dict(tables[0].kinds) | schema.RANKS
+def _joined(tables: Sequence[ResultTable], by: str, part: Part) -> ResultTable:
+    kinds = dict(tables[0].kinds) | {part: "int64"}
     arrows = [
-        table.arrow.append_column("rank", pa.array([rank] * table.num_rows, pa.int64()))
+        table.arrow.append_column(part, pa.array([rank] * table.num_rows, pa.int64()))
         for rank, table in enumerate(tables)
     ]
     whole = pa.concat_tables(arrows).unify_dictionaries().combine_chunks()
@@ -251,19 +314,23 @@ def _taken(arrow: pa.Table, rows: Any, kinds: Mapping[str, str]) -> ResultTable:
 class RankSteps:
     """The steps of one rank, in order, out of a table of all."""
 
-    kinds = STEPS
-
-    def __init__(self, steps: StepTable, rank: int) -> None:
+    def __init__(self, steps: StepTable, rank: int, part: Part = "rank") -> None:
         self._steps = steps
         self._rank = rank
+        self._part = part
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return self._steps.kinds
 
     @property
     def num_steps(self) -> int:
-        return sum(len(batch["rank"]) for batch in self.batches(("rank",)))
+        return sum(len(batch["step"]) for batch in self.batches(("step",)))
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        for batch in self._steps.batches([*dict.fromkeys((*columns, "rank"))]):
-            own = batch["rank"] == self._rank
+        part = self._part
+        for batch in self._steps.batches([*dict.fromkeys((*columns, part))]):
+            own = batch[part] == self._rank
             if own.all():
                 yield {name: batch[name] for name in columns}
             elif own.any():
@@ -281,15 +348,19 @@ class RankTables:
 
 
 def tables_of_rank(found: Recording | RunFolder, rank: int) -> RankTables:
-    """Return the rows of one rank, of a run just simulated or read again."""
+    """Return the rows of one rank, of a run just simulated or read again.
+
+    Of a fleet, those of one engine.
+    """
+    part: Part = "engine" if "engine" in found.request_table.kinds else "rank"
 
     def own(table: ResultTable) -> ResultTable:
-        rows = np.flatnonzero(table["rank"] == rank)
+        rows = np.flatnonzero(table[part] == rank)
         return _taken(table.arrow, rows, table.kinds)
 
     groups = found.group_table
     return RankTables(
-        RankSteps(found.step_table, rank),
+        RankSteps(found.step_table, rank, part),
         own(found.request_table),
         own(found.preemption_table),
         None if groups is None else own(groups),

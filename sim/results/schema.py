@@ -100,6 +100,9 @@ PREEMPTIONS: dict[str, str] = {
 RANKS: dict[str, str] = {"rank": "int64"}
 """Which data-parallel rank a row of any table is of, where there are several."""
 
+ENGINES: dict[str, str] = {"engine": "int64"}
+"""Which engine of a fleet a row of any table is of; numbered pool by pool."""
+
 RANK_STEPS: dict[str, str] = {
     "wait_s": "float64",  # what it waited for the slowest rank, part of allreduce_s
 }

@@ -83,7 +83,7 @@ class ParquetSteps:
     @property
     def kinds(self) -> Mapping[str, str]:
         ours = schema.STEPS | schema.AHEAD_STEPS | schema.DRAFT_STEPS
-        ours |= schema.RANKS | schema.RANK_STEPS
+        ours |= schema.RANKS | schema.RANK_STEPS | schema.ENGINES
         names = pq.read_schema(self.path).names
         return {name: ours[name] for name in names if name in ours}
 

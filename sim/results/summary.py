@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.results import fleets
 from sim.results.drafts import draft_rows
 from sim.results.group_usage import mean_blocks
 from sim.results.metrics import (
@@ -19,6 +20,7 @@ from sim.results.metrics import (
     sessions,
     throughput,
 )
+from sim.results.ranks import ONE, parts_of
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
 from sim.results.transfers import transfer_rows
 from sim.scheduler.v1.dialect import dialect_of
@@ -284,9 +286,10 @@ def title(config: RunConfig) -> str:
     num_gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
     num_gpus *= engine.data_parallel_size
     gpus = f"{num_gpus} x {engine.gpu}" if num_gpus > 1 else engine.gpu
+    on = Path(gpus).name if config.fleet is None else fleets.title(config)
     return ", ".join(
         (
-            f"{Path(engine.model).name} on {Path(gpus).name}",
+            f"{Path(engine.model).name} on {on}",
             f"{scheduler_name(config)} {engine.version}",
             workload_title(config.workload),
             *_users(config.workload),
@@ -351,6 +354,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
         ),
         *_ranks(s),
+        *fleets.rows(s),
         *_kv_groups(s),
         (
             "preemptions",
@@ -452,7 +456,8 @@ def _ranks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _queues(summary: Mapping[str, Any]) -> tuple[str, str]:
     """Return the queues; of ranks means are those of all, maxima of one."""
     s = summary
-    of_all, of_one = (" in all", " on a rank") if s.get("ranks") else ("", "")
+    part, parts = parts_of(s)
+    of_all, of_one = (" in all", f" on {ONE[part]}") if parts else ("", "")
     return (
         "running",
         f"mean {s['num_running_mean']:.1f}{of_all}, max {s['num_running_max']:,} of "

@@ -59,7 +59,7 @@ def make_recorder(
             groups=groups[0],
             front_end_s=front_end_s,
         )
-    if len(groups) == 1:
+    if config.fleet is None and len(groups) == 1:
         return Recorder(
             keeps_steps=keeps_steps, groups=groups[0], front_end_s=front_end_s
         )
@@ -67,7 +67,11 @@ def make_recorder(
         () if lock is None else lock.ranks[i].waits_s for i in range(len(groups))
     ]
     return RankRecorders(
-        waits_s, keeps_steps=keeps_steps, groups=groups, front_end_s=front_end_s
+        waits_s,
+        keeps_steps=keeps_steps,
+        groups=groups,
+        front_end_s=front_end_s,
+        part="rank" if config.fleet is None else "engine",
     )
 
 

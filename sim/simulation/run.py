@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from cache.errors import PolicyError
-from sim.config.idle_keys import idle_key_warnings
 from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.loop import Engine
@@ -21,28 +20,20 @@ from sim.engine.patience import Patience, PatientClient
 from sim.engine.requests import RequestFactory, requests_of
 from sim.engine.sessions import SessionClient
 from sim.errors import ConfigError, SchedulerError
-from sim.hardware.gpus import load_gpu
-from sim.hardware.models.bundled import load_model
 from sim.results import summary
 from sim.results.objectives import parse_objectives
+from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder, Recording
 from sim.results.run import Results
 from sim.results.traffic import Traffic
 from sim.results.transfers import OffloadRecorder
 from sim.scheduler.base import schedules_groups
-from sim.scheduler.generations import GENERATIONS
-from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.simulation import intervals, optional, ranks
-from sim.simulation.assemble import (
-    link_warnings,
-    make_capacity,
-    make_cost_model,
-    moved_keys,
-)
-from sim.simulation.layout import frees_lone_window
+from sim.simulation.assemble import make_cost_model
+from sim.simulation.fleet import Fleet, make_schedulers, numbers, why_own
 from sim.simulation.offloading import make_worker
+from sim.simulation.pools import pools_of
 from sim.simulation.recorders import make_recorder
-from sim.simulation.schedulers import make_scheduler
 from sim.simulation.speculative import make_sampler
 from sim.simulation.workload import make_workload
 from workloads.chains import has_chains
@@ -56,17 +47,11 @@ if TYPE_CHECKING:
     from sim.costs.base import Bound, CostModel
     from sim.engine.clients import Client, Server
     from sim.engine.engines import Engines
-    from sim.hardware.capacity import CapacityEstimate
-    from sim.hardware.gpus import GpuSpec
-    from sim.hardware.models.architecture import ModelArchitecture
-    from sim.results.ranks import RankRecorders
     from sim.results.table import ResultTable
     from sim.scheduler.base import Scheduler
+    from sim.simulation.pools import Pool
     from workloads.spec import RequestSpec
 
-
-IN_FLIGHT = "several steps are in flight"
-"""Reason of a stepwise run whose decodes are looked at one by one for that."""
 
 ASKED_FOR = "asked for"
 """Reason of a stepwise run that the user wanted so."""
@@ -125,34 +110,23 @@ class Simulation:
         self.stop_requested = False
         self._companion: Simulation | None = None
         self._patient: PatientClient | None = None
-        model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
-        self.capacity = make_capacity(config.engine, model, gpu)
-        frees_window = frees_lone_window(config.engine, self.capacity)
-        self.warnings = summary.pool_warnings(
-            self.capacity, model, config, frees_window=frees_window
-        )
-        self.warnings += [*idle_key_warnings(config), *moved_keys(config)]
-        self.warnings += link_warnings(config.engine, gpu)
+        self.pools = pools_of(config)
+        self.warnings = [
+            *dict.fromkeys(line for pool in self.pools for line in pool.warnings())
+        ]
         self.specs = self._read_workload() if specs is None else specs
         users = config.workload.max_concurrent_users
         self._is_closed_loop = users is not None or has_chains(self.specs)
         self.warnings += summary.oracle_warnings(config, self._is_closed_loop)
-        self.cost_model = self._make_cost_model(model, gpu)
+        for pool in self.pools:
+            pool.cost_model = self._make_cost_model(pool)
+        self.cost_model = self.pools[0].cost_model
         self.path_reason = ASKED_FOR if stepwise else self._why_stepwise()
-        self.scheduler, capacity = self._make_scheduler(model)
-        if isinstance(self.scheduler, GroupScheduler):
-            self.path_reason = self.path_reason or self.scheduler.why_stepwise()
-        elif not self.path_reason:
-            self.path_reason = getattr(self.scheduler, "stepwise_reason", "")
-        self.schedulers = [self.scheduler]
-        for _ in range(1, config.engine.data_parallel_size):
-            self.schedulers.append(self._make_scheduler(model)[0])
-        self._limits = summary.scheduler_warnings(self.capacity, capacity, config)
-        self.warnings += self._limits
-        self.capacity = capacity
+        self.schedulers = self._make_schedulers()
+        self.scheduler, self.capacity = self.schedulers[0], self.pools[0].capacity
         self.env = simpy.Environment()
         self._lock_step = ranks.lock_step_of(
-            config.engine, model, self.env, self.cost_model
+            config.engine, self.pools[0].model, self.env, self.cost_model
         )
         self.warnings += ranks.lock_step_warnings(self._lock_step, self.cost_model)
         self.recorder = self._make_recorder()
@@ -160,8 +134,8 @@ class Simulation:
         self.num_requests = client.num_requests(self.specs)
         self.engine = self._make_engine(client)
 
-    def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
-        return make_cost_model(self.config, model, gpu)
+    def _make_cost_model(self, pool: Pool) -> CostModel:
+        return make_cost_model(pool.config, pool.model, pool.gpu)
 
     def _make_recorder(self) -> Recorder | RankRecorders:
         return make_recorder(
@@ -180,7 +154,8 @@ class Simulation:
         return self._patient
 
     def _client_of_engine(self) -> Client:
-        factory = RequestFactory(self.capacity.max_model_len)
+        most = min(pool.capacity.max_model_len for pool in self.pools)
+        factory = RequestFactory(most)
         if schedules_groups(self.scheduler):
             return GroupClient(factory)
         self.warnings += summary.fan_out_warnings(self.specs)
@@ -192,30 +167,28 @@ class Simulation:
         return "stepwise" if self.path_reason else "fast"
 
     def _why_stepwise(self) -> str:
-        generation = GENERATIONS.get(self.config.engine.scheduler_kind)
-        engine = self.config.engine
-        is_clocked = generation is not None and generation.keeps_decode_clock
-        if engine.speculative is not None:
-            return "steps verify drafts"
-        if engine.pipeline_parallel_size > 1 or (
-            engine.async_scheduling and not is_clocked
-        ):
-            return IN_FLIGHT
-        return "" if is_clocked else "the scheduler has no fast path"
+        reasons = (pool.why_stepwise() for pool in self.pools)
+        return next((reason for reason in reasons if reason), "")
 
-    def _make_scheduler(
-        self, model: ModelArchitecture
-    ) -> tuple[Scheduler, CapacityEstimate]:
-        return make_scheduler(
-            self.config.engine,
-            self.capacity,
-            model,
-            specs=self.specs,
-            on_clock=not self.path_reason,
-        )
+    def _make_schedulers(self) -> list[Scheduler]:
+        """Make those of all engines; they may shorten what a pool serves at most."""
+        self._limits: list[str] = []
+        for pool in self.pools:
+            before = pool.capacity
+            pool.schedulers = make_schedulers(
+                pool, self.specs, on_clock=not self.path_reason
+            )
+            self.path_reason = self.path_reason or why_own(pool.schedulers[0])
+            self._limits += summary.scheduler_warnings(
+                before, pool.capacity, pool.config
+            )
+        self.warnings += self._limits
+        return [each for pool in self.pools for each in pool.schedulers]
 
     def _make_engine(self, client: Client) -> Engine | Engines:
         """Make the engine, and what hands requests to it."""
+        if self.config.fleet is not None:
+            return self._make_fleet(client)
         if not isinstance(self.recorder, Recorder):
             return self._make_ranks(client, self.recorder)
         pulled = None
@@ -255,13 +228,37 @@ class Simulation:
             lock=self._lock_step,
             stepwise=bool(self.path_reason),
         )
-        if self._is_pulled():
+        is_pulled = self._is_pulled()
+        if is_pulled:
             ranks.let_run_ahead(engines)
+        self._begin_arrivals(engines, client, is_announced=is_pulled)
+        return engines
+
+    def _make_fleet(self, client: Client) -> Engines:
+        assert self.config.fleet is not None
+        assert isinstance(self.recorder, RankRecorders)
+        fleet = Fleet(
+            *(self.env, self.pools, self.recorder, self.config.fleet.router),
+            specs=self.specs,
+            seed=self.config.seed,
+            stepwise=bool(self.path_reason),
+        )
+        self.warnings += fleet.warnings()
+        is_pulled = self._is_pulled()
+        if is_pulled and fleet.is_blind:
+            return fleet.dealt(client.factory)
+        engines = fleet.routed(is_announced=is_pulled)
+        self._begin_arrivals(engines, client, is_announced=is_pulled)
+        return engines
+
+    def _begin_arrivals(
+        self, engines: Engines, client: Client, *, is_announced: bool
+    ) -> None:
+        if is_announced:
             specs = engines.announced(self.specs)
             self.env.process(open_loop(self.env, engines, specs, client))
         else:
             self.env.process(self._arrivals(engines, client))
-        return engines
 
     def _is_pulled(self) -> bool:
         """Whether the engine takes in the workload itself, without a process."""
@@ -428,6 +425,7 @@ class Simulation:
             )
             | optional.verdict(self._objectives, recording, numbers, self.num_requests)
             | self._counters(recording)
+            | self._fleet_numbers(recording)
             | ({} if self._patient is None else self._patient.summary())
             | {
                 "interrupted": self.engine.stop_requested,
@@ -447,6 +445,12 @@ class Simulation:
                 intervals.why_never(self.config, recording) or intervals.NOT_ASKED
             )
         )
+
+    def _fleet_numbers(self, recording: Recording) -> dict[str, Any]:
+        if self.config.fleet is None:
+            return {}
+        router = str(self.config.fleet.router["kind"])
+        return {"router": router} | numbers(recording, self.pools, self.env.now)
 
     def _counters(self, recording: Recording) -> dict[str, Any]:
         return optional.counters(
@@ -484,9 +488,9 @@ class _RunAtBound(Simulation):
     def _read_workload(self) -> Sequence[RequestSpec]:
         return self._central.specs
 
-    def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
-        del model, gpu
-        return AtBound(self._central.cost_model, self._bound)
+    def _make_cost_model(self, pool: Pool) -> CostModel:
+        central = self._central.pools[self.pools.index(pool)]
+        return AtBound(central.cost_model, self._bound)
 
     _keeps_steps = False
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
+    from sim.simulation.pools import Pool
 
 CONSTANT = """
 from sim.costs.base import StepCost
@@ -158,8 +159,8 @@ def test_the_runs_at_the_bounds_are_whole_runs(profile: str, scheduler: str) -> 
 
 def _full(config: RunConfig, bound: Bound) -> Mapping[str, Any]:
     class Whole(Simulation):
-        def _make_cost_model(self, model: Any, gpu: Any) -> CostModel:
-            return AtBound(super()._make_cost_model(model, gpu), bound)
+        def _make_cost_model(self, pool: Pool) -> CostModel:
+            return AtBound(super()._make_cost_model(pool), bound)
 
     return Whole(config, stepwise=True).run().summary
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from sim.cli.console import facts_table, number_table, output_console
+from sim.results.ranks import parts_of
 from sim.results.schema import SHOWN_STATISTICS
 from sim.results.summary import (
     clock,
@@ -51,7 +52,7 @@ def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) ->
     last = f"{summary['scheduling']}, {path}; results in {directory}"
     console.print(Text(last), soft_wrap=True)
     holds = summary.get("verdict", {"holds": True})["holds"]
-    if not (holds or summary.get("ranks")):  # advice is built for one engine
+    if not (holds or parts_of(summary)[1]):  # advice is built for one engine
         advice = f"what would help: kvsim advise {directory}"
         console.print(Text(advice), soft_wrap=True)
 

@@ -5,3 +5,44 @@ A router is a class with `choose(request)` and `ended(request, place)`
 the list. What it sees of them it counts itself, or hears of in the way and at the times
 of the real one.
 """
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from sim.engine.balancer import LoadBalancer
+from sim.engine.routers.counting import (
+    LeastRequests,
+    PowerOfTwo,
+    RandomRouter,
+    RoundRobin,
+)
+from sim.engine.routers.llm_d import LlmD
+from sim.engine.routers.production_stack import ProductionStackPrefix
+from sim.engine.routers.session import Session
+from sim.engine.routers.sglang_cache_aware import SGLangCacheAware
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROUTERS: Mapping[str, type] = MappingProxyType(
+    {
+        "round_robin": RoundRobin,
+        "random": RandomRouter,
+        "least_requests": LeastRequests,
+        "power_of_two": PowerOfTwo,
+        "session": Session,
+        "vllm_dp": LoadBalancer,
+        "llm_d": LlmD,
+        "sglang_cache_aware": SGLangCacheAware,
+        "production_stack_prefix": ProductionStackPrefix,
+    }
+)
+"""Built-in routers by kind."""
+
+BLIND: Final = frozenset({RoundRobin, RandomRouter})
+"""Routers that choose without looking at engines, requests or what has ended."""
+
+BY_PREFIX: Final = frozenset({LlmD, SGLangCacheAware, ProductionStackPrefix})
+"""Routers that send a prompt to where its prefix is."""

@@ -8,7 +8,10 @@ from sim.engine.routers.counting import CountingRouter
 from sim.engine.routers.prefix_tree import PrefixTree, pieces_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cache.tokens import Piece
+    from sim.engine.balancer import Load
     from sim.scheduler.request import Request
 
 CHARS_PER_TOKEN: Final = 4
@@ -39,11 +42,18 @@ class SGLangCacheAware(CountingRouter):
     max_tree_size
         Characters that are remembered of an engine when the oldest are taken out.
 
+    Attributes
+    ----------
+    interval_s
+        Between two evictions.
+
     Notes
     -----
     Source: sglang-router 0.3.2, its launcher's defaults (`router_args.py`) and its
     policy `cache_aware`. A token counts as `CHARS_PER_TOKEN` characters.
     """
+
+    interval_s = 60.0
 
     def __init__(
         self,
@@ -83,6 +93,11 @@ class SGLangCacheAware(CountingRouter):
             and most > self.balance_rel_threshold * least
         )
 
+    def hear(self, loads: Sequence[Load]) -> None:
+        """Take the oldest out of the tree; engines are not looked at."""
+        del loads
+        self.evict()
+
     def evict(self) -> None:
-        """Take the oldest out of the tree; the real router does it every minute."""
+        """Take the oldest out of the tree."""
         self.tree.evict()

@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
     from sim.engine.loop import Engine
-    from sim.hardware.gpus import GpuSpec
-    from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.results.table import ResultTable
+    from sim.simulation.pools import Pool
     from sim.studies.planning.observation import Sample
     from workloads.spec import RequestSpec
     from workloads.splitting import SplitBy
@@ -258,8 +257,8 @@ class _TrialSimulation(Simulation):
         self._run_clock()
         return self.recorder.finish(self.env.now)
 
-    def _make_cost_model(self, model: ModelArchitecture, gpu: GpuSpec) -> CostModel:
-        cost_model = super()._make_cost_model(model, gpu)
+    def _make_cost_model(self, pool: Pool) -> CostModel:
+        cost_model = super()._make_cost_model(pool)
         return cost_model if self._bound is None else AtBound(cost_model, self._bound)
 
 

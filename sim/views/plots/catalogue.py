@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
 from sim.results.folder import kind_of
+from sim.results.ranks import parts_of
 from sim.results.run import Results
 from sim.studies.planning.file import read_plan
 from sim.views.plots import FIGURES, Tables
@@ -142,10 +143,11 @@ def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
 
 def _one_engine(results: Results, directory: Path) -> Results:
     """Refuse several engines where runs are drawn over each other."""
-    if results.summary.get("ranks"):
+    part, parts = parts_of(results.summary)
+    if parts:
+        what = "data-parallel ranks" if part == "rank" else "engines of a fleet"
         raise ResultsError(
-            f"'{directory}' has data-parallel ranks, a curve each, and is drawn alone; "
-            f"leave it out"
+            f"'{directory}' has {what}, a curve each, and is drawn alone; leave it out"
         )
     return results
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.results.ranks import tables_of_rank
+from sim.results.ranks import parts_of, tables_of_rank
 from sim.views.plots import FIGURES
 from sim.views.plots.drafts import drafts, has_drafts
 from sim.views.plots.overlays import OVERLAYS
@@ -27,7 +27,7 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
 
     A run whose steps verify drafts has one more, and one with a tier behind its pool.
     """
-    ranks = results.summary.get("ranks")
+    part, ranks = parts_of(results.summary)
     if not ranks:
         tables = Tables.of(results)
         more = {"drafts": drafts} if has_drafts(tables) else {}
@@ -37,7 +37,7 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
     told = ""
     if len(ranks) > MAX_RUNS:
         places = np.linspace(0, len(ranks) - 1, MAX_RUNS).round().astype(int)
-        drawn, told = places.tolist(), f"{MAX_RUNS} of {len(ranks)} ranks are drawn"
+        drawn, told = places.tolist(), f"{MAX_RUNS} of {len(ranks)} {part}s are drawn"
     runs = []
     for rank in drawn:
         found = tables_of_rank(results.recording, rank)
@@ -48,5 +48,5 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
             {**results.summary, **ranks[rank]},
             found.group_table,
         )
-        runs.append(Run(f"rank {rank}", tables, told))
+        runs.append(Run(f"{part} {rank}", tables, told))
     return OVERLAYS, runs

@@ -1,0 +1,90 @@
+"""What a router is told of its engines, at the times at which it asks."""
+
+from __future__ import annotations
+
+from math import floor, inf
+from typing import TYPE_CHECKING, Protocol
+
+from sim.engine.clock import SCRAPE_PRIORITY, At
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    import simpy
+
+    from sim.engine.balancer import Load
+
+
+class Hearer(Protocol):
+    """A router that reads metrics of its engines now and then."""
+
+    interval_s: float
+    """Between two reads, in seconds."""
+
+    def hear(self, loads: Sequence[Load]) -> None:
+        """Take the metrics of all engines, as they are at this moment."""
+        ...
+
+
+class Scrapes:
+    """Tells a router the loads of all engines, at multiples of its interval.
+
+    It pauses while nothing can change: with no request in flight, and with nothing on
+    the clock that could move one.
+
+    Parameters
+    ----------
+    env
+        The clock.
+    router
+        Who is told.
+    loads
+        Reads the load of all engines, in their order.
+    is_idle
+        Whether no request is in flight.
+
+    Attributes
+    ----------
+    next_s
+        When loads are read next, in seconds; ``inf`` during a pause.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        router: Hearer,
+        loads: Callable[[], Sequence[Load]],
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self.env = env
+        self.next_s = inf
+        self._router = router
+        self._loads = loads
+        self._is_idle = is_idle
+        self._submitted: simpy.Event | None = None
+        env.process(self._run())
+
+    def wake(self) -> None:
+        """End a pause, as a request has been submitted."""
+        if self._submitted is not None:
+            self._submitted.succeed()
+            self._submitted = None
+            self._plan()
+
+    def _plan(self) -> None:
+        interval_s, now_s = self._router.interval_s, self.env.now
+        number = floor(now_s / interval_s) + 1
+        while number * interval_s <= now_s:
+            number += 1
+        self.next_s = number * interval_s
+
+    def _run(self) -> Generator[simpy.Event, None, None]:
+        env = self.env
+        while True:
+            if self._is_idle() or env.peek() == inf:
+                self.next_s, self._submitted = inf, env.event()
+                yield self._submitted
+            else:
+                self._plan()
+            yield At(env, self.next_s, SCRAPE_PRIORITY)
+            self._router.hear(self._loads())

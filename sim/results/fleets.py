@@ -1,0 +1,86 @@
+"""What a summary says of a fleet: of its pools, its engines and their balance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.results.metrics import cache_and_queues, latencies, throughput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sim.config.tables import RunConfig
+    from sim.results.recorder import Recording
+
+
+def title(config: RunConfig) -> str:
+    """Return engines, GPUs and router in words."""
+    assert config.fleet is not None
+    num_engines = config.fleet.num_engines
+    gpus = {Path(config.engine_of(pool).gpu).name: None for pool in config.fleet.pools}
+    router = Path(str(config.fleet.router["kind"])).name
+    plural = "s" * (num_engines > 1)
+    return f"{num_engines} engine{plural} of {' and '.join(gpus)} behind {router}"
+
+
+def engine_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
+    """Return what one engine, or the engines of one pool, did."""
+    table = recording.request_table
+    return (
+        throughput(table, table.num_rows, duration_s)
+        | latencies(table, recording.itl)
+        | cache_and_queues(recording, duration_s)
+        | {"busy_s": recording.totals.busy_s}
+    )
+
+
+def imbalance(engines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return how much more than the mean engine the one with most did.
+
+    Parameters
+    ----------
+    engines
+        `engine_numbers` of each.
+
+    Returns
+    -------
+    dict
+        Largest over mean, at least 1, of requests, of seconds in steps and of the mean
+        KV cache usage; None where all are 0.
+    """
+    keys = {
+        "requests": "num_requests",
+        "busy_s": "busy_s",
+        "kv_cache_usage": "kv_cache_usage_mean",
+    }
+    found: dict[str, float | None] = {}
+    for name, key in keys.items():
+        values = np.array([each[key] for each in engines], float)
+        mean = float(values.mean())
+        found[name] = float(values.max()) / mean if mean > 0 else None
+    return found
+
+
+def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a fleet as (name, text); none without one."""
+    if not (engines := summary.get("engines")):
+        return []
+    told = [f"{len(engines)} behind {summary['router']}, with a pool of blocks each"]
+    most = summary["imbalance"]
+    if len(engines) > 1 and most["requests"] is not None:
+        told.append(f"the busiest has {most['requests']:.2f} x the mean requests")
+        told.append(f"{most['busy_s'] or 1.0:.2f} x the time in steps")
+    found = [("engines", "; ".join(told))]
+    if len(pools := summary["pools"]) > 1:
+        for pool in pools:
+            text = (
+                f"{pool['replicas']} engines, {pool['completed']:,} completed; mean "
+                f"TTFT {pool['mean_ttft_ms'] or 0.0:,.0f} ms, KV cache usage "
+                f"{pool['kv_cache_usage_mean']:.1%}, {pool['num_preemptions']:,} "
+                f"preemptions"
+            )
+            found.append((f"pool {pool['pool']}", text))
+    return found

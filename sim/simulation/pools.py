@@ -1,0 +1,114 @@
+"""The engines of one run, pool by pool: one engine, its ranks, or those of a fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sim.config.idle_keys import idle_key_warnings
+from sim.hardware.gpus import load_gpu
+from sim.hardware.models.bundled import load_model
+from sim.results import summary
+from sim.scheduler.generations import GENERATIONS
+from sim.simulation.assemble import link_warnings, make_capacity, moved_keys
+from sim.simulation.layout import frees_lone_window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sim.config.tables import EngineConfig, RunConfig
+    from sim.costs.base import CostModel
+    from sim.hardware.capacity import CapacityEstimate
+    from sim.hardware.gpus import GpuSpec
+    from sim.hardware.models.architecture import ModelArchitecture
+    from sim.scheduler.base import Scheduler
+
+IN_FLIGHT = "several steps are in flight"
+"""Reason of a stepwise run whose decodes are looked at one by one for that."""
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Engines that are alike.
+
+    Parameters
+    ----------
+    name
+        Of a fleet's pool; empty without a fleet.
+    config
+        The run as if all engines were of this pool.
+    num_engines
+        Replicas, or data-parallel ranks.
+    model, gpu
+        What they run, and on what.
+    capacity
+        The KV cache of each.
+    cost_model
+        Says how long steps take; set before schedulers are.
+    schedulers
+        One for each engine.
+    """
+
+    name: str
+    config: RunConfig
+    num_engines: int
+    model: ModelArchitecture
+    gpu: GpuSpec
+    capacity: CapacityEstimate
+    cost_model: CostModel = field(init=False)
+    schedulers: list[Scheduler] = field(default_factory=list)
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The arguments of each engine."""
+        return self.config.engine
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what to know of the pool before it runs."""
+        config, capacity = self.config, self.capacity
+        frees_window = frees_lone_window(config.engine, capacity)
+        yield from summary.pool_warnings(
+            capacity, self.model, config, frees_window=frees_window
+        )
+        yield from idle_key_warnings(config)
+        yield from moved_keys(config)
+        yield from link_warnings(config.engine, self.gpu)
+
+    def why_stepwise(self) -> str:
+        """Return why its engines take their steps one by one; empty if they do not."""
+        engine = self.engine
+        generation = GENERATIONS.get(engine.scheduler_kind)
+        is_clocked = generation is not None and generation.keeps_decode_clock
+        if engine.speculative is not None:
+            return "steps verify drafts"
+        if engine.pipeline_parallel_size > 1 or (
+            engine.async_scheduling and not is_clocked
+        ):
+            return IN_FLIGHT
+        return "" if is_clocked else "the scheduler has no fast path"
+
+
+def pools_of(config: RunConfig) -> list[Pool]:
+    """Return the pools of a run, without cost models and schedulers.
+
+    Raises
+    ------
+    ConfigError, CapacityError
+        If an engine does not fit its GPU, or its arguments do not fit together.
+    """
+    if config.fleet is None:
+        return [_pool("", config, config.engine.data_parallel_size)]
+    return [
+        _pool(
+            pool.name,
+            config.model_copy(update={"engine": config.engine_of(pool)}),
+            pool.replicas,
+        )
+        for pool in config.fleet.pools
+    ]
+
+
+def _pool(name: str, config: RunConfig, num_engines: int) -> Pool:
+    model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
+    capacity = make_capacity(config.engine, model, gpu)
+    return Pool(name, config, num_engines, model, gpu, capacity)

@@ -1,0 +1,247 @@
+"""Fleets: engines behind a router are what they are alone, and what is told of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from sim.config.tables import parse_config
+from sim.engine.routers import ROUTERS
+from sim.errors import ConfigError, ResultsError
+from sim.results.folder import RunFolder
+from sim.results.ranks import tables_of_rank
+from sim.simulation.run import Simulation
+from sim.simulation.simulate import simulate
+from tests.sim.test_config import minimal, write
+from tests.sim.test_run_command import kvsim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sim.results.run import Results
+
+TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 70, "max_model_len": 1024}
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "v1": TIGHT,
+    "v1, scheduling ahead": TIGHT | {"async_scheduling": True},
+    "v1, a pipeline": TIGHT | {"pipeline_parallel_size": 2},
+    "v1, 0.11": TIGHT | {"engine_version": "0.11"},
+    "v0": TIGHT | {"scheduler": "v0"},
+    "v0_2": TIGHT | {"scheduler": "v0_2"},
+    "cacheflow": TIGHT | {"scheduler": "cacheflow"},
+    "hf_fifo": TIGHT | {"scheduler": "hf_fifo"},
+    "gpt-oss": {
+        "model": "openai/gpt-oss-20b",
+        "num_gpu_blocks_override": 200,
+        "max_model_len": 1024,
+    },
+}
+ONE = {"pools": [{"name": "main", "replicas": 1}]}
+SESSIONS: dict[str, Any] = {
+    "sessions": {
+        "kind": "chat",
+        "arrivals": {"kind": "poisson", "rate": 8.0},
+        "num_sessions": 12,
+        "turns": {"kind": "fixed", "number": 3},
+        "prompt_tokens": {"kind": "fixed", "tokens": 60},
+        "output_tokens": {"kind": "fixed", "tokens": 20},
+        "think_s": {"kind": "fixed", "value_s": 0.5},
+    },
+    "max_concurrent_users": 5,
+}
+
+
+def data_of(
+    engine: dict[str, Any],
+    fleet: dict[str, Any] | None,
+    num_requests: int = 60,
+    rate: float = 30.0,
+) -> dict[str, Any]:
+    data = minimal(**engine)
+    data["workload"]["synthetic"] |= {
+        "num_requests": num_requests,
+        "arrivals": {"kind": "poisson", "rate": rate},
+        "prompt_tokens": {"kind": "uniform", "low": 10, "high": 400},
+        "output_tokens": {"kind": "uniform", "low": 2, "high": 60},
+    }
+    data["cost"] = {"kind": "roofline"}
+    if fleet is not None:
+        data["fleet"] = fleet
+    return data
+
+
+def fleet_of(replicas: int, kind: str, **arguments: Any) -> dict[str, Any]:
+    return {
+        "pools": [{"name": "main", "replicas": replicas}],
+        "router": {"kind": kind} | arguments,
+    }
+
+
+def tables(results: Results) -> dict[str, Any]:
+    return {
+        name: getattr(results, name) for name in ("requests", "steps", "preemptions")
+    }
+
+
+@pytest.mark.parametrize("way", ["fast", "stepwise"])
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_fleet_of_one_is_the_engine(generation: str, way: str) -> None:
+    engine, stepwise = GENERATIONS[generation], way == "stepwise"
+    alone = Simulation(parse_config(data_of(engine, None)), stepwise=stepwise).run()
+    fleet = Simulation(parse_config(data_of(engine, ONE)), stepwise=stepwise).run()
+    for name, table in tables(fleet).items():
+        assert (table.pop("engine") == 0).all(), name
+        assert table.equals(tables(alone)[name]), name
+    for key, value in alone.summary.items():
+        if key not in {"title", "wall_seconds"}:
+            assert fleet.summary[key] == value, key
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_with_any_router_a_fleet_of_one_is_the_engine(kind: str) -> None:
+    alone = Simulation(parse_config(data_of(TIGHT, None))).run()
+    fleet = Simulation(parse_config(data_of(TIGHT, fleet_of(1, kind)))).run()
+    for name, table in tables(fleet).items():
+        assert table.drop(columns="engine").equals(tables(alone)[name]), name
+
+
+def test_closed_loops_through_a_fleet_of_one() -> None:
+    data = data_of(TIGHT, None) | {"workload": SESSIONS}
+    alone = Simulation(parse_config(data)).run()
+    fleet = Simulation(parse_config(data | {"fleet": fleet_of(1, "llm_d")})).run()
+    for name, table in tables(fleet).items():
+        assert table.drop(columns="engine").equals(tables(alone)[name]), name
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_stepwise_it_is_the_same(kind: str) -> None:
+    config = parse_config(data_of(TIGHT, fleet_of(3, kind), 90, 200.0))
+    fast, slow = (Simulation(config, stepwise=way).run() for way in (False, True))
+    assert fast.summary["path"] == "fast"
+    for name, table in tables(fast).items():
+        order = ["engine", "step"] if name == "steps" else []
+        one, other = table, tables(slow)[name]
+        if order:
+            one, other = (
+                each.sort_values(order, ignore_index=True) for each in (one, other)
+            )
+        assert one.equals(other), name
+
+
+@pytest.mark.parametrize("kind", ["round_robin", "least_requests", "llm_d"])
+def test_each_engine_is_one_of_its_own(kind: str) -> None:
+    data = data_of(TIGHT, fleet_of(3, kind), 90, 200.0)
+    simulation = Simulation(parse_config(data))
+    together = simulation.run(check_every=1)
+    assert together.summary["num_preemptions"] > 0
+    assert together.requests["request_id"].tolist() == list(range(90))
+    del data["fleet"]
+    for place in range(3):
+        own = tables_of_rank(together.recording, place)
+        ids = own.request_table["request_id"].tolist()
+        if kind == "round_robin":
+            assert ids == list(range(place, 90, 3))
+        specs = [
+            simulation.specs[i]._replace(request_id=number)
+            for number, i in enumerate(ids)
+        ]
+        alone = Simulation(parse_config(data), specs=specs).run()
+        for name in ("arrival_s", "first_token_s", "finish_s", "num_preemptions"):
+            assert alone.requests[name].tolist() == own.request_table[name].tolist(), (
+                name
+            )
+
+
+def test_the_least_loaded_engine_is_chosen_at_each_arrival() -> None:
+    results = simulate(parse_config(data_of(TIGHT, fleet_of(4, "least_requests"), 90)))
+    requests = results.requests
+    arrival_s = requests["arrival_s"].to_numpy()
+    finish_s = requests["finish_s"].to_numpy()
+    engine = requests["engine"].to_numpy()
+    for row in range(90):
+        in_flight = np.bincount(
+            engine[:row][finish_s[:row] >= arrival_s[row]], minlength=4
+        )
+        assert in_flight[engine[row]] == in_flight.min()
+
+
+def test_pools_have_gpus_releases_and_arguments_of_their_own() -> None:
+    fleet = {
+        "pools": [
+            {"name": "new", "replicas": 2, "engine": {"gpu": "h100_sxm"}},
+            {
+                "name": "old",
+                "replicas": 1,
+                "engine": {"num_gpu_blocks_override": 50, "engine_version": "0.11"},
+            },
+        ]
+    }
+    results = simulate(parse_config(data_of(TIGHT, fleet)))
+    new, old = results.summary["pools"]
+    assert (new["num_requests"], old["num_requests"]) == (40, 20)
+    assert (new["num_gpu_blocks"], old["num_gpu_blocks"]) == (70, 50)
+    assert new["gpu"] == "h100_sxm" != old["gpu"]
+    engines = results.summary["engines"]
+    assert [each["pool"] for each in engines] == ["new", "new", "old"]
+    assert sum(each["busy_s"] for each in engines) == pytest.approx(
+        results.steps["latency_s"].sum()
+    )
+    assert results.summary["imbalance"]["requests"] == 1.0
+
+
+def test_sessions_stay_on_an_engine() -> None:
+    data = data_of(TIGHT, fleet_of(3, "session")) | {"workload": SESSIONS}
+    results = Simulation(parse_config(data)).run(check_every=1)
+    assert results.summary["completed"] == 36
+    engines = results.requests.groupby("session_id")["engine"].nunique()
+    assert (engines == 1).all()
+    assert results.requests["engine"].nunique() > 1
+
+
+def test_the_command_writes_engines(tmp_path: Path) -> None:
+    config = write(tmp_path, data_of(TIGHT, fleet_of(3, "llm_d")))
+    out = tmp_path / "out"
+    assert kvsim(["run", str(config), "--out", str(out), "--quiet"]) == 0
+    folder = RunFolder(out)
+    steps, requests = folder.steps, folder.request_table
+    assert set(steps["engine"]) == set(requests["engine"]) == {0, 1, 2}
+    assert len(folder.summary["engines"]) == 3
+    with pytest.raises(ResultsError, match="3 engines of a fleet"):
+        folder.of_one_engine()
+    again = parse_config(folder.config)
+    assert simulate(again).requests.equals(folder.request_table.frame())
+
+
+def _pool(**keys: Any) -> dict[str, Any]:
+    return {"pools": [{"name": "main", "replicas": 2} | keys]}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "engine", "line"),
+    [
+        (_pool(replicas=0), {}, "fleet.pools.0.replicas: .* 1, got 0"),
+        ({"pools": []}, {}, "fleet.pools: "),
+        (_pool(rol="serve"), {}, "pools.0.rol: unknown key; did you mean 'role'"),
+        (_pool(role="prefil"), {}, "role: must be one of serve, prefill, decode"),
+        (_pool(role="decode"), {}, "role: pools that prefill or decode only are not"),
+        (_pool() | {"autoscaler": {}}, {}, "autoscaler: .* are not built; remove it"),
+        (_pool(engine={"model": "a"}), {}, "engine.model: a router sends any request"),
+        (_pool(engine={"gpus": "a"}), {}, "fleet.pools.0.engine.gpus: unknown key"),
+        (_pool(engine={"block_size": 0}), {}, "fleet.pools.0.engine.block_size: "),
+        (_pool(), {"data_parallel_size": 2}, "engines with data_parallel_size are not"),
+        (_pool() | {"router": {}}, {}, "router: needs a kind"),
+        (fleet_of(2, "llmd"), {}, "'llmd' is not built; did you mean 'llm_d'"),
+        (fleet_of(2, "llm_d", queue=1), {}, "'llm_d' has no such key"),
+        (
+            {"pools": [{"name": "a", "replicas": 1}, {"name": "a", "replicas": 1}]},
+            {},
+            "got 'a' twice",
+        ),
+    ],
+)
+def test_refused(fleet: dict[str, Any], engine: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        Simulation(parse_config(data_of(TIGHT | engine, fleet)))
+    assert "\n" not in str(refused.value)
