@@ -66,6 +66,7 @@ def test_states_set_the_size_of_a_block() -> None:
 def test_a_run_warns_of_what_it_does_not_simulate() -> None:
     name = "deepseek-ai/DeepSeek-V3.2"
     settings = {"engine.model": name, "engine.tensor_parallel_size": 8}
+    settings |= {"engine.block_size": 64}
     config = load_config(ROOT / "examples/demo.yaml", settings)
     model = replace(load_model(name), not_simulated=("what it does besides",))
     capacity = make_capacity(config.engine, model, load_gpu("b200_sxm"))

@@ -30,6 +30,7 @@ from sim.hardware.capacity.arguments import (
     resolve_dtypes,
 )
 from sim.hardware.capacity.groups import shares_of
+from sim.hardware.capacity.kernels import block_size_warnings
 from sim.hardware.capacity.parts import MemoryParts, memory_parts, uncertainty
 from sim.hardware.capacity.pool import draft_kv_share, sized_pool
 from sim.hardware.capacity.transformers import (
@@ -240,15 +241,13 @@ def estimate_capacity(
     swap_space
         GiB of CPU blocks (V0).
     enable_prefix_caching
-        Whether states of Mamba and gated delta nets are kept at the ends of blocks.
+        Whether states are kept at the ends of blocks.
     async_scheduling
         Whether two steps are in flight, for windows; None for the release's default.
     disable_hybrid_kv_cache_manager
         Whether windows keep all blocks.
-    mamba_cache_dtype, mamba_ssm_cache_dtype
-        Precision of states, and of their matrices alone; "auto" is the model's.
-    gdn_prefill_backend
-        See `checkpoint_options`.
+    mamba_cache_dtype, mamba_ssm_cache_dtype, gdn_prefill_backend
+        Of states: see `state_dtypes` and `checkpoint_options`.
     prefix_match_unit
         Tokens of which prefix hits are multiples, in models with states; or None.
     num_speculative_tokens, speculative_method, draft_model
@@ -490,10 +489,11 @@ def _warnings(
     arguments: EngineArguments, parts: MemoryParts, pool_bytes: int
 ) -> tuple[str, ...]:
     held = parts.requested_bytes - parts.available_kv_bytes
-    total = arguments.gpu.memory_bytes
+    total, found = arguments.gpu.memory_bytes, block_size_warnings(arguments)
     if held + pool_bytes <= total:
-        return ()
+        return found
     return (
+        *found,
         f"the pool needs {pool_bytes / GIB:.2f} GiB beside {held / GIB:.2f} GiB of the"
         f" engine's, {arguments.gpu.name} has {total / GIB:.2f}: a real engine would"
         " run out of memory",

@@ -9,7 +9,7 @@ from cache.errors import CacheConfigError
 from cache.v1.planning import KVCachePlan, longest_request, plan_groups
 from sim.errors import CapacityError
 from sim.hardware.capacity import constants
-from sim.hardware.capacity.checkpoints import checkpoint_options
+from sim.hardware.capacity.kernels import checkpoint_options
 from sim.hardware.gpus import GIB
 from sim.hardware.models.kv_layers import KVCacheOptions, kv_cache_layers
 from sim.hardware.models.layers import LayerKind

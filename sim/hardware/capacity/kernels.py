@@ -1,4 +1,4 @@
-"""Which states a prefill can write in its middle, by release, GPU and kernel."""
+"""What kernels ask of the pool: states inside prompts, and the blocks they take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from sim.errors import CapacityError
 from sim.hardware.models.layers import GatedDeltaNetShape
 
 if TYPE_CHECKING:
+    from sim.hardware.capacity.arguments import EngineArguments
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
 
@@ -21,6 +22,10 @@ FIRST_DELTA_NET_CHECKPOINT_MINOR: Final = 33
 _HOPPER: Final = frozenset({"h100", "h200", "h20"})
 _BLACKWELL: Final = frozenset({"b200", "b300", "gb200", "rtx_pro_6000", "rtx_5090"})
 _BLACKWELL_KEY_HEAD_DIM: Final = 128
+_BLACKWELL_DATA_CENTRE: Final = frozenset({"b200", "b300", "gb200"})
+_AMD: Final = "mi3"
+_SPARSE_BLOCK_SIZE: Final = 64
+_LATENT_BLOCK_SIZES: Final = (32, 64)
 
 
 class Checkpoints(TypedDict):
@@ -78,3 +83,27 @@ def _runs_flashinfer(model: ModelArchitecture, gpu: GpuSpec | None) -> bool:
         return False
     is_narrow = shape.key_head_dim == _BLACKWELL_KEY_HEAD_DIM
     return gpu.family in _HOPPER or (gpu.family in _BLACKWELL and is_narrow)
+
+
+def block_size_warnings(arguments: EngineArguments) -> tuple[str, ...]:
+    """Say so if the release's kernels do not take blocks of the size that was given.
+
+    Notes
+    -----
+    Source: vLLM 0.33.0, ``v1/attention/backends/mla/indexer.py`` and
+    ``flashinfer_mla.py`` (`get_supported_kernel_block_sizes`).
+    """
+    model, family, size = arguments.model, arguments.gpu.family, arguments.block_size
+    sizes: tuple[int, ...] = ()
+    if model.index_num_heads and not family.startswith(_AMD):
+        sizes = (_SPARSE_BLOCK_SIZE,)
+    elif model.kv_lora_rank and family in _BLACKWELL_DATA_CENTRE:
+        sizes = _LATENT_BLOCK_SIZES
+    if not sizes or size in sizes:
+        return ()
+    taken = " or ".join(map(str, sizes))
+    return (
+        f"block_size: the release's kernels of {model.name} take blocks of {taken} "
+        f"tokens on {arguments.gpu.name}, which it chooses by itself; here they have "
+        f"{size}, set it to {sizes[0]}",
+    )

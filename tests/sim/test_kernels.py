@@ -69,3 +69,22 @@ def test_a_curve_of_a_gpu_has_the_blocks_of_its_kernel() -> None:
 def test_a_kernel_that_is_not_known_is_refused() -> None:
     with pytest.raises(CapacityError, match="one of flashinfer, triton, cutedsl; got"):
         groups(QWEN, "h200_sxm", gdn_prefill_backend="fla")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "block_size", "taken"),
+    [
+        ("deepseek-ai/DeepSeek-V3.2", "h200_sxm", 16, "64 tokens"),
+        ("deepseek-ai/DeepSeek-V3.2", "h200_sxm", 64, None),
+        ("deepseek-ai/DeepSeek-V3.2", "mi355x", 16, None),
+        ("deepseek-ai/DeepSeek-V3", "b200_sxm", 16, "32 or 64 tokens"),
+        ("deepseek-ai/DeepSeek-V3", "b200_sxm", 32, None),
+        ("deepseek-ai/DeepSeek-V3", "h200_sxm", 16, None),
+    ],
+)
+def test_blocks_that_kernels_do_not_take_are_warned_of(
+    model: str, gpu: str, block_size: int, taken: str | None
+) -> None:
+    pool = estimate_capacity(model, gpu, tensor_parallel_size=8, block_size=block_size)
+    assert len(pool.warnings) == (taken is not None)
+    assert taken is None or f"take blocks of {taken}" in pool.warnings[0]
