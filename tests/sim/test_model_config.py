@@ -641,6 +641,10 @@ def test_steps_in_a_precision_without_a_price_are_refused(config: Path) -> None:
         ({"compress_ratios": [1, [4]]}, "keys compressed over tokens"),
         ({"cross_attention_layers": [3]}, "attention to images"),
         ({"use_cla": True}, "keys shared across layers"),
+        ({"is_encoder_decoder": True}, "attention to an encoder"),
+        ({"layer_group_size": 8}, "linear attention between full layers"),
+        ({"layers_block_type": ["mamba", "hybrid"] * 18}, "layers that keep states"),
+        ({"mb_per_layer": 2}, "layers that keep states"),
     ],
 )
 def test_attention_that_remembers_otherwise_is_refused_by_name(
@@ -657,6 +661,7 @@ def test_attention_that_remembers_otherwise_is_refused_by_name(
         {"attn_type_list": [1] * 36},
         {"compress_ratios": [1] * 36},
         {"use_cla": False, "block_types": None, "cross_attention_layers": []},
+        {"is_encoder_decoder": False, "layers_block_type": ["attention"] * 36},
     ],
 )
 def test_keys_that_change_nothing_are_let_be(

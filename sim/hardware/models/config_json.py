@@ -78,6 +78,10 @@ model types for which it is counted all the same."""
 _OTHER_ATTENTION: dict[str, tuple[str, frozenset[Any]]] = {
     "attn_type_list": ("lightning attention", frozenset({1})),
     "block_types": ("recurrent blocks", frozenset({"attention"})),
+    "is_encoder_decoder": ("attention to an encoder", frozenset()),
+    "layer_group_size": ("linear attention between full layers", frozenset({1})),
+    "layers_block_type": ("layers that keep states", frozenset({"attention"})),
+    "mb_per_layer": ("layers that keep states", frozenset()),
     "compress_ratios": ("keys compressed over tokens", frozenset({0, 1})),
     "cross_attention_layers": ("attention to images", frozenset()),
     "linear_attn_config": ("Kimi delta attention", frozenset()),
@@ -161,7 +165,7 @@ def architecture_facts(config: Mapping[str, Any], source: str) -> dict[str, Any]
     kind = text.text("model_type").removesuffix("_text")
     text = Facts({**_DEFAULTS.get(kind, {}), **text.values}, source)
     _refuse_uncounted(text, kind)
-    _refuse_other_attention(text)
+    _refuse_other_attention(text, kind)
     layers = text.count("num_hidden_layers")
     heads, hidden = text.count("num_attention_heads"), text.count("hidden_size")
     if heads > hidden and text.values.get("head_dim") is None:
@@ -231,7 +235,7 @@ def _doubts(text: Facts, kind: str) -> tuple[str, ...]:
     if kind in UNDERSTOOD_MODEL_TYPES:
         return ()
     named = f"model_type {kind[:40]!r} is not known" if kind else "no model_type"
-    doubts = [f"{named}: its weights are counted as a Llama's"]
+    doubts = [f"{named}: its weights and attention are counted as a Llama's"]
     if not _has_gate(text, kind):
         doubts.append(
             f"hidden_act {_activation(text)[:40]!r}: its MLPs are counted without a "
@@ -265,9 +269,11 @@ def _refuse_uncounted(text: Facts, kind: str) -> None:
             )
 
 
-def _refuse_other_attention(text: Facts) -> None:
+def _refuse_other_attention(text: Facts, kind: str) -> None:
     """Refuse layers whose cache would be counted as if they were plain attention."""
     for key, (what, plain) in _OTHER_ATTENTION.items():
+        if kind in MAMBAS and key == "layers_block_type":
+            continue  # its layers are known
         value = text.values.get(key)
         listed = value if isinstance(value, list) else [value]
         is_plain = all(isinstance(each, str | int) and each in plain for each in listed)
