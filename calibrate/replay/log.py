@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,7 +54,7 @@ class Step:
     copies: Pairs
     """``(from, to)`` on the GPU."""
     left: tuple[str, ...]
-    """Names that end with this step, or ended before it."""
+    """Names that ended since the step before was scheduled."""
 
     @property
     def shape(self) -> BatchShape:
@@ -165,8 +166,15 @@ class _Tables:
         self._groups = generation is None or generation.schedules_groups
         self._tables: dict[str, list[int]] = {}
         self._members: dict[str, set[str]] = {}  # sequences, by request
+        self._ends = deque[tuple[float, list[str]]]()  # not seen by a call yet
 
     def step(self, line: Mapping[str, Any]) -> Step:
+        # What ends while a step is in flight may have a slot in it.
+        left: list[str] = []
+        while self._ends and self._ends[0][0] <= line["start_s"]:
+            left += self._leave(self._ends.popleft()[1])
+        left += self._leave(line.get("abort", ()))
+        self._ends.append((line["end_s"], line.get("fin", [])))
         for name, (keep, ids) in line.get("bt", {}).items():
             _check_blocks(ids, self._facts.num_gpu_blocks, "GPU")
             self._tables[name] = self._tables.get(name, [])[:keep] + ids
@@ -179,7 +187,7 @@ class _Tables:
             swap_in=self._pairs(line, "swap_in", ("CPU", "GPU")),
             swap_out=self._pairs(line, "swap_out", ("GPU", "CPU")),
             copies=self._pairs(line, "copy", ("GPU", "GPU")),
-            left=self._leave([*line.get("abort", ()), *line.get("fin", ())]),
+            left=tuple(left),
         )
 
     def _of(self, line: Mapping[str, Any]) -> Iterator[Query]:
@@ -213,7 +221,7 @@ class _Tables:
             _check_blocks((pair[side] for pair in pairs), counts[pool], pool)
         return pairs
 
-    def _leave(self, requests: list[str]) -> tuple[str, ...]:
+    def _leave(self, requests: Iterable[str]) -> list[str]:
         """Forget tables; return whose they were."""
         left: list[str] = []
         for request in requests:
@@ -222,4 +230,4 @@ class _Tables:
             )
         for name in left:
             self._tables.pop(name, None)
-        return tuple(left)
+        return left

@@ -95,6 +95,9 @@ class TruthCheck:
         return self.truth
 
     def _step(self, step: Step) -> None:
+        for name in step.left:
+            self._compare(name)
+            self.tokens.forget(name)
         self.tokens.move(step)
         written = [ids % self._vocab_size for ids in self.tokens.write(step)]
         logits = self.executor.logits(step, written)
@@ -102,9 +105,6 @@ class TruthCheck:
             self._note(query, step.number, row)
         self.truth.num_steps += 1
         self.truth.kinds[step.kind] = self.truth.kinds.get(step.kind, 0) + 1
-        for name in step.left:
-            self._compare(name)
-            self.tokens.forget(name)
 
     def _note(self, query: Query, number: int, row: NDArray[np.float64]) -> None:
         seen = self._seen.setdefault(query.name, {})

@@ -81,7 +81,8 @@ class HostQueue(Stages):
         oldest_s, self._in_flight_s = self._in_flight_s, end_s
         if oldest_s == -inf and not (computes or has_requests):
             oldest_s, self._in_flight_s = end_s, -inf
-        if oldest_s > -inf:
+        self.has_output = oldest_s > -inf
+        if self.has_output:
             turn_s = oldest_s if oldest_s > turn_s else turn_s
             self._log.outputs_s.append(turn_s)
         return total_s, end_s, turn_s
@@ -91,6 +92,7 @@ class HostQueue(Stages):
         end_s, self._in_flight_s = self._in_flight_s, -inf
         end_s = max(end_s, now_s, self._ready_s)
         self._log.outputs_s.append(end_s)
+        self.has_output = True
         return StepInFlight(-1, NOTHING, end_s)
 
     def decode_ends(self, num_decodes: int) -> DecodeEnds:

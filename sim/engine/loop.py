@@ -56,7 +56,10 @@ class StepListener(Protocol):
         ...
 
     def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
-        """See the end of the step; what it finished has been released."""
+        """See the output of the oldest step that has none; the finished are released.
+
+        With one step in flight it is that of the latest.
+        """
         ...
 
 
@@ -527,8 +530,9 @@ class Engine:
                     update(finished)
                 if listeners:
                     is_alone = False
-                    for listener in listeners:
-                        listener.ended(end_s, finished, scheduler)
+                    if batches is None or batches.has_output:
+                        for listener in listeners:
+                            listener.ended(end_s, finished, scheduler)
                 if finished:
                     for request in finished:
                         if request.on_end is not None:

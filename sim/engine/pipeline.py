@@ -52,6 +52,11 @@ class Stages:
     ----------
     cost_model
         A `StagedCostModel`, or one whose steps are of one stage.
+
+    Attributes
+    ----------
+    has_output
+        Whether the latest turn of the engine core ended with the output of a step.
     """
 
     def __init__(self, cost_model: CostModel) -> None:
@@ -63,6 +68,7 @@ class Stages:
         self._last_s = -inf  # when it leaves the last stage
         self._overlapped_s = 0.0
         self._hidden_ns = 0
+        self.has_output = False
 
     @property
     def overlapped_s(self) -> float:
@@ -162,6 +168,7 @@ class BatchQueue(Stages):
         oldest = self.steps.popleft()
         end_s = max(oldest.end_s, now_s, self._ready_s)
         self._log.outputs_s.append(end_s)
+        self.has_output = True
         return oldest._replace(end_s=end_s)
 
     def pop_if_full(self, now_s: float, scheduler: Any) -> StepInFlight:
@@ -171,6 +178,7 @@ class BatchQueue(Stages):
         busy.
         """
         if self.has_room(scheduler):
+            self.has_output = False
             return StepInFlight(-1, NOTHING, max(now_s, self._ready_s))
         return self.pop(now_s)
 

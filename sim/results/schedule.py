@@ -1,12 +1,14 @@
 """``schedule.jsonl.zst``: every decision of a run, with its times.
 
 A header, then a line a step as `kvsim decisions` writes it (`sim.scheduler.log.lines`),
-with ``start_s`` and ``end_s``. What a replay on a GPU or a trace viewer needs.
+with ``start_s`` and ``end_s``, when its output was processed: where several steps are
+in flight, the next has begun by then. What a replay on a GPU or a trace viewer needs.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -91,7 +93,7 @@ class ScheduleFile:
         self._names = IdNames()
         self._log = log_of(scheduler, self._names)
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-        self._line: Line = {}
+        self._lines = deque[Line]()  # of steps without an output
         self._queued: list[Request] = []
         header = {"format": SCHEDULE_FORMAT, "version": FORMAT_VERSION, **facts}
         self._texts = [self._encode(header)]
@@ -127,8 +129,9 @@ class ScheduleFile:
             self._forget(aborted)
         line |= self._log.batch(output) | self._log.queues()
         line |= self._log.queries(output)
-        line.pop("hashes", None)  # no decision
-        self._line = line
+        for name in ("hashes", "ph"):  # no decisions
+            line.pop(name, None)
+        self._lines.append(line)
         self._queued = self._log.requests()
         self._forget(output.ignored)
 
@@ -143,7 +146,7 @@ class ScheduleFile:
 
     def ended(self, end_s: float, finished: Sequence[Request], scheduler: Any) -> None:
         del scheduler
-        line = self._line
+        line = self._lines.popleft()
         line["end_s"] = float(end_s)
         if finished:
             line["fin"] = names_of(finished, self._names)

@@ -47,14 +47,6 @@ def recording(
             raise ConfigError(
                 f"nothing is recorded as '{kind}'; there are: {', '.join(RECORDS)}"
             )
-    if (
-        "schedule" in kinds
-        and getattr(simulation.scheduler, "max_concurrent_batches", 1) > 1
-    ):
-        raise ConfigError(
-            "a schedule is recorded of engines with one step in flight; leave "
-            "--record schedule out, or pipeline_parallel_size at 1"
-        )
     if not isinstance(simulation.engine, Engine):
         raise ConfigError(
             "--record is built for one engine; leave it out, or "

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from sim.config.tables import RunConfig
+
 __all__ = ["interrupting"]
 
 RELEASES = {
@@ -205,12 +207,48 @@ def test_random_runs_write_the_same_bytes_on_both_paths() -> None:
     assert num_preempting > 5
 
 
+def ahead(config: RunConfig) -> RunConfig:
+    """Return the configuration with steps formed one ahead."""
+    known = {"engine_version": "0.33", "async_scheduling": True}
+    engine = config.engine.model_copy(update=known)
+    return config.model_copy(update={"engine": engine})
+
+
+def test_steps_ahead_are_recorded_with_the_times_of_their_outputs() -> None:
+    num_fast = num_late = num_preempting = 0
+    for seed in range(100, 114):
+        chosen, stepwise = both_paths(ahead(draw_case(seed).config))
+        assert chosen.schedule == stepwise.schedule, f"seed {seed}"
+        if chosen.results is None:
+            continue
+        num_fast += chosen.path == "fast"
+        num_preempting += chosen.results.summary["num_preemptions"] > 0
+        _, lines = lines_of(chosen.schedule)
+        steps = chosen.results.steps
+        assert [line["t"] for line in lines] == steps["step"].tolist()
+        ends_s = [line["end_s"] for line in lines]
+        assert ends_s == steps["output_s"].tolist()
+        assert [len(line.get("fin", ())) for line in lines] == (
+            steps["num_finished"].tolist()
+        )
+        num_late += sum(
+            end_s > line["start_s"]
+            for end_s, line in zip(ends_s, lines[1:], strict=False)
+        )
+    assert num_fast > 5
+    assert num_preempting > 2
+    assert num_late > 100  # the next step has begun by then
+
+
 @pytest.mark.slow
 def test_many_random_runs_record_the_same_bytes_on_both_paths() -> None:
     for seed in range(1000, 1300):
         chosen, stepwise = both_paths(draw_case(seed).config)
         assert chosen.schedule == stepwise.schedule, f"seed {seed}"
         assert chosen.blocks == stepwise.blocks, f"seed {seed}"
+        chosen, stepwise = both_paths(ahead(draw_case(seed).config))
+        assert chosen.schedule == stepwise.schedule, f"seed {seed}, ahead"
+        assert chosen.blocks == stepwise.blocks, f"seed {seed}, ahead"
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,10 @@ class V1Lines(ABC):
 
     def _placeholders(self, output: Any) -> Line:
         """Return the outputs that each request awaits, of steps in flight too."""
-        scheduler = self.scheduler
-        if getattr(scheduler, "max_concurrent_batches", 1) == 1:
+        count = getattr(self.scheduler, "num_placeholders", None)
+        if count is None or getattr(self.scheduler, "max_concurrent_batches", 1) == 1:
             return {}
-        return {"ph": [scheduler.num_placeholders(r) for r in output.scheduled]}
+        return {"ph": [count(request) for request in output.scheduled]}
 
     def _group_changes(self, name: str, tables: list[list[int]]) -> list[Any] | None:
         """Return the change of each group's table, or 0; None if there is none."""

@@ -116,18 +116,25 @@ class _Steps:
         self._to_compute: dict[int, int] = {}
 
     def changes(self, lines: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
-        """Yield what the scheduler's calls and the ends of steps change."""
+        """Yield what the scheduler's calls and the outputs of steps change."""
+        in_flight: deque[Mapping[str, Any]] = deque()
         for line in lines:
-            start_s, end_s = line["start_s"], line["end_s"]
+            start_s = line["start_s"]
+            while in_flight and in_flight[0]["end_s"] <= start_s:
+                yield from self._processed(in_flight.popleft())
             for name, mode in line.get("preempt", ()):
                 yield self._preempted(int(name), mode, start_s)
-            entries = line.get("sched", ())
-            for entry in entries:
+            for entry in line.get("sched", ()):
                 yield from self._scheduled(int(entry[0]), start_s)
-            for entry in entries:
-                yield from self._computed(entry, end_s)
-            for name in line.get("fin", ()):
-                self._phase.pop(int(name), None)
+            in_flight.append(line)
+        for line in in_flight:
+            yield from self._processed(line)
+
+    def _processed(self, line: Mapping[str, Any]) -> Iterator[Change]:
+        for entry in line.get("sched", ()):
+            yield from self._computed(entry, line["end_s"])
+        for name in line.get("fin", ()):
+            self._phase.pop(int(name), None)
 
     def _preempted(self, request_id: int, mode: str, now: float) -> Change:
         outputs = self._outputs[request_id]
@@ -156,7 +163,7 @@ class _Steps:
 
     def _computed(self, entry: list[Any], now: float) -> Iterator[Change]:
         request_id = int(entry[0])
-        phase = self._phase[request_id]
+        phase = self._phase.get(request_id)  # none if it has ended meanwhile
         if phase not in (PREFILL, RECOMPUTE):
             return
         row = self._row[request_id]
