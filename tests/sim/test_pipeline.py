@@ -23,8 +23,10 @@ from sim.hardware.models.bundled import load_model
 from sim.hardware.models.stages import layers_of_stages, model_of_stage
 from sim.hardware.models.weights import count_parameters
 from sim.results.recorder import Recorder
+from sim.results.schedule import SCHEDULE_FILE
 from sim.scheduler.base import SchedulerOutput
 from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
+from sim.scheduler.log.files import read_log
 from sim.simulation.extras import recording
 from sim.simulation.run import Simulation
 from tests.sim.test_config import minimal
@@ -170,12 +172,15 @@ def test_pipelines_that_are_not_built_say_so() -> None:
             simulation(**{"pipeline_parallel_size": 2} | engine)
 
 
-def test_a_schedule_with_steps_in_flight_is_not_recorded(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="one step in flight"),
-        recording(simulation(2), ["schedule"], tmp_path),
-    ):
-        pass
+def test_a_schedule_with_steps_in_flight_has_a_line_a_step(tmp_path: Path) -> None:
+    run = simulation(2)
+    with recording(run, ["schedule"], tmp_path):
+        steps = run.run().recording.steps
+    lines = list(read_log(tmp_path / SCHEDULE_FILE))
+    assert [line["t"] for line in lines] == steps["step"].tolist()
+    assert [line["end_s"] for line in lines] == steps["output_s"].tolist()
+    named = [name for line in lines for name in line.get("fin", [])]
+    assert sorted(map(int, named)) == list(range(40))
 
 
 # -- times -----------------------------------------------------------------------
