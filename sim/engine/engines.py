@@ -64,6 +64,7 @@ class Engines:
         self.router = router
         self.next_arrival_s = 0.0
         self.scrapes: Scrapes | None = None
+        self._stop_requested = False
         self._places: dict[int, int] = {}  # of unfinished requests
         self.done = env.all_of([engine.done for engine in engines])
 
@@ -113,10 +114,11 @@ class Engines:
 
     @property
     def stop_requested(self) -> bool:
-        return any(engine.stop_requested for engine in self.engines)
+        return self._stop_requested  # asked at every arrival
 
     @stop_requested.setter
     def stop_requested(self, value: bool) -> None:
+        self._stop_requested = value
         for engine in self.engines:
             engine.stop_requested = value
 

@@ -18,6 +18,7 @@ from sim.engine.sampling import (
     running_order,
     sample,
 )
+from sim.engine.stretch import Stretch
 from sim.errors import CostError
 from sim.results.step_log import CHUNK_ROWS, pack_facts, pack_formed, pack_stretch
 from sim.scheduler.batch import BatchShape
@@ -107,6 +108,9 @@ class Engine:
     ----------
     num_steps
         Steps taken so far.
+    is_interruptible
+        Whether requests may come, or be withdrawn, before the horizon: a stretch then
+        ends with the step in progress. Nothing else of it may be looked at before.
     beside
         What runs beside steps and adds to them; see `sim.engine.offloading`.
     listeners
@@ -121,6 +125,7 @@ class Engine:
     """
 
     beside: Any = None
+    is_interruptible = False
 
     def __init__(
         self,
@@ -177,7 +182,7 @@ class Engine:
         self._num_empty_steps = 0  # in a row, up to the latest one
         self._latest_empty_step = NEVER
         self._aborts: list[tuple[Request, str]] = []
-        self._wake: simpy.Event | None = None  # while it waits for something to do
+        self._wake: simpy.Event | Stretch | None = None  # while it waits
         if pace is not None:
             pace.begin(self._wake_up)
         self.done = env.process(self._run())
@@ -340,13 +345,21 @@ class Engine:
                     ends_of = known_ends.get(num_decodes)
                     if ends_of is None:
                         ends_of = known_ends[num_decodes] = decode_ends(num_decodes)
-                    until_s = event_s if horizon is None else horizon()
-                    ends = ends_of(
-                        context,
-                        num_steps,
-                        now_s,
-                        next_s if next_s < until_s else until_s,
-                    )
+                    num_waiting = len(waiting)
+                    if horizon is None:
+                        ends = ends_of(
+                            context,
+                            num_steps,
+                            now_s,
+                            next_s if next_s < event_s else event_s,
+                        )
+                    else:
+                        until_s = min(next_s, horizon())
+                        ends = ends_of(context, num_steps, now_s, until_s)
+                        if self.is_interruptible and event_s <= ends[-1] < inf:
+                            ends = yield from self._interruptible(ends, until_s)
+                            if env._now > now_s:  # they have ended
+                                event_s, is_alone = inf, False
                     num_steps, end_s = len(ends), ends[-1]
                     if not (ends[-2] if num_steps > 1 else now_s) < end_s < inf:
                         self._refuse_length(num_decodes, context, [now_s, *ends])
@@ -354,7 +367,7 @@ class Engine:
                         pack_stretch(
                             step,
                             now_s,
-                            len(waiting),
+                            num_waiting,
                             num_decodes,
                             context,
                             num_usable_blocks - tables.num_free_blocks,
@@ -578,16 +591,33 @@ class Engine:
         """Whether requests wait for what will end by itself."""
         return False
 
+    def _interruptible(
+        self, ends: list[float], until_s: float
+    ) -> Generator[simpy.Event, Any, list[float]]:
+        """Wait for the end of quiet steps, or for an interruption; return the ends.
+
+        A step that somebody looks at is taken alone: what it holds is then known from
+        its beginning on.
+        """
+        if ends[-1] >= until_s:
+            ends = ends[:-1] or ends
+        if len(ends) == 1 or self.env.peek() > ends[-1]:
+            return ends
+        stretch = self._wake = Stretch(self.env, ends)
+        yield stretch.end
+        self._wake = None
+        return stretch.ends_s
+
     def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
         """Wait for the next arrival of its own, or to be woken."""
         env = self.env
         if next_s < inf and advance(env, next_s):
             return
-        self._wake = env.event()
+        wake = self._wake = env.event()
         if next_s < inf:
-            yield self._wake | At(env, next_s, ARRIVAL_PRIORITY)
+            yield wake | At(env, next_s, ARRIVAL_PRIORITY)
         else:
-            yield self._wake
+            yield wake
         self._wake = None
 
     def _wake_up(self) -> None:

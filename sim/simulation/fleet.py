@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from inspect import signature
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from sim.simulation.pools import Pool
     from workloads.spec import RequestSpec
+
+
+_LOOKS = frozenset({"env", "loads"})
+"""Arguments of routers that may look at engines when they like."""
 
 
 def make_schedulers(
@@ -150,7 +155,7 @@ class Fleet:
         ----------
         is_announced
             Whether requests come by `Engines.announced`, whatever becomes of those
-            before: stretches then last until the next, or until loads are read.
+            before. Stretches that cannot be interrupted last until the next then.
         """
         engines = self._engines([None] * len(self._schedulers), None)
         router = self.router
@@ -161,10 +166,14 @@ class Fleet:
             watch = engines.scrapes = Scrapes(
                 self.env, router, self.loads, lambda: not engines.num_in_flight
             )
-        if is_announced and (watch is not None or not hasattr(router, "env")):
-            horizon = _horizon(engines, watch)
-            for engine in engines.engines:
-                engine.horizon = horizon
+        if watch is None and not _LOOKS.isdisjoint(signature(type(router)).parameters):
+            return engines  # it may look at any time
+        for engine in engines.engines:
+            engine.is_interruptible = engine.batches is None
+            if engine.is_interruptible or is_announced:
+                engine.horizon = _horizon(
+                    engines, watch, heeds_arrivals=not engine.is_interruptible
+                )
         return engines
 
     def _engines(
@@ -226,18 +235,16 @@ class _Deal:
 
 
 def _horizon(
-    engines: Engines, watch: LoadBalancer | Scrapes | None
+    engines: Engines, watch: LoadBalancer | Scrapes | None, *, heeds_arrivals: bool
 ) -> Callable[[], float]:
     """Return what tells the next moment at which anything may look at an engine."""
     env = engines.env
-    if watch is None:
-        return lambda: engines.next_arrival_s
 
     def horizon() -> float:
-        read_s = watch.next_s
+        read_s = inf if watch is None else watch.next_s
         if read_s < env.now:  # the end of any request may be the time
             return env.peek()
-        return min(engines.next_arrival_s, read_s)
+        return min(engines.next_arrival_s, read_s) if heeds_arrivals else read_s
 
     return horizon
 

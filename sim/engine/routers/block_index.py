@@ -62,6 +62,8 @@ class BlockIndex:
         num_known = next(
             (i for i, each in enumerate(hashes) if each not in held), len(hashes)
         )
+        if not num_known:
+            return [0] * len(self._hashes)
         known = hashes[:num_known]
         return [sum(each in own for each in known) for own in self._hashes]
 

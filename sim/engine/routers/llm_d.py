@@ -75,18 +75,14 @@ class LlmD(RandomRouter):
         self.prefix_weight = prefix_weight
         self.block_tokens = max(block_size, LEAST_BLOCK_TOKENS)
         self.index = BlockIndex(num_gpu_blocks)
-        self._loads: Sequence[Load] = [Load(0, 0, 0.0)] * num_engines
+        self.hear([Load(0, 0, 0.0)] * num_engines)
 
     def hear(self, loads: Sequence[Load]) -> None:
         """Take the metrics of all engines, as they are at this moment."""
-        self._loads = list(loads)
-
-    def scores(self, hashes: Sequence[int]) -> list[float]:
-        """Return by place the sum for a prompt with these block hashes."""
-        queues = [load.num_waiting for load in self._loads]
+        queues = [load.num_waiting for load in loads]
         longest, shortest = max(queues), min(queues)
-        matched = self.index.num_matched(hashes)
-        return [
+        # What is told does not change until it is told again.
+        self._without_prefix = [
             self.queue_weight
             * (
                 (longest - load.num_waiting) / (longest - shortest)
@@ -94,8 +90,17 @@ class LlmD(RandomRouter):
                 else 1.0
             )
             + self.kv_cache_weight * (1.0 - load.kv_cache_usage)
-            + self.prefix_weight * (own / len(hashes) if hashes else 0.0)
-            for load, own in zip(self._loads, matched, strict=True)
+            for load in loads
+        ]
+
+    def scores(self, hashes: Sequence[int]) -> list[float]:
+        """Return by place the sum for a prompt with these block hashes."""
+        matched = self.index.num_matched(hashes)
+        if not any(matched):
+            return self._without_prefix
+        return [
+            score + self.prefix_weight * (own / len(hashes))
+            for score, own in zip(self._without_prefix, matched, strict=True)
         ]
 
     def _pick(self, request: Request) -> int:
