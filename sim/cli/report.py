@@ -41,4 +41,14 @@ def report(
         elif not has_plotly():
             how = "static figures; pip install 'kvsim[report]' for zoom and hover"
         print(f"{out} ({size}, {how})")
+        if len(directories) > 1:
+            from sim.results.compared import compared_lines
+            from sim.results.folder import RunFolder
+            from sim.views.report.source import labels
+
+            folders = [RunFolder(each) for each in directories]
+            configs = [each.config for each in folders]
+            summaries = [each.summary for each in folders]
+            for line in compared_lines(labels(directories), configs, summaries):
+                print(line)
     return 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.costs.base import STEP_PARTS
+from sim.results.compared import compared_lines
 from sim.results.folder import read_json
 from sim.results.verdict import verdict_lines
 from sim.studies.advice.words import advice_lines, best_rows
@@ -195,6 +196,11 @@ def show_summary(runs: Sequence[Run]) -> Iterator[Markup]:
         yield element("div", bullets(sentences(run)), class_="lead")
     if len(runs) > 1:
         yield element("h3", "Compared")
+        names = [run.label for run in runs]
+        configs, summaries = zip(*((r.config, r.summary) for r in runs), strict=True)
+        answer, differences = compared_lines(names, configs, summaries)
+        lines = [element("strong", answer), element("span", differences)]
+        yield element("div", bullets(lines), class_="lead")
         yield bullets(_comparison(runs))
     yield numbers_table(runs)
 
@@ -335,6 +341,7 @@ _COMPARED: Final = (
     ("p95_ttft_ms", "p95 TTFT", milliseconds, False),
     ("p99_ttft_ms", "p99 TTFT", milliseconds, False),
     ("p50_e2el_ms", "p50 E2E", milliseconds, False),
+    ("p95_e2el_ms", "p95 E2E", milliseconds, False),
     ("output_throughput", "output tokens/s", count, True),
 )
 

@@ -1,0 +1,54 @@
+"""Which of several runs is better, in a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.results.compared import compared_lines
+
+KEYS = ("p95_ttft_ms", "p95_tpot_ms", "p95_e2el_ms", "output_throughput")
+
+
+def told(
+    *numbers: tuple[float, float, float, float], holds: tuple[bool, ...] = ()
+) -> list[str]:
+    summaries: list[dict[str, Any]] = [
+        dict(zip(KEYS, each, strict=True)) for each in numbers
+    ]
+    for summary, hold in zip(summaries, holds, strict=False):
+        summary["verdict"] = {"holds": hold}
+    configs = [{"engine": {"max_num_seqs": 64 * 2**i}} for i in range(len(numbers))]
+    return list(compared_lines("abc"[: len(numbers)], configs, summaries))
+
+
+def test_what_is_nowhere_worse_is_better() -> None:
+    assert told((200, 20, 4000, 1000), (100, 20.1, 3000, 1005)) == [
+        "b is better: p95 TTFT 100 ms against 200; p95 E2E 3,000 ms against 4,000.",
+        "They differ in max_num_seqs (64, 128).",
+    ]
+
+
+def test_what_is_better_here_and_worse_there_is_said() -> None:
+    answer, _ = told((200, 20, 3000, 1000), (100, 30, 3000, 1000))
+    assert answer == (
+        "None is better in all: b has the least p95 TTFT (100 ms against 200); "
+        "a has the least p95 TPOT (20 ms against 30)."
+    )
+    answer, _ = told((200, 20, 3000, 1000), (200.5, 20, 3001, 1000))
+    assert answer == "None is better: latencies at p95 and throughput are within 1 %."
+
+
+def test_objectives_come_first() -> None:
+    fast, slow = (100.0, 20.0, 3000.0, 1000.0), (300.0, 40.0, 5000.0, 1500.0)
+    answer, _ = told(fast, slow, holds=(False, True))
+    assert answer == "b keeps its objectives; the other does not."
+    answer, _ = told(slow, fast, slow, holds=(True, True, False))
+    assert answer.startswith("a and b keep their objectives; the other does not. None")
+    answer, _ = told(slow, fast, slow, holds=(False, False, False))
+    assert answer.startswith("None is better in all: b has the least p95 TTFT")
+
+
+def test_runs_without_numbers_or_differences() -> None:
+    answer, differences = compared_lines("ab", [{}, {}], [{}, {}])
+    assert answer.startswith("None is better")
+    assert differences == "Their configurations are the same."
