@@ -288,7 +288,7 @@ def _if_prices_differ(
     price = best["cost_per_hour"] / other["num_gpus"]
     now = plan["prices"]["per_gpu_hour"][other["gpu"]]
     yield (
-        f"Prices: below {price:,.2f} {plan['prices']['currency']} an hour for a "
+        f"Prices: below {price:,.2f} {plan['prices']['currency']} an hour for "
         f"{other['gpu']} (now {now:,.2f}), "
         f"{_fleet(other, other['replicas'])} would cost less."
     )
