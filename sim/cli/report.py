@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sim.cli import console
 from sim.cli.options import Flag, Overwrite, Quiet
 
 
@@ -25,11 +26,14 @@ def report(
     static
         Draw the figures as SVG, also where plotly is installed: smaller, without zoom.
     """
+    from sim.cli.output.plan import plan_reporter
     from sim.views.report import build_page
     from sim.views.report.build import check_page, write_page
 
     check_page(out, overwrite=overwrite)
-    text = build_page(directories, is_static=static)
+    bar = console.progress_bar(plan_reporter, 1, "sections", shown=not quiet)
+    with bar as on_section:
+        text = build_page(directories, is_static=static, on_section=on_section)
     write_page(text, out, overwrite=overwrite)
     if not quiet:
         from sim.views.report.plotly_charts import has_plotly

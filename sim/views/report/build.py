@@ -18,14 +18,24 @@ from sim.views.report.sections.sweep import SWEEP_SECTIONS, load_sweep
 from sim.views.report.source import load_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from sim.views.report.page import Part, Section
 
-def build_page(directories: Sequence[Path], *, is_static: bool = False) -> str:
+    OnSection = Callable[[str, int, int], None]
+
+
+def build_page(
+    directories: Sequence[Path],
+    *,
+    is_static: bool = False,
+    on_section: OnSection | None = None,
+) -> str:
     """Return a page: of one run or several compared, of a sweep, or of a plan.
 
-    The same results give the same bytes.
+    The same results give the same bytes. `on_section` is told the section that is made,
+    how many are done, and how many there are.
     """
     if not directories:
         raise ResultsError("nothing to report on; give the --out of 'kvsim run'")
@@ -38,16 +48,16 @@ def build_page(directories: Sequence[Path], *, is_static: bool = False) -> str:
             )
     figures = _figures(is_static=is_static)
     if kinds[0] == "run":
-        return _of_runs(directories, figures)
+        return _of_runs(directories, figures, on_section)
     path = directories[0]
     if kinds[0] == "plan":
         plan = read_plan(path)
         under = paragraph(f"Plan in {path}", class_="under")
-        parts = [each.of(plan) for each in PLAN_SECTIONS]
+        parts = _parts(PLAN_SECTIONS, plan, on_section)
         return page(f"Plan: {plan['traffic']['title']}", under, parts, figures)
     sweep = load_sweep(path)
     under = paragraph(f"Sweep in {path}", class_="under")
-    parts = [each.of(sweep) for each in SWEEP_SECTIONS]
+    parts = _parts(SWEEP_SECTIONS, sweep, on_section)
     return page(f"Sweep: {sweep.title}", under, parts, figures)
 
 
@@ -60,12 +70,25 @@ def _figures(*, is_static: bool) -> Figures:
     return SvgFigures()
 
 
-def _of_runs(directories: Sequence[Path], figures: Figures) -> str:
+def _parts(
+    sections: Sequence[Section], found: object, on_section: OnSection | None
+) -> list[Part]:
+    parts = []
+    for done, each in enumerate(sections):
+        if on_section is not None:
+            on_section(each.title, done, len(sections))
+        parts.append(each.of(found))
+    return parts
+
+
+def _of_runs(
+    directories: Sequence[Path], figures: Figures, on_section: OnSection | None
+) -> str:
     runs = load_runs(directories)
-    sections = (
+    sections = [
         each for each in RUN_SECTIONS if each.is_needed is None or each.is_needed(runs)
-    )
-    parts = [each.of(runs) for each in sections]
+    ]
+    parts = _parts(sections, runs, on_section)
     title = str(runs[0].summary.get("title", runs[0].label))
     if len(runs) == 1:
         under = paragraph(f"Run in {runs[0].path}", class_="under")

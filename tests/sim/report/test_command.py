@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
+from sim.cli.console import LoggedProgress
 from sim.cli.main import run as kvsim
 from sim.views.report.source import labels
 from tests.sim.commands import refused
@@ -35,6 +36,19 @@ def test_a_page_is_written_and_named(
     assert capsys.readouterr().out.startswith(str(out))
     assert [*tmp_path.iterdir()] == [out]
     assert out.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_page_that_takes_long_says_how_far_it_is(
+    plain_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LoggedProgress, "EVERY_S", 0.0)
+    out = tmp_path / "page.html"
+    assert kvsim(["report", str(plain_run), "--out", str(out), "--static"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("kvsim: KV cache and preemptions: 1 of 10 sections")
 
 
 def test_an_older_page_stays_unless_it_is_to_be_replaced(
