@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from sim.results.tokens import Floats, Integers
     from sim.scheduler.request import Request
 
-STEPS: Mapping[str, str] = schema.STEPS | schema.RANKS | schema.RANK_STEPS
-"""Columns of steps that several ranks took."""
-
 Part = Literal["rank", "engine"]
 """What the engines of a run are; the column that says which one a row is of."""
 
@@ -75,9 +72,9 @@ class _SharedSink:
         return self._sink
 
     @cached_property
-    def more(self) -> tuple[str, ...]:
-        """Columns that steps of some of the engines only may have."""
-        return tuple(name for name in self._kinds() if name in schema.AHEAD_STEPS)
+    def has_outputs(self) -> bool:
+        """Whether some of the engines have several steps in flight."""
+        return "output_s" in self._kinds()
 
     def close(self) -> None:
         self._num_open -= 1
@@ -109,9 +106,8 @@ class _RankSink:
             np.count_nonzero(batch["num_batched_tokens"])
         )
         told = {self._shared.part: np.full(size, self._rank), "wait_s": waits_s}
-        for name in self._shared.more:
-            if name not in batch:
-                told[name] = np.full(size, np.nan)
+        if self._shared.has_outputs and "output_s" not in batch:
+            told["output_s"] = batch["start_s"] + batch["latency_s"]
         return self._shared.sink.write(batch | told)
 
     def close(self) -> StepTable:
@@ -180,12 +176,11 @@ class RankRecorders:
     @property
     def step_kinds(self) -> Mapping[str, str]:
         """Columns of the steps that go into the sink."""
-        if self.part == "rank":
-            return STEPS
         kinds: dict[str, str] = {}
         for each in self.of_rank:
             kinds |= each.step_kinds
-        return kinds | schema.ENGINES
+        is_rank = self.part == "rank"
+        return kinds | (schema.RANKS | schema.RANK_STEPS if is_rank else schema.ENGINES)
 
     @property
     def sink(self) -> StepSink:

@@ -52,13 +52,14 @@ class Regime(NamedTuple):
 
 
 def azure(*settings: str, paths: Sequence[str] = ("fast",)) -> Regime:
-    """Return the Azure conversation trace with some settings."""
-    return Regime("azure_conv.yaml", AZURE, settings, paths=paths)
+    """Return the Azure conversation trace with some settings, one step at a time."""
+    return Regime("azure_conv.yaml", AZURE, (ONE_STEP, *settings), paths=paths)
 
 
 X3 = "workload.trace.rate_scale=3"
 GPT_OSS = "engine.model=openai/gpt-oss-120b"
 BLOCKS_8K = "engine.num_gpu_blocks_override=8000"
+ONE_STEP = "engine.async_scheduling=false"
 AHEAD = "engine.async_scheduling=true"
 
 REGIMES: dict[str, Regime] = {
@@ -80,6 +81,7 @@ REGIMES: dict[str, Regime] = {
         "mooncake_conversation.yaml",
         MOONCAKE,
         (
+            ONE_STEP,
             "workload.trace.rate_scale=1",
             "engine.num_gpu_blocks_override=30000",
             "engine.max_num_batched_tokens=8192",
@@ -93,6 +95,7 @@ REGIMES: dict[str, Regime] = {
         "mooncake_conversation.yaml",
         MOONCAKE,
         (
+            ONE_STEP,
             GPT_OSS,
             "workload.trace.rate_scale=1",
             "engine.max_num_batched_tokens=8192",

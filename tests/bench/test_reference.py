@@ -8,13 +8,16 @@ import pytest
 
 from sim.config.tables import load_config
 from sim.simulation.run import Simulation
-from tests.bench.loops import AZURE, X3, plain_engine
+from tests.bench.loops import AZURE, ONE_STEP, X3, plain_engine
 from tests.shared import ROOT, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENGINE = "{model: meta-llama/Llama-3.1-8B, gpu: h200_sxm, enable_prefix_caching: false}"
+ENGINE = (
+    "{model: meta-llama/Llama-3.1-8B, gpu: h200_sxm, enable_prefix_caching: false, "
+    "async_scheduling: false}"
+)
 SYNTHETIC = f"""\
 workload:
   synthetic:
@@ -63,6 +66,7 @@ def test_azure(blocks: str, least: int, *, stepwise: bool) -> None:
         [
             f"workload.trace.path={shared(AZURE)}",
             "workload.trace.limit=400",
+            ONE_STEP,
             X3,
             "engine.gpu=a100_sxm",
             "engine.max_num_seqs=64",

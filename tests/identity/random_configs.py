@@ -116,6 +116,7 @@ def _engine(rng: Random, block_size: int, requests: list[Request]) -> dict[str, 
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": budget,
         "enable_prefix_caching": rng.random() < 0.7,
+        "async_scheduling": False,
     }
     if rng.random() < 0.6:
         engine["engine_version"] = rng.choice(_VERSIONS)

@@ -79,7 +79,7 @@ def draw_group_case(seed: int) -> Case:
         ),
     )
     if rng.random() < 0.8:  # steps ahead of groups are all taken one by one
-        engine.pop("async_scheduling", None)
+        engine["async_scheduling"] = False
     data = config.model_dump(exclude_unset=True) | {"engine": engine}
     if data["cost"]["kind"] == "measured":
         data["cost"] = {"kind": "roofline"}

@@ -58,6 +58,7 @@ CONFIG = parse_config(
             "gpu": "h200_sxm",
             "block_size": 4,
             "num_gpu_blocks_override": 32,
+            "async_scheduling": False,
             "max_num_seqs": 8,
             "max_num_batched_tokens": 32,
             "scheduler_reserve_full_isl": False,

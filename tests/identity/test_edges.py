@@ -28,6 +28,7 @@ def on_both_paths(
         "num_gpu_blocks_override": 101,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
+        "async_scheduling": False,
     }
     trace = {"kind": LISTED_TRACE, "requests": requests}
     config = parse_config(

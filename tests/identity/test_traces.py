@@ -25,7 +25,12 @@ def config(kind: str, trace: dict[str, Any], engine: dict[str, Any]) -> RunConfi
     return parse_config(
         {
             "workload": {"trace": {"kind": kind, "path": path} | trace},
-            "engine": {"model": "meta-llama/Llama-3.1-8B", "gpu": "h200_sxm"} | engine,
+            "engine": {
+                "model": "meta-llama/Llama-3.1-8B",
+                "gpu": "h200_sxm",
+                "async_scheduling": False,
+            }
+            | engine,
             "cost": {"kind": "roofline"},
         }
     )

@@ -96,6 +96,7 @@ def listed(requests: list[dict[str, Any]], **engine: Any) -> RunConfig:
                 "max_num_batched_tokens": 64,
                 "max_num_seqs": 8,
             }
+            | ({} if "scheduler" in engine else {"async_scheduling": False})
             | engine,
             "cost": {"kind": "constant", "step_s": 1.0},
         }
