@@ -14,6 +14,7 @@ from sim.results.folder import RunFolder
 from sim.results.ranks import tables_of_rank
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
+from sim.views.plots.fleets import engines_figure, mean_usage
 from tests.sim.test_config import minimal, write
 from tests.sim.test_run_command import kvsim
 
@@ -204,6 +205,7 @@ def test_the_command_writes_engines(tmp_path: Path) -> None:
     config = write(tmp_path, data_of(TIGHT, fleet_of(3, "llm_d")))
     out = tmp_path / "out"
     assert kvsim(["run", str(config), "--out", str(out), "--quiet"]) == 0
+    assert (out / "figures/engines.png").exists()
     folder = RunFolder(out)
     steps, requests = folder.steps, folder.request_table
     assert set(steps["engine"]) == set(requests["engine"]) == {0, 1, 2}
@@ -212,6 +214,21 @@ def test_the_command_writes_engines(tmp_path: Path) -> None:
         folder.of_one_engine()
     again = parse_config(folder.config)
     assert simulate(again).requests.equals(folder.request_table.frame())
+
+
+def test_the_map_of_engines_shows_their_mean_usage() -> None:
+    results = simulate(parse_config(data_of(TIGHT, fleet_of(3, "random"))))
+    summary = results.summary
+    edges_s = np.linspace(0.0, summary["duration"], 41)
+    usage = mean_usage(results.recording.step_table, 3, edges_s)
+    assert usage.shape == (3, 40)
+    told = [each["kv_cache_usage_mean"] for each in summary["engines"]]
+    assert usage.mean(axis=1) == pytest.approx(told)
+    panels = engines_figure(results).axes
+    assert panels[0].get_ylabel() == "engine"
+    assert [bar.get_width() for bar in panels[1].patches] == pytest.approx(
+        [each["num_requests"] / 20 for each in summary["engines"]]
+    )
 
 
 def _pool(**keys: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from sim.results.ranks import parts_of, tables_of_rank
 from sim.views.plots import FIGURES
 from sim.views.plots.drafts import drafts, has_drafts
+from sim.views.plots.fleets import engines_figure
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.runs import MAX_RUNS, Run
 from sim.views.plots.tables import Tables
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:
     """Return what draws the figures of a run, and what it draws: a curve a rank.
 
+    A fleet has one more, of all its engines.
     A run whose steps verify drafts has one more, and one with a tier behind its pool.
     """
     part, ranks = parts_of(results.summary)
@@ -49,4 +51,6 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
             found.group_table,
         )
         runs.append(Run(f"{part} {rank}", tables, told))
+    if part == "engine":
+        return OVERLAYS | {"engines": lambda _: engines_figure(results)}, runs
     return OVERLAYS, runs
