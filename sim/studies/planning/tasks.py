@@ -39,6 +39,8 @@ _IDLE_SHARE = 1e-4
 """Of the guessed rate: requests hardly ever meet."""
 _NUM_IDLE = 400
 """Requests of an idle engine, which takes a step for each of their tokens."""
+_NOTHING = 1e-4
+"""Of the guessed rate: an engine that does not hold so much holds nothing."""
 _NUM_PILOTS = 3
 _PILOT_LOAD = 0.95
 _DEFAULT_WARMUP = 0.05
@@ -112,7 +114,7 @@ def _search(
         guess,
         step=step,
         tolerance=request["tolerance"],
-        bounds=request.get("bounds") or (0.0, inf),
+        bounds=request.get("bounds") or (guess * _NOTHING, inf),
         slope=request.get("slope"),
     )
 

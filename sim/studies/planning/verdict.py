@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _NUM_ALTERNATIVES = 2
 _CONFIDENT = 0.9
+_HARDLY = 1e-3
+"""A lower share of the rate is what a search ends at that finds none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,9 @@ def _if_steps_are_off(
         if best["rate"]["cost_bounds"] == "cost_band"
         else "at the upper bound of the cost model"
     )
+    if best["rate"]["cost_low"] <= _HARDLY * best["rate"]["value"]:
+        yield f"Speed: if all steps are {band}, not even an idle engine does."
+        return
     needed = ceil(target / best["rate"]["cost_low"] - 1e-9)
     more = needed - best["replicas"]
     if more <= 0:

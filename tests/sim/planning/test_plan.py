@@ -12,6 +12,7 @@ from sim.config.tables import load_config
 from sim.errors import ConfigError
 from sim.simulation.simulate import simulate
 from sim.studies.planning.solve import PLAN_FILES
+from sim.studies.planning.verdict import verdicts_of
 from tests.sim.planning.plans import (
     STEP_S,
     BackToFront,
@@ -132,6 +133,17 @@ def test_command_writes_the_plan_and_runnable_configurations(
     assert simulate(replica).summary["num_requests"] == 150
     assert kvsim(command) == 2
     assert "--overwrite" in capsys.readouterr().err
+
+
+def test_slower_steps_may_hold_nothing(tmp_path: Path) -> None:
+    """Tokens of 10 ms keep a limit of 10.5 ms; of 12.5 ms they do at no rate."""
+    plan = small(cost_band=0.25, objectives={"p95_tpot_ms": 10.5, "p95_ttft_ms": 300})
+    plan["workload"]["synthetic"] |= {"num_requests": 200, "rate_scale": 2.0}
+    data = solved(plan, tmp_path).data
+    rate = only(data)["rate"]
+    assert rate["cost_low"] < 0.001 * rate["value"]
+    (verdict,) = verdicts_of(data).values()
+    assert any("not even an idle engine does" in each for each in verdict.changes)
 
 
 def test_traffic_that_comes_at_once_has_no_rate(tmp_path: Path) -> None:
