@@ -55,6 +55,15 @@ def test_both_paths_are_equal(seeds: range) -> None:
         regimes_of_seed(seed)
 
 
+@pytest.mark.parametrize("seed", [2202, 6124])
+def test_steps_ahead_of_a_prompt_beyond_the_length_of_the_model(seed: int) -> None:
+    """It is let in without the admission check, and has blocks up to that length."""
+    engine = draw_case(seed).config.engine
+    assert engine.async_scheduling
+    assert not engine.admission_check
+    assert not checked(seed).reference.error
+
+
 @pytest.mark.slow  # runs all cases once more in a process of its own
 def test_the_cases_reach_every_regime() -> None:
     counts = Counter(

@@ -344,7 +344,9 @@ class GroupManager:
         A block has a key once the tokens are known that its key covers.
         """
         first = own.num_seen
-        stop = min(num_tokens // self.block_size, len(hashes) // self.num_hashes)
+        # A prompt beyond the model's length, if it is let in, has no blocks there.
+        num_blocks = min(num_tokens // self.block_size, len(own.blocks))
+        stop = min(num_blocks, len(hashes) // self.num_hashes)
         if stop <= first:
             return
         own.num_seen = stop
