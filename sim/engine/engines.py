@@ -86,6 +86,11 @@ class Engines:
         self.engines[place].submit(request)
 
     @property
+    def num_steps(self) -> int:
+        """Steps of all engines so far."""
+        return sum(engine.num_steps for engine in self.engines)
+
+    @property
     def num_in_flight(self) -> int:
         """Requests that were handed over and have not ended."""
         return len(self._places)

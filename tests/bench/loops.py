@@ -118,6 +118,28 @@ REGIMES |= {
 }
 
 
+NUM_FLEET_REQUESTS = 50_784
+"""Of the first 450 s, as `fleet` repeats them."""
+
+
+def fleet(router: str) -> Regime:
+    """Return eight engines, each at the load of "loaded x3"."""
+    pools = "pools: [{name: main, replicas: 8}]"
+    settings = (
+        "workload.trace.rate_scale=24",
+        "workload.trace.scale_by=superposition",
+        "workload.trace.window=[0, 450]",
+        f"fleet={{{pools}, router: {{kind: {router}}}}}",
+    )
+    return Regime("azure_conv.yaml", AZURE, settings, NUM_FLEET_REQUESTS)
+
+
+REGIMES |= {
+    f"eight engines behind {router}": fleet(router)
+    for router in ("round_robin", "least_requests", "llm_d")
+}
+
+
 class Outcome(NamedTuple):
     """What a loop has done, to be sure that paths did the same."""
 
