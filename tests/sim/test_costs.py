@@ -194,7 +194,15 @@ def test_an_empty_step_costs_host_time_only(kind):
 @every_model
 @given(shape=shapes(), field=st.sampled_from(BatchShape._fields), more=st.integers(1))
 def test_more_work_never_costs_less(kind, shape, field, more):
-    grown = shape._replace(**{field: getattr(shape, field) + more % 10_000 + 1})
+    more = more % 10_000 + 1
+    grown = shape._replace(**{field: getattr(shape, field) + more})
+    if field == "num_prefill_tokens":  # they stand in a context, and read it
+        context = shape.num_prefill_context_tokens
+        pairs = more * context + more * (more + 1) // 2
+        grown = grown._replace(
+            num_prefill_context_tokens=context + more,
+            num_prefill_attention_pairs=shape.num_prefill_attention_pairs + pairs,
+        )
     assert MODELS[kind].step(grown).total_s >= MODELS[kind].step(shape).total_s
 
 
