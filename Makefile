@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo notebooks docs test test-all hosted test-hosted fuzz check bench format clean help
+.PHONY: demo notebooks docs test test-all hosted test-hosted test-routers fuzz check bench format clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -35,6 +35,10 @@ test: $(VENV)/.installed-dev
 # in a browser, where chromium and chromedriver are installed.
 test-all: $(VENV)/.installed-reference $(VENV)/.installed-notebooks $(VENV)/.installed-docs
 	$(PYTEST)
+
+# make test-routers: routers beside the real ones; skipped with a reason where a package is missing.
+test-routers: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -rs tests/routers
 
 # make test-hosted VLLM="0.11.2 0.33.0": our v1 beside the real ones, each in an environment of its own.
 VLLM ?= 0.11.2 0.33.0

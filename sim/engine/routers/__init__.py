@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from sim.engine.balancer import LoadBalancer
+from sim.engine.routers.aibrix_prefix import AIBrixPrefix
 from sim.engine.routers.counting import (
     LeastRequests,
     PowerOfTwo,
@@ -20,6 +21,7 @@ from sim.engine.routers.counting import (
 )
 from sim.engine.routers.llm_d import LlmD
 from sim.engine.routers.production_stack import ProductionStackPrefix
+from sim.engine.routers.ray_prefix import RayPrefix
 from sim.engine.routers.session import Session
 from sim.engine.routers.sglang_cache_aware import SGLangCacheAware
 
@@ -37,6 +39,8 @@ ROUTERS: Mapping[str, type] = MappingProxyType(
         "llm_d": LlmD,
         "sglang_cache_aware": SGLangCacheAware,
         "production_stack_prefix": ProductionStackPrefix,
+        "ray_prefix": RayPrefix,
+        "aibrix_prefix": AIBrixPrefix,
     }
 )
 """Built-in routers by kind."""
@@ -44,5 +48,7 @@ ROUTERS: Mapping[str, type] = MappingProxyType(
 BLIND: Final = frozenset({RoundRobin, RandomRouter})
 """Routers that choose without looking at engines, requests or what has ended."""
 
-BY_PREFIX: Final = frozenset({LlmD, SGLangCacheAware, ProductionStackPrefix})
+BY_PREFIX: Final = frozenset(
+    {LlmD, SGLangCacheAware, ProductionStackPrefix, RayPrefix, AIBrixPrefix}
+)
 """Routers that send a prompt to where its prefix is."""
