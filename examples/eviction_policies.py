@@ -85,6 +85,7 @@ def served(race: Race, num_blocks: int, policy: str, trace: str | None) -> pd.Da
     """Return the requests of a run, and the processor seconds of its loop."""
     overrides = [
         *race.overrides,
+        "engine.async_scheduling=false",
         f"engine.num_gpu_blocks_override={num_blocks}",
         f"engine.evictor={policy}",
     ]

@@ -134,7 +134,7 @@ def traffics(trace: Path) -> dict[str, Traffic]:
 
 def run(traffic: Traffic, sample: str, policy: str) -> dict[str, float]:
     """Simulate a sample under a policy; return its summary and processor time."""
-    overrides = [*traffic.overrides, sample]
+    overrides = [*traffic.overrides, sample, "engine.async_scheduling=false"]
     if policy:
         overrides.append(f"engine.{policy}")
     simulation = Simulation(load_config(HERE / traffic.config, overrides))

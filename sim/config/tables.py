@@ -33,6 +33,7 @@ from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortene
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.hardware.interconnects import GATHERING, All2AllBackend
+from sim.hardware.models.bundled import load_model
 from sim.scheduler.generations import (
     GENERATION_KEYS,
     GENERATIONS,
@@ -40,6 +41,7 @@ from sim.scheduler.generations import (
     owners,
 )
 from sim.scheduler.v1 import V1
+from sim.scheduler.v1.dialect import dialect_of
 
 if TYPE_CHECKING:
     from sim.scheduler.generation import Generation
@@ -157,6 +159,35 @@ class EngineConfig(ConfigTable):
         if self.enable_prefix_caching is None:
             return bool(self.generation.enable_prefix_caching)
         return self.enable_prefix_caching
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """Whether steps are formed one ahead, by default as the release does it."""
+        return self.asks_to_schedule_ahead and not self.refuses_ahead
+
+    @property
+    def refuses_ahead(self) -> str:
+        """What the release schedules ahead of and a run does not; empty for nothing."""
+        if self.async_scheduling is not None or not self.asks_to_schedule_ahead:
+            return ""
+        if self.data_parallel_size > 1 and load_model(self.model).num_moe_layers:
+            return "ranks that divide experts"
+        if self.kv_offloading_size is not None or self.kv_transfer_config is not None:
+            return "KV offloading"
+        return ""
+
+    @property
+    def asks_to_schedule_ahead(self) -> bool:
+        """What is given, or else the release's default."""
+        own = GENERATIONS.get(self.scheduler_kind)
+        has_queue = own is not None and (own.has_batch_queue or own.is_hosted)
+        if self.async_scheduling is not None or not has_queue:
+            return bool(self.async_scheduling)
+        drafts = self.speculative
+        return dialect_of(self.version).schedules_ahead(
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            draft_method=None if drafts is None else drafts.method,
+        )
 
     @model_validator(mode="before")
     @classmethod

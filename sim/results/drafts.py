@@ -10,10 +10,11 @@ import numpy as np
 
 from sim.results import schema
 from sim.results.recorder import Recorder, Recording
+from sim.results.step_table import spans_s
 from sim.results.table import ResultTable, to_arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from sim.results.step_table import Batch
     from sim.scheduler.request import Request
@@ -52,6 +53,7 @@ class DraftRecorder(Recorder):
         step: int,
         verified: Iterable[tuple[Request, int, int]],
         num_draft_blocks: int,
+        wasted: Container[Request] = (),
     ) -> None:
         """Take note of the drafts of a step, when its output has been processed.
 
@@ -63,17 +65,21 @@ class DraftRecorder(Recorder):
             Request, drafts, and how many of them were accepted.
         num_draft_blocks
             Blocks that tables hold beyond what their tokens need.
+        wasted
+            Requests that had ended before: their drafts are the step's, not theirs.
         """
-        ids, tokens, accepted = [], [], []
+        row = [0, 0, 0, num_draft_blocks]
+        ids, all_tokens, all_accepted = self._verified
         for request, num_tokens, num_accepted in verified:
-            ids.append(request.request_id)
-            tokens.append(num_tokens)
-            accepted.append(num_accepted)
-        for column, values in zip(self._verified, (ids, tokens, accepted), strict=True):
-            column.extend(values)
-        if len(self._verified[0]) >= _MOST_VERIFIED:
+            row[0] += 1
+            row[1] += num_tokens
+            row[2] += num_accepted
+            if request not in wasted:
+                ids.append(request.request_id)
+                all_tokens.append(num_tokens)
+                all_accepted.append(num_accepted)
+        if len(ids) >= _MOST_VERIFIED:
             self._count()
-        row = len(ids), sum(tokens), sum(accepted), num_draft_blocks
         for column, value in zip(self._steps.values(), row, strict=True):
             column.extend([0] * (step - len(column)))
             column.append(value)
@@ -102,7 +108,7 @@ class DraftRecorder(Recorder):
             some = column[first : last + 1]
             values[: len(some)] = some
             told[name] = values
-        held = told["num_draft_blocks"] * batch["latency_s"]
+        held = told["num_draft_blocks"] * spans_s(batch)
         self._draft_block_s += float(held.sum())
         return super()._emit(batch | told | _as_decodes(batch, told))
 

@@ -125,7 +125,7 @@ DRAFT_STEPS: dict[str, str] = {
 """Steps of an engine that verifies drafts have these columns as well."""
 
 DRAFT_REQUESTS: dict[str, str] = {
-    "num_drafts": "int64",  # steps that verified draft tokens of it
+    "num_drafts": "int64",  # steps that verified drafts of it before it ended
     "num_draft_tokens": "int64",
     "num_accepted_tokens": "int64",  # also those behind its end
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,8 +21,59 @@ BATCH_ROWS = 65_536
 """Steps a batch, but for the last: the same wherever the table lies, so that a sum
 over batches has the same bits everywhere; also rows of a row group on disk."""
 
+_SPAN = ("start_s", "latency_s", "output_s")
+_ENGINES = (*schema.RANKS, *schema.ENGINES)
+
 Batch = dict[str, npt.NDArray[Any]]
 """Some columns of steps in a row, equally long."""
+
+
+def span_columns(steps: StepTable) -> tuple[str, ...]:
+    """Return the columns that `spans_s` reads."""
+    more = [name for name in ("output_s", *_ENGINES) if name in steps.kinds]
+    return ("start_s", "latency_s", *more)
+
+
+def spans_s(
+    batch: Mapping[str, npt.NDArray[Any]], next_s: float = inf
+) -> npt.NDArray[np.float64]:
+    """Return for how long each step says how its engine is.
+
+    That is until it ends or, where several are in flight, until its output is
+    processed or the next one begins: no second is counted twice.
+
+    Parameters
+    ----------
+    batch
+        Columns of `span_columns`, of steps in a row.
+    next_s
+        When the step after the last one begins, if they are of one engine.
+    """
+    if "output_s" not in batch:
+        return batch["latency_s"]
+    for name in _ENGINES:
+        if name in batch:
+            return _spans_by_engine(batch, name)
+    start_s = batch["start_s"]
+    # An output that an interrupted run did not see is due with the step at the latest.
+    ends_s = np.where(
+        np.isnan(batch["output_s"]), start_s + batch["latency_s"], batch["output_s"]
+    )
+    spans: npt.NDArray[np.float64] = (
+        np.minimum(ends_s, np.append(start_s[1:], next_s)) - start_s
+    )
+    return spans
+
+
+def _spans_by_engine(
+    batch: Mapping[str, npt.NDArray[Any]], name: str
+) -> npt.NDArray[np.float64]:
+    spans = np.empty(len(batch[name]))
+    for engine in np.unique(batch[name]):
+        is_own = batch[name] == engine
+        own = {each: batch[each][is_own] for each in _SPAN}
+        spans[is_own] = spans_s(own)
+    return spans
 
 
 class StepTable(Protocol):

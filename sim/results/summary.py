@@ -27,9 +27,9 @@ from sim.scheduler.v1.dialect import dialect_of
 from workloads.columns import largest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sim.config.tables import RunConfig
+    from sim.config.tables import EngineConfig, RunConfig
     from sim.config.workload import WorkloadConfig
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
@@ -265,20 +265,29 @@ def scheduler_name(config: RunConfig) -> str:
     return Path(kind if isinstance(kind, str) else str(kind.get("kind"))).name
 
 
-def scheduling(config: RunConfig, numbers: Mapping[str, Any]) -> str:
-    """Return how steps follow each other, in words."""
-    num_stages = config.engine.pipeline_parallel_size
-    if config.engine.async_scheduling:
-        known = dialect_of(config.engine.version).knows_async_scheduling
+def scheduling(engines: Iterable[EngineConfig], numbers: Mapping[str, Any]) -> str:
+    """Return how steps follow each other in the engines of each pool, in words."""
+    return "; ".join(dict.fromkeys(_scheduling(each, numbers) for each in engines))
+
+
+def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
+    num_stages = engine.pipeline_parallel_size
+    if engine.schedules_ahead:
+        known = dialect_of(engine.version).knows_async_scheduling
         return (
             f"asynchronous scheduling ({numbers['overlapped_s']:,.1f} s of the host "
             f"hidden, {numbers['num_wasted_tokens']:,} tokens wasted"
             + ("" if known else "; preempted requests as from 0.28 on")
             + ")"
         )
-    if num_stages == 1:
-        return "synchronous scheduling"
-    return f"synchronous scheduling, {num_stages} steps in flight in a pipeline"
+    if num_stages > 1:
+        return f"synchronous scheduling, {num_stages} steps in flight in a pipeline"
+    refused = engine.refuses_ahead
+    return "synchronous scheduling" + (
+        f" (the release schedules ahead, which is not built with {refused})"
+        if refused
+        else ""
+    )
 
 
 def title(config: RunConfig) -> str:

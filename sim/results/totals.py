@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from math import fsum
+from math import fsum, inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.results.step_table import spans_s
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from sim.results.step_table import Batch
 
@@ -16,6 +20,7 @@ _AVERAGED = ("kv_cache_usage", "num_running", "num_waiting")
 _USAGE = "kv_cache_usage"
 NUM_USAGE_BINS = 2000
 """Usage is ranked to the nearest of so many parts of the cache."""
+_WEIGHED = (*_AVERAGED, "extrapolated", "start_s", "latency_s", "output_s")
 _COUNTED = (
     "num_swapped_in_blocks",
     "num_swapped_out_blocks",
@@ -54,6 +59,7 @@ class StepTotals:
         self._extrapolated_s: list[float] = []
         self._integrals: dict[str, list[float]] = {name: [] for name in _AVERAGED}
         self._usage_s = np.zeros(NUM_USAGE_BINS + 1)
+        self._open: Batch | None = None
 
     @classmethod
     def merged(cls, parts: Sequence[StepTotals]) -> StepTotals:
@@ -75,25 +81,45 @@ class StepTotals:
 
     def add(self, batch: Batch) -> None:
         """Take a batch: columns of `sim.results.schema.STEPS`."""
-        latency_s = batch["latency_s"]
-        self.num_steps += len(latency_s)
-        self._busy_s.append(float(latency_s.sum()))
-        self._extrapolated_s.append(float((batch["extrapolated"] * latency_s).sum()))
+        self.num_steps += len(batch["latency_s"])
         self.has_bounds = self.has_bounds or bool(
             (batch["latency_lo_s"] < batch["latency_hi_s"]).any()
         )
-        for name, sums in self._integrals.items():
-            column = batch[name].astype(np.float64)
-            sums.append(float((column * latency_s).sum()))
-            self.max[name] = max(self.max[name], float(column.max()))
-        bins = np.rint(batch[_USAGE] * NUM_USAGE_BINS).astype(np.intp)
-        self._usage_s += np.bincount(bins, latency_s, NUM_USAGE_BINS + 1)
+        for name in self.max:
+            self.max[name] = max(self.max[name], float(batch[name].max()))
         for name in self.total:
             self.total[name] += int(batch[name].sum())
+        if "output_s" in batch:
+            # The last step lasts until the next one begins, which is not known yet.
+            begin_s = batch["start_s"]
+            self._weigh_open(float(begin_s[0]))
+            self._open = {name: batch[name][-1:].copy() for name in _WEIGHED}
+            self._weigh(batch, spans_s(batch, float(begin_s[-1])))
+        else:
+            self._weigh(batch, batch["latency_s"])
+
+    def close(self) -> None:
+        """Take the last step for what it is."""
+        self._weigh_open(inf)
+
+    def _weigh_open(self, next_s: float) -> None:
+        last, self._open = self._open, None
+        if last is not None:
+            self._weigh(last, spans_s(last, next_s))
+
+    def _weigh(self, batch: Batch, spans: npt.NDArray[np.float64]) -> None:
+        """Add what counts by the time that it lasts."""
+        self._busy_s.append(float(spans.sum()))
+        self._extrapolated_s.append(float((batch["extrapolated"] * spans).sum()))
+        for name, sums in self._integrals.items():
+            column = batch[name].astype(np.float64)
+            sums.append(float((column * spans).sum()))
+        bins = np.rint(batch[_USAGE] * NUM_USAGE_BINS).astype(np.intp)
+        self._usage_s += np.bincount(bins, spans, NUM_USAGE_BINS + 1)
 
     @property
     def busy_s(self) -> float:
-        """Seconds of all steps together."""
+        """Seconds in which there was a step; of several in flight, none twice."""
         return fsum(self._busy_s)
 
     @property
@@ -119,5 +145,5 @@ class StepTotals:
         return int(until_s.searchsorted(wanted_s)) / NUM_USAGE_BINS
 
     def integral(self, name: str) -> float:
-        """Return the sum of a column times the length of each step."""
+        """Return the sum of a column times the time for which each step holds."""
         return fsum(self._integrals[name])

@@ -57,7 +57,7 @@ def make_capacity(
         gpu=gpu,
         tensor_parallel_size=engine.tensor_parallel_size,
         pipeline_parallel_size=engine.pipeline_parallel_size,
-        async_scheduling=engine.async_scheduling,
+        async_scheduling=engine.asks_to_schedule_ahead,
         data_parallel_size=engine.data_parallel_size,
         enable_expert_parallel=engine.enable_expert_parallel,
         block_size=engine.block_size,
@@ -144,7 +144,7 @@ def make_cost_model(
     whole = _built_cost_model(config, model, gpu, copied_bytes)
     num_stages = engine.pipeline_parallel_size
     if num_stages == 1:
-        return HostAhead(whole) if engine.async_scheduling else whole
+        return HostAhead(whole) if engine.schedules_ahead else whole
     stages = []
     for stage, layers in enumerate(
         layers_of_stages(model.num_hidden_layers, num_stages)

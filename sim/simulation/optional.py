@@ -61,12 +61,17 @@ def steps_in_flight(
     Ranks that step together have none.
     """
     engines = engine.engines if isinstance(engine, Engines) else [engine]
-    queues = [each.batches for each in engines if each.batches is not None]
-    if not queues:
+    ahead = [
+        (each.batches.overlapped_s, scheduler.num_wasted_tokens)
+        for each, scheduler in zip(engines, schedulers, strict=True)
+        if each.batches is not None
+    ]
+    if not ahead:
         return {}
+    overlapped_s, num_wasted_tokens = zip(*ahead, strict=True)
     return {
-        "overlapped_s": sum(queue.overlapped_s for queue in queues),
-        "num_wasted_tokens": sum(each.num_wasted_tokens for each in schedulers),
+        "overlapped_s": sum(overlapped_s),
+        "num_wasted_tokens": sum(num_wasted_tokens),
     }
 
 

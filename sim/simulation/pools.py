@@ -82,7 +82,7 @@ class Pool:
         if engine.speculative is not None:
             return "steps verify drafts"
         if engine.pipeline_parallel_size > 1 or (
-            engine.async_scheduling and not is_clocked
+            engine.schedules_ahead and not is_clocked
         ):
             return IN_FLIGHT
         return "" if is_clocked else "the scheduler has no fast path"

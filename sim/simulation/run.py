@@ -432,7 +432,9 @@ class Simulation:
                 "stalled": self.engine.stalled,
                 "warnings": self.warnings,
                 "seed": self.config.seed,
-                "scheduling": summary.scheduling(self.config, numbers),
+                "scheduling": summary.scheduling(
+                    (pool.engine for pool in self.pools), numbers
+                ),
                 "path": self.path,
                 "path_reason": self.path_reason or None,
                 "profile": cost.get("profile"),

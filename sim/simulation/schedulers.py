@@ -135,6 +135,8 @@ def _arguments(
         "speculative_config": speculative_settings(config),
         "offload": offload_settings(config, capacity, model),
     }
+    if config.schedules_ahead:
+        optional["async_scheduling"] = True
     return {
         "num_gpu_blocks": capacity.num_gpu_blocks,
         "num_cpu_blocks": capacity.num_cpu_blocks,

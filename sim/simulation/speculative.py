@@ -182,7 +182,8 @@ def make_sampler(
     def sample(output: SchedulerOutput, step: int, end_s: float) -> list[Request]:
         finished: list[Request] = sampler(output, step, end_s)
         if step >= 0:  # a step in flight has ended
-            verified(step, sampler.verified, num_draft_blocks())
+            wasted = sampler.delivery.wasted
+            verified(step, sampler.verified, num_draft_blocks(), wasted)
         return finished
 
     return sample

@@ -107,7 +107,7 @@ def of_one_group(config: RunConfig) -> Simulation:
 
     It knows no steps in flight: these are compared with a run that is stepwise.
     """
-    if config.engine.async_scheduling:
+    if config.engine.schedules_ahead:
         return Simulation(config, stepwise=True)
     return Simulation(by_the_oracle(config))
 

@@ -70,9 +70,16 @@ def traffic(trace: str) -> tuple[Recorded, Recorded]:
     """Both runs of recorded traffic under memory pressure."""
     if trace == "azure":
         return both_paths(
-            azure(300, enable_prefix_caching=False, num_gpu_blocks_override=1200)
+            azure(
+                300,
+                enable_prefix_caching=False,
+                num_gpu_blocks_override=1200,
+                async_scheduling=False,
+            )
         )
-    return both_paths(mooncake(100, num_gpu_blocks_override=9000))
+    return both_paths(
+        mooncake(100, num_gpu_blocks_override=9000, async_scheduling=False)
+    )
 
 
 def lines_of(schedule: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -85,6 +92,8 @@ def lines_of(schedule: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def listed(requests: list[dict[str, Any]], **engine: Any) -> RunConfig:
     """Requests as `tests.identity.listed_trace` takes them, in steps of a second."""
+    is_v1 = engine.get("scheduler", "v1") == "v1"
+    one_by_one = {"async_scheduling": False} if is_v1 else {}
     return parse_config(
         {
             "workload": {"trace": {"kind": LISTED_TRACE, "requests": requests}},
@@ -96,7 +105,7 @@ def listed(requests: list[dict[str, Any]], **engine: Any) -> RunConfig:
                 "max_num_batched_tokens": 64,
                 "max_num_seqs": 8,
             }
-            | ({} if "scheduler" in engine else {"async_scheduling": False})
+            | one_by_one
             | engine,
             "cost": {"kind": "constant", "step_s": 1.0},
         }

@@ -147,7 +147,9 @@ def test_a_wide_interval_says_nothing(mean: float, half: float, verdict: str) ->
 
 
 def test_remedies_fit_what_binds() -> None:
-    engine = parse_config(CASES["few blocks"]).engine
+    engine = parse_config(CASES["few blocks"]).engine.model_copy(
+        update={"async_scheduling": False}
+    )
     facts = {
         "max_num_seqs": 256.0,
         "max_num_batched_tokens": 8192.0,
@@ -178,7 +180,7 @@ def test_the_command_keeps_its_advice_and_the_report_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "run.yaml"
-    run = shorter("few seats", 60)
+    run = shorter("few seats", 90)
     config.write_text(json.dumps(run))
     out = tmp_path / "out"
     assert kvsim(["run", str(config), "--out", str(out), "--no-figures"]) == 0

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sim.config.tables import parse_config
+from sim.config.tables import EngineConfig, parse_config
 from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
 from sim.costs.roofline import RooflineCost
 from sim.errors import ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.results.summary import scheduling
 from sim.results.tokens import token_times
 from sim.scheduler.batch import BatchShape
 from sim.scheduler.v1.dialect import dialect_of
@@ -209,14 +210,40 @@ def test_the_longer_of_host_and_gpu_is_a_step() -> None:
     assert low < hidden["schedule_request_s"]["value"] < high
 
 
-def test_null_and_false_are_one_step_at_a_time() -> None:
-    first, second = (
-        simulation(cost=CONSTANT, async_scheduling=each).run() for each in (None, False)
+@pytest.mark.parametrize(
+    ("release", "is_ahead"), [("0.13", False), ("0.14", True), ("0.33", True)]
+)
+def test_null_is_what_the_release_does(release: str, *, is_ahead: bool) -> None:
+    null, given = (
+        simulation(cost=CONSTANT, async_scheduling=each, engine_version=release).run()
+        for each in (None, is_ahead)
     )
-    assert first.summary["scheduling"] == "synchronous scheduling"
-    assert first.summary["mean_e2el_ms"] == second.summary["mean_e2el_ms"]
-    assert first.summary["path"] == second.summary["path"] == "fast"
-    assert "num_wasted_tokens" not in first.summary
+    assert null.requests.equals(given.requests)
+    assert null.summary["path"] == "fast"
+    assert ("num_wasted_tokens" in null.summary) == is_ahead
+    begins = "asynchronous" if is_ahead else "synchronous"
+    assert null.summary["scheduling"].startswith(f"{begins} scheduling")
+
+
+def test_null_says_what_is_not_built() -> None:
+    def engine(**more: Any) -> EngineConfig:
+        table = {"model": "meta-llama/Llama-3.1-8B", "gpu": "h200_sxm"} | more
+        return EngineConfig.model_validate(table)
+
+    ranks = {"data_parallel_size": 2}
+    assert engine(**ranks).schedules_ahead
+    experts = engine(model="mistralai/Mixtral-8x7B-v0.1", **ranks)
+    tiered = engine(kv_offloading_size=4.0)
+    for each, what in (
+        (experts, "ranks that divide experts"),
+        (tiered, "KV offloading"),
+    ):
+        assert not each.schedules_ahead
+        assert each.refuses_ahead == what
+        assert f"not built with {what}" in scheduling([each], {})
+    for alone in ({"pipeline_parallel_size": 2}, {"scheduler": "v0"}):
+        assert not engine(**alone).schedules_ahead
+        assert not engine(**alone).refuses_ahead
 
 
 @pytest.mark.parametrize("stepwise", [False, True])

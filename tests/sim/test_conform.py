@@ -280,6 +280,7 @@ def run_config(scheduler: str, **engine: Any) -> dict[str, Any]:
             "gpu": "h200_sxm",
             "num_gpu_blocks_override": 60,
             "scheduler": scheduler,
+            "async_scheduling": False,
         }
         | engine,
         "cost": {"kind": "roofline"},

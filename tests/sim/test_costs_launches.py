@@ -49,7 +49,7 @@ def test_more_ranks_launch_more_and_the_seconds_may_be_given():
 def test_enforce_eager_makes_decodes_longer():
     def made(**engine):
         data = config()
-        data["engine"] |= {"gpu": "h100_sxm"} | engine
+        data["engine"] |= {"gpu": "h100_sxm", "async_scheduling": False} | engine
         return make_cost_model(parse_config(data), LLAMA_8B, load_gpu("h100_sxm"))
 
     shape = decodes(8, 500)

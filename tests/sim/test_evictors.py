@@ -50,7 +50,11 @@ def trace(tmp_path: Path) -> Path:
 
 
 def config(trace: Path, **engine: Any) -> dict[str, Any]:
-    given = {"num_gpu_blocks_override": 41, "max_model_len": 400}
+    given = {
+        "num_gpu_blocks_override": 41,
+        "max_model_len": 400,
+        "async_scheduling": False,
+    }
     data = minimal(**(given | engine))
     data["workload"] = {
         "trace": {"kind": "mooncake", "path": str(trace), "block_tokens": BLOCK}

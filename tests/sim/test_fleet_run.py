@@ -12,6 +12,7 @@ from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError, ResultsError
 from sim.results.folder import RunFolder
 from sim.results.ranks import tables_of_rank
+from sim.results.step_table import spans_s
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from sim.views.plots.fleets import engines_figure, mean_usage
@@ -187,8 +188,10 @@ def test_pools_have_gpus_releases_and_arguments_of_their_own() -> None:
     engines = results.summary["engines"]
     assert [each["pool"] for each in engines] == ["new", "new", "old"]
     assert sum(each["busy_s"] for each in engines) == pytest.approx(
-        results.steps["latency_s"].sum()
+        spans_s(results.steps).sum()
     )
+    assert results.summary["scheduling"].startswith("asynchronous scheduling (")
+    assert results.summary["scheduling"].endswith("; synchronous scheduling")
     assert results.summary["imbalance"]["requests"] == 1.0
 
 

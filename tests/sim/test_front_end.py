@@ -75,7 +75,12 @@ def test_what_is_known_of_a_release_is_said() -> None:
 
 
 def test_a_user_waits_for_the_way_back_before_the_next_request() -> None:
-    alone = {"synthetic": data()["workload"]["synthetic"], "max_concurrent_users": 1}
+    # scheduled ahead, the next request of a user waits for a step computed in vain
+    alone = {
+        "synthetic": data()["workload"]["synthetic"],
+        "max_concurrent_users": 1,
+        "output_end": "length",
+    }
     plain, seen = times(workload=alone), times(workload=alone, front_end=BOTH)
     ends_s, later_s = plain["finish_s"].max(), seen["finish_s"].max()
     # 29 answers on their way back, and as many requests on theirs

@@ -45,7 +45,11 @@ def interrupting(
 @pytest.mark.parametrize(
     ("options", "place", "nth"),
     [
-        (["--stepwise"], "sim.scheduler.v1.scheduler.Scheduler.update", 200),
+        (
+            ["--set", "engine.async_scheduling=false", "--stepwise"],
+            "sim.scheduler.v1.scheduler.Scheduler.update",
+            200,
+        ),
         ([], "sim.scheduler.v1.scheduler.Scheduler.quiet_steps", 100),
     ],
     ids=["stepwise", "fast"],

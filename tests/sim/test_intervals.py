@@ -12,6 +12,7 @@ import pytest
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
+from sim.costs.ahead import HostAhead
 from sim.costs.base import BOUNDS
 from sim.costs.measured import MeasuredCost
 from sim.costs.pricing import AtBound
@@ -275,7 +276,8 @@ def test_unkept_steps_change_no_row_of_a_request(profile: str) -> None:
     kept = Simulation(measured(profile))
     kept.run()
     unkept = kept.at_bound("lo")
-    assert isinstance(kept.cost_model, MeasuredCost)
+    assert isinstance(kept.cost_model, HostAhead)
+    assert isinstance(kept.cost_model.model, MeasuredCost)
     assert unkept.run_requests().num_rows == 40
     assert unkept.recorder.sink.close().num_steps == 0
     assert not unkept.recorder.steps.packed

@@ -81,6 +81,7 @@ class ShortBatches:
     """Steps in batches of a few hundred."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
+        self.kinds = dict.fromkeys(frame, "")
         self.num_steps = len(frame)
         self._frame = frame
 

@@ -29,7 +29,12 @@ MIXTRAL = {
     "data_parallel_size": 2,
     "enable_expert_parallel": True,
 }
-DENSE = {"num_gpu_blocks_override": 70, "max_model_len": 1024, "data_parallel_size": 3}
+DENSE = {
+    "num_gpu_blocks_override": 70,
+    "max_model_len": 1024,
+    "data_parallel_size": 3,
+    "async_scheduling": False,
+}
 AHEAD = DENSE | {"async_scheduling": True}
 PIPES = DENSE | {"pipeline_parallel_size": 2}
 

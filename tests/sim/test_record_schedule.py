@@ -368,7 +368,8 @@ def test_ctrl_c_leaves_a_whole_file(
 ) -> None:
     interrupting("sim.results.schedule.ScheduleFile.scheduled", 200)
     out = tmp_path / "out"
-    arguments = ["run", str(config), "--out", str(out), *options("--stepwise")]
+    one_by_one = options("--stepwise", "--set", "engine.async_scheduling=false")
+    arguments = ["run", str(config), "--out", str(out), *one_by_one]
     assert kvsim([*arguments, "--record", "schedule", "--record", "blocks"]) == 130
     lines = list(read_log(out / "schedule.jsonl.zst"))
     assert [line["t"] for line in lines] == list(range(200))

@@ -45,7 +45,7 @@ def test_results_are_complete_and_agree(
     }
     for name, columns in (
         ("requests", schema.REQUESTS | schema.TRAFFIC),
-        ("steps", schema.STEPS),
+        ("steps", schema.STEPS | schema.AHEAD_STEPS),
         ("preemptions", schema.PREEMPTIONS),
     ):
         assert list(tables[name].columns) == list(columns)

@@ -114,7 +114,7 @@ def test_steps_yield_what_the_geometric_formula_says(
 
 
 def test_a_sure_drafter_divides_the_steps_of_a_request() -> None:
-    lone = {"cost": CONSTANT, "num_requests": 1}
+    lone = {"cost": CONSTANT, "num_requests": 1, "async_scheduling": False}
     plain = simulate(config(None, **lone)).summary
     sure = simulate(config({"method": "mtp", "num_speculative_tokens": 3}, 1.0, **lone))
     # the first token comes of the prompt, the others four at a time
@@ -321,7 +321,9 @@ def test_what_became_of_drafts_is_recorded(ahead: bool) -> None:
     results = simulate(config(EAGLE, 0.6, async_scheduling=ahead))
     steps, requests, summary = results.steps, results.requests, results.summary
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
-        assert steps[name].sum() == requests[name].sum()
+        # ahead, those of requests that had ended are the steps' alone
+        in_vain = steps[name].sum() - requests[name].sum()
+        assert in_vain > 0 if ahead else in_vain == 0
     total = requests[["num_drafts", "num_draft_tokens", "num_accepted_tokens"]].sum()
     assert summary["spec_decode_num_drafts"] == total["num_drafts"]
     assert summary["spec_decode_draft_tokens"] == total["num_draft_tokens"]
@@ -334,7 +336,7 @@ def test_what_became_of_drafts_is_recorded(ahead: bool) -> None:
     # outputs: one of the prompt, and those of verifications but for what was cut
     num_outputs = 1 + requests["num_drafts"] + requests["num_accepted_tokens"]
     cut = num_outputs - requests["num_output_tokens"]
-    assert cut.between(0, 3 + ahead * 4).all()
+    assert cut.between(0, 3).all()
     # a step's verifications are decodes: a token each, and the drafts
     assert summary["path_reason"] == "steps verify drafts"
     assert (steps["num_drafts"] <= steps["num_decodes"]).all()

@@ -21,7 +21,12 @@ def mean_waits(kind: str, num_requests: int = 6000) -> np.ndarray[Any, Any]:
 
     A request is one prefill of one step, whose output is one token.
     """
-    data = minimal(max_num_seqs=1, num_gpu_blocks_override=100, max_model_len=512)
+    data = minimal(
+        max_num_seqs=1,
+        num_gpu_blocks_override=100,
+        max_model_len=512,
+        async_scheduling=False,
+    )
     data["workload"]["synthetic"] |= {
         "num_requests": num_requests,
         "arrivals": {"kind": "poisson", "rate": RATE},

@@ -49,7 +49,9 @@ def assert_curves(report: dict[str, Any]) -> None:
 def test_the_datasheet_with_the_host_fitted_on_the_first_third(
     measured: Observed,
 ) -> None:
-    report = validate(rtx_config(), measured, [parse_term("host")]).to_dict()
+    """Of steps one by one: with the host hidden there is nothing to be fitted."""
+    config = rtx_config(async_scheduling=False)
+    report = validate(config, measured, [parse_term("host")]).to_dict()
     assert_within(report, "metrics")
     assert_within(report, "judged_metrics")
     assert_curves(report)
@@ -83,7 +85,7 @@ def test_prefix_hits_are_those_of_the_real_token_ids(measured: Observed) -> None
 
 def test_the_run_says_nothing_about_a_full_cache(measured: Observed) -> None:
     sharpness = validate(rtx_config(), measured).to_dict()["sharpness"]
-    assert sharpness["verdict"].startswith("not sharp: usage <= 28.5 % (simulated)")
+    assert sharpness["verdict"].startswith("not sharp: usage <= 28.6 % (simulated)")
     assert not sharpness["has_pressure"]
     assert [each["num_requests_changed"] for each in sharpness["more_blocks"]] == [0, 0]
 

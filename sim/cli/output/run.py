@@ -49,8 +49,8 @@ def print_summary(summary: Mapping[str, Any], directory: Path, loop_s: float) ->
     console.print(_latencies(summary))
     reason = f" ({summary['path_reason']})" if summary["path_reason"] else ""
     path = f"{summary['path']} path{reason}"
-    last = f"{summary['scheduling']}, {path}; results in {directory}"
-    console.print(Text(last), soft_wrap=True)
+    console.print(Text(f"{summary['scheduling']}, {path}"), soft_wrap=True)
+    console.print(Text(f"results in {directory}"), soft_wrap=True)
     holds = summary.get("verdict", {"holds": True})["holds"]
     if not (holds or parts_of(summary)[1]):  # advice is built for one engine
         advice = f"what would help: kvsim advise {directory}"

@@ -84,7 +84,7 @@ def _settings(engine: EngineConfig, facts: Mapping[str, float]) -> Iterator[Reme
             helps=_TIME,
         )
     is_alone = engine.pipeline_parallel_size == engine.data_parallel_size == 1
-    if engine.generation.has_batch_queue and is_alone and not engine.async_scheduling:
+    if engine.generation.has_batch_queue and is_alone and not engine.schedules_ahead:
         yield _option(
             "async_scheduling", "asynchronous scheduling", value=True, helps=_TIME
         )

@@ -81,13 +81,13 @@ def facts_of(
     ranks they are means over the ranks.
     """
     c = steps_inside(recording, warmup_s, STEP_COLUMNS)
-    busy_s = max(float(c["latency_s"].sum()), 1e-300)
+    busy_s = max(float(c["held_s"].sum()), 1e-300)
     span_s = last_arrival_s(recording) - warmup_s
     seconds = _seconds(simulation, c)
     spent_s = max(sum(seconds.values()), 1e-300)
     shares = {f"time_{name}": each / spent_s for name, each in seconds.items()}
     capacity = simulation.capacity
-    weight_s = c["latency_s"] * c["num_waiting"]
+    weight_s = c["held_s"] * c["num_waiting"]
     waited_s = max(float(weight_s.sum()), 1e-300)
     at_seqs = c["num_running"] >= capacity.max_num_seqs
     at_tokens = ~at_seqs & (
@@ -98,12 +98,12 @@ def facts_of(
     return shares | {
         "busy_share": busy_s / max(span_s * len(recording.of_rank), busy_s),
         "num_waiting_mean": float(weight_s.sum()) / busy_s,
-        "waiting_share": float(c["latency_s"][c["num_waiting"] > 0].sum()) / busy_s,
+        "waiting_share": float(c["held_s"][c["num_waiting"] > 0].sum()) / busy_s,
         "waiting_seqs": float(weight_s[at_seqs].sum()) / waited_s,
         "waiting_tokens": float(weight_s[at_tokens].sum()) / waited_s,
         "waiting_kv": float(weight_s[at_kv].sum()) / waited_s,
-        "full_share": float(c["latency_s"][is_full].sum()) / busy_s,
-        "num_running_mean": float((c["num_running"] * c["latency_s"]).sum()) / busy_s,
+        "full_share": float(c["held_s"][is_full].sum()) / busy_s,
+        "num_running_mean": float((c["num_running"] * c["held_s"]).sum()) / busy_s,
         "queue_share_of_ttft": _queue_share(recording, warmup_s),
         "max_num_seqs": capacity.max_num_seqs,
         "max_num_batched_tokens": capacity.max_num_batched_tokens,

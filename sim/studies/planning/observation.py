@@ -11,6 +11,7 @@ import numpy as np
 from sim.results.metrics import SERVED
 from sim.results.schema import LATENCIES
 from sim.results.selection import percentiles
+from sim.results.step_table import span_columns, spans_s
 from sim.results.tokens import InterTokenLatencies, Streaks
 
 if TYPE_CHECKING:
@@ -99,20 +100,24 @@ def last_arrival_s(recording: Recording) -> float:
 def steps_inside(
     recording: Recording, warmup_s: float, columns: Sequence[str]
 ) -> dict[str, NDArray[Any]]:
-    """Return columns of the steps between the warm-up and the last arrival."""
+    """Return columns of the steps between the warm-up and the last arrival.
+
+    Beside them stands ``held_s``, the `spans_s` of the steps.
+    """
     last_s = last_arrival_s(recording)
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
-    for batch in recording.step_table.batches(columns):
+    names = dict.fromkeys((*columns, *span_columns(recording.step_table)))
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    for batch in recording.step_table.batches(list(names)):
         inside = (batch["start_s"] >= warmup_s) & (batch["start_s"] <= last_s)
         for name, found in parts.items():
             found.append(batch[name][inside])
-    return {name: np.concatenate([np.zeros(0), *p]) for name, p in parts.items()}
+    steps = {name: np.concatenate([np.zeros(0), *p]) for name, p in parts.items()}
+    return steps | {"held_s": spans_s(steps)}
 
 
 def _usage(recording: Recording, warmup_s: float) -> Weighted:
-    names = ("start_s", "latency_s", "kv_cache_usage")
-    steps = steps_inside(recording, warmup_s, names)
-    time_ns = steps["latency_s"] * _USAGE_SCALE
+    steps = steps_inside(recording, warmup_s, ("kv_cache_usage",))
+    time_ns = steps["held_s"] * _USAGE_SCALE
     return steps["kv_cache_usage"], time_ns.astype(np.int64)
 
 

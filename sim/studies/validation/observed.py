@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.errors import UserError
 from sim.results.metrics import SERVED
+from sim.results.step_table import span_columns, spans_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +140,6 @@ def counts(rows: Mapping[str, Any], name: str, where: Path) -> Ints:
     return values.astype(np.int64)
 
 
-_OF_USAGE: Final = ("start_s", "latency_s", "kv_cache_usage")
 _COLUMNS: Final = (
     *("start_s", "latency_s", "num_running", "num_waiting"),
     *("num_swapped", "kv_cache_usage"),
@@ -214,13 +214,14 @@ def _num_inside(results: Results, time_s: Floats) -> Ints:
 
 def usage_over(results: Results, begin_s: Floats, end_s: Floats) -> Floats:
     """Return the mean KV usage over the time that each request was in the system."""
-    batches = [*results.step_table.batches(_OF_USAGE)]
-    start_s, latency_s, usage = (
-        np.concatenate([np.zeros(1), *(batch[name] for batch in batches)])
-        for name in _OF_USAGE
-    )
-    # The usage of a step lasts until the next one says its own.
-    ends_s = np.minimum(start_s + latency_s, np.append(start_s[1:], np.inf))
+    names = (*span_columns(results.step_table), "kv_cache_usage")
+    batches = [*results.step_table.batches(names)]
+    steps = {
+        name: np.concatenate([np.zeros(1), *(batch[name] for batch in batches)])
+        for name in names
+    }
+    start_s, usage = steps["start_s"], steps["kv_cache_usage"]
+    ends_s = start_s + spans_s(steps)
     total = np.cumsum(usage * (ends_s - start_s))
     before = np.append(0.0, total[:-1])
     time_s = np.stack([start_s, ends_s], axis=1).ravel()

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 ENGINE, REQUESTS = 1, 2
 """Numbers of the two processes."""
-_STEPS, _SWAPS, _PREEMPTIONS = 1, 2, 3
+_STEPS, _SWAPS, _PREEMPTIONS, _MORE_STEPS = 1, 2, 3, 4
+"""Numbers of the engine's tracks; steps beside others have more of them, at the end."""
+_ROUNDING_US = 0.01
 
 _STEP_COLUMNS = (
     *("step", "start_s", "latency_s", "swap_s", "num_batched_tokens", "num_decodes"),
@@ -146,22 +148,46 @@ def _rows(
 
 
 def _step_events(folder: RunFolder, window: Window) -> Iterator[Event]:
-    """Yield steps, swaps and counters. A step waits for the next, to end before it."""
-    held: list[Event] = []
+    """Yield steps, swaps and counters; steps that overlap have tracks of their own.
+
+    A step is held until the next of its track, to end before it.
+    """
+    names: tuple[str, ...] = _STEP_COLUMNS
+    if "output_s" in folder.step_table.kinds:
+        names = (*names, "output_s")
+    held: list[list[Event]] = []
     shown: dict[str, float] = {}
-    for row in _rows(folder.step_table.batches(_STEP_COLUMNS), _STEP_COLUMNS):
+    for row in _rows(folder.step_table.batches(names), names):
         if row["start_s"] >= window.end_s:
             break
         if row["start_s"] not in window:
             continue
         begin = microseconds(row["start_s"])
-        for event in held:
+        track = next((i for i, each in enumerate(held) if _end(each) <= begin), None)
+        if track is None:
+            track = len(held)
+            held.append([])
+            if track:
+                name = f"steps, {track + 1} in flight"
+                yield named(ENGINE, _steps_thread(track), name)
+        for event in held[track]:
             if event["ph"] == "X":
-                room = round(begin - event["ts"], 3)
-                event["dur"] = min(event["dur"], room)
+                event["dur"] = min(event["dur"], round(begin - event["ts"], 3))
             yield event
-        held = [*_counters(row, begin, shown), *_slices(row, begin)]
-    yield from held
+        slices = _slices(row, begin, _steps_thread(track))
+        held[track] = [*_counters(row, begin, shown), *slices]
+    for events in held:
+        yield from events
+
+
+def _end(events: Iterable[Event]) -> float:
+    """Return when the last of some slices ends, but for what rounding adds."""
+    ends = (each["ts"] + each["dur"] for each in events if each["ph"] == "X")
+    return float(max(ends)) - _ROUNDING_US
+
+
+def _steps_thread(track: int) -> int:
+    return _MORE_STEPS + track - 1 if track else _STEPS
 
 
 def _counters(
@@ -175,10 +201,10 @@ def _counters(
             yield event | {"name": name, "args": {"value": row[column]}}
 
 
-def _slices(row: dict[str, Any], begin: float) -> Iterator[Event]:
-    end_s = row["start_s"] + row["latency_s"]
+def _slices(row: dict[str, Any], begin: float, thread: int) -> Iterator[Event]:
+    end_s = row.get("output_s", row["start_s"] + row["latency_s"])
     args = {name: row[name] for name in _STEP_ARGS if row[name]}
-    yield _slice(_STEPS, f"step {row['step']}", begin, end_s) | {"args": args}
+    yield _slice(thread, f"step {row['step']}", begin, end_s) | {"args": args}
     blocks_in, blocks_out = row["num_swapped_in_blocks"], row["num_swapped_out_blocks"]
     if blocks_in or blocks_out:
         swap_end_s = min(end_s, row["start_s"] + row["swap_s"])

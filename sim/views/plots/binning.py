@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from sim.results.step_table import span_columns, spans_s
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -287,8 +289,9 @@ def with_ends(
     A batch is held back until the next one tells when its first step starts.
     """
     held: Mapping[str, Floats] | None = None
-    for raw in steps.batches(columns):
-        batch = {name: np.asarray(raw[name], dtype=np.float64) for name in columns}
+    names = dict.fromkeys((*columns, *span_columns(steps)))
+    for raw in steps.batches(list(names)):
+        batch = {name: np.asarray(raw[name], dtype=np.float64) for name in names}
         if not batch["start_s"].size:
             continue
         if held is not None:
@@ -299,15 +302,17 @@ def with_ends(
 
 
 def _ends(batch: Mapping[str, Floats], next_s: float) -> Floats:
-    next_start_s = np.append(batch["start_s"][1:], next_s)
-    ends_s: Floats = np.minimum(batch["start_s"] + batch["latency_s"], next_start_s)
+    start_s = batch["start_s"]
+    ends_s: Floats = np.minimum(
+        start_s + spans_s(batch, next_s), np.append(start_s[1:], next_s)
+    )
     return ends_s
 
 
 def end_s(steps: StepTable) -> float:
     """Return when the last step ended; 0 without any."""
     ends_s = 0.0
-    for batch in steps.batches(("start_s", "latency_s")):
+    for batch in steps.batches(span_columns(steps)):
         if len(batch["start_s"]):
-            ends_s = float(batch["start_s"][-1] + batch["latency_s"][-1])
+            ends_s = float(batch["start_s"][-1] + spans_s(batch)[-1])
     return ends_s

@@ -122,18 +122,18 @@ class Total:
     high: float = 0.0
     sum: float = 0.0
     over_time: float = 0.0
-    """Sum of value times latency."""
+    """Sum of value times the time for which each step holds."""
     time_s: float = 0.0
-    """Sum of latencies."""
+    """Sum of those times."""
 
-    def add(self, values: Floats, latency_s: Floats) -> None:
+    def add(self, values: Floats, spans: Floats) -> None:
         self.num_steps += values.size
         self.low = min(self.low, float(values.min()))
         self.high = max(self.high, float(values.max()))
         self.sum += float(values.sum())
         # Not `@`, whose sum depends on the number of cores.
-        self.over_time += float((values * latency_s).sum())
-        self.time_s += float(latency_s.sum())
+        self.over_time += float((values * spans).sum())
+        self.time_s += float(spans.sum())
 
     @property
     def mean(self) -> float:
@@ -211,7 +211,7 @@ class _Pass:
         placed = {each: each.place(batch["start_s"], end_s) for each in columns}
         for name, value in self._values.items():
             values = value.of(*(batch[column] for column in value.columns))
-            self.curves.totals[name].add(values, batch["latency_s"])
+            self.curves.totals[name].add(values, end_s - batch["start_s"])
             padded = np.append(values, 0.0)
             for gatherer in self._gatherers[name]:
                 gatherer.add(placed[gatherer.columns], padded)

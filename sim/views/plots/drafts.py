@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sim.results import schema
+from sim.results.step_table import span_columns, spans_s
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Loads(NamedTuple):
     """Requests, rising."""
     num_tokens: Floats
     """Outputs of a step."""
-    latency_s: Floats
+    step_s: Floats
+    """From a step to the next one."""
     num_draft_blocks: Floats
     """Blocks that tables hold for drafts."""
 
@@ -44,7 +46,7 @@ class Loads(NamedTuple):
     @property
     def token_ms(self) -> Floats:
         """Milliseconds of a token of one request."""
-        return 1000.0 * self.latency_s / self.length
+        return 1000.0 * self.step_s / self.length
 
 
 def has_drafts(tables: Tables) -> bool:
@@ -86,22 +88,23 @@ def drafts(tables: Tables, on: Sequence[Axes] | None = None) -> Figure:
 
 def loads_of(steps: StepTable) -> Loads:
     """Return means of steps by load, for steps with columns of drafts."""
-    names = ["num_drafts", "num_accepted_tokens", "latency_s", "num_draft_blocks"]
-    columns: list[list[Floats]] = [[] for _ in names]
-    for batch in steps.batches(names):
+    names = ["num_drafts", "num_accepted_tokens", "num_draft_blocks"]
+    columns: list[list[Floats]] = [[] for _ in (*names, "spans")]
+    for batch in steps.batches([*names, *span_columns(steps)]):
         verifies_some = np.asarray(batch["num_drafts"]) > 0
-        for gathered, name in zip(columns, names, strict=True):
-            gathered.append(np.asarray(batch[name], np.float64)[verifies_some])
+        values = [*(batch[name] for name in names), spans_s(batch)]
+        for gathered, column in zip(columns, values, strict=True):
+            gathered.append(np.asarray(column, np.float64)[verifies_some])
     none = np.zeros(0)
-    load, accepted, latency_s, blocks = (np.concatenate([none, *c]) for c in columns)
+    load, accepted, blocks, step_s = (np.concatenate([none, *c]) for c in columns)
     if not len(load):
-        return Loads(load, accepted, latency_s, blocks)
+        return Loads(load, accepted, step_s, blocks)
     edges = np.unique(np.rint(np.geomspace(1.0, load.max() + 1.0, _NUM_BINS + 1)))
     places = np.searchsorted(edges, load, side="right") - 1
     counts = np.bincount(places, minlength=len(edges))
     kept = counts >= min(_LEAST_STEPS, counts.max())
     means = [
         np.bincount(places, values, len(edges))[kept] / counts[kept]
-        for values in (load, load + accepted, latency_s, blocks)
+        for values in (load, load + accepted, step_s, blocks)
     ]
     return Loads(*means)

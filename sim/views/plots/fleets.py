@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from sim.results.step_table import span_columns, spans_s
 from sim.views.plots import style
 
 if TYPE_CHECKING:
@@ -34,17 +35,16 @@ def mean_usage(steps: StepTable, num_engines: int, edges_s: Floats) -> Floats:
         Of its columns, in seconds.
     """
     held_s = np.zeros((num_engines, len(edges_s) - 1))
-    columns = ("engine", "start_s", "latency_s", "kv_cache_usage")
-    for batch in steps.batches(columns):
+    for batch in steps.batches(("kv_cache_usage", *span_columns(steps))):
         for engine in np.unique(batch["engine"]):
-            own = batch["engine"] == engine
-            start_s, latency_s = batch["start_s"][own], batch["latency_s"][own]
-            area_s = latency_s * batch["kv_cache_usage"][own]
+            is_own = batch["engine"] == engine
+            own = {name: column[is_own] for name, column in batch.items()}
+            start_s, spans = own["start_s"], spans_s(own)
+            area_s = spans * own["kv_cache_usage"]
             until_s = np.cumsum(area_s)
-            times_s = np.column_stack((start_s, start_s + latency_s)).ravel()
-            areas_s = np.column_stack((until_s - area_s, until_s)).ravel()
-            # Steps side by side begin before the one before has ended.
+            times_s = np.column_stack((start_s, start_s + spans)).ravel()
             times_s = np.maximum.accumulate(times_s)
+            areas_s = np.column_stack((until_s - area_s, until_s)).ravel()
             held_s[engine] += np.diff(np.interp(edges_s, times_s, areas_s))
     found: Floats = held_s / np.diff(edges_s)
     return found

@@ -72,21 +72,20 @@ class Waits:
     for_blocks_s: float = 0.0
     full_s: float = 0.0
 
-    def add(self, batch: Batch, limits: Limits) -> None:
+    def add(self, batch: Batch, spans: Floats, limits: Limits) -> None:
         """Take a batch of steps.
 
         A step that runs as many requests as it may has the others wait for a place; one
         that has used its tokens, for the next step; else they wait for blocks.
         """
-        latency_s = batch["latency_s"]
-        waited_s = latency_s * batch["num_waiting"]
+        waited_s = spans * batch["num_waiting"]
         at_seqs = batch["num_running"] >= limits.max_num_seqs
         at_tokens = batch["num_batched_tokens"] >= 0.99 * limits.max_num_batched_tokens
         at_tokens &= ~at_seqs
         self.for_seqs_s += float(waited_s[at_seqs].sum())
         self.for_tokens_s += float(waited_s[at_tokens].sum())
         self.for_blocks_s += float(waited_s[~(at_seqs | at_tokens)].sum())
-        self.full_s += float(latency_s[batch["kv_cache_usage"] >= FULL].sum())
+        self.full_s += float(spans[batch["kv_cache_usage"] >= FULL].sum())
 
     @property
     def total_s(self) -> float:
@@ -127,7 +126,7 @@ def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Redu
     reduced.averages = {name: StepMeans(coarse) for name in averaged}
     reduced.seconds = dict.fromkeys(_SUMMED, 0.0)
     for batch, ends_s in with_ends(steps, COLUMNS):
-        reduced.waits.add(batch, limits)
+        reduced.waits.add(batch, ends_s - batch["start_s"], limits)
         for name in _SUMMED:
             reduced.seconds[name] += float(batch[name].sum())
         of_decodes = batch["num_batched_tokens"] - batch["num_prefill_tokens"]

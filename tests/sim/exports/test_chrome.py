@@ -32,7 +32,9 @@ def test_steps_counters_and_preemptions_are_those_of_the_tables(
     slices = [each for each in events if each["ph"] == "X"]
     assert len(slices) == summary["num_steps"]
     busy_s = sum(each["dur"] for each in slices) / 1e6
-    assert busy_s == pytest.approx(steps["latency_s"].sum())
+    # two in flight: each from its call of the scheduler until its output is there
+    assert busy_s == pytest.approx((steps["output_s"] - steps["start_s"]).sum())
+    assert {each["tid"] for each in slices} == {1, 4}
     tokens = sum(each["args"].get("num_batched_tokens", 0) for each in slices)
     assert tokens == steps["num_batched_tokens"].sum()
     usage = [

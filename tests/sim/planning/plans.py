@@ -32,7 +32,11 @@ def small(**changes: Any) -> dict[str, Any]:
                 "rate_scale": 8.0,
             }
         },
-        "engine": {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 8},
+        "engine": {
+            "model": "meta-llama/Llama-3.1-8B",
+            "max_num_seqs": 8,
+            "async_scheduling": False,
+        },
         "candidates": {"gpu": ["h200_sxm"]},
         "objectives": {"p99_ttft_ms": 100},
         "prices": {"per_gpu_hour": {"h200_sxm": 4.0, "h100_sxm": 3.0}},

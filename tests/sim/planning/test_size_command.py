@@ -26,6 +26,7 @@ STEPS = (
     "cost.kind=constant",
     "cost.step_s=0.01",
     "engine.max_num_seqs=8",
+    "engine.async_scheduling=false",
     "workload.synthetic.num_requests=300",
 )
 """Constant steps, 8 places: an engine holds 40 requests/s of 20 tokens."""

@@ -45,6 +45,7 @@ def config(**cost: Any) -> dict[str, Any]:
         },
         "engine": {
             "model": "meta-llama/Llama-3.1-8B",
+            "async_scheduling": False,
             "gpu": "a100_sxm",
             "num_gpu_blocks_override": 140,
             "max_model_len": 2048,

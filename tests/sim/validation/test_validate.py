@@ -13,6 +13,7 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
 from sim.errors import ConfigError
+from sim.results.step_table import spans_s
 from sim.simulation.run import Simulation
 from sim.studies.validation import compare
 from sim.studies.validation.fit import parse_term
@@ -263,15 +264,17 @@ def test_states_between_two_steps(results: Results) -> None:
 
 def test_mean_usage_is_weighted_by_time(results: Results) -> None:
     frame = results.steps
-    last_s = float((frame["start_s"] + frame["latency_s"]).max())
+    spans = spans_s(frame)
+    last_s = float((frame["start_s"] + spans).max())
     usage = usage_over(results, np.array([0.0]), np.array([last_s]))
-    expected = (frame["kv_cache_usage"] * frame["latency_s"]).sum() / last_s
+    expected = (frame["kv_cache_usage"] * spans).sum() / last_s
+    assert expected == pytest.approx(results.summary["kv_cache_usage_mean"])
     assert usage[0] == pytest.approx(expected)
     one = frame.iloc[100]
     inside = usage_over(
         results,
         np.array([one["start_s"]]),
-        np.array([one["start_s"] + one["latency_s"]]),
+        np.array([one["start_s"] + spans[100]]),
     )
     assert inside[0] == pytest.approx(one["kv_cache_usage"])
 
