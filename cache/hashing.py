@@ -23,6 +23,7 @@ run may well be longer in one of them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from cache.errors import CacheError
@@ -63,6 +64,25 @@ class BlockRuns:
                 f"these tokens fill {num_known} blocks, not {num_blocks}; give tokens "
                 f"that reach as far as the request"
             )
+
+    def block_keys(self, first: int, stop: int) -> list[int]:
+        """Return an identity of each block from `first` on, before `stop`.
+
+        Those of a run count up from its key, so that neighbours in a prompt are
+        neighbours in a dictionary. O(runs), and a list.
+        """
+        if not self.ends or stop > self.ends[-1]:
+            self.cover(stop)
+        block_keys: list[int] = []
+        run = bisect_right(self.ends, first)
+        while first < stop:
+            start = self.ends[run - 1] if run else 0
+            end = min(self.ends[run], stop)
+            key = self.keys[run] - start
+            block_keys += range(key + first, key + end)
+            first = end
+            run += 1
+        return block_keys
 
 
 def runs_of_pieces(

@@ -50,6 +50,10 @@ class TokenIds(Protocol):
         """Return the generated token `index` of a continuation of the prompt."""
         ...
 
+    def block_runs(self, block_size: int) -> BlockRuns:
+        """Return the runs of full blocks."""
+        ...
+
 
 class ListTokens:
     """Plain token ids; `tokens` may grow behind our back as output is appended."""
@@ -71,6 +75,10 @@ class ListTokens:
         if branch:
             raise ValueError(f"these tokens have one continuation, not {branch + 1}")
         return self.tokens[self.num_prompt_tokens + index]
+
+    def block_runs(self, block_size: int) -> BlockRuns:
+        """Return runs of one block each, as long as the tokens are by then."""
+        return HashedRuns(self, block_size)
 
     def ids(self, start: int, end: int) -> Sequence[int]:
         """Return the tokens from position `start` on, before `end`."""

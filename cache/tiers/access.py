@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
 
 class RequestAccess:
     """The chunks that a request has stored, loaded or found there.
@@ -10,18 +16,32 @@ class RequestAccess:
     ----------
     positions
         Place in the request of each key that it has shown, in the order of showing.
-    inserted, reused
-        Keys that it stored; and those that it read, or offered while others had stored
-        them already.
-    missed
-        Keys that it had to store, whether or not there was room.
+    inserted, reused, missed
+        Keys that it stored; that it read, or offered while others had stored them
+        already; and that it had to store, whether or not there was room. Kept by
+        policies that ask for them.
     rank
         The policy's own; 0 before the first contact.
+    ranked, is_sorted, is_own
+        The policy's own: keys that it ranks with the request; whether they stand by
+        place, and whether none of them is ranked with another by now.
     is_finished
         Whether the request has ended.
     """
 
-    __slots__ = ("inserted", "is_finished", "missed", "positions", "rank", "reused")
+    __slots__ = (
+        "_is_in_order",
+        "_next_place",
+        "inserted",
+        "is_finished",
+        "is_own",
+        "is_sorted",
+        "missed",
+        "positions",
+        "rank",
+        "ranked",
+        "reused",
+    )
 
     def __init__(self) -> None:
         self.positions: dict[int, int] = {}
@@ -29,8 +49,45 @@ class RequestAccess:
         self.reused: set[int] = set()
         self.missed: set[int] = set()
         self.rank = 0
+        self.ranked: list[int] = []
+        self.is_sorted = self.is_own = True
         self.is_finished = False
+        self._is_in_order = True  # keys were shown by place
+        self._next_place = 0
 
-    def from_tail(self) -> list[int]:
-        """Return the keys that it has shown, the last of the request first."""
-        return sorted(self.positions, key=self.positions.__getitem__, reverse=True)
+    def show(
+        self, keys: Sequence[int], first: int, shown: Collection[int] | None = None
+    ) -> Sequence[int]:
+        """Note the places of keys; return those that were not shown before.
+
+        Parameters
+        ----------
+        keys
+            Successive chunks of the request.
+        first
+            Place of the first of them.
+        shown
+            Those of them that are shown; None for all.
+        """
+        positions, new = self.positions, keys
+        if shown is None and first >= self._next_place:
+            positions.update(zip(keys, count(first)))
+        else:
+            places = {
+                key: place
+                for place, key in enumerate(keys, first)
+                if key not in positions and (shown is None or key in shown)
+            }
+            positions.update(places)
+            new = list(places)
+        if new:
+            self._is_in_order &= positions[new[0]] >= self._next_place
+            self._next_place = max(self._next_place, positions[new[-1]] + 1)
+        return new
+
+    def by_place(self) -> list[int]:
+        """Return the keys that it has shown, the first of the request first."""
+        positions = self.positions
+        if self._is_in_order:
+            return list(positions)
+        return sorted(positions, key=positions.__getitem__)

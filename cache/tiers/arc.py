@@ -9,7 +9,7 @@ from cache.errors import require
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Sequence
     from collections.abc import Set as AbstractSet
 
     from cache.tiers.access import RequestAccess
@@ -42,8 +42,6 @@ class ARCTierPolicy(TierPolicy):
         super().__init__(capacity)
         self._once, self._again = Keys(), Keys()
         self._once_ghosts, self._again_ghosts = Keys(), Keys()
-        self._lists = self._once, self._again
-        self._evictable: set[int] = set()
         self._target: float = 0.0
 
     def sizes(self) -> tuple[int, int, int, int, float]:
@@ -56,9 +54,11 @@ class ARCTierPolicy(TierPolicy):
             self._target,
         )
 
-    def store_missed(self, keys: Sequence[int]) -> None:
+    def store_missed(self, keys: Sequence[int], access: RequestAccess) -> None:
         once, again = self._once_ghosts, self._again_ghosts
-        for key in reversed(keys):
+        new = [key for key in keys if key not in access.missed]
+        access.missed.update(new)
+        for key in reversed(new):
             if key in once:
                 step = max(1, len(again) / len(once))
                 self._target = min(self._target + step, self.capacity)
@@ -68,21 +68,20 @@ class ARCTierPolicy(TierPolicy):
                 self._target = max(self._target - step, 0)
                 again.move_to_end(key)
 
-    def inserted(self, key: int, access: RequestAccess) -> None:
-        del access
-        self._once[key] = None
-        self._once_ghosts.pop(key, None)
-        self._again_ghosts.pop(key, None)
+    def reused(self, keys: Sequence[int], access: RequestAccess) -> None:
+        # What it has stored itself is no use of what others left.
+        access.reused.update(key for key in keys if key not in access.inserted)
 
-    def mark_evictable(self, key: int) -> None:
-        self._evictable.add(key)
-
-    def pin(self, key: int) -> None:
-        self._evictable.remove(key)
+    def inserted(self, keys: Sequence[int], access: RequestAccess) -> None:
+        access.inserted.update(keys)
+        for key in keys:
+            self._once[key] = None
+            self._once_ghosts.pop(key, None)
+            self._again_ghosts.pop(key, None)
 
     def finished(self, access: RequestAccess) -> None:
         once, again, reused = self._once, self._again, access.reused
-        for key in access.from_tail():
+        for key in reversed(access.by_place()):
             if key in reused:
                 if key in once:
                     del once[key]
@@ -95,8 +94,11 @@ class ARCTierPolicy(TierPolicy):
                 elif key in again:
                     again.move_to_end(key)
 
-    def evict(self, num_chunks: int, protected: AbstractSet[int]) -> list[int] | None:
-        once, again = (self._free_of(keys, protected) for keys in self._lists)
+    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
+        once, again = (
+            (key for key in keys if not any(key in those for those in held))
+            for keys in (self._once, self._again)
+        )
         num_once, least = len(self._once), int(self._target)
         chosen: list[tuple[int, bool]] = []
         for _ in range(num_chunks):
@@ -105,14 +107,11 @@ class ARCTierPolicy(TierPolicy):
             if key is None:
                 key = next(again, None)
             if key is None:
-                key = next(once, None)
+                key = next(once)
                 is_once = True
-            if key is None:
-                return None
             num_once -= is_once
             chosen.append((key, is_once))
         for key, is_once in chosen:
-            self._evictable.remove(key)
             if is_once:
                 del self._once[key]
                 self._once_ghosts[key] = None
@@ -124,26 +123,16 @@ class ARCTierPolicy(TierPolicy):
                 ghosts.popitem(last=False)
         return [key for key, _ in chosen]
 
-    def _free_of(
-        self, keys: Iterable[int], protected: AbstractSet[int]
-    ) -> Iterator[int]:
-        """Yield those that may go, from the old end."""
-        return (k for k in keys if k in self._evictable and k not in protected)
-
-    def check(self, evictable: Mapping[int, bool]) -> None:
+    def check(self, keys: Collection[int]) -> None:
         lists = (self._once, self._again, self._once_ghosts, self._again_ghosts)
-        keys = [key for each in lists for key in each]
+        listed = [key for each in lists for key in each]
         require(
-            len(keys) == len(set(keys)),
+            len(listed) == len(set(listed)),
             "tier: a chunk stands in two of T1, T2, B1 and B2",
         )
         require(
-            self._once.keys() | self._again.keys() == evictable.keys(),
+            self._once.keys() | self._again.keys() == set(keys),
             "tier: T1 and T2 are not the chunks that are stored",
-        )
-        require(
-            self._evictable == {key for key, may_go in evictable.items() if may_go},
-            "tier: the evictable chunks are not those that nothing reads or writes",
         )
         require(
             0 <= self._target <= self.capacity

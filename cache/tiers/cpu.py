@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from cache.errors import CacheConfigError, CacheError, require
@@ -11,16 +12,13 @@ from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.offers import OfferCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from cache.tiers.access import RequestAccess
     from cache.tiers.policy import TierPolicy
 
 CHUNK_ALIGNMENT_BYTES = 4096
 """A chunk takes whole pages of host memory."""
-
-_WRITING = -1
-"""Readers of a chunk that is not there yet."""
 
 TIER_POLICIES: Mapping[str, type[TierPolicy]] = {
     "lru": LRUTierPolicy,
@@ -51,16 +49,6 @@ class PreparedStore(NamedTuple):
     """Places of the chunks that were evicted for them, in order of eviction."""
 
 
-class Chunk:
-    """A place of the tier, and how many transfers read it; -1 while it is written."""
-
-    __slots__ = ("chunk_id", "num_readers")
-
-    def __init__(self, chunk_id: int) -> None:
-        self.chunk_id = chunk_id
-        self.num_readers = _WRITING
-
-
 class CPUTier:
     """Chunks by their key, in so many places of host memory.
 
@@ -87,8 +75,6 @@ class CPUTier:
 
     Attributes
     ----------
-    num_evictable_chunks, num_writing_chunks
-        Chunks that may go, and chunks that are not there yet.
     num_stores_skipped
         Chunks of lots that were offered too seldom so far.
     num_evictions
@@ -124,51 +110,54 @@ class CPUTier:
             )
         self.num_chunks = num_chunks
         self.policy = TIER_POLICIES[eviction_policy](num_chunks)
-        self._chunks: dict[int, Chunk] = {}
+        self._chunk_ids: dict[int, int] = {}
+        self._writing: set[int] = set()
+        self._readers: dict[int, int] = {}  # of chunks that are read
         self._num_begun = 0  # places that were ever used: 0, 1, ...
         self._free_ids: list[int] = []
         self._threshold = store_threshold
         self._offers = OfferCounts(max_tracker_size) if store_threshold >= 2 else None
-        self.num_evictable_chunks = 0
-        self.num_writing_chunks = 0
         self.num_stores_skipped = 0
         self.num_evictions = 0
 
     @property
     def num_used_chunks(self) -> int:
         """Places that hold a chunk, one that is being written included."""
-        return len(self._chunks)
+        return len(self._chunk_ids)
+
+    @property
+    def num_writing_chunks(self) -> int:
+        """Places of chunks that are not there yet."""
+        return len(self._writing)
 
     @property
     def num_reading_chunks(self) -> int:
         """Places that are being read."""
-        return len(self._chunks) - self.num_evictable_chunks - self.num_writing_chunks
+        return len(self._readers)
+
+    @property
+    def num_evictable_chunks(self) -> int:
+        """Places of chunks that may go."""
+        return len(self._chunk_ids) - len(self._writing) - len(self._readers)
 
     @property
     def num_free_chunks(self) -> int:
         """Places that hold nothing."""
-        return self.num_chunks - len(self._chunks)
+        return self.num_chunks - len(self._chunk_ids)
 
     # -- looking up -----------------------------------------------------------
 
     def lookup(self, key: int) -> LookupResult:
         """Say whether a chunk is there. Changes nothing."""
-        chunk = self._chunks.get(key)
-        if chunk is None:
+        if key not in self._chunk_ids:
             return LookupResult.MISS
-        is_there = chunk.num_readers != _WRITING
+        is_there = key not in self._writing
         return LookupResult.HIT if is_there else LookupResult.HIT_PENDING
 
     def longest_prefix(self, keys: Iterable[int]) -> tuple[int, bool]:
         """Return how many leading keys are there, and whether none is being written."""
-        chunks, num_found, all_there = self._chunks, 0, True
-        for key in keys:
-            chunk = chunks.get(key)
-            if chunk is None:
-                break
-            num_found += 1
-            all_there &= chunk.num_readers != _WRITING
-        return num_found, all_there
+        found = list(takewhile(self._chunk_ids.__contains__, keys))
+        return len(found), self._writing.isdisjoint(found)
 
     # -- loading --------------------------------------------------------------
 
@@ -197,15 +186,13 @@ class CPUTier:
                     f"chunk {key} cannot be loaded: it is not there; look it up first"
                 )
         _refuse_ended(access)
-        chunks = [self._chunks[key] for key in keys]
-        for key, chunk in zip(keys, chunks, strict=True):
-            if not chunk.num_readers:
-                self.policy.pin(key)
-                self.num_evictable_chunks -= 1
-            chunk.num_readers += 1
-        positions = {key: first + index for index, key in enumerate(keys)}
-        self._note(positions, access, reused=keys)
-        return [chunk.chunk_id for chunk in chunks]
+        readers = self._readers
+        for key in keys:
+            readers[key] = readers.get(key, 0) + 1
+        if new := access.show(keys, first):
+            self.policy.accessed(new, access)
+        self.policy.reused(keys, access)
+        return [self._chunk_ids[key] for key in keys]
 
     def complete_load(self, keys: Iterable[int]) -> None:
         """Let go of chunks that a job has read, whether or not it succeeded.
@@ -215,11 +202,13 @@ class CPUTier:
         CacheError
             If nothing reads one of them.
         """
-        for key, chunk in self._held(keys, is_load=True):
-            chunk.num_readers -= 1
-            if not chunk.num_readers:
-                self.num_evictable_chunks += 1
-                self.policy.mark_evictable(key)
+        readers, read = self._readers, list(keys)
+        if not readers.keys() >= set(read):
+            raise self._not_held(read, readers, "load", "read")
+        for key in read:
+            readers[key] -= 1
+            if not readers[key]:
+                del readers[key]
 
     # -- storing --------------------------------------------------------------
 
@@ -243,37 +232,38 @@ class CPUTier:
         """
         _refuse_ended(access)
         missing, present = self._sorted_out(keys)
-        missed = access.missed
-        if new := [key for key in missing if key not in missed]:
-            self.policy.store_missed(new)
-            missed.update(new)
-        shown = {*missing, *present}
-        positions = {k: first + i for i, k in enumerate(keys) if k in shown}
-        self._note(positions, access, reused=present)
+        if missing:
+            self.policy.store_missed(missing, access)
+        shown = None
+        if len(missing) + len(present) < len(keys):
+            shown = {*missing, *present}
+        new = access.show(keys, first, shown)
+        if new:
+            there = set(present).intersection(new) if present else ()
+            self.policy.accessed([k for k in present if k in there], access)
+        if present:
+            self.policy.reused(present, access)
         if not missing:
             return PreparedStore([], [], [])
-        evicted_ids = self._make_room(len(missing) - self.num_free_chunks, set(keys))
-        if evicted_ids is None:
+        num_needed = len(missing) - self.num_free_chunks
+        num_own = sum([key not in self._readers for key in present])
+        if num_needed > self.num_evictable_chunks - num_own:
             return None
-        chunk_ids = []
-        for key in missing:
-            chunk = self._chunks[key] = Chunk(self._take_place())
-            chunk_ids.append(chunk.chunk_id)
-            self.policy.inserted(key, access)
-        self.num_writing_chunks += len(missing)
-        access.inserted.update(missing)
+        evicted_ids = self._make_room(num_needed, keys) if num_needed > 0 else []
+        chunk_ids = self._take_places(len(missing))
+        self._chunk_ids.update(zip(missing, chunk_ids, strict=True))
+        self._writing.update(missing)
+        self.policy.inserted(missing, access)
         return PreparedStore(missing, chunk_ids, evicted_ids)
 
     def _sorted_out(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the keys to store, and those that are there."""
-        missing: list[int] = []
+        chunk_ids, writing = self._chunk_ids, self._writing
+        missing: list[int] = list(keys)
         present: list[int] = []
-        for key in keys:
-            chunk = self._chunks.get(key)
-            if chunk is None:
-                missing.append(key)
-            elif chunk.num_readers != _WRITING:
-                present.append(key)
+        if not chunk_ids.keys().isdisjoint(keys):
+            missing = [key for key in keys if key not in chunk_ids]
+            present = [k for k in keys if k in chunk_ids and k not in writing]
         offers = self._offers
         if offers is not None:
             offers.add(keys)
@@ -282,27 +272,24 @@ class CPUTier:
             missing = often
         return missing, present
 
-    def _make_room(self, num_needed: int, protected: set[int]) -> list[int] | None:
-        """Evict so many chunks; return their places, None if they cannot be had."""
-        if num_needed <= 0:
-            return []
-        if num_needed > self.num_evictable_chunks:
-            return None
-        evicted = self.policy.evict(num_needed, protected)
-        if evicted is None:
-            return None
-        ids = [self._chunks.pop(key).chunk_id for key in evicted]
+    def _make_room(self, num_chunks: int, lot: Sequence[int]) -> list[int]:
+        """Evict so many chunks, none of a lot; return their places."""
+        held = self._writing, self._readers.keys(), set(lot)
+        ids = [*map(self._chunk_ids.pop, self.policy.evict(num_chunks, held))]
         self._free_ids += ids
-        self.num_evictable_chunks -= len(ids)
         self.num_evictions += len(ids)
         return ids
 
-    def _take_place(self) -> int:
-        """Return a place that was never used, or else the one that was left last."""
-        if self._num_begun < self.num_chunks:
-            self._num_begun += 1
-            return self._num_begun - 1
-        return self._free_ids.pop()
+    def _take_places(self, number: int) -> list[int]:
+        """Return places that were never used, then those that were left last."""
+        num_fresh = min(number, self.num_chunks - self._num_begun)
+        ids = list(range(self._num_begun, self._num_begun + num_fresh))
+        self._num_begun += num_fresh
+        if num_fresh < number:
+            first = len(self._free_ids) - number + num_fresh
+            ids += reversed(self._free_ids[first:])
+            del self._free_ids[first:]
+        return ids
 
     def complete_store(self, keys: Iterable[int]) -> None:
         """Let chunks be found that a job has written.
@@ -312,42 +299,18 @@ class CPUTier:
         CacheError
             If one of them is not being written.
         """
-        for key, chunk in self._held(keys, is_load=False):
-            chunk.num_readers = 0
-            self.num_writing_chunks -= 1
-            self.num_evictable_chunks += 1
-            self.policy.mark_evictable(key)
+        written = list(keys)
+        if not self._writing.issuperset(written):
+            raise self._not_held(written, self._writing, "store", "written")
+        self._writing.difference_update(written)
 
-    def _held(
-        self, keys: Iterable[int], *, is_load: bool
-    ) -> Iterable[tuple[int, Chunk]]:
-        """Return chunks that a job holds; refuse them all if one is not held."""
-        held = []
-        for key in keys:
-            chunk = self._chunks.get(key)
-            num_readers = 0 if chunk is None else chunk.num_readers
-            is_held = num_readers > 0 if is_load else num_readers == _WRITING
-            if chunk is None or not is_held:
-                job, how = ("load", "read") if is_load else ("store", "written")
-                raise CacheError(
-                    f"chunk {key} is not being {how}; complete each {job} once"
-                )
-            held.append((key, chunk))
-        return held
+    def _not_held(
+        self, keys: Iterable[int], held: Container[int], job: str, how: str
+    ) -> CacheError:
+        key = next(key for key in keys if key not in held)
+        return CacheError(f"chunk {key} is not being {how}; complete each {job} once")
 
     # -- requests -------------------------------------------------------------
-
-    def _note(
-        self, positions: dict[int, int], access: RequestAccess, reused: Sequence[int]
-    ) -> None:
-        """Note what a request shows, each key once."""
-        known, inserted = access.positions, access.inserted
-        new = [key for key in positions if key not in known]
-        if new:
-            known.update((key, positions[key]) for key in new)
-            self.policy.accessed(new, access)
-        # What it has stored itself is no use of what others left.
-        access.reused.update(key for key in reused if key not in inserted)
 
     def finish(self, access: RequestAccess) -> None:
         """Settle what a request that ends has shown; once."""
@@ -367,8 +330,7 @@ class CPUTier:
         InvariantError
             With the rule that is broken.
         """
-        chunks = self._chunks
-        places = [chunk.chunk_id for chunk in chunks.values()]
+        places = [*self._chunk_ids.values()]
         require(
             sorted(places + self._free_ids) == list(range(self._num_begun)),
             f"tier: {len(places)} places are used and {len(self._free_ids)} were left, "
@@ -378,15 +340,14 @@ class CPUTier:
             self._num_begun <= self.num_chunks,
             f"tier: {self._num_begun} places are used, there are {self.num_chunks}",
         )
-        readers = [chunk.num_readers for chunk in chunks.values()]
+        held = self._writing | self._readers.keys()
         require(
-            (readers.count(0), readers.count(_WRITING))
-            == (self.num_evictable_chunks, self.num_writing_chunks),
-            f"tier: {readers.count(0)} chunks are evictable and "
-            f"{readers.count(_WRITING)} written, {self.num_evictable_chunks} and "
-            f"{self.num_writing_chunks} counted",
+            held <= self._chunk_ids.keys()
+            and len(held) == len(self._writing) + len(self._readers)
+            and all(number > 0 for number in self._readers.values()),
+            "tier: a chunk is read that is being written, or held and not there",
         )
-        self.policy.check({key: not chunk.num_readers for key, chunk in chunks.items()})
+        self.policy.check(self._chunk_ids.keys())
         if self._offers is not None:
             self._offers.check()
 

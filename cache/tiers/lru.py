@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
 from cache.errors import require
 from cache.tiers.policy import TierPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Sequence
     from collections.abc import Set as AbstractSet
 
     from cache.tiers.access import RequestAccess
-
-Rank = tuple[int, int]
-"""Count of contacts, and negative place in the request; the smallest goes first."""
-
-_FEWEST_ENTRIES = 64  # of the heap; fewer are never sorted out
 
 
 class LRUTierPolicy(TierPolicy):
     """Evicts by the time of a request's first contact while it lives, then of its end.
 
-    All that a request stores or finds has one number while it lives, and is ordered by
-    its place: so a chunk that is stored late stands no further back than the first one.
-    At its end every chunk that it has shown gets a number of its own, tail first.
+    A chunk belongs to the request that ranks it. Requests stand in the order of their
+    first contact, one that ends goes to the back, and takes with it all chunks that it
+    has shown; of a request the tail goes first. So a chunk that is stored late stands
+    no further back than the first one of its request.
+
+    ::
+
+        evict <- | ended 3: c b a | ended 1: f e | living 4: h g | <- first contact
 
     Parameters
     ----------
@@ -34,96 +34,126 @@ class LRUTierPolicy(TierPolicy):
 
     Notes
     -----
-    Evictable chunks stand in a heap; entries whose chunk has another rank by now, or is
-    not evictable, are passed over and now and then sorted out. O(log n) each.
+    A request lists its chunks by place; entries that belong to others by now, or were
+    evicted, are passed over. O(1) a chunk.
     Source: vLLM 0.33, ``vllm/v1/kv_offload/cpu/policies/lru.py``.
     """
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._ranks: dict[int, Rank] = {}
-        self._evictable: set[int] = set()
-        self._heap: list[tuple[Rank, int]] = []
+        self._owners: dict[int, RequestAccess] = {}
         self._num_contacts = 0
+        # Requests that list chunks, by rank, and their ranks, ascending.
+        self._lists: dict[int, RequestAccess] = {}
+        self._ranks: list[int] = []
 
-    def _rank_of(self, access: RequestAccess) -> int:
-        if not access.rank:
-            self._num_contacts += 1
-            access.rank = self._num_contacts
-        return access.rank
+    def _next_rank(self) -> int:
+        self._num_contacts += 1
+        return self._num_contacts
 
-    def accessed(self, keys: Iterable[int], access: RequestAccess) -> None:
-        rank, ranks, positions = self._rank_of(access), self._ranks, access.positions
-        for key in keys:
-            here = (rank, -positions[key])
-            if key in ranks and ranks[key] < here:
-                self._set(key, here)
+    def accessed(self, keys: Sequence[int], access: RequestAccess) -> None:
+        rank = access.rank = access.rank or self._next_rank()
+        owners = self._owners
+        here = [key for key in keys if owners[key].rank < rank]
+        self._take_over(here, access)
+        self.inserted(here, access)
 
-    def inserted(self, key: int, access: RequestAccess) -> None:
-        self._ranks[key] = (self._rank_of(access), -access.positions[key])
+    def _take_over(self, keys: Sequence[int], access: RequestAccess) -> None:
+        """Rank chunks with a request that were ranked with others."""
+        owners = self._owners
+        for owner in {owners[key] for key in keys}:
+            owner.is_own = False
+        owners.update(dict.fromkeys(keys, access))
 
-    def mark_evictable(self, key: int) -> None:
-        self._evictable.add(key)
-        self._push(key)
-
-    def pin(self, key: int) -> None:
-        self._evictable.remove(key)
+    def inserted(self, keys: Sequence[int], access: RequestAccess) -> None:
+        if not keys:
+            return
+        self._owners.update(dict.fromkeys(keys, access))
+        ranked, positions = access.ranked, access.positions
+        if ranked:
+            access.is_sorted &= positions[ranked[-1]] < positions[keys[0]]
+        elif access.rank not in self._lists:
+            self._lists[access.rank] = access
+            insort(self._ranks, access.rank)
+        ranked += keys
 
     def finished(self, access: RequestAccess) -> None:
-        for key in access.from_tail():
-            if key in self._ranks:
-                self._num_contacts += 1
-                self._set(key, (self._num_contacts, 0))
+        if not access.rank:
+            return
+        if self._lists.pop(access.rank, None) is not None:
+            del self._ranks[bisect_left(self._ranks, access.rank)]
+        if len(access.ranked) < len(access.positions) or not access.is_own:
+            owners, keys = self._owners, access.by_place()
+            keys = [key for key in keys if key in owners]
+            self._take_over([k for k in keys if owners[k] is not access], access)
+            access.ranked, access.is_sorted, access.is_own = keys, True, True
+        access.rank = self._next_rank()
+        if access.ranked:
+            self._lists[access.rank] = access
+            self._ranks.append(access.rank)
 
-    def _set(self, key: int, rank: Rank) -> None:
-        self._ranks[key] = rank
-        if key in self._evictable:
-            self._push(key)
+    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
+        chosen: list[int] = []
+        emptied: list[int] = []
+        for rank in self._ranks:
+            access = self._lists[rank]
+            self._take(chosen, num_chunks, access, held)
+            if not access.ranked:
+                emptied.append(rank)
+            if len(chosen) == num_chunks:
+                break
+        for rank in emptied:
+            del self._lists[rank]
+        if emptied:
+            last = bisect_left(self._ranks, emptied[-1]) + 1
+            ranks = self._ranks[:last]
+            self._ranks[:last] = [rank for rank in ranks if rank in self._lists]
+        return chosen
 
-    def _push(self, key: int) -> None:
-        heappush(self._heap, (self._ranks[key], key))
-        if len(self._heap) > max(_FEWEST_ENTRIES, 2 * len(self._evictable)):
-            self._heap = [(self._ranks[key], key) for key in self._evictable]
-            heapify(self._heap)
+    def _take(
+        self,
+        chosen: list[int],
+        num_chunks: int,
+        access: RequestAccess,
+        held: Sequence[AbstractSet[int]],
+    ) -> None:
+        """Choose from the end of a request's list; those that are held stay in it."""
+        owners, keys = self._owners, access.ranked
+        if not access.is_sorted:
+            own = {key for key in keys if owners.get(key) is access}
+            keys = access.ranked = sorted(own, key=access.positions.__getitem__)
+            access.is_sorted = True
+        kept: list[int] = []
+        while keys and len(chosen) < num_chunks:
+            first = max(len(keys) - num_chunks + len(chosen), 0)
+            lot = keys[: first - 1 if first else None : -1]
+            if not access.is_own:
+                lot = [key for key in lot if owners.get(key) is access]
+            del keys[first:]
+            for those in held:
+                if not those.isdisjoint(lot):
+                    kept += [key for key in lot if key in those]
+                    lot = [key for key in lot if key not in those]
+            for key in lot:
+                del owners[key]
+            chosen += lot
+        kept.sort(key=access.positions.__getitem__)
+        keys += kept
 
-    def evict(self, num_chunks: int, protected: AbstractSet[int]) -> list[int] | None:
-        heap, ranks, evictable = self._heap, self._ranks, self._evictable
-        chosen: dict[int, Rank] = {}
-        kept: list[tuple[Rank, int]] = []
-        while heap and len(chosen) < num_chunks:
-            entry = heappop(heap)
-            rank, key = entry
-            if key not in evictable or ranks[key] != rank or key in chosen:
-                continue
-            if key in protected:
-                kept.append(entry)
-            else:
-                chosen[key] = rank
-        is_short = len(chosen) < num_chunks
-        if is_short:
-            kept += [(rank, key) for key, rank in chosen.items()]
-        for entry in kept:
-            heappush(heap, entry)
-        if is_short:
-            return None
-        for key in chosen:
-            evictable.remove(key)
-            del ranks[key]
-        return list(chosen)
-
-    def check(self, evictable: Mapping[int, bool]) -> None:
+    def check(self, keys: Collection[int]) -> None:
         require(
-            self._ranks.keys() == evictable.keys(),
+            self._owners.keys() == set(keys),
             "tier: the ranked chunks are not those that are stored",
         )
         require(
-            self._evictable == {key for key, may_go in evictable.items() if may_go},
-            "tier: the evictable chunks are not those that nothing reads or writes",
+            self._ranks == sorted(self._lists)
+            and all(each.rank == rank for rank, each in self._lists.items()),
+            "tier: requests do not stand in their order",
         )
-        entries = set(self._heap)
-        for key in self._evictable:
+        listed = {access: set(access.ranked) for access in self._lists.values()}
+        for key, access in self._owners.items():
             require(
-                (self._ranks[key], key) in entries,
-                "tier: evictable chunk {} does not stand in the heap at its rank",
+                key in listed.get(access, ()),
+                "tier: chunk {} is not listed by the request that it belongs to",
                 key,
             )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Sequence
     from collections.abc import Set as AbstractSet
 
     from cache.tiers.access import RequestAccess
@@ -17,9 +17,7 @@ class TierPolicy(ABC):
 
     ::
 
-        missing --inserted--> written --mark_evictable--> evictable --evict--> missing
-                                              ^              |
-                                              +--- read <----+ pin
+        missing --inserted--> stored --evict--> missing
 
     A chunk is its key. What a request shows is noted once per request, at first
     contact; its end is the moment when recency is settled.
@@ -37,48 +35,48 @@ class TierPolicy(ABC):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
 
-    def store_missed(self, keys: Sequence[int]) -> None:  # noqa: B027 - most do not care
-        """Note keys that a request is about to store, before there is room for them.
-
-        Once per request and key.
-        """
+    def store_missed(  # noqa: B027 - most do not care
+        self, keys: Sequence[int], access: RequestAccess
+    ) -> None:
+        """Note keys that a request is about to store, before there is room for them."""
 
     def accessed(  # noqa: B027 - most do not care
-        self, keys: Iterable[int], access: RequestAccess
+        self, keys: Sequence[int], access: RequestAccess
     ) -> None:
-        """Note keys that a request shows for the first time, stored already or not."""
+        """Note a contact of a request: keys that are there, shown for the first time.
+
+        None of them is there where it shows only what it is to store.
+        """
+
+    def reused(  # noqa: B027 - most do not care
+        self, keys: Sequence[int], access: RequestAccess
+    ) -> None:
+        """Note keys that a request reads, or offers while they are there."""
 
     @abstractmethod
-    def inserted(self, key: int, access: RequestAccess) -> None:
-        """Note a chunk that is being written from now on."""
-
-    @abstractmethod
-    def mark_evictable(self, key: int) -> None:
-        """Note that nothing reads or writes a chunk any more."""
-
-    @abstractmethod
-    def pin(self, key: int) -> None:
-        """Note that an evictable chunk is being read from now on."""
+    def inserted(self, keys: Sequence[int], access: RequestAccess) -> None:
+        """Note chunks that are being written from now on."""
 
     @abstractmethod
     def finished(self, access: RequestAccess) -> None:
         """Settle what a request that ends has shown."""
 
     @abstractmethod
-    def evict(self, num_chunks: int, protected: AbstractSet[int]) -> list[int] | None:
-        """Give up evictable chunks that are not `protected`, the first to go first.
+    def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
+        """Give up chunks that are in no set of `held`, the first to go first.
 
-        Exactly `num_chunks`; None, and nothing changes, where there are fewer.
+        Exactly `num_chunks`; the tier knows that there are as many. `held` are the
+        chunks that are written, those that are read, and a lot at hand, there or not.
         """
 
     @abstractmethod
-    def check(self, evictable: Mapping[int, bool]) -> None:
+    def check(self, keys: Collection[int]) -> None:
         """Prove its own structures in O(n).
 
         Parameters
         ----------
-        evictable
-            Every chunk of the tier, and whether it may go.
+        keys
+            Every chunk of the tier.
 
         Raises
         ------

@@ -470,9 +470,12 @@ class BlockTables:
             fewest.append(num_shared * manager.block_size)
         return min(fewest) // self.block_size
 
-    def block_ids(self, request: TableRequest) -> list[int]:
+    def block_ids(
+        self, request: TableRequest, first: int = 0, stop: int | None = None
+    ) -> list[int]:
         """See `Tables.block_ids`; one group after the other."""
-        return [each for ids in self.group_block_ids(request) for each in ids]
+        ids = [each for ids in self.group_block_ids(request) for each in ids]
+        return ids[first:stop]
 
     def group_block_ids(self, request: TableRequest) -> list[list[int]]:
         """Return the block table of each group; nothing without a table."""

@@ -195,8 +195,15 @@ class GroupRunTables(RunTables):
             extent = extent.after
         return True
 
-    def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
-        """See `Tables.begin`."""
+    def begin(
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        found: Found,
+        *,
+        num_tokens_to_cache: int | None = None,
+    ) -> None:
+        """See `BlockTables.begin`."""
         num_hits = found.num_blocks
         num_new_blocks = -(-num_tokens // self.block_size) - num_hits
         needed = num_new_blocks * len(self.managers) + found.num_revived
@@ -220,6 +227,8 @@ class GroupRunTables(RunTables):
             for window, own, row in zip(self.windows, table.windows, hits, strict=True):
                 window.adopt(own, row, num_hits)
                 self.num_logical_blocks += len(row)
+        if num_tokens_to_cache is not None:
+            num_tokens = num_tokens_to_cache
         self._grow(request, table, num_new_blocks, num_tokens)
 
     # -- growth ---------------------------------------------------------------
@@ -361,8 +370,11 @@ class GroupRunTables(RunTables):
             for window in self._in_order
         ]
 
-    def block_ids(self, request: TableRequest) -> list[int]:
-        return [each for ids in self.group_block_ids(request) for each in ids]
+    def block_ids(
+        self, request: TableRequest, first: int = 0, stop: int | None = None
+    ) -> list[int]:
+        ids = [each for ids in self.group_block_ids(request) for each in ids]
+        return ids[first:stop]
 
     def num_blocks(self, request: TableRequest) -> int:
         windows = sum([len(own.ids) for own in request.table.windows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from cache.errors import require
@@ -60,16 +61,24 @@ class RunTable:
         self.run = max(len(self.parts) - 1, 0)
         self.growing = NOT_GROWING
 
-    def extents(self) -> Iterator[Extent]:
-        """Yield the extents of all parts in logical order."""
-        ends = [*self.starts, self.num_registered][1:]
-        for part, start, end in zip(self.parts, self.starts, ends, strict=True):
+    def extents(self, first: int = 0) -> Iterator[Extent]:
+        """Yield the extents of all parts, from a part on, in logical order."""
+        parts, starts = self.parts[first:], self.starts[first:]
+        ends = [*self.starts, self.num_registered][first + 1 :]
+        for part, start, end in zip(parts, starts, ends, strict=True):
             yield from chain(part, end - start)
 
-    def block_ids(self) -> list[int]:
-        """Return the table as block ids."""
-        ids = [block_id for extent in self.extents() for block_id in extent.ids]
-        return ids + self.unregistered
+    def block_ids(self, first: int = 0, stop: int | None = None) -> list[int]:
+        """Return the table as block ids, from a block on and before another one."""
+        ids: list[int] = []
+        start = self.num_registered
+        if first < start:
+            part = bisect_right(self.starts, first) - 1
+            start = self.starts[part]
+            for extent in self.extents(part):
+                ids += extent.ids
+        ids += self.unregistered
+        return ids[first - start : None if stop is None else stop - start]
 
     def check(self, who: str) -> None:
         """Prove that the extents are those of the runs, block by block.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from cache.errors import CacheError, NoFreeBlocksError, require
 from cache.hashing import BlockRuns
-from cache.tokens import HashedRuns, RunTokens, SegmentTokens
 from cache.v1.runs.pool import RunPool
 from cache.v1.runs.table import FAR, NOT_GROWING, RunTable
 from cache.v1.tables import Found
@@ -117,18 +116,29 @@ class RunTables:
         """Return the runs of a waiting request, over `num_blocks` blocks at least."""
         runs = self._runs.get(request.request_id)
         if runs is None:
-            tokens = request.tokens
-            if isinstance(tokens, SegmentTokens | RunTokens):
-                runs = tokens.block_runs(self.block_size)
-            else:
-                runs = HashedRuns(tokens, self.block_size)
+            runs = request.tokens.block_runs(self.block_size)
             self._runs[request.request_id] = runs
         if not runs.ends or num_blocks > runs.ends[-1]:
             runs.cover(num_blocks)
         return runs
 
-    def begin(self, request: TableRequest, num_tokens: int, found: Found) -> None:
-        """See `Tables.begin`. O(runs)."""
+    def num_needed_blocks(
+        self, request: TableRequest, num_tokens: int, found: Found, *, is_whole: bool
+    ) -> int:
+        """See `BlockTables.num_needed_blocks`."""
+        del request, is_whole
+        num_blocks = -(-num_tokens // self.block_size) - found.num_blocks
+        return found.num_revived + max(num_blocks, 0)
+
+    def begin(
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        found: Found,
+        *,
+        num_tokens_to_cache: int | None = None,
+    ) -> None:
+        """See `BlockTables.begin`. O(runs)."""
         num_new_blocks = -(-num_tokens // self.block_size) - found.num_blocks
         if num_new_blocks + found.num_revived > self.num_free_blocks:
             raise self._lack_of_blocks(num_new_blocks + found.num_revived)
@@ -139,7 +149,13 @@ class RunTables:
             self.num_free_blocks -= found.num_revived
             self.num_logical_blocks += found.num_blocks
             self._pool.share(found.parts, found.starts, found.num_blocks)
+        if num_tokens_to_cache is not None:
+            num_tokens = num_tokens_to_cache
         self._lengthen(table, num_new_blocks, num_tokens)
+
+    def register(self, request: TableRequest, num_tokens: int) -> None:
+        """Make findable what the first `num_tokens` tokens of a request fill."""
+        self._lengthen(request.table, 0, num_tokens)
 
     def extend(
         self, request: TableRequest, num_tokens: int, num_computed_tokens: int
@@ -377,9 +393,11 @@ class RunTables:
 
     # -- looking in -----------------------------------------------------------
 
-    def block_ids(self, request: TableRequest) -> list[int]:
+    def block_ids(
+        self, request: TableRequest, first: int = 0, stop: int | None = None
+    ) -> list[int]:
         table: RunTable | None = request.table
-        return [] if table is None else table.block_ids()
+        return [] if table is None else table.block_ids(first, stop)
 
     def free_block_ids(self) -> list[int]:
         return self._pool.free_block_ids()

@@ -407,7 +407,7 @@ def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Ta
     """Return block tables that do as little as the cache's rules allow."""
     layout, caches = cache.groups, cache.enable_prefix_caching
     drafts = settings.speculative_config
-    is_alone = on_clock and drafts is None and not settings.has_connector
+    is_alone = on_clock and drafts is None
     is_plain = layout.keeps_all_blocks and is_alone
     size = cache.num_gpu_blocks, cache.block_size
     unhashed_first = settings.dialect.reuses_unhashed_first(
@@ -415,9 +415,9 @@ def _tables_for(settings: Settings, cache: CacheConfig, *, on_clock: bool) -> Ta
     )
     policy = cache.evictor() if cache.evictor is not None and caches else None
     is_own_order = policy is None or vars(type(policy)).get("exact_on_fast_path", False)
-    if is_plain and not caches:
+    if is_plain and not (caches or settings.has_connector):
         return IdTables(*size, unhashed_first=unhashed_first)
-    if is_plain and is_own_order:
+    if is_plain and is_own_order and caches:
         return RunTables(*size, unhashed_first=unhashed_first)
     if cache.layout is not None:
         settings.dialect.check_layout(layout, caching=caches)

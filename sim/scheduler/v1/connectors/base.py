@@ -184,8 +184,10 @@ class Batch(Protocol):
         """Return the blocks that requests took that ran before the call."""
         ...
 
-    def block_ids(self, request: Request) -> list[int]:
-        """Return the table of a request in the batch."""
+    def block_ids(
+        self, request: Request, first: int = 0, stop: int | None = None
+    ) -> list[int]:
+        """Return the table of a request, from a block on and before another one."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cache.errors import require
@@ -14,11 +15,13 @@ from sim.scheduler.v1.connectors.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, TransferReport
     from sim.scheduler.v1.connectors.settings import OffloadSettings
+
+    BlockIds = Callable[[int, int], list[int]]
 
 _ASK_AGAIN = Match(None, is_async=False)
 _NOTHING = Match(0, is_async=False)
@@ -31,8 +34,8 @@ class Offload:
     ----------
     request, access
         It, and what the tier knows of it.
-    hashes, keys
-        Chained, of its leading full blocks; and of its leading whole chunks.
+    runs, keys
+        Identity of its full blocks; and of its leading whole chunks.
     next_chunk
         The first one that was not stored, loaded or passed over.
     most_tokens
@@ -50,7 +53,6 @@ class Offload:
     __slots__ = (
         "access",
         "has_ended",
-        "hashes",
         "jobs",
         "keys",
         "loads_in_step",
@@ -58,12 +60,13 @@ class Offload:
         "next_chunk",
         "num_local_tokens",
         "request",
+        "runs",
     )
 
-    def __init__(self, request: Request, most_tokens: int) -> None:
+    def __init__(self, request: Request, most_tokens: int, block_size: int) -> None:
         self.request = request
         self.access = RequestAccess()
-        self.hashes: list[int] = []
+        self.runs = request.tokens.block_runs(block_size)
         self.keys: list[int] = []
         self.next_chunk = 0
         self.most_tokens = most_tokens
@@ -77,8 +80,7 @@ class OffloadingConnector:
     """Stores chunks as they are computed, and loads what later requests share.
 
     Chunk i of a request covers its blocks from ``i * blocks_per_chunk`` on; its key is
-    the chained hash of the last of them, so a chunk is found by what it holds and all
-    before it.
+    the identity of the last of them, which chains all before it.
 
     Parameters
     ----------
@@ -183,7 +185,8 @@ class OffloadingConnector:
                 most = 0
             limit = _limit_of(request, "max_offload_tokens")
             most = most if limit is None else min(most, limit)
-            offload = self._offloads[request] = Offload(request, most)
+            offload = Offload(request, most, self._block_size)
+            self._offloads[request] = offload
         return offload
 
     def _num_found(self, offload: Offload, num_local: int) -> int | None:
@@ -215,11 +218,8 @@ class OffloadingConnector:
         num_chunks = num_tokens // self._chunk_tokens
         keys, size = offload.keys, self._blocks_per_chunk
         if num_chunks > len(keys):
-            hashes = offload.hashes
-            offload.request.tokens.extend_block_hashes(
-                hashes, num_chunks * size, self._block_size
-            )
-            keys += hashes[(len(keys) + 1) * size - 1 : num_chunks * size : size]
+            blocks = offload.runs.block_keys(len(keys) * size, num_chunks * size)
+            keys += blocks if size == 1 else blocks[size - 1 :: size]
 
     def update_state_after_alloc(
         self, request: Request, block_ids: list[int], num_external_tokens: int
@@ -292,11 +292,13 @@ class OffloadingConnector:
         for request, num_tokens in batch.num_tokens_after(storing).items():
             offload = storing[request]
             if self._last_chunk(offload, num_tokens) > offload.next_chunk:
-                self._offer(offload, num_tokens, batch.block_ids(request), transfers)
+                own = partial(batch.block_ids, request)
+                self._offer(offload, num_tokens, own, transfers)
                 self._may_store(offload)
         for offload, block_ids, num_tokens in self._ended:
             if self._last_chunk(offload, num_tokens) > offload.next_chunk:
-                job = self._offer(offload, num_tokens, block_ids, transfers)
+                held = partial(_between, block_ids)
+                job = self._offer(offload, num_tokens, held, transfers)
                 if job is not None:
                     self._watch(job)
                     if not self._handed_out.isdisjoint(job.block_ids):
@@ -313,12 +315,14 @@ class OffloadingConnector:
         self,
         offload: Offload,
         num_tokens: int,
-        block_ids: list[int],
+        block_ids: BlockIds,
         transfers: StepTransfers,
     ) -> TransferJob | None:
         """Offer the next chunks as one lot; return the job that stores them, if any."""
         size, first = self._blocks_per_chunk, offload.next_chunk
-        last = min(self._last_chunk(offload, num_tokens), len(block_ids) // size)
+        last = self._last_chunk(offload, num_tokens)
+        held = block_ids(first * size, last * size)
+        last = first + len(held) // size
         if last <= first:
             return None
         self._know_keys(offload, last * self._chunk_tokens)
@@ -331,14 +335,17 @@ class OffloadingConnector:
         transfers.evicted_ids += prepared.evicted_ids
         if not prepared.keys:
             return None
-        taken = set(prepared.keys)
-        starts = [size * i for i, key in enumerate(keys, first) if key in taken]
-        table = [each for start in starts for each in block_ids[start : start + size]]
+        first_block, table = first * size, held[: len(keys) * size]
+        if len(prepared.keys) < len(keys):
+            taken = set(prepared.keys)
+            starts = [size * i for i, key in enumerate(keys) if key in taken]
+            table = [each for start in starts for each in held[start : start + size]]
+            first_block += starts[0]
         job = TransferJob(
             self._num_jobs,
             JobKind.STORE,
             offload.request,
-            starts[0],
+            first_block,
             table,
             prepared.chunk_ids,
             prepared.keys,
@@ -446,3 +453,7 @@ def _limit_of(request: Request, name: str) -> int | None:
     """Return a limit that came with the request, or None."""
     parameters = request.kv_transfer_params
     return None if parameters is None else parameters.get(name)
+
+
+def _between(block_ids: list[int], first: int, stop: int) -> list[int]:
+    return block_ids[first:stop]

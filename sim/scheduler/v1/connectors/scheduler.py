@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from cache.v1.block_tables import BlockTables
+    from cache.v1.runs.tables import RunTables
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
     from sim.scheduler.settings import CacheConfig
@@ -72,7 +73,7 @@ class ConnectorScheduler(Scheduler):
     Source: vLLM 0.33, ``vllm/v1/core/sched/scheduler.py``, synchronous scheduling.
     """
 
-    groups: BlockTables
+    tables: BlockTables | RunTables
     waiting: HoldingQueues  # type: ignore[assignment]  # a queue, too
 
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
@@ -89,6 +90,7 @@ class ConnectorScheduler(Scheduler):
         given = settings.offload or settings.kv_transfer
         assert given is not None
         self._recomputes = given.kv_load_failure_policy == "recompute"
+        self._heads_stay_blocked = False  # what a tier has of them may change
         self._now_s = 0.0
         self.waiting = HoldingQueues(settings.scheduling_policy)
         offloads = settings.offload is not None
@@ -198,9 +200,9 @@ class ConnectorScheduler(Scheduler):
         self._received.remove(request)
         num_computed_tokens = request.num_computed_tokens
         if request in self._misloaded and not num_computed_tokens:
-            self.groups.free(request)  # and it is looked up anew
+            self.tables.free(request)  # and it is looked up anew
         else:
-            self.groups.register(request, num_computed_tokens)
+            self.tables.register(request, num_computed_tokens)
         self._misloaded.discard(request)
         if num_computed_tokens == request.num_tokens:
             request.num_computed_tokens -= 1  # the last one is computed for its output
@@ -213,7 +215,7 @@ class ConnectorScheduler(Scheduler):
         """Look up a head; None to ask again in another call."""
         if request.table is not None:
             return Head(NOTHING_FOUND, request.num_computed_tokens, 0, is_async=False)
-        found = self.groups.find(request, request.num_tokens)
+        found = self.tables.find(request, request.num_tokens)
         num_local = found.num_blocks * self.block_size
         match = self.connector.get_num_new_matched_tokens(request, num_local)
         self.looks.append(Look(request, num_local, match.num_tokens))
@@ -235,28 +237,28 @@ class ConnectorScheduler(Scheduler):
 
     def _begin_table(self, request: Request, head: Head, num_new_tokens: int) -> bool:
         """Give a head its slots, if they fit; say whether they do."""
-        groups, num_computed = self.groups, head.num_computed_tokens
+        tables, num_computed = self.tables, head.num_computed_tokens
         num_tokens = min(num_computed + num_new_tokens, self._most_slots)
         if request.table is None:
             if not self._fits(request, num_tokens, head.found):
                 return False
-            groups.begin(request, num_tokens, head.found)
+            tables.begin(request, num_tokens, head.found)
             self._count_hits(request, head)
         else:
             num_all = min(request.num_tokens, self._most_slots)
             num_needed = self._num_missing_blocks(
                 request, max(num_tokens, num_all if self._reserves_all else 0)
             )
-            if num_needed + self._num_spare_blocks() > groups.num_free_blocks:
+            if num_needed + self._num_spare_blocks() > tables.num_free_blocks:
                 return False
-            groups.extend(request, num_tokens, num_computed)
+            tables.extend(request, num_tokens, num_computed)
         self.connector.update_state_after_alloc(
-            request, groups.block_ids(request), head.num_external_tokens
+            request, tables.block_ids(request), head.num_external_tokens
         )
         return True
 
     def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        held = 0 if request.table is None else self.groups.num_blocks(request)
+        held = 0 if request.table is None else self.tables.num_blocks(request)
         return max(-(-num_tokens // self.block_size) - held, 0)
 
     def _num_spare_blocks(self) -> int:
@@ -264,7 +266,7 @@ class ConnectorScheduler(Scheduler):
 
     def _fits_load(self, request: Request, head: Head) -> bool:
         """Whether a head may load: its blocks, and what others under way still need."""
-        needed, num_free = self.groups.num_needed_blocks, self.groups.num_free_blocks
+        needed, num_free = self.tables.num_needed_blocks, self.tables.num_free_blocks
         num_free -= self._num_spare_blocks()
         if self._reserves_all:
             num_all = min(request.num_tokens, self._most_slots)
@@ -283,7 +285,7 @@ class ConnectorScheduler(Scheduler):
 
     def _begin_load(self, request: Request, head: Head) -> None:
         num_tokens = head.num_computed_tokens
-        self.groups.begin(
+        self.tables.begin(
             request, num_tokens, head.found, num_tokens_to_cache=head.num_local_tokens
         )
         self._count_hits(request, head)
@@ -292,7 +294,7 @@ class ConnectorScheduler(Scheduler):
         self._begun_loads[request] = None
         self._passed_over.add(request)
         self.connector.update_state_after_alloc(
-            request, self.groups.block_ids(request), head.num_external_tokens
+            request, self.tables.block_ids(request), head.num_external_tokens
         )
 
     def _count_hits(self, request: Request, head: Head) -> None:
@@ -347,20 +349,22 @@ class ConnectorScheduler(Scheduler):
     def new_block_ids(self) -> Iterable[int]:
         size, step = self.block_size, self.step - 1
         prompts = (
-            self.block_ids(request)[-(-before // size) :]
+            self.block_ids(request, -(-before // size))
             for request, before, _ in self.prompts
             if request.order < self._first_admitted
         )
         idle = set(self.passed_over)
         decodes = (
-            self.block_ids(request)[-1:]
+            self.block_ids(request, (self.num_computed_tokens(request) - 1) // size)
             for request in self.clock.opening(step)
             if request not in idle
         )
         return chain.from_iterable((*prompts, *decodes))
 
-    def block_ids(self, request: Request) -> list[int]:
-        return self.groups.block_ids(request)
+    def block_ids(
+        self, request: Request, first: int = 0, stop: int | None = None
+    ) -> list[int]:
+        return self.tables.block_ids(request, first, stop)
 
     # -- ends -----------------------------------------------------------------
 
@@ -415,7 +419,7 @@ class ConnectorScheduler(Scheduler):
                 self._received.add(request)
             else:
                 del self.delayed[request]
-                self.groups.free(request)
+                self.tables.free(request)
 
     def _note_failures(self, invalid: set[int], failed: Sequence[Request]) -> None:
         """Cut what loading requests have at the first block that was not filled."""
@@ -476,7 +480,7 @@ class ConnectorScheduler(Scheduler):
         for request in self.waiting.holding:
             num_blocks = -(-request.num_computed_tokens // self.block_size)
             require(
-                request.table is None or self.groups.num_blocks(request) >= num_blocks,
+                request.table is None or self.tables.num_blocks(request) >= num_blocks,
                 f"request {request.request_id} holds fewer blocks than it has loaded",
             )
         require(
