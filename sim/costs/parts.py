@@ -58,13 +58,16 @@ class Memo(dict[int, V]):
         return Memo, ()
 
 
-def looked_up(price: Callable[[int], tuple[float, ...]], counts: Count) -> Columns:
-    """Return the prices of each count, (prices, n): each distinct one is asked once.
+def looked_up(
+    kept: Memo[Any], price: Callable[[int], tuple[float, ...]], counts: Count
+) -> Columns:
+    """Return the prices of each count, (prices, n): asked for where none is kept.
 
     Python does the arithmetic: numpy's powers may differ in the last bit.
     """
     distinct, places = distinct_counts(counts)
-    return np.array([price(count) for count in distinct]).T[:, places]
+    prices = [kept.get(count) or price(count) for count in distinct]
+    return np.array(prices).T[:, places]
 
 
 def distinct_counts(counts: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:

@@ -351,8 +351,8 @@ class RooflineCost(RooflineParameters, FormulaCost):
         num_tokens = num_decodes + num_prefill_tokens
         num_rows = num_decodes + num_prefills
         if num_tokens.__class__ is ndarray:
-            of_tokens: Any = looked_up(self.token_parts, num_tokens)
-            of_rows: Any = looked_up(self.row_parts, num_rows)
+            of_tokens: Any = looked_up(self._token_parts, self.token_parts, num_tokens)
+            of_rows: Any = looked_up(self._row_parts, self.row_parts, num_rows)
         else:
             of_tokens = self._token_parts.get(num_tokens) or self.token_parts(
                 num_tokens

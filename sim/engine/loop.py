@@ -246,7 +246,7 @@ class Engine:
         decode_ends = decode_ends_of(cost_model)
         known_ends: dict[int, DecodeEnds] = {}
         horizon, sample, update = self.horizon, self.sample, scheduler.update
-        arrived, add_request = recorder.arrived, scheduler.add_request
+        active, add_request = recorder.active, scheduler.add_request
         admission_error = scheduler.admission_error
         if not self.admission_check:
             admission_error = _no_error
@@ -324,7 +324,7 @@ class Engine:
                 drains = not any(_queue_lengths(scheduler))
                 if ahead is not None:
                     takes_stretches = not listeners and tables.observer is None
-            look = self._next_look
+            look = min(self._next_look, step + MAX_NUM_QUIET_STEPS)
             event_s = events[0][0] if events else inf
 
             # Until anything else had its turn, what is above cannot have changed.
@@ -335,10 +335,7 @@ class Engine:
                 num_steps = 0
                 if takes_stretches:
                     last = due_steps[0] + 1
-                    most = (last if last < look else look) - step
-                    num_steps = quiet_steps(
-                        most if most < MAX_NUM_QUIET_STEPS else MAX_NUM_QUIET_STEPS
-                    )
+                    num_steps = quiet_steps((last if last < look else look) - step)
                 if num_steps:
                     num_decodes = clock.num_decodes
                     context = clock.num_base_tokens + num_decodes * step
@@ -479,7 +476,8 @@ class Engine:
                     env._now = next_s
                     request, upcoming = upcoming, next(arrivals, None)
                     next_s = inf if upcoming is None else upcoming.arrival_s
-                    arrived(request)
+                    recorder.num_arrived += 1  # as `arrived`, which costs a call
+                    active[request.request_id] = request
                     error = (
                         None
                         if request.num_prompt_tokens < num_unquestioned_tokens
@@ -555,7 +553,8 @@ class Engine:
                 step += 1
                 self.num_steps = step
                 if step >= look:
-                    self._notify()
+                    if step >= self._next_look:
+                        self._notify()
                     is_alone = False
                 if not (running or waiting):
                     break

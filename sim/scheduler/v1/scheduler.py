@@ -209,10 +209,8 @@ class Scheduler(Holdings):
         What was decided stands in `prompts`, `completing`, `passed_over` and
         `preemptions`.
         """
-        if self.preemptions:
-            self.preemptions = []
-        if self.passed_over:
-            self.passed_over = []
+        self.preemptions = []
+        self.passed_over = []
         self.prompts = []
         self.num_recomputed_tokens = 0
         interval = self._interval
@@ -222,19 +220,47 @@ class Scheduler(Holdings):
             self._carries_prefill = False
             self._holds_prefill = interval.holds(has_decodes=self._has_decodes())
         budget = self._schedule_running()
-        self.step += 1
+        step = self.step
+        self.step = step + 1
         self._first_admitted = self._num_admitted
         if self.waiting and not self.preemptions:
             self._admit_waiting(budget, now_s)
         if self.groups is not None:
             self.copies = self.groups.end_call()
-        shape = self._shape()
+
+        # Decodes on the clock, and prompts beside them.
+        clock = self.clock
+        num_decodes = clock.num_decodes
+        num_context_tokens = clock.num_base_tokens + num_decodes * step
+        for request in self.passed_over:
+            num_decodes -= 1
+            num_context_tokens -= request.base_tokens + step
+        num_prefills = num_tokens = num_prefill_context_tokens = num_pairs = 0
+        for _, before, after in self.prompts:
+            num_new_tokens = after - before
+            if num_new_tokens == 1:
+                num_decodes += 1
+                num_context_tokens += after
+            else:
+                num_prefills += 1
+                num_tokens += num_new_tokens
+                num_prefill_context_tokens += after
+                # Query j of a chunk sees all keys before it and j of its own.
+                num_pairs += num_new_tokens * (before + after + 1) // 2
         if interval is not None:
             if not (self.preemptions or self._holds_prefill):
                 interval.saw_queue(self._num_backlog())
-            num_tokens = shape[0] + shape[3]
-            interval.stepped(num_tokens, carries_prefill=self._carries_prefill)
-        return shape
+            interval.stepped(
+                num_decodes + num_tokens, carries_prefill=self._carries_prefill
+            )
+        return (
+            num_decodes,
+            num_context_tokens,
+            num_prefills,
+            num_tokens,
+            num_prefill_context_tokens,
+            num_pairs,
+        )
 
     def _has_decodes(self) -> bool:
         return self.clock.num_decodes > 0
@@ -639,36 +665,6 @@ class Scheduler(Holdings):
         if after == request.num_tokens:
             self.completing.append(request)
 
-    def _shape(self) -> Shape:
-        """Count the decodes on the clock, and prompts beside them."""
-        clock, step = self.clock, self.step - 1
-        num_decodes = clock.num_decodes
-        num_context_tokens = clock.num_base_tokens + num_decodes * step
-        if self.passed_over:
-            for request in self.passed_over:
-                num_decodes -= 1
-                num_context_tokens -= request.base_tokens + step
-        num_prefills = num_tokens = num_prefill_context_tokens = num_pairs = 0
-        for _, before, after in self.prompts:
-            num_new_tokens = after - before
-            if num_new_tokens == 1:
-                num_decodes += 1
-                num_context_tokens += after
-            else:
-                num_prefills += 1
-                num_tokens += num_new_tokens
-                num_prefill_context_tokens += after
-                # Query j of a chunk sees all keys before it and j of its own.
-                num_pairs += num_new_tokens * (before + after + 1) // 2
-        return (
-            num_decodes,
-            num_context_tokens,
-            num_prefills,
-            num_tokens,
-            num_prefill_context_tokens,
-            num_pairs,
-        )
-
     def output(self, shape: Shape) -> SchedulerOutput:
         """Return the decisions of the latest `form`, which returned `shape`. O(n)."""
         for request in self.passed_over:
@@ -700,7 +696,7 @@ class Scheduler(Holdings):
 
         Changes nothing.
         """
-        clock, waiting = self.clock, self.waiting
+        waiting = self.waiting
         if waiting:
             head = self._blocked_head
             if head is None or head is not waiting.peek_request():
@@ -711,6 +707,7 @@ class Scheduler(Holdings):
                 )
             if looks_at_head or self._interval is not None:
                 return 0
+        clock = self.clock
         num_decodes = clock.num_decodes
         if self.prefilling or not 0 < num_decodes <= self._budget:
             return 0
