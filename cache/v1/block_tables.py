@@ -436,9 +436,7 @@ class BlockTables:
     def junction(self, request: TableRequest) -> int:
         """Return the junction of the latest look-up of a request, or 0."""
         table: BlockTable | None = request.table
-        if table is not None:
-            return table.known.junction
-        known = self._known.get(request.request_id)
+        known = self._known.get(request.request_id) if table is None else table.known
         return 0 if known is None else known.junction
 
     def num_entries(self, num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Suggestions for mistyped keys, and for files that another command reads."""
+"""What is wrong with a configuration, in a line that says what to do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel
 
 from sim.config.plug import did_you_mean
+from sim.config.types import shortened
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from pydantic import ValidationError
 
 _ALIASES = {
     "dp": "data_parallel_size",
@@ -29,15 +32,82 @@ _ALIASES = {
 }
 """Words of other tools, and what vLLM calls the same."""
 
+_WITHOUT_EFFECT = {
+    "mamba_block_size": "blocks of states are as long as those of attention",
+    "mamba_cache_mode": "enable_prefix_caching says when states are kept",
+}
+"""Keys that 0.33 overwrites or ignores, and what holds instead."""
+
 _RATES = frozenset({"rate", "request_rate", "qps", "rps"})
 _MANY = 15
 """Choices of which a list helps less than the one that was meant."""
+
+# What pydantic puts into a path to tell the branches of a union apart.
+_TYPE_NAMES = ("str", "dict[str,any]", "[key]")
 
 _COMMANDS = {
     "plan": "a plan",
     "sweep": "a sweep",
     "run": "the configuration of a run",
 }
+
+
+def one_line(error: ValidationError, root: type[BaseModel]) -> str:
+    """Return the first problem of a configuration in a line.
+
+    Key, rule, value, remedy; `root` is the type of the outermost table.
+    """
+    problems = error.errors()
+    problem = problems[0]
+    path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        return _unknown_key(path, root) + more
+    if problem["type"] == "missing":
+        return f"{path}: this key is needed; give it{more}"
+    rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if problem["type"] in {"model_type", "dict_type"}:
+        rule = "should be a table of keys, such as {kind: ...}"
+    key, colon, _ = rule.partition(": ")
+    if colon and key.partition(".")[0] in _table_at(path, root).model_fields:
+        return f"{path}.{rule}{more}".removeprefix(".")
+    value = problem["input"]
+    shown = "" if isinstance(value, dict) else f", got {shortened(value)}"
+    if problem["type"].startswith(("greater_than", "less_than", "finite")):
+        is_share = (problem.get("ctx") or {}).get("le") == 1
+        hint = share_hint(value) if is_share else ""
+        shown += hint or _default_of(path, root)
+    if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
+        shown += "; write it without quotes, as 16 or 1.0e-3"
+    return f"{path or 'configuration'}: {rule}{shown}{more}"
+
+
+def _default_of(path: str, root: type[BaseModel]) -> str:
+    """Return the remedy for a number out of range: what the key is otherwise."""
+    table, _, key = path.rpartition(".")
+    field = _table_at(table, root).model_fields.get(key)
+    if field is None or field.is_required():
+        return ""
+    return f"; its default is {'null' if field.default is None else field.default}"
+
+
+def _unknown_key(path: str, root: type[BaseModel]) -> str:
+    key = path.rpartition(".")[2]
+    if key in _WITHOUT_EFFECT:
+        return f"{path}: no effect in 0.33, {_WITHOUT_EFFECT[key]}; remove this key"
+    return f"{path}: unknown key{meant_key(path, tables_of(root))}"
+
+
+def _table_at(path: str, root: type[BaseModel]) -> type[BaseModel]:
+    """Return the type of the table at a path; the last one on the way that has one."""
+    table = root
+    for name in path.split("."):
+        field = table.model_fields.get(name)
+        annotation = field.annotation if field else None
+        for each in (annotation, *get_args(annotation)):
+            if isinstance(each, type) and issubclass(each, BaseModel):
+                table = each
+    return table
 
 
 def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:

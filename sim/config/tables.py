@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
     Field,
     ValidationError,
     field_validator,
@@ -17,19 +16,14 @@ from pydantic import (
 from sim.config.files import Overrides, find_files, override, read_yaml
 from sim.config.fleet import FleetTable, PoolTable, check_fleet, own_engine
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
-from sim.config.hints import (
-    meant_key,
-    refuse_other_kind,
-    share_hint,
-    tables_of,
-)
+from sim.config.hints import one_line, refuse_other_kind
 from sim.config.offloading import (
     KVTransferTable,
     OffloadingLinkTable,
     check_offloading,
 )
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
-from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
+from sim.config.types import ConfigTable, Count, Kind, Positive, Whole
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.hardware.interconnects import GATHERING, All2AllBackend
@@ -48,12 +42,6 @@ if TYPE_CHECKING:
 
 Limit = Annotated[float, Field(gt=0)]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-WITHOUT_EFFECT = {
-    "mamba_block_size": "blocks of states are as long as those of attention",
-    "mamba_cache_mode": "enable_prefix_caching says when states are kept",
-}
-"""Keys that 0.33 overwrites or ignores, and what holds instead."""
 
 
 class EngineConfig(ConfigTable):
@@ -465,7 +453,7 @@ def load_traffic(path: Path | str, overrides: Overrides = ()) -> TrafficConfig:
     try:
         return TrafficConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(one_line(error)) from error
+        raise ConfigError(one_line(error, RunConfig)) from error
 
 
 def parse_config(data: dict[str, Any]) -> RunConfig:
@@ -479,64 +467,4 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(one_line(error)) from error
-
-
-def one_line(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Return the first problem in a line: key, rule, value, remedy."""
-    root = model or RunConfig
-    problems = error.errors()
-    problem = problems[0]
-    path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if problem["type"] == "extra_forbidden":
-        return _unknown_key(path, root) + more
-    if problem["type"] == "missing":
-        return f"{path}: this key is needed; give it{more}"
-    rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if problem["type"] in {"model_type", "dict_type"}:
-        rule = "should be a table of keys, such as {kind: ...}"
-    key, colon, _ = rule.partition(": ")
-    if colon and key.partition(".")[0] in _table_at(path, root).model_fields:
-        return f"{path}.{rule}{more}".removeprefix(".")
-    value = problem["input"]
-    shown = "" if isinstance(value, dict) else f", got {shortened(value)}"
-    if problem["type"].startswith(("greater_than", "less_than", "finite")):
-        is_share = (problem.get("ctx") or {}).get("le") == 1
-        hint = share_hint(value) if is_share else ""
-        shown += hint or _default_of(path, root)
-    if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
-        shown += "; write it without quotes, as 16 or 1.0e-3"
-    return f"{path or 'configuration'}: {rule}{shown}{more}"
-
-
-def _default_of(path: str, root: type[BaseModel]) -> str:
-    """Return the remedy for a number out of range: what the key is otherwise."""
-    table, _, key = path.rpartition(".")
-    field = _table_at(table, root).model_fields.get(key)
-    if field is None or field.is_required():
-        return ""
-    return f"; its default is {'null' if field.default is None else field.default}"
-
-
-def _unknown_key(path: str, root: type[BaseModel]) -> str:
-    key = path.rpartition(".")[2]
-    if key in WITHOUT_EFFECT:
-        return f"{path}: no effect in 0.33, {WITHOUT_EFFECT[key]}; remove this key"
-    return f"{path}: unknown key{meant_key(path, tables_of(root))}"
-
-
-def _table_at(path: str, root: type[BaseModel]) -> type[BaseModel]:
-    """Return the type of the table at a path; the last one on the way that has one."""
-    table = root
-    for name in path.split("."):
-        field = table.model_fields.get(name)
-        annotation = field.annotation if field else None
-        for each in (annotation, *get_args(annotation)):
-            if isinstance(each, type) and issubclass(each, BaseModel):
-                table = each
-    return table
-
-
-# What pydantic puts into a path to tell the branches of a union apart.
-_TYPE_NAMES = ("str", "dict[str,any]", "[key]")
+        raise ConfigError(one_line(error, RunConfig)) from error

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from numpy import ndarray
 
 from sim.costs.collectives import all_reduce_s
 from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
-from sim.costs.experts import RoutedExperts, touched_experts_spread
+from sim.costs.experts import RoutedExperts
 from sim.costs.graphs import padded
 from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.parts import (
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
     from sim.hardware.models.quantization import QuantizationScheme
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.generation import KvLayout, SwapVariant
-
-
-_NINE_OF_TEN: Final = 1.645
-"""Standard deviations on either side of the mean that hold nine of ten."""
 
 
 def _derived() -> Any:
@@ -407,18 +403,10 @@ class RooflineCost(RooflineParameters, FormulaCost):
         return self.experts.seconds(num_tokens), self.model.num_moe_layers * one_s
 
     def expert_spread_s(self, num_tokens: int) -> float:
-        """Return by how much the choice of experts moves nine steps of ten, in seconds.
-
-        Layers choose independently: the spread of their sum grows with the root of
-        their number.
-        """
-        model, layers = self.model, self.model.num_moe_layers
+        """Return by how much the choice of experts moves nine steps of ten."""
         if self.experts is None:
             return 0.0
-        spread = touched_experts_spread(
-            model.num_experts, model.num_experts_per_tok, num_tokens
-        )
-        return _NINE_OF_TEN * spread * self.experts.expert_s / sqrt(layers)
+        return self.experts.spread_s(num_tokens, self.model.num_moe_layers)
 
     def row_parts(self, num_rows: int) -> tuple[float, float]:
         """Return seconds of the head and of the host for so many requests."""

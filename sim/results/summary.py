@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.results import fleets
-from sim.results.drafts import draft_rows
 from sim.results.group_usage import mean_blocks
 from sim.results.metrics import (
     by_slo_class,
@@ -20,14 +19,11 @@ from sim.results.metrics import (
     sessions,
     throughput,
 )
-from sim.results.ranks import ONE, parts_of
-from sim.results.schema import LATENCIES, SHOWN_STATISTICS
-from sim.results.transfers import transfer_rows
 from sim.scheduler.v1.dialect import dialect_of
 from workloads.columns import largest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sim.config.tables import EngineConfig, RunConfig
     from sim.config.workload import WorkloadConfig
@@ -328,179 +324,3 @@ def workload_title(workload: WorkloadConfig) -> str:
         scale = workload.synthetic.rate_scale
     rate = f" {arrivals['rate']:g}/s" if "rate" in arrivals else ""
     return f"{name}, {arrivals.get('kind')}{rate} at {scale:g} x rate"
-
-
-def clock(seconds: float) -> str:
-    """Format simulated seconds as h:mm:ss."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
-
-
-def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts of a summary as (name, text), without wall time."""
-    s = summary
-    unserved = ", ".join(
-        f"{s[key]:,} {key.replace('_', ' ')}"
-        for key in ("rejected", "aborted", "unsent", "unfinished", "length_capped")
-        if s[key]
-    )
-    rows = [
-        (
-            "requests",
-            f"{s['completed']:,} of {s['num_requests']:,} completed"
-            + (f", {unserved}" if unserved else ""),
-        ),
-        ("simulated time", f"{clock(s['duration'])} in {s['num_steps']:,} steps"),
-        (
-            "throughput",
-            f"{s['request_throughput']:.2f} requests/s{_offered(s)}, "
-            f"{s['output_throughput']:,.0f} output tokens/s",
-        ),
-        (
-            "KV cache",
-            f"{s['num_gpu_blocks']:,} blocks{_interval(s)}{_block_size(s)}; usage mean "
-            f"{s['kv_cache_usage_mean']:.1%}, max {s['kv_cache_usage_max']:.1%}",
-        ),
-        *_ranks(s),
-        *fleets.rows(s),
-        *_kv_groups(s),
-        (
-            "preemptions",
-            f"{s['num_preemptions']:,}, of {s['num_requests_preempted']:,} requests; "
-            f"{s['recomputed_tokens']:,} tokens recomputed",
-        ),
-        *_moves(s),
-        _queues(s),
-    ]
-    if s.get("prefix_cache_queries"):
-        hits = s["prefix_cache_hits"] / s["prefix_cache_queries"]
-        evicted = s.get("num_evictions")
-        rows.append(
-            (
-                "prefix cache",
-                f"{hits:.2%} of {s['prefix_cache_queries']:,} prompt tokens hit"
-                + ("" if evicted is None else f"; {evicted:,} blocks evicted"),
-            )
-        )
-    return [*rows, *transfer_rows(s), *draft_rows(s), *_uncertainty(s), *_groups(s)]
-
-
-def _block_size(summary: Mapping[str, Any]) -> str:
-    """Say how many tokens a block holds, where that does not depend on its group."""
-    sizes = {kind["block_size"] for kind in summary.get("kv_cache_groups", ())}
-    if len(sizes) > 1:
-        return ""
-    size = sizes.pop() if sizes else summary["block_size"]
-    return f" of {size:,} tokens"
-
-
-def _kv_groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    kinds = summary.get("kv_cache_groups", ())
-    sizes = {kind["block_size"] for kind in kinds}
-    for place, kind in enumerate(kinds):
-        size = f", blocks of {kind['block_size']:,} tokens" if len(sizes) > 1 else ""
-        yield (
-            "" if place else "KV groups",
-            f"{layers_in_words(kind)}{size}: mean {kind['num_blocks_mean']:,.0f} "
-            f"blocks, max {kind['num_blocks_max']:,}",
-        )
-
-
-def layers_in_words(kind: Mapping[str, Any]) -> str:
-    """Return the layers of a kind of group, such as ``3 x 12 layers, full attention``.
-
-    `kind` has the keys of ``kv_cache_groups`` in a summary.
-    """
-    times = f"{kind['num_groups']} x " if kind["num_groups"] > 1 else ""
-    return f"{times}{kind['num_layers']} layers, {kind['kind']}"
-
-
-def _uncertainty(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield how far the cost model may be off, where it says so."""
-    ttft, tpot = summary["mean_ttft_ms_interval"], summary["mean_tpot_ms_interval"]
-    said = [
-        f"{name} mean {found[0]:,.1f} to {found[1]:,.1f} ms"
-        for name, found in (("TTFT", ttft), ("TPOT", tpot))
-        if found
-    ]
-    if share := summary["extrapolated_share"]:
-        said.append(f"{share:.2%} of busy time extrapolated")
-    if said:
-        yield "kernel bounds", ", ".join(said)
-
-
-def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if s := summary.get("sessions"):
-        mean_s = s["mean_duration_s"]
-        lasted = "" if mean_s is None else f", {mean_s:,.1f} s each on average"
-        yield (
-            "sessions",
-            f"{s['num_completed']:,} of {s['num_sessions']:,} completed{lasted}; "
-            f"{s['mean_turns']:.1f} turns on average",
-        )
-    for name, numbers in summary.get("by_slo_class", {}).items():
-        if not numbers["completed"]:
-            yield f"class {name}", f"0 of {numbers['num_requests']:,} completed"
-            continue
-        parts = (
-            f"{label} p50 {numbers[f'p50_{key}_ms']:,.0f}, "
-            f"p95 {numbers[f'p95_{key}_ms']:,.0f}, "
-            f"p99 {numbers[f'p99_{key}_ms']:,.0f} ms"
-            for key, label in (("ttft", "TTFT"), ("e2el", "E2E"))
-        )
-        yield f"class {name}", f"{numbers['completed']:,} completed; {'; '.join(parts)}"
-
-
-def _ranks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if not (ranks := summary.get("ranks")):
-        return []
-    text = f"{len(ranks)}, with a pool each"
-    if (share := summary.get("wait_share")) is not None:
-        num_dummies = summary["num_dummy_steps"]
-        text += f"; {num_dummies:,} dummy steps, {share:.1%} of time waiting"
-    return [("ranks", text)]
-
-
-def _queues(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the queues; of ranks means are those of all, maxima of one."""
-    s = summary
-    part, parts = parts_of(s)
-    of_all, of_one = (" in all", f" on {ONE[part]}") if parts else ("", "")
-    return (
-        "running",
-        f"mean {s['num_running_mean']:.1f}{of_all}, max {s['num_running_max']:,} of "
-        f"{s['max_num_seqs']:,}{of_one}; waiting mean {s['num_waiting_mean']:.1f}"
-        f"{of_all}, max {s['num_waiting_max']:,}",
-    )
-
-
-def _moves(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    s = summary
-    moves = []
-    if s["swapped_out_blocks"]:
-        moves.append(
-            f"{s['num_preemptions_swap']:,} preemptions by swapping, "
-            f"{s['swapped_out_blocks']:,} blocks out, {s['swapped_in_blocks']:,} in"
-        )
-    if s["copied_blocks"]:
-        moves.append(f"{s['copied_blocks']:,} copied on write")
-    return [("blocks moved", "; ".join(moves))] if moves else []
-
-
-def _offered(summary: Mapping[str, Any]) -> str:
-    rate = summary["request_rate"]
-    return "" if rate is None else f" of {rate:.2f} offered"
-
-
-def _interval(summary: Mapping[str, Any]) -> str:
-    low, high = summary["num_gpu_blocks_low"], summary["num_gpu_blocks_high"]
-    return "" if low == high else f" ({low:,} to {high:,})"
-
-
-def latency_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the latencies as a name and a text for each of `SHOWN_STATISTICS`."""
-    for latency in LATENCIES.values():
-        keys = (f"{each}_{latency.key}_ms" for each in SHOWN_STATISTICS)
-        numbers = (summary[key] for key in keys)
-        yield latency.label, *("-" if n is None else f"{n:,.1f}" for n in numbers)

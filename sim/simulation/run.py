@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import simpy
 from cache.errors import PolicyError
 from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
+from sim.engine.clock import garbage_collector_paused
 from sim.engine.loop import Engine
 from sim.engine.offloading import OffloadingEngine
 from sim.engine.patience import Patience, PatientClient
@@ -41,7 +41,7 @@ from workloads.columns import largest
 from workloads.errors import WorkloadWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
@@ -335,7 +335,7 @@ class Simulation:
         return self.recorder.finish(self.env.now).request_table
 
     def _run_clock(self) -> None:
-        with nullcontext() if self.path_reason else _garbage_collector_paused():
+        with nullcontext() if self.path_reason else garbage_collector_paused():
             self._run_until_done()
 
     def _run_until_done(self) -> None:
@@ -495,15 +495,3 @@ class _RunAtBound(Simulation):
         return AtBound(central.cost_model, self._bound)
 
     _keeps_steps = False
-
-
-@contextmanager
-def _garbage_collector_paused() -> Iterator[None]:
-    """Spare the fast path the search for cycles: it makes objects, and no cycle."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from sim.config.tables import parse_config
 from sim.results.group_usage import GroupUsage, mean_blocks
 from sim.results.run import Results
-from sim.results.summary import summary_rows
+from sim.results.summary_rows import summary_rows
 from sim.simulation.simulate import simulate
 from sim.views.plots import FIGURES, Tables
 

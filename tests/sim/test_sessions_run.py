@@ -11,7 +11,7 @@ import yaml
 from sim.cli.main import run as kvsim
 from sim.config.tables import load_config, parse_config
 from sim.errors import ConfigError
-from sim.results.summary import summary_rows
+from sim.results.summary_rows import summary_rows
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from tests.shared import ROOT

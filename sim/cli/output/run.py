@@ -9,7 +9,7 @@ from rich.text import Text
 from sim.cli.console import facts_table, number_table, output_console
 from sim.results.ranks import parts_of
 from sim.results.schema import SHOWN_STATISTICS
-from sim.results.summary import (
+from sim.results.summary_rows import (
     clock,
     latency_rows,
     summary_rows,

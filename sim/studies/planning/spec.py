@@ -16,9 +16,9 @@ from pydantic import (
 )
 
 from sim.config.files import Overrides, find_files, found_path, override, read_yaml
-from sim.config.hints import refuse_other_kind
+from sim.config.hints import one_line, refuse_other_kind
 from sim.config.plug import did_you_mean
-from sim.config.tables import EngineConfig, one_line
+from sim.config.tables import EngineConfig
 from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError

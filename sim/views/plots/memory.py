@@ -9,7 +9,7 @@ from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sim.results.group_usage import mean_blocks
-from sim.results.summary import layers_in_words
+from sim.results.summary_rows import layers_in_words
 from sim.views.plots import style
 from sim.views.plots.binning import extremes_per_column
 from sim.views.plots.tables import column
