@@ -16,7 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests side by side, neighbours in a file together as far as that keeps all busy; one more
 # than there are processors, as some wait for clusters, kills and clocks.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+# Processes side by side wait for each other where each multiplies with all processors.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .PHONY: demo notebooks docs test test-all hosted test-hosted test-routers fuzz check bench format clean help
 

@@ -218,6 +218,6 @@ class CachingMachine(AllocatorMachine):
 
 
 TestNaive = AllocatorMachine.TestCase
-TestNaive.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestNaive.settings = settings(stateful_step_count=40)
 TestCaching = CachingMachine.TestCase
-TestCaching.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCaching.settings = settings(stateful_step_count=40)

@@ -105,7 +105,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=100, stateful_step_count=40)
+TestPool.settings = settings(stateful_step_count=40)
 
 
 class UnhashedFirstMachine(PoolMachine):
@@ -115,4 +115,4 @@ class UnhashedFirstMachine(PoolMachine):
 
 
 TestUnhashedFirst = UnhashedFirstMachine.TestCase
-TestUnhashedFirst.settings = settings(max_examples=100, stateful_step_count=40)
+TestUnhashedFirst.settings = settings(stateful_step_count=40)

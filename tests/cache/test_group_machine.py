@@ -340,9 +340,7 @@ class GroupMachine(RuleBasedStateMachine):
                     assert 0 not in table
 
 
-GroupMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None
-)
+GroupMachine.TestCase.settings = settings(stateful_step_count=30)
 TestGroups = GroupMachine.TestCase
 
 
@@ -353,7 +351,6 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     spec=st.sampled_from([full(4), window(4, 9), chunked(4, 16), mamba(4)]),
     num_groups=st.integers(2, 4),

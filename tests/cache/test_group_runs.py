@@ -195,9 +195,7 @@ class GroupRunMachine(RuleBasedStateMachine):
         runs.check([other for _, other in self.live])
 
 
-GroupRunMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+GroupRunMachine.TestCase.settings = settings(stateful_step_count=40)
 TestGroupRuns = GroupRunMachine.TestCase
 
 

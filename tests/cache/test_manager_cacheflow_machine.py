@@ -351,6 +351,6 @@ class SpaceMachine(RuleBasedStateMachine):
 
 
 TestAllocator = AllocatorMachine.TestCase
-TestAllocator.settings = settings(max_examples=60, stateful_step_count=30)
+TestAllocator.settings = settings(stateful_step_count=30)
 TestSpace = SpaceMachine.TestCase
-TestSpace.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestSpace.settings = settings(stateful_step_count=30)

@@ -226,8 +226,8 @@ class WindowMachine(ManagerMachine):
 
 
 TestPlain = ManagerMachine.TestCase
-TestPlain.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPlain.settings = settings(stateful_step_count=40)
 TestCaching = CachingMachine.TestCase
-TestCaching.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestCaching.settings = settings(stateful_step_count=40)
 TestWindow = WindowMachine.TestCase
-TestWindow.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWindow.settings = settings(stateful_step_count=40)

@@ -219,7 +219,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=100, stateful_step_count=40)
+TestManager.settings = settings(stateful_step_count=40)
 
 
 class WindowMachine(ManagerMachine):
@@ -237,4 +237,4 @@ class WindowMachine(ManagerMachine):
 
 
 TestWindow = WindowMachine.TestCase
-TestWindow.settings = settings(max_examples=100, stateful_step_count=40)
+TestWindow.settings = settings(stateful_step_count=40)

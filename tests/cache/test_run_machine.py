@@ -144,9 +144,9 @@ class UnhashedFirstIdMachine(UnhashedFirstMachine):
 
 
 TestRuns = RunMachine.TestCase
-TestRuns.settings = settings(max_examples=60, stateful_step_count=40)
+TestRuns.settings = settings(stateful_step_count=40)
 TestUnhashedFirst = UnhashedFirstMachine.TestCase
-TestUnhashedFirst.settings = settings(max_examples=60, stateful_step_count=40)
+TestUnhashedFirst.settings = settings(stateful_step_count=40)
 TestIds = IdMachine.TestCase
 TestIds.settings = settings(max_examples=30, stateful_step_count=40)
 TestUnhashedFirstIds = UnhashedFirstIdMachine.TestCase

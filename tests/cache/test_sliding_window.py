@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.block import KVCacheBlock
@@ -175,7 +175,6 @@ def test_hits_equal_the_naive_search(
     assert [b.block_id for b in found] == naive_hit(table, reach.num_blocks_for_hit)
 
 
-@settings(max_examples=200)
 @given(
     window=st.integers(1, 14),
     block_size=st.integers(1, 5),

@@ -149,6 +149,6 @@ class CachingTieredMachine(TieredMachine):
 
 
 TestNaive = TieredMachine.TestCase
-TestNaive.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestNaive.settings = settings(stateful_step_count=40)
 TestCaching = CachingTieredMachine.TestCase
-TestCaching.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestCaching.settings = settings(stateful_step_count=40)

@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs import ConstantCost, LinearCost, RooflineCost
@@ -183,7 +183,6 @@ def test_every_model_prices_many_as_one(kind):
         assert_decodes_are_steps(model, num_decodes, contexts)
 
 
-@settings(max_examples=100)
 @given(
     model=rooflines(),
     batch=any_shapes,

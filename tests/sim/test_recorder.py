@@ -56,7 +56,6 @@ def recorded(
 
 
 @given(st.lists(told, max_size=20), st.booleans(), st.data())
-@settings(max_examples=80, deadline=None)
 def test_stretches_leave_the_same_bytes_as_single_steps(
     events: list[Told], prices_many: bool, data: st.DataObject
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.results import schema
@@ -44,7 +44,6 @@ def streaks_of(steps: list[int]) -> list[tuple[int, int]]:
 
 
 @given(requests, st.randoms(use_true_random=False), st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
 def test_latencies_and_times_of_tokens(
     tokens: list[list[int]], random: Random, batch_rows: int
 ) -> None:

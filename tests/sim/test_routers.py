@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.tokens import SegmentTokens
@@ -140,7 +140,6 @@ def num_common(left: list[Any], right: list[Any]) -> int:
 
 
 @given(st.lists(st.tuples(prompts(), st.integers(0, 2)), max_size=12), prompts())
-@settings(max_examples=150)
 def test_the_tree_knows_the_longest_prefix(
     sent: list[tuple[Pieces, int]], asked: Pieces
 ) -> None:
@@ -160,7 +159,6 @@ def test_the_tree_knows_the_longest_prefix(
 @given(
     st.lists(st.tuples(prompts(), st.integers(0, 2)), max_size=12), st.integers(0, 9)
 )
-@settings(max_examples=100)
 def test_eviction_forgets_old_ends_and_no_beginning(
     sent: list[tuple[Pieces, int]], most: int
 ) -> None:

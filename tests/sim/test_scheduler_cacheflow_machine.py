@@ -182,8 +182,6 @@ class V02Machine(SchedulerMachine):
 
 
 TestCacheflow = CacheflowMachine.TestCase
-TestCacheflow.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+TestCacheflow.settings = settings(stateful_step_count=40)
 TestV02 = V02Machine.TestCase
-TestV02.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestV02.settings = settings(stateful_step_count=40)

@@ -153,4 +153,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40)
+TestScheduler.settings = settings(stateful_step_count=40)

@@ -179,4 +179,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=30)
+TestScheduler.settings = settings(stateful_step_count=30)

@@ -290,4 +290,4 @@ TestLRU = TierMachine.TestCase
 TestThreshold = ThresholdMachine.TestCase
 TestARC = ARCMachine.TestCase
 for each in (TestLRU, TestThreshold, TestARC):
-    each.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    each.settings = settings(stateful_step_count=40)
