@@ -240,8 +240,7 @@ def _schedule_ahead(
     ends = ["stop", "length", {"stop": 0.5, "length": 0.5}]
     workload["output_end"] = rng.choice(ends)
     if rng.random() < 0.8:
-        for key in ("sliding_window", "prefill_schedule_interval", "evictor"):
-            engine.pop(key, None)
+        engine.pop("prefill_schedule_interval", None)
         if isinstance(engine.get("admission"), dict):
             engine.pop("admission")
 

@@ -78,7 +78,7 @@ def draw_group_case(seed: int) -> Case:
             engine["num_gpu_blocks_override"] * rng.choice([0.7, 1.0, 1.0, 1.5, 2.0])
         ),
     )
-    if rng.random() < 0.8:  # steps ahead of groups are all taken one by one
+    if rng.random() < 0.5:
         engine["async_scheduling"] = False
     data = config.model_dump(exclude_unset=True) | {"engine": engine}
     if data["cost"]["kind"] == "measured":

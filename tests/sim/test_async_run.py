@@ -225,6 +225,26 @@ def test_null_is_what_the_release_does(release: str, *, is_ahead: bool) -> None:
     assert null.summary["scheduling"].startswith(f"{begins} scheduling")
 
 
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("openai/gpt-oss-20b", None),
+        ("meta-llama/Llama-4-Scout-17B-16E", None),
+        ("ibm-granite/granite-4.0-h-small", "of a model whose layers have states"),
+    ],
+)
+def test_windows_and_chunks_are_on_the_clock(model: str, reason: str | None) -> None:
+    told = (
+        simulation(
+            cost=CONSTANT, model=model, tensor_parallel_size=4, max_model_len=4096
+        )
+        .run()
+        .summary
+    )
+    assert told["path"] == ("fast" if reason is None else "stepwise")
+    assert told["path_reason"] == (reason and f"several steps are in flight {reason}")
+
+
 def test_null_says_what_is_not_built() -> None:
     def engine(**more: Any) -> EngineConfig:
         table = {"model": "meta-llama/Llama-3.1-8B", "gpu": "h200_sxm"} | more

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from math import lcm
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cache.v1.groups.mamba import MambaManager
 from cache.v1.groups.window import SlidingWindowManager
@@ -94,6 +94,11 @@ def looks_of(
     return period, tuple(sorted(phases | ends)), ends
 
 
+def later_phases(phases: Collection[int], period: int) -> tuple[int, ...]:
+    """Return phases, and those a step later: of what is known then."""
+    return tuple(sorted({*phases, *((phase + 1) % period for phase in phases)}))
+
+
 class Decodes:
     """Lets decodes go on that have had their first step.
 
@@ -107,21 +112,53 @@ class Decodes:
         Of all requests; of kinds that `are_known`.
     ends
         Those of its `phases` in which blocks are filled that may be registered.
+
+    Attributes
+    ----------
+    phases
+        Computed tokens, modulo the period, at which a decode is looked at.
     """
 
     def __init__(self, tables: GroupTables, ends: Collection[int]) -> None:
-        managers, phases = tables.managers, tables.phases
         self._tables = tables
-        self._period, self._phases = tables.period, phases
-        looks = [_look(managers, phase, ends) for phase in range(tables.period)]
-        self._looks = looks
+        self._ends = ends
+        self._period = tables.period
+        self._extend: Callable[[Any, int, int], bool] = tables.extend
+        self._look_at(tables.phases, num_in_flight=0)
+        sizes = [m.block_size for m in tables.managers if m.phases()]
+        self._least_size, self._num_openers = min(sizes, default=1), len(sizes)
+
+    def _look_at(self, phases: tuple[int, ...], num_in_flight: int) -> None:
+        managers, period = self._tables.managers, self._period
+        self.phases, self._num_in_flight = phases, num_in_flight
+        self._looks = looks = [
+            _look(managers, phase, (phase - num_in_flight) % period, self._ends)
+            for phase in range(period)
+        ]
         self._opening = [
             (phase, len(looks[phase].openers))
             for phase in phases
             if looks[phase].openers
         ]
-        sizes = [m.block_size for m in managers if m.phases()]
-        self._least_size, self._num_openers = min(sizes, default=1), len(sizes)
+
+    def look_behind(self, extend: Callable[[Any, int, int], bool]) -> tuple[int, ...]:
+        """Take the last computed token of decodes to be in flight; return `phases`.
+
+        It is not known yet, and windows still read what lies behind it.
+
+        Parameters
+        ----------
+        extend
+            As that of the tables, for decodes in their first steps, whose tokens in
+            flight may be more.
+        """
+        self._extend = extend
+        self._look_at(later_phases(self.phases, self._period), num_in_flight=1)
+        self._look_at(
+            tuple(each for each in self.phases if any(self._looks[each])),
+            num_in_flight=1,
+        )
+        return self.phases
 
     @staticmethod
     def are_known(managers: Collection[GroupManager]) -> bool:
@@ -190,7 +227,7 @@ class Decodes:
         period = self._period
         due = [
             bucket
-            for phase in self._phases
+            for phase in self.phases
             if (bucket := buckets[(step - phase) % period])
         ]
         if unseen:
@@ -222,7 +259,7 @@ class Decodes:
                 self._go_on(known, step)
                 known = []
             num_tokens = request.base_tokens + step
-            self._tables.extend(request, num_tokens, num_tokens - 1)
+            self._extend(request, num_tokens, num_tokens - 1)
         if known:
             self._go_on(known, step)
 
@@ -257,6 +294,7 @@ class BlockDecodes(Decodes):
 
     def _go_on(self, requests: Iterable[DecodeRequest], step: int) -> None:
         looks, period, before = self._looks, self._period, step - 1
+        num_in_flight = self._num_in_flight
         pool, register = self._pool, self._register
         take, drop, null_block = pool.take_block, pool.drop_block, pool.null_block
         managers = self._tables.managers
@@ -265,16 +303,17 @@ class BlockDecodes(Decodes):
             num_computed_tokens = request.base_tokens + before
             givers, openers, registers = looks[num_computed_tokens % period]
             groups = request.table.groups
+            num_processed_tokens = num_computed_tokens - num_in_flight
             for number, manager, reach, block_size in givers:
                 own = groups[number]
                 if reach is None:
-                    manager.give_up(own, num_computed_tokens)
+                    manager.give_up(own, num_processed_tokens)
                     continue
                 index = own.num_passed
-                num_left = (num_computed_tokens - reach) // block_size - index
+                num_left = (num_processed_tokens - reach) // block_size - index
                 if num_left != 1:
                     if num_left > 1:
-                        manager.give_up(own, num_computed_tokens)
+                        manager.give_up(own, num_processed_tokens)
                     continue
                 blocks = own.blocks
                 block, blocks[index] = blocks[index], null_block
@@ -288,19 +327,22 @@ class BlockDecodes(Decodes):
                 groups[number].blocks.append(take())
                 num_opened[number] += 1
             if registers:
-                register(request, num_computed_tokens + 1)
+                register(request, num_processed_tokens + 1)
         for manager, number in zip(managers, num_opened, strict=True):
             manager.num_held_blocks += number
             manager.num_used_blocks += number
 
 
-def _look(managers: Sequence[GroupManager], phase: int, ends: Collection[int]) -> Look:
+def _look(
+    managers: Sequence[GroupManager], phase: int, processed: int, ends: Collection[int]
+) -> Look:
+    """Return what is needed by computed, and by processed tokens modulo the period."""
     givers, openers = [], []
     for number, manager in enumerate(managers):
         block_size = manager.block_size
         if manager.phases() and phase % block_size == 0:
             openers.append(number)
-        if phase % block_size in manager.giving_phases():
+        if processed % block_size in manager.giving_phases():
             reach = manager.reach if isinstance(manager, SlidingWindowManager) else None
             givers.append((number, manager, reach, block_size))
-    return Look(tuple(givers), tuple(openers), phase in ends)
+    return Look(tuple(givers), tuple(openers), processed in ends)

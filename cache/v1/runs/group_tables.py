@@ -234,17 +234,31 @@ class GroupRunTables(RunTables):
     # -- growth ---------------------------------------------------------------
 
     def extend(
-        self, request: TableRequest, num_tokens: int, num_computed_tokens: int
+        self,
+        request: TableRequest,
+        num_tokens: int,
+        num_computed_tokens: int,
+        *,
+        num_processed_tokens: int | None = None,
+        num_tokens_to_cache: int | None = None,
     ) -> bool:
-        """See `Tables.extend`."""
+        """See `BlockTables.extend`."""
         table: GroupRunTable = request.table
-        self.give_up(table, num_computed_tokens)
+        if num_processed_tokens is None:
+            num_processed_tokens = num_computed_tokens
+        self.give_up(table, num_processed_tokens)
         num_held = table.num_registered + len(table.unregistered)
         num_new_blocks = -(-num_tokens // self.block_size) - num_held
         if num_new_blocks * len(self.managers) > self.num_free_blocks:
             return False
-        self._grow(request, table, num_new_blocks, num_tokens)
+        if num_tokens_to_cache is None:
+            num_tokens_to_cache = num_tokens
+        self._grow(request, table, num_new_blocks, num_tokens_to_cache)
         return True
+
+    def register(self, request: TableRequest, num_tokens: int) -> None:
+        """See `BlockTables.register`."""
+        self._grow(request, request.table, 0, num_tokens)
 
     def give_up(self, table: GroupRunTable, num_computed_tokens: int) -> None:
         """Leave behind what lies before the windows."""
@@ -275,7 +289,7 @@ class GroupRunTables(RunTables):
         num_new_blocks: int,
         num_tokens: int,
     ) -> None:
-        """Add blocks to all groups, and register what tokens fill."""
+        """Add blocks to all groups, and register what so many tokens fill."""
         if num_new_blocks > 0:
             for window in self._in_order:
                 ids = self._pool.take(num_new_blocks)
@@ -428,12 +442,13 @@ class RunDecodes(Decodes):
 
     def _go_on(self, requests: Iterable[DecodeRequest], step: int) -> None:
         tables, looks, period = self._run_tables, self._looks, self._period
+        num_in_flight = self._num_in_flight
         for request in requests:
             num_computed_tokens = request.base_tokens + step - 1
             givers, openers, registers = looks[num_computed_tokens % period]
             table: GroupRunTable = request.table
             if givers:
-                tables.give_up(table, num_computed_tokens)
+                tables.give_up(table, num_computed_tokens - num_in_flight)
             if openers:
                 tables.open_blocks(table)
             if registers:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from cache.v1.groups.decodes import later_phases
 from cache.v1.runs.tables import RunTables
+from cache.v1.specs import MambaSpec
 from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.v1.clock import AheadDecodeClock
 from sim.scheduler.v1.scheduler import Scheduler
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
     from sim.scheduler.v1.settings import Settings
 
 _running_order = attrgetter("order")
+
+
+def _has_states(cache: CacheConfig) -> bool:
+    layout = cache.groups
+    return layout.has_hits_inside_blocks or any(
+        isinstance(group.spec, MambaSpec) for group in layout.groups
+    )
 
 
 class AheadScheduler(Scheduler):
@@ -57,19 +66,28 @@ class AheadScheduler(Scheduler):
         super().__init__(settings, cache)
         self.set_aside: list[Request] = []
         self.num_wasted_tokens = 0
-        if isinstance(self.tables, RunTables):
+        self._in_flight_tokens: dict[Request, int] = {}
+        self._second_steps: list[Request] = []
+        if self.groups is not None:
+            self._extend = self._extend_in_groups
+            self._phases = (
+                later_phases(self.groups.phases, self.groups.period)
+                if self.groups.decodes is None
+                else self.groups.decodes.look_behind(self._extend_in_groups)
+            )
+            self.form = self._form_in_groups  # type: ignore[method-assign]
+            self.advance = self._advance_in_groups  # type: ignore[method-assign]
+        elif isinstance(self.tables, RunTables):
             self._extend = self._extend_known
             self._append_rounds = self._append_known_rounds
 
     @staticmethod
     def reason_not_to(settings: Settings, cache: CacheConfig) -> str:
         """Return why decodes are looked at one by one, empty if they are not."""
-        own_order = cache.evictor is None or not cache.enable_prefix_caching
         for reason, is_known in (
             ("of a pipeline", settings.pipeline_parallel_size == 1),
             ("of requests with drafts", settings.speculative_config is None),
-            ("of a model whose layers give up blocks", cache.groups.keeps_all_blocks),
-            ("under another order of eviction", own_order),
+            ("of a model whose layers have states", not _has_states(cache)),
             (
                 "that prefill_schedule_interval looks at",
                 settings.prefill_schedule_interval == 1,
@@ -91,6 +109,54 @@ class AheadScheduler(Scheduler):
         assert isinstance(self.tables, RunTables)
         num_known = request.num_tokens if request in self.prefilling else before
         return self.tables.extend_known(request, num_tokens, min(num_tokens, num_known))
+
+    def _form_in_groups(self, now_s: float) -> Shape:
+        self._note_in_flight()
+        return Scheduler.form(self, now_s)
+
+    def _advance_in_groups(self, num_steps: int) -> list[int]:
+        self._note_in_flight()
+        self.prompts = []
+        facts = Scheduler.advance(self, 1)
+        if num_steps > 1:
+            self._note_in_flight()
+            by_group = self.num_blocks_by_group
+            facts += Scheduler.advance(self, num_steps - 1)
+            self.num_blocks_by_group = by_group + self.num_blocks_by_group
+        return facts
+
+    def _note_in_flight(self) -> None:
+        """Note the chunks of the latest call, which run now; decodes have one token."""
+        self._in_flight_tokens = {
+            request: after - before for request, before, after in self.prompts
+        }
+
+    def _extend_in_groups(self, request: Request, num_tokens: int, before: int) -> bool:
+        """Give slots; windows give up what steps in flight do not read either."""
+        assert self.groups is not None
+        is_chunk = request in self.prefilling
+        num_in_flight = self._in_flight_tokens.get(request, int(not is_chunk))
+        num_known = request.num_tokens if is_chunk else before
+        return self.groups.extend(
+            request,
+            num_tokens,
+            before,
+            num_processed_tokens=before - num_in_flight,
+            num_tokens_to_cache=min(num_tokens, num_known),
+        )
+
+    def _first_steps(self) -> list[Request]:
+        """Return decodes in their first two steps: a chunk was in flight before."""
+        first, second = super()._first_steps(), self._second_steps
+        self._second_steps = first
+        if not second:
+            return first
+        running, prefilling = self.running, self.prefilling
+        both = dict.fromkeys([*first, *second])
+        return sorted(
+            (r for r in both if r in running and r not in prefilling),
+            key=_running_order,
+        )
 
     def _pass_over(self, requests: Iterable[Request]) -> None:
         set_aside = [each for each in requests if each not in self.prefilling]
@@ -132,7 +198,10 @@ class AheadScheduler(Scheduler):
             for request in requests:
                 if request in self.running:
                     num_tokens = min(request.num_computed_tokens, self._most_slots)
-                    self.tables.extend(request, num_tokens, num_tokens)
+                    if self.groups is not None:
+                        self.groups.register(request, num_tokens)
+                    else:
+                        self.tables.extend(request, num_tokens, num_tokens)
 
     def update(self, finished: Sequence[Request]) -> None:
         if not finished:

@@ -379,9 +379,7 @@ class Scheduler(Holdings):
         in_need = self.prefilling.copy()
         for phase in self._phases:
             in_need |= clock.opening(step - phase)
-        if self._unseen:
-            in_need |= {each: None for each in self._unseen if each in self.running}
-            self._unseen = []
+        in_need |= dict.fromkeys(self._first_steps())
         return sorted(in_need, key=_running_order)
 
     def _next_chunk(self, request: Request) -> int:
@@ -752,7 +750,7 @@ class Scheduler(Holdings):
             else:
                 for request in self._in_need(now):
                     num_computed = request.base_tokens + now
-                    groups.extend(request, num_computed, num_computed - 1)
+                    self._extend(request, num_computed, num_computed - 1)
             used = groups.num_used_blocks_by_group()
             by_group += used
             num_stored = groups.num_stored_tokens(num_tokens)
