@@ -128,6 +128,8 @@ OWN: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     },
 }
 """The same for keys whose value depends on the generation."""
+SEEN: dict[str, tuple[str, ...]] = {}
+"""Runs that were made: most keys are tried beside the same one."""
 
 
 def pressed(
@@ -147,6 +149,12 @@ def pressed(
     data["workload"] |= {"max_tokens": 60, "priority": {0: 0.5, 1: 0.5}}
     data["workload"]["acceptance"] = {"kind": "constant", "rate": 0.5}
     data["workload"] |= workload or {}
+    if repr(data) not in SEEN:
+        SEEN[repr(data)] = tables_of(data)
+    return SEEN[repr(data)]
+
+
+def tables_of(data: dict[str, Any]) -> tuple[str, ...]:
     try:
         results = simulate(parse_config(data))
     except SwapSpaceError as error:

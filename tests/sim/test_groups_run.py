@@ -98,7 +98,7 @@ def chats(tmp_path: Path) -> Path:
         CONFIG[: CONFIG.index("  synthetic")]
         + "  sessions:\n"
         + "    kind: chat\n"
-        + "    num_sessions: 12\n"
+        + "    num_sessions: 6\n"
         + "    arrivals: {kind: poisson, rate: 2.0}\n"
         + "    turns: {kind: fixed, number: 6}\n"
         + "    prompt_tokens: {kind: fixed, tokens: 300}\n"
