@@ -154,6 +154,7 @@ def test_remedies_fit_what_binds() -> None:
         "max_num_seqs": 256.0,
         "max_num_batched_tokens": 8192.0,
         "num_running_mean": 40.0,
+        "loses_prefixes": 0.0,
     }
     keys = {each.key for each in remedies_for(engine, facts, "kv_capacity")}
     assert {"watermark", "admission", "max_num_seqs"} <= keys
@@ -161,6 +162,38 @@ def test_remedies_fit_what_binds() -> None:
     seats = [each.flags for each in remedies_for(engine, facts, "max_num_seqs")]
     assert seats[:2] == ["--max-num-seqs 512", "--max-num-seqs 1024"]
     assert "async_scheduling" in {e.key for e in remedies_for(engine, facts, "host")}
+    assert "kv_offloading_size" not in keys  # nothing is ever found again
+    facts["loses_prefixes"] = 1.0
+    assert "kv_offloading_size" in {
+        each.key for each in remedies_for(engine, facts, "compute")
+    }
+    older = engine.model_copy(update={"engine_version": "0.11.2"})
+    assert "kv_offloading_size" not in {
+        each.key for each in remedies_for(older, facts, "compute")
+    }
+
+
+@pytest.mark.slow
+def test_host_memory_is_advised_where_chats_are_forgotten() -> None:
+    chats = {
+        "kind": "chat",
+        "num_sessions": 60,
+        "arrivals": {"kind": "poisson", "rate": 1.0},
+        "turns": {"kind": "fixed", "number": 5},
+        "first_prompt_tokens": {"kind": "fixed", "tokens": 3000},
+        "prompt_tokens": {"kind": "fixed", "tokens": 100},
+        "output_tokens": {"kind": "fixed", "tokens": 100},
+        "think_s": {"kind": "fixed", "value_s": 20.0},
+    }
+    run = {
+        "workload": {"sessions": chats},
+        "engine": {**LLAMA, "num_gpu_blocks_override": 2000, "max_model_len": 8192},
+        "objectives": {"p95_ttft_ms": 100},
+    }
+    advice = advice_for(parse_config(run).to_data(), 3)
+    host = next(each for each in advice.tried if each.key == "kv_offloading_size")
+    assert host.verdict == "helps"
+    assert host.flags == "--kv-offloading-size 256"
 
 
 def test_a_trace_differs_from_seed_to_seed(tmp_path: Path) -> None:

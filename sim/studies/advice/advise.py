@@ -134,6 +134,8 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     found = {each["name"]: each["value"] for each in summary["verdict"]["objectives"]}
     answer = {"values": found, "holds": summary["verdict"]["holds"]}
     answer["preemptions"] = summary["num_preemptions"] / max(summary["completed"], 1)
+    finds = summary.get("prefix_cache_hits") or simulation.config.workload.sessions
+    answer["loses_prefixes"] = bool(finds and summary.get("num_evictions"))
     if request["facts"]:
         assert isinstance(results.recording, Recording)
         answer["facts"] = facts_of(simulation, results.recording, 0.0)
@@ -186,6 +188,7 @@ def advise(
         )
     config = parse_config(dict(run))
     facts = mean_facts([each["facts"] for each in base])
+    facts["loses_prefixes"] = float(np.mean([each["loses_prefixes"] for each in base]))
     preemptions = float(np.mean([each["preemptions"] for each in base]))
     binding = binding_of(facts, preemptions, failing.name)
     resource = _resource(binding.resource, facts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sim.hardware.gpus import GPUS, load_gpu
+from sim.scheduler.v1.dialect import dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ _LARGER = 1.2
 """A GPU is larger with so many times the memory."""
 _MOST_RANKS = 8
 """GPUs of a node."""
+_HOST_GIB = 256
+"""Host memory that servers with such GPUs have to spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ def remedies_for(
 ) -> list[Remedy]:
     """Return the changes that fit the resource that binds, the free ones first.
 
-    `facts` are those of `sim.studies.planning.binding.facts_of`.
+    `facts` are those of `sim.studies.planning.binding.facts_of`, and
+    ``loses_prefixes``: the share of runs that evict what later prompts may begin with.
     """
     return [
         each
@@ -75,6 +79,7 @@ def _settings(engine: EngineConfig, facts: Mapping[str, float]) -> Iterator[Reme
     has_cache = engine.generation.enable_prefix_caching is not None
     if has_cache and not engine.prefix_caching:
         yield _option("enable_prefix_caching", "prefix caching", value=True)
+    yield from _host_memory(engine, facts)
     if engine.enforce_eager:
         yield Remedy(
             "enforce_eager",
@@ -112,6 +117,23 @@ def _more_blocks(engine: EngineConfig) -> Iterator[Remedy]:
         key = "gpu_memory_utilization"
         name = f"{_MORE_MEMORY:.0%} of the GPU's memory"
         yield _option(key, name, value=_MORE_MEMORY, helps=_ROOM | {"max_num_seqs"})
+
+
+def _host_memory(engine: EngineConfig, facts: Mapping[str, float]) -> Iterator[Remedy]:
+    """Yield a tier behind the pool, where prompts lose what they might have found."""
+    has_tier = engine.kv_offloading_size or engine.kv_transfer_config
+    is_alone = engine.pipeline_parallel_size == engine.data_parallel_size == 1
+    if facts["loses_prefixes"] and is_alone and not has_tier:
+        own = engine.generation
+        if own.name == "v1" and dialect_of(engine.version).knows_offloading:
+            yield Remedy(
+                "kv_offloading_size",
+                f"{_HOST_GIB} GiB of host memory behind the cache",
+                {"kv_offloading_size": float(_HOST_GIB)},
+                f"--kv-offloading-size {_HOST_GIB}",
+                "host memory",
+                _ROOM | _TIME | {"max_num_batched_tokens"},
+            )
 
 
 def _limits(facts: Mapping[str, float]) -> Iterator[Remedy]:
