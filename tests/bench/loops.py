@@ -114,6 +114,9 @@ REGIMES |= {
         "loaded x3",
         "preempting: x3, 8,000 blocks, A100",
         "prefix caching: x3",
+        "gpt-oss-120b: x1",
+        "gpt-oss-120b: x3",
+        "gpt-oss-120b, prefix caching: Mooncake",
     )
 }
 

@@ -99,7 +99,7 @@ def azure(scheduler: str) -> Results:
         "engine": {
             "model": "meta-llama/Llama-3.1-8B",
             "gpu": "h200_sxm",
-            "num_gpu_blocks_override": 1500,
+            "num_gpu_blocks_override": 1200,
             "enable_prefix_caching": True,
             "scheduler": scheduler,
             "engine_version": nearest_release(installed_version()),
