@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from sim.config.types import ConfigTable, Kind, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sim.config.tables import EngineConfig, RunConfig
+from sim.config.types import ConfigTable, Kind
 
 _NOT_BUILT: Final = {
     "links": "prefill and decode pools",
@@ -25,8 +20,7 @@ _SHARED: Final = {
 }
 """Keys of the engine that all pools share, and why."""
 
-
-_ALONE: Final = (
+ALONE: Final = (
     "data_parallel_size",
     "speculative_config",
     "kv_offloading_size",
@@ -98,26 +92,3 @@ class FleetTable(ConfigTable):
                 "has all"
             )
         return self
-
-
-def own_engine(engine: EngineConfig, pool: PoolTable) -> EngineConfig:
-    """Return the engines of a pool: what all share, and the pool's own keys."""
-    if not pool.engine:
-        return engine
-    return type(engine).model_validate(engine.model_dump() | pool.engine)
-
-
-def check_fleet(config: RunConfig, in_words: Callable[[ValidationError], str]) -> None:
-    """Refuse engines that fleets are not built of."""
-    for place, pool in enumerate(config.fleet.pools if config.fleet else ()):
-        try:
-            engine = own_engine(config.engine, pool)
-        except ValidationError as error:
-            line = in_words(error)
-            raise ValueError(f"fleet.pools.{place}.engine.{line}") from error
-        for key in _ALONE:
-            if (given := getattr(engine, key)) not in (1, None):
-                raise ValueError(
-                    f"fleet: engines with {key} are not built in a fleet, got "
-                    f"{shortened(given)}; remove one of them"
-                )

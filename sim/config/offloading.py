@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import Field, model_validator
 
 from sim.config.types import ConfigTable, Count, Positive, Whole
 
 if TYPE_CHECKING:
-    from sim.config.tables import EngineConfig
+    from sim.scheduler.generation import Generation
 
 Rate = Annotated[float, Field(ge=0)]
 
@@ -64,7 +64,22 @@ class OffloadingLinkTable(ConfigTable):
     load_failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-def check_offloading(engine: EngineConfig) -> None:
+class OffloadingKeys(Protocol):
+    """What offloading asks of the table of an engine."""
+
+    @property
+    def kv_offloading_size(self) -> float | None: ...
+    @property
+    def kv_offloading_backend(self) -> str | None: ...
+    @property
+    def kv_transfer_config(self) -> KVTransferTable | None: ...
+    @property
+    def scheduler_kind(self) -> str: ...
+    @property
+    def generation(self) -> Generation: ...
+
+
+def check_offloading(engine: OffloadingKeys) -> None:
     """Refuse offloading where it is not built, or not whole.
 
     Raises

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from sim.config.files import Overrides, find_files, override, read_yaml
-from sim.config.fleet import FleetTable, PoolTable, check_fleet, own_engine
+from sim.config.fleet import ALONE, FleetTable, PoolTable
 from sim.config.front_end import FrontEndConfig  # noqa: TC001 - pydantic's
 from sim.config.hints import one_line, refuse_other_kind
 from sim.config.offloading import (
@@ -23,7 +23,7 @@ from sim.config.offloading import (
     check_offloading,
 )
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
-from sim.config.types import ConfigTable, Count, Kind, Positive, Whole
+from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.hardware.interconnects import GATHERING, All2AllBackend
@@ -361,12 +361,26 @@ class RunConfig(ConfigTable):
 
     @model_validator(mode="after")
     def _engines_of_a_fleet(self) -> RunConfig:
-        check_fleet(self, lambda error: one_line(error, EngineConfig))
+        """Refuse engines that fleets are not built of."""
+        for place, pool in enumerate(self.fleet.pools if self.fleet else ()):
+            try:
+                engine = self.engine_of(pool)
+            except ValidationError as error:
+                line = one_line(error, EngineConfig)
+                raise ValueError(f"fleet.pools.{place}.engine.{line}") from error
+            for key in ALONE:
+                if (given := getattr(engine, key)) not in (1, None):
+                    raise ValueError(
+                        f"fleet: engines with {key} are not built in a fleet, got "
+                        f"{shortened(given)}; remove one of them"
+                    )
         return self
 
     def engine_of(self, pool: PoolTable) -> EngineConfig:
         """Return the engines of a pool: what all share, and the pool's own keys."""
-        return own_engine(self.engine, pool)
+        if not pool.engine:
+            return self.engine
+        return EngineConfig.model_validate(self.engine.model_dump() | pool.engine)
 
     def to_yaml(self) -> str:
         """Return the complete configuration, runnable again."""
