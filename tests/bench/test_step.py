@@ -12,7 +12,7 @@ from sim.engine.loop import Engine
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results.recorder import Recorder
-from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.scheduler.v1 import V1Scheduler
 from tests.sim.build import request_from_spec, spec
 
 if TYPE_CHECKING:

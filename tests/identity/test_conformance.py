@@ -15,7 +15,7 @@ from sim.costs.constant import ConstantCost
 from sim.engine.clock import ARRIVAL_PRIORITY, At
 from sim.engine.loop import Engine
 from sim.results.recorder import Recorder
-from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.scheduler.v1 import V1Scheduler
 from sim.studies.conformance import load_workload, read_log
 from sim.studies.conformance.driver import make_request
 from sim.studies.conformance.engines import V1Engine

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sim.scheduler.v1.scheduler import V1Scheduler
+    from sim.scheduler.v1 import V1Scheduler
 
 
 def known(lengths: list[int], **more: int) -> OutputLengths:

@@ -342,7 +342,7 @@ def test_a_trace_is_found_beside_its_configuration(tmp_path: Path) -> None:
 def test_a_scheduler_of_the_users_own_takes_its_place(tmp_path: Path) -> None:
     source = tmp_path / "mine.py"
     source.write_text(
-        "from sim.scheduler.v1.scheduler import V1Scheduler\n\n"
+        "from sim.scheduler.v1 import V1Scheduler\n\n"
         "class LastInFirstOut(V1Scheduler):\n"
         "    def __init__(self, num_gpu_blocks, block_size, max_num_batched_tokens,\n"
         "                 max_num_seqs, max_model_len, patience: int = 3):\n"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.costs.base import StepCost
 from sim.errors import CostError
 from sim.scheduler.base import CacheUsage, SchedulerOutput
-from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.scheduler.v1 import V1Scheduler
 from tests.shared import ROOT
 from tests.sim.build import Run, spec
 

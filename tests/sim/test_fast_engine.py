@@ -21,7 +21,7 @@ from sim.errors import CostError
 from sim.results.recorder import Recorder
 from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.request import Request, RequestStatus
-from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.scheduler.v1 import V1Scheduler
 from sim.scheduler.victims import LatestArrival, MostBlocks
 from tests.oracles.v1 import V1Scheduler as Oracle
 from tests.sim.build import spec

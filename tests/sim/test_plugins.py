@@ -71,7 +71,7 @@ def test_a_scheduler_that_forgets_requests_is_found_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "from sim.scheduler.v1.scheduler import V1Scheduler\n"
+        "from sim.scheduler.v1 import V1Scheduler\n"
         "class Forgetful(V1Scheduler):\n"
         "    def __init__(self, *args, every: int = 2, **more):\n"
         "        super().__init__(*args, **more)\n"
@@ -144,7 +144,7 @@ def test_a_users_scheduler_of_groups(
 
 def test_a_constructor_that_takes_anything_is_given_everything(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from sim.scheduler.v1.scheduler import V1Scheduler\n"
+        "from sim.scheduler.v1 import V1Scheduler\n"
         "class Mine(V1Scheduler):\n"
         "    def __init__(self, **more): super().__init__(**more)\n"
         "class Wrapped:\n"

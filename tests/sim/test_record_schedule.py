@@ -396,7 +396,7 @@ def test_what_cannot_be_recorded_is_refused_in_a_line(
 
 
 OWN_SCHEDULER = """
-from sim.scheduler.v1.scheduler import V1Scheduler
+from sim.scheduler.v1 import V1Scheduler
 
 class Mine:
     def __init__(self, num_gpu_blocks, block_size, max_num_batched_tokens,

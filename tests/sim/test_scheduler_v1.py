@@ -14,7 +14,7 @@ from tests.sim.build import request_from_spec, scheduler, spec
 if TYPE_CHECKING:
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.scheduler import V1Scheduler
+    from sim.scheduler.v1 import V1Scheduler
     from workloads.spec import RequestSpec
 
 

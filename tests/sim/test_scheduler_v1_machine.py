@@ -22,7 +22,7 @@ from tests.sim.build import request_from_spec, scheduler, spec
 if TYPE_CHECKING:
     from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.request import Request
-    from sim.scheduler.v1.scheduler import V1Scheduler
+    from sim.scheduler.v1 import V1Scheduler
 
 VERSIONS = ("0.8", "0.11", "0.12", "0.22", "0.24", "0.30", "0.31", "0.33")
 MAX_MODEL_LEN = 40

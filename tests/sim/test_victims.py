@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sim.scheduler.v1.scheduler import V1Scheduler
+    from sim.scheduler.v1 import V1Scheduler
 
 PRESSURE: dict[str, Any] = {
     "num_gpu_blocks_override": 40,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sim.scheduler.generation import Generation, GraphRule, Parts, SwapRule
 
 if TYPE_CHECKING:
-    from sim.scheduler.v1.scheduler import Scheduler, V1Scheduler
+    from sim.scheduler.v1.keywords import V1Scheduler
+    from sim.scheduler.v1.scheduler import Scheduler
     from sim.scheduler.v1.settings import Settings
 
 __all__ = ["V1", "Scheduler", "Settings", "V1Scheduler"]
@@ -84,7 +85,7 @@ def __getattr__(name: str) -> Any:
     if name == "Scheduler":
         return V1.parts().scheduler
     if name == "V1Scheduler":
-        from sim.scheduler.v1.scheduler import V1Scheduler
+        from sim.scheduler.v1.keywords import V1Scheduler
 
         return V1Scheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
