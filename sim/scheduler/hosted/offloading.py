@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.scheduler.hosted.scheduler import VllmScheduler, request_key
+from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import (
     JobKind,
     StepTransfers,
@@ -229,6 +230,8 @@ class ConnectedVllmScheduler(VllmScheduler):
             if not self.engine.holds(key)
         ]
         for request in self.failed:
+            request.move_to(RequestStatus.WAITING_FOR_REMOTE_KVS)  # unseen until now
+            request.move_to(RequestStatus.FINISHED_ERROR)
             del self._requests[request_key(request)]
 
     def check(self) -> None:

@@ -65,6 +65,11 @@ class Candidate:
         return prod(int(engine.get(key, 1)) for key in keys)
 
     @property
+    def host_gib(self) -> float:
+        """Host memory behind the pool of one engine."""
+        return float(self.run["engine"].get("kv_offloading_size") or 0.0)
+
+    @property
     def scale(self) -> float:
         """``rate_scale`` of the plan's traffic."""
         return scale_of(self.run)

@@ -54,6 +54,11 @@ def plan_json(
             "date": prices.date,
             "note": prices.note,
             "per_gpu_hour": dict(prices.per_gpu_hour),
+            **(
+                {"per_host_gib_hour": host}
+                if (host := prices.per_host_gib_hour)
+                else {}
+            ),
         },
         "search": plan.search.model_dump(mode="json"),
         "replicas": plan.replicas.model_dump(mode="json"),

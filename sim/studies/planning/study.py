@@ -172,7 +172,8 @@ class Study:
 
     def cost_per_hour(self, candidate: Candidate, num_replicas: int) -> float:
         num_gpus = num_replicas * candidate.num_gpus
-        return self.plan.parsed_prices.per_hour(candidate.gpu, num_gpus)
+        host_gib = num_replicas * candidate.host_gib
+        return self.plan.parsed_prices.per_hour(candidate.gpu, num_gpus, host_gib)
 
 
 def _answer(outcome: Outcome) -> Answer | str:

@@ -166,6 +166,8 @@ def test_traffic_that_comes_at_once_has_no_rate(tmp_path: Path) -> None:
         ({"objectives": {"goodput": {"share": 0.9}}}, "says no latency"),
         ({"prices": {"per_gpu_hour": {"l40s": 2.0}}}, "h200_sxm: there is no price"),
         ({"prices": {"per_gpu_hour": {"h200_sxm": 0}}}, "above 0"),
+        ({"prices": {"per_gpu_hour": {"h200_sxm": 1}, "per_host_gib_hour": -1}},
+          "prices.per_host_gib_hour: give a number of at least 0, got -1"),
         ({"prices": "nowhere.yaml"}, "there is no file 'nowhere.yaml'"),
         ({"candidates": {"gpu": []}}, "give a list"),
         ({"candidates": {"gpus": ["h200_sxm"]}}, "did you mean 'gpu'"),

@@ -273,6 +273,8 @@ def _provenance(plan: Plan) -> Iterator[Markup | charts.Chart]:
     note = f": {prices['note']}" if prices["note"] else ""
     caption = f"Prices, {prices['currency']} an hour{dated}{note}"
     rows = [(gpu, f"{price:,.2f}") for gpu, price in prices["per_gpu_hour"].items()]
+    if host := prices.get("per_host_gib_hour"):
+        rows.append(("GiB of host memory", f"{host:,.4f}"))
     yield table(caption, ["GPU", "price"], rows)
     versions = [*plan["versions"].items(), ("seed", plan["seed"])]
     yield table("Versions", ["package", "version"], versions, class_="texts")
