@@ -241,8 +241,6 @@ def _schedule_ahead(
     workload["output_end"] = rng.choice(ends)
     if rng.random() < 0.8:
         engine.pop("prefill_schedule_interval", None)
-        if isinstance(engine.get("admission"), dict):
-            engine.pop("admission")
 
 
 def _learned_rule(rng: Random) -> dict[str, Any]:

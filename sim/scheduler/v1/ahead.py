@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from cache.v1.groups.decodes import later_phases
 from cache.v1.runs.tables import RunTables
 from cache.v1.specs import MambaSpec
-from sim.scheduler.admission import FullPrompt, Watermark
 from sim.scheduler.v1.clock import AheadDecodeClock
 from sim.scheduler.v1.scheduler import Scheduler
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from sim.scheduler.settings import CacheConfig
     from sim.scheduler.v1.scheduler import Shape
     from sim.scheduler.v1.settings import Settings
+    from sim.scheduler.views import RunningColumns
 
 _running_order = attrgetter("order")
 
@@ -91,10 +91,6 @@ class AheadScheduler(Scheduler):
             (
                 "that prefill_schedule_interval looks at",
                 settings.prefill_schedule_interval == 1,
-            ),
-            (
-                "that the admission rule looks at",
-                type(settings.admission) in {type(None), FullPrompt, Watermark},
             ),
         ):
             if not is_known:
@@ -233,3 +229,12 @@ class AheadScheduler(Scheduler):
     def num_output_tokens(self, request: Request) -> int:
         num_tokens = super().num_output_tokens(request)
         return num_tokens if request in self.prefilling else num_tokens - 1
+
+    def columns(self) -> RunningColumns:
+        if self._columns_step != self.step:
+            known = super().columns()
+            self._columns = known._replace(
+                num_tokens=known.num_tokens - 1,
+                num_output_tokens=known.num_output_tokens - 1,
+            )
+        return self._columns
