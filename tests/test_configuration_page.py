@@ -16,7 +16,7 @@ import yaml
 from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
 from sim.config.files import parse_yaml
-from sim.config.fleet import FleetTable, PoolTable
+from sim.config.fleet import EventTable, FleetTable, PoolTable
 from sim.config.front_end import FrontEndConfig
 from sim.config.offloading import (
     ConnectorExtraTable,
@@ -173,6 +173,7 @@ def built() -> Keys:
         ("front_end", "", fields(FrontEndConfig)),
         ("fleet", "fleet", fields(FleetTable)),
         ("fleet", "pools", fields(PoolTable)),
+        ("fleet", "events", fields(EventTable)),
         ("engine", "", fields(EngineConfig)),
         (
             "workload",

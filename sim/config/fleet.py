@@ -10,8 +10,7 @@ from sim.config.types import ConfigTable, Kind
 
 _NOT_BUILT: Final = {
     "links": "prefill and decode pools",
-    "autoscaler": "replicas that come and go",
-    "events": "replicas that fail",
+    "autoscaler": "replicas that are added as traffic grows",
 }
 _ROLES: Final = ("serve", "prefill", "decode")
 _SHARED: Final = {
@@ -58,11 +57,50 @@ class PoolTable(ConfigTable):
         return self
 
 
+_EVENTS: Final = ("die", "drain", "start", "slow")
+_FATES: Final = ("retry", "lose")
+
+
+class EventTable(ConfigTable):
+    """What happens to one engine at a time."""
+
+    time_s: Annotated[float, Field(ge=0)]
+    kind: str
+    engine: Annotated[int, Field(ge=0)]
+    requests: str | None = None
+    factor: Annotated[float | None, Field(gt=0)] = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> EventTable:
+        """Refuse kinds that there are not, and keys of other kinds."""
+        if self.kind not in _EVENTS:
+            raise ValueError(
+                f"kind: must be one of {', '.join(_EVENTS)}, got {self.kind!r}"
+            )
+        if self.requests not in {None, *_FATES}:
+            raise ValueError(
+                f"requests: must be one of {', '.join(_FATES)}, got {self.requests!r}"
+            )
+        for key, kind in (("requests", "die"), ("factor", "slow")):
+            if getattr(self, key) is not None and self.kind != kind:
+                raise ValueError(
+                    f"{key}: is a key of {{kind: {kind}}}, got it with {self.kind}; "
+                    f"remove it"
+                )
+        if self.kind == "slow" and self.factor is None:
+            raise ValueError(
+                "factor: a slow engine needs it, such as 2.0 for steps of twice the "
+                "length; 1.0 ends it"
+            )
+        return self
+
+
 class FleetTable(ConfigTable):
     """Pools of engines, and what chooses the engine of each request."""
 
     pools: Annotated[list[PoolTable], Field(min_length=1)]
     router: Kind = Field(default_factory=lambda: {"kind": "round_robin"})
+    events: list[EventTable] = Field(default_factory=list)
 
     @property
     def num_engines(self) -> int:
@@ -91,4 +129,24 @@ class FleetTable(ConfigTable):
                 "router: needs a kind, such as {kind: round_robin}; 'docs/fleets.md' "
                 "has all"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _in_turn(self) -> FleetTable:
+        """Refuse events of engines that are not there."""
+        is_on = [True] * self.num_engines
+        for event in sorted(self.events, key=lambda each: each.time_s):
+            if event.engine >= len(is_on):
+                raise ValueError(
+                    f"events: engines are numbered from 0 to {len(is_on) - 1}, pool by "
+                    f"pool, got {event.engine}"
+                )
+            if is_on[event.engine] is (event.kind == "start"):
+                state = "is on already" if is_on[event.engine] else "is off by then"
+                raise ValueError(
+                    f"events: engine {event.engine} {state}, got {event.kind} at "
+                    f"{event.time_s} s; remove it"
+                )
+            if event.kind != "slow":
+                is_on[event.engine] = event.kind == "start"
         return self

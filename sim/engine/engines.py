@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from sim.engine.scrapes import Scrapes
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec
+
+    OnEnd = Callable[[Request], object]
 
 
 class Router(Protocol):
@@ -52,8 +55,12 @@ class Engines:
         Happens when all of them are done.
     next_arrival_s
         When the next request comes, if `announced` tells.
+    next_change_s
+        When engines change next, or hand requests on; -inf while that may be any time.
     scrapes
         Tell the router of loads, if it asks for them.
+    ended
+        By place, engines that others have taken the place of, in order.
     """
 
     def __init__(
@@ -63,27 +70,32 @@ class Engines:
         self.engines = engines
         self.router = router
         self.next_arrival_s = 0.0
+        self.next_change_s = inf
         self.scrapes: Scrapes | None = None
+        self.ended: dict[int, list[Engine]] = {}
         self._stop_requested = False
         self._places: dict[int, int] = {}  # of unfinished requests
-        self.done = env.all_of([engine.done for engine in engines])
+        self.done: simpy.Event = env.all_of([engine.done for engine in engines])
 
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now."""
         place = self.router.choose(request)
-        then = request.on_end
         self._places[request.request_id] = place
-
-        def ended(request: Request) -> None:
-            self._places.pop(request.request_id, None)
-            self.router.ended(request, place)
-            if then is not None:
-                then(request)
-
-        request.on_end = ended
+        request.on_end = partial(self._ended, place, request.on_end)
         if self.scrapes is not None:
             self.scrapes.wake()
         self.engines[place].submit(request)
+
+    def _ended(self, place: int, then: OnEnd | None, request: Request) -> None:
+        """Tell the router of a request's end, and its client."""
+        self._places.pop(request.request_id, None)
+        self.router.ended(request, place)
+        if then is not None:
+            then(request)
+
+    def all_at(self, place: int) -> list[Engine]:
+        """Return the engines that were at a place, the present one last."""
+        return [*self.ended.get(place, ()), self.engines[place]]
 
     @property
     def num_steps(self) -> int:
@@ -123,6 +135,9 @@ class Engines:
 
     @stop_requested.setter
     def stop_requested(self, value: bool) -> None:
+        self._request_stop(value=value)
+
+    def _request_stop(self, *, value: bool) -> None:
         self._stop_requested = value
         for engine in self.engines:
             engine.stop_requested = value

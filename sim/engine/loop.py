@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
@@ -181,7 +182,7 @@ class Engine:
         self._blocked = False
         self._num_empty_steps = 0  # in a row, up to the latest one
         self._latest_empty_step = NEVER
-        self._aborts: list[tuple[Request, str]] = []
+        self._actions: list[Callable[[], object]] = []  # between two steps
         self._wake: simpy.Event | Stretch | None = None  # while it waits
         if pace is not None:
             pace.begin(self._wake_up)
@@ -201,13 +202,18 @@ class Engine:
         else:
             self._reject(request, error)
 
-    def abort(self, request: Request, reason: str) -> None:
+    def abort(self, request: Request, reason: str, *, goes_on: bool = False) -> None:
         """Withdraw a request before the next scheduler call, if it is unfinished.
 
         As in the real engine an abort takes effect between two steps: what the step
-        in progress gives the request still counts.
+        in progress gives the request still counts. One that `goes_on` will be served
+        by another engine, and leaves no row here.
         """
-        self._aborts.append((request, reason))
+        self.between_steps(partial(self._withdraw, request, reason, goes_on=goes_on))
+
+    def between_steps(self, action: Callable[[], object]) -> None:
+        """Call `action` when the step in progress has ended."""
+        self._actions.append(action)
         self._wake_up()
 
     def close_arrivals(self) -> None:
@@ -292,8 +298,8 @@ class Engine:
         upcoming: Any = next(arrivals, None)
         next_s = inf if upcoming is None else upcoming.arrival_s
         while not self.stop_requested:
-            if self._aborts:
-                self._apply_aborts()
+            if self._actions:
+                self._act()
             if (self._blocked or not (running or waiting or self._has_requests())) and (
                 pace is None or not (yield from pace.goes_on())
             ):
@@ -631,21 +637,27 @@ class Engine:
         request.move_to(RequestStatus.FINISHED_REJECTED)
         self._leave(request)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: Request, *, goes_on: bool = False) -> None:
         """Record and announce the end of a request that got no answer."""
-        self.recorder.left(request, self.env.now)
+        if goes_on:
+            self.recorder.moved(request)
+        else:
+            self.recorder.left(request, self.env.now)
         if request.on_end is not None:
             _announce(request)
 
-    def _apply_aborts(self) -> None:
-        for request, reason in self._aborts:
-            if not request.status.is_finished:
-                request.reason = reason
-                self.scheduler.abort(request)
-                if request.due_step >= 0:
-                    self._calendar.leave(request)
-                self._leave(request)
-        self._aborts.clear()
+    def _act(self) -> None:
+        for action in self._actions:
+            action()
+        self._actions.clear()
+
+    def _withdraw(self, request: Request, reason: str, *, goes_on: bool) -> None:
+        if not request.status.is_finished:
+            request.reason = reason
+            self.scheduler.abort(request)
+            if request.due_step >= 0:
+                self._calendar.leave(request)
+            self._leave(request, goes_on=goes_on)
 
     def _show(
         self, step: int, now_s: float, cost: StepCost, output: SchedulerOutput

@@ -327,6 +327,6 @@ class OffloadingEngine(Engine):
         if not self.beside.has_news:
             super()._note_empty_step(step, output)
 
-    def _apply_aborts(self) -> None:
+    def _act(self) -> None:
         self.beside.report(self.env.now)
-        super()._apply_aborts()
+        super()._act()

@@ -74,6 +74,8 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         told.append(f"the busiest has {most['requests']:.2f} x the mean requests")
         told.append(f"{most['busy_s'] or 1.0:.2f} x the time in steps")
     found = [("engines", "; ".join(told))]
+    if events := summary.get("events"):
+        found.append(("events", _events(events, summary)))
     if len(pools := summary["pools"]) > 1:
         for pool in pools:
             text = (
@@ -84,3 +86,22 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
             found.append((f"pool {pool['pool']}", text))
     return found
+
+
+_VERBS = {"die": "died", "drain": "drained", "start": "started", "slow": "slowed"}
+
+
+def _events(events: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    """Say what happened to engines, and what became of their requests."""
+    kinds = [each["kind"] for each in events]
+    told = [
+        f"{kinds.count(kind)} {verb}" for kind, verb in _VERBS.items() if kind in kinds
+    ]
+    if "die" in kinds:
+        told[0] += (
+            f", {summary['num_retried']:,} requests began again, "
+            f"{summary['num_lost']:,} lost"
+        )
+    if refused := summary["num_refused"]:
+        told.append(f"{refused:,} rejected as no engine was ready")
+    return "; ".join(told)

@@ -192,6 +192,11 @@ class Recorder:
         self._left_s.append(now_s)
         self._requests.add((request,))
 
+    def moved(self, request: Request) -> None:
+        """Forget a request that goes on to another engine, which has its row."""
+        del self.active[request.request_id]
+        self.num_arrived -= 1
+
     def check(self, scheduler: Scheduler) -> None:
         """Prove that no request is lost or counted twice (invariant 1).
 

@@ -289,6 +289,26 @@ class Request:
         self.joined_step = -1
         self.due_step = -1
 
+    def again(self) -> Request:
+        """Return it as it was when it arrived, for another engine."""
+        return Request(
+            request_id=self.request_id,
+            arrival_s=self.arrival_s,
+            num_prompt_tokens=self.num_prompt_tokens,
+            tokens=self.tokens,
+            max_num_tokens=self.max_num_tokens,
+            oracle_num_tokens=self.oracle_num_tokens,
+            priority=self.priority,
+            max_output_tokens=self.max_output_tokens,
+            num_sequences=self.num_sequences,
+            use_beam_search=self.use_beam_search,
+            oracle_branch_num_tokens=self.oracle_branch_num_tokens,
+            beam_seed=self.beam_seed,
+            beam_percent=self.beam_percent,
+            parent_id=self.parent_id,
+            kv_transfer_params=self.kv_transfer_params,
+        )
+
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""

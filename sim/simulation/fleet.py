@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.config.plug import build
+from sim.costs.slowed import Slowed
 from sim.engine.balancer import Load, LoadBalancer
 from sim.engine.engines import Engines
 from sim.engine.group_sampling import sampler_for
 from sim.engine.loop import Engine
+from sim.engine.replicas import EventKind, ReplicaEvent, Replicas
 from sim.engine.requests import requests_of
 from sim.engine.routers import BLIND, BY_PREFIX, ROUTERS
 from sim.engine.scrapes import Scrapes
+from sim.errors import ConfigError
 from sim.results.fleets import engine_numbers, imbalance
 from sim.results.ranks import merged
 from sim.scheduler.groups.scheduler import GroupScheduler
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
     import simpy
 
+    from sim.config.fleet import EventTable, FleetTable
     from sim.engine.requests import RequestFactory
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
@@ -73,7 +79,7 @@ class Fleet:
     recorders
         One for each engine.
     table
-        Of the router, see `sim.config.fleet`.
+        See `sim.config.fleet`.
     specs
         The workload, of whose requests routers may know the sessions.
     seed
@@ -92,7 +98,7 @@ class Fleet:
         env: simpy.Environment,
         pools: Sequence[Pool],
         recorders: RankRecorders,
-        table: dict[str, Any],
+        table: FleetTable,
         *,
         specs: Sequence[RequestSpec],
         seed: int,
@@ -103,8 +109,19 @@ class Fleet:
         self._recorders = recorders
         self._specs = specs
         self._stepwise = stepwise
-        self._schedulers = [each for pool in pools for each in pool.schedulers]
-        self.router: Any = build(ROUTERS, table, "fleet.router", self._context(seed))
+        self.schedulers = [each for pool in pools for each in pool.schedulers]
+        self._owners = [pool for pool in pools for _ in pool.schedulers]
+        self.events = [_event(each) for each in table.events]
+        self._slowed: dict[int, Slowed] = {}
+        self._heed: Callable[[Engine], None] = _run_on
+        context = self._context(seed)
+        self.router: Any = build(ROUTERS, table.router, "fleet.router", context)
+        if self.events and not hasattr(self.router, "set_ready"):
+            raise ConfigError(
+                f"fleet.events: a router of engines that come and go needs a method "
+                f"set_ready(places), which {table.router['kind']} has not; choose "
+                f"another one"
+            )
 
     def _context(self, seed: int) -> dict[str, Any]:
         specs = self._specs
@@ -115,7 +132,7 @@ class Fleet:
         return {
             "env": self.env,
             "loads": self.loads,
-            "num_engines": len(self._schedulers),
+            "num_engines": len(self.schedulers),
             "stream": Streams(seed).generator("router"),
             "num_gpu_blocks": [
                 pool.capacity.num_gpu_blocks
@@ -135,7 +152,7 @@ class Fleet:
         """Read what every engine would tell of itself now."""
         return [
             Load(each.num_waiting, each.num_running, each.cache_usage().kv_cache_usage)
-            for each in self._schedulers
+            for each in self.schedulers
         ]
 
     def dealt(self, factory: RequestFactory) -> Engines:
@@ -144,12 +161,14 @@ class Fleet:
         Nothing but its share ever comes to an engine: it need not look at the others.
         """
         deal = _Deal(requests_of(factory, self._specs), self.router.choose)
-        shares = [deal.share(place) for place in range(len(self._schedulers))]
+        shares = [deal.share(place) for place in range(len(self.schedulers))]
         deal.queues.extend(deque() for _ in shares)
         return self._engines(shares, lambda: inf)
 
     def routed(self, *, is_announced: bool) -> Engines:
         """Return engines to which requests are handed as they come.
+
+        Some of them may come and go.
 
         Parameters
         ----------
@@ -157,7 +176,7 @@ class Fleet:
             Whether requests come by `Engines.announced`, whatever becomes of those
             before. Stretches that cannot be interrupted last until the next then.
         """
-        engines = self._engines([None] * len(self._schedulers), None)
+        engines = self._engines([None] * len(self.schedulers), None)
         router = self.router
         watch: LoadBalancer | Scrapes | None = None
         if isinstance(router, LoadBalancer):
@@ -168,37 +187,81 @@ class Fleet:
             )
         if watch is None and not _LOOKS.isdisjoint(signature(type(router)).parameters):
             return engines  # it may look at any time
+        self._heed = partial(self._heeded, engines, watch, is_announced)
         for engine in engines.engines:
-            engine.is_interruptible = engine.batches is None
-            if engine.is_interruptible or is_announced:
-                engine.horizon = _horizon(
-                    engines, watch, heeds_arrivals=not engine.is_interruptible
-                )
+            self._heed(engine)
         return engines
+
+    def _heeded(
+        self,
+        engines: Engines,
+        watch: LoadBalancer | Scrapes | None,
+        is_announced: bool,
+        engine: Engine,
+    ) -> None:
+        """Let an engine know how far it may run ahead."""
+        engine.is_interruptible = engine.batches is None
+        if engine.is_interruptible or is_announced:
+            engine.horizon = _horizon(
+                engines, watch, heeds_arrivals=not engine.is_interruptible
+            )
 
     def _engines(
         self,
         shares: Sequence[Iterable[Request] | None],
         horizon: Callable[[], float] | None,
     ) -> Engines:
-        owners = [pool for pool in self.pools for _ in pool.schedulers]
         engines = [
-            Engine(
-                self.env,
-                scheduler,
-                pool.cost_model,
-                recorder,
-                arrivals=share,
-                sample=sampler_for(scheduler),
-                admission_check=pool.engine.admission_check,
-                horizon=horizon,
-                stepwise=self._stepwise,
-            )
-            for scheduler, pool, recorder, share in zip(
-                self._schedulers, owners, self._recorders.of_rank, shares, strict=True
-            )
+            self._engine(place, share, horizon) for place, share in enumerate(shares)
         ]
-        return Engines(self.env, engines, self.router)
+        if not self.events:
+            return Engines(self.env, engines, self.router)
+        return Replicas(
+            *(self.env, engines, self.router, self.events),
+            renew=self._renewed,
+            slow=self._slow,
+        )
+
+    def _engine(
+        self,
+        place: int,
+        share: Iterable[Request] | None,
+        horizon: Callable[[], float] | None,
+    ) -> Engine:
+        pool, scheduler = self._owners[place], self.schedulers[place]
+        cost_model = pool.cost_model
+        if any(e.place == place and e.kind is EventKind.SLOW for e in self.events):
+            cost_model = self._slowed.setdefault(place, Slowed(cost_model))
+        return Engine(
+            self.env,
+            scheduler,
+            cost_model,
+            self._recorders.of_rank[place],
+            arrivals=share,
+            sample=sampler_for(scheduler),
+            admission_check=pool.engine.admission_check,
+            horizon=horizon,
+            stepwise=self._stepwise,
+        )
+
+    def _renewed(self, place: int, engine: Engine) -> Engine:
+        """Return a new engine, with an empty cache, for one that has ended."""
+        pool = self._owners[place]
+        (scheduler,) = make_schedulers(
+            replace(pool, num_engines=1), self._specs, on_clock=not self._stepwise
+        )
+        if hasattr(scheduler, "step"):  # its clock is that of the recorder's steps
+            scheduler.step = engine.num_steps
+        self.schedulers[place] = scheduler
+        new = self._engine(place, None, None)
+        new.num_steps = engine.num_steps
+        self._heed(new)
+        return new
+
+    def _slow(self, place: int, engine: Engine, factor: float) -> None:
+        """Let later steps of an engine take so many times as long."""
+        engine.recorder.steps.flush()
+        self._slowed[place].factor = factor
 
     def warnings(self) -> Iterator[str]:
         """Yield what the router does in vain."""
@@ -210,6 +273,20 @@ class Fleet:
                     f"fleet.router sends prompts to where their prefix is, and pool "
                     f"{pool.name} runs without enable_prefix_caching"
                 )
+
+
+def _event(table: EventTable) -> ReplicaEvent:
+    return ReplicaEvent(
+        time_s=table.time_s,
+        kind=EventKind(table.kind),
+        place=table.engine,
+        retries=table.requests != "lose",
+        factor=table.factor or 1.0,
+    )
+
+
+def _run_on(engine: Engine) -> None:
+    """Let an engine look at the next event of the clock, as any does."""
 
 
 class _Deal:
@@ -242,6 +319,8 @@ def _horizon(
 
     def horizon() -> float:
         read_s = inf if watch is None else watch.next_s
+        if heeds_arrivals:  # and what is handed on, which interrupts others
+            read_s = min(read_s, engines.next_change_s)
         if read_s < env.now:  # the end of any request may be the time
             return env.peek()
         return min(engines.next_arrival_s, read_s) if heeds_arrivals else read_s
@@ -250,18 +329,24 @@ def _horizon(
 
 
 def numbers(
-    recording: Recording, pools: Sequence[Pool], duration_s: float
+    recording: Recording, pools: Sequence[Pool], engines: Engines, duration_s: float
 ) -> dict[str, Any]:
     """Return what each pool and each engine did, and how evenly."""
-    engines: list[dict[str, Any]] = []
+    of_engines: list[dict[str, Any]] = []
     of_pools = []
     for pool in pools:
-        first = len(engines)
-        parts = recording.of_rank[first : first + len(pool.schedulers)]
-        counters = [scheduler.summary() for scheduler in pool.schedulers]
-        for place, (part, told) in enumerate(zip(parts, counters, strict=True)):
-            name = {"engine": first + place, "pool": pool.name}
-            engines.append(name | engine_numbers(part, duration_s) | told)
+        first = len(of_engines)
+        places = range(first, first + pool.num_engines)
+        parts = recording.of_rank[first : first + pool.num_engines]
+        counters = [
+            merged_counters(
+                [each.scheduler.summary() for each in engines.all_at(place)]
+            )
+            for place in places
+        ]
+        for place, part, told in zip(places, parts, counters, strict=True):
+            name = {"engine": place, "pool": pool.name}
+            of_engines.append(name | engine_numbers(part, duration_s) | told)
         whole = merged(parts, parts[0].step_table, "engine")
         facts = {
             "pool": pool.name,
@@ -272,4 +357,9 @@ def numbers(
         }
         own = engine_numbers(whole, duration_s) | merged_counters(counters)
         of_pools.append(facts | own)
-    return {"engines": engines, "pools": of_pools, "imbalance": imbalance(engines)}
+    told = engines.summary() if isinstance(engines, Replicas) else {}
+    return {
+        "engines": of_engines,
+        "pools": of_pools,
+        "imbalance": imbalance(of_engines),
+    } | told

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from sim.scheduler.base import Scheduler
 
 
+def all_of(engine: Engine | Engines) -> list[Engine]:
+    """Return the engines of a run, and those that others have taken the place of."""
+    if not isinstance(engine, Engines):
+        return [engine]
+    places = range(len(engine.engines))
+    return [each for place in places for each in engine.all_at(place)]
+
+
 def counters(  # noqa: PLR0917 - the parts of a run
     recorder: Recorder | RankRecorders,
     schedulers: Sequence[Scheduler],
@@ -53,17 +61,15 @@ def tier(
     return transfer_numbers(recording, recorder.transfers.num_chunks, now_s)
 
 
-def steps_in_flight(
-    engine: Engine | Engines, schedulers: Sequence[Any]
-) -> dict[str, Any]:
+def steps_in_flight(engine: Engine | Engines) -> dict[str, Any]:
     """Return what steps side by side gained and wasted, over ranks, if there are any.
 
     Ranks that step together have none.
     """
-    engines = engine.engines if isinstance(engine, Engines) else [engine]
+    schedulers: list[Any] = [each.scheduler for each in all_of(engine)]
     ahead = [
         (each.batches.overlapped_s, scheduler.num_wasted_tokens)
-        for each, scheduler in zip(engines, schedulers, strict=True)
+        for each, scheduler in zip(all_of(engine), schedulers, strict=True)
         if each.batches is not None
     ]
     if not ahead:

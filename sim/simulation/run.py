@@ -14,6 +14,7 @@ from cache.errors import PolicyError
 from sim.costs.pricing import AtBound
 from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.clock import garbage_collector_paused
+from sim.engine.engines import Engines
 from sim.engine.loop import Engine
 from sim.engine.offloading import OffloadingEngine
 from sim.engine.patience import Patience, PatientClient
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
     from sim.engine.clients import Client, Server
-    from sim.engine.engines import Engines
     from sim.results.table import ResultTable
     from sim.scheduler.base import Scheduler
     from sim.simulation.pools import Pool
@@ -238,14 +238,15 @@ class Simulation:
         assert self.config.fleet is not None
         assert isinstance(self.recorder, RankRecorders)
         fleet = Fleet(
-            *(self.env, self.pools, self.recorder, self.config.fleet.router),
+            *(self.env, self.pools, self.recorder, self.config.fleet),
             specs=self.specs,
             seed=self.config.seed,
             stepwise=bool(self.path_reason),
         )
+        self.schedulers = fleet.schedulers
         self.warnings += fleet.warnings()
         is_pulled = self._is_pulled()
-        if is_pulled and fleet.is_blind:
+        if is_pulled and fleet.is_blind and not fleet.events:
             return fleet.dealt(client.factory)
         engines = fleet.routed(is_announced=is_pulled)
         self._begin_arrivals(engines, client, is_announced=is_pulled)
@@ -410,7 +411,7 @@ class Simulation:
         numbers = summary.numbers(
             recording, self.capacity, self.num_requests, self.env.now
         )
-        numbers |= optional.steps_in_flight(self.engine, self.schedulers)
+        numbers |= optional.steps_in_flight(self.engine)
         numbers |= optional.front_end(self.config)
         self._warn_of(recording, numbers)
         cost = self.cost_model.describe()
@@ -451,13 +452,15 @@ class Simulation:
     def _fleet_numbers(self, recording: Recording) -> dict[str, Any]:
         if self.config.fleet is None:
             return {}
-        router = str(self.config.fleet.router["kind"])
-        return {"router": router} | numbers(recording, self.pools, self.env.now)
+        assert isinstance(self.engine, Engines)
+        return {"router": str(self.config.fleet.router["kind"])} | numbers(
+            recording, self.pools, self.engine, self.env.now
+        )
 
     def _counters(self, recording: Recording) -> dict[str, Any]:
         return optional.counters(
             self.recorder,
-            self.schedulers,
+            [each.scheduler for each in optional.all_of(self.engine)],
             recording,
             self.capacity.num_gpu_blocks - 1,
             self.env.now,

@@ -93,6 +93,13 @@ class BlockTable:
                 return
             del places[oldest], sent_s[oldest]
 
+    def forget_engine(self, place: int) -> None:
+        """Forget the engine at `place`, and what was sent to no other."""
+        for each, own in [*self._places.items()]:
+            own.discard(place)
+            if not own:
+                del self._places[each], self._sent_s[each]
+
     def check(self) -> None:
         """Prove that each block has an engine and a time, in the order of times.
 
@@ -175,10 +182,11 @@ class AIBrixPrefix(LeastRequests):
         percents
             By place, how much it knows of the prompt.
         """
-        loads = self.num_in_flight
-        if len(loads) == 1:
+        if len(self.places) == 1:
             return []  # whose deviation is not a number
-        most = fmean(loads) + self.standard_deviation_factor * stdev(loads)
+        loads = self.num_in_flight
+        ready = [loads[place] for place in self.places]
+        most = fmean(ready) + self.standard_deviation_factor * stdev(ready)
         ranks = [
             (-percent, loads[place])
             for place, percent in percents.items()
@@ -196,6 +204,10 @@ class AIBrixPrefix(LeastRequests):
     def _looked_at(self) -> list[int]:
         """Return the places whose prefixes count."""
         loads = self.num_in_flight
-        least = min(loads)
-        most = inf if max(loads) - least <= self.imbalance_abs_count else least
-        return [place for place, load in enumerate(loads) if load <= most]
+        ready = [loads[place] for place in self.places]
+        least = min(ready)
+        most = inf if max(ready) - least <= self.imbalance_abs_count else least
+        return [place for place in self.places if loads[place] <= most]
+
+    def _forget(self, place: int) -> None:
+        self.table.forget_engine(place)

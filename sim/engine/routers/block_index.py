@@ -82,6 +82,15 @@ class BlockIndex:
                 if not held[oldest]:
                     del held[oldest]
 
+    def forget(self, place: int) -> None:
+        """Forget all that the engine at `place` was sent."""
+        own, held = self._hashes[place], self._num_holders
+        for each in own:
+            held[each] -= 1
+            if not held[each]:
+                del held[each]
+        own.clear()
+
     def check(self) -> None:
         """Prove that holders are counted right and no engine has more than it may.
 

@@ -28,6 +28,8 @@ class CountingRouter(ABC):
     ----------
     num_in_flight
         By place, requests that were sent there and have not ended.
+    places
+        Of the engines that are ready, in order.
 
     Raises
     ------
@@ -42,6 +44,16 @@ class CountingRouter(ABC):
                 f"one replica or more"
             )
         self.num_in_flight = [0] * num_engines
+        self.places = list(range(num_engines))
+
+    def set_ready(self, places: Sequence[int]) -> None:
+        """Choose among these places from now on, and forget the others' prompts."""
+        for place in set(self.places).difference(places):
+            self._forget(place)
+        self.places = list(places)
+
+    def _forget(self, place: int) -> None:  # noqa: B027 - most remember nothing
+        """Forget what the engine at `place` was sent: it is gone."""
 
     def choose(self, request: Request) -> int:
         """Return the place of the engine that a request goes to, and count it there."""
@@ -72,7 +84,7 @@ class RoundRobin(CountingRouter):
 
     def _pick(self, request: Request) -> int:
         del request
-        return next(self._turns) % len(self.num_in_flight)
+        return self.places[next(self._turns) % len(self.places)]
 
 
 class RandomRouter(CountingRouter):
@@ -92,7 +104,7 @@ class RandomRouter(CountingRouter):
 
     def _pick(self, request: Request) -> int:
         del request
-        return int(self._stream.integers(len(self.num_in_flight)))
+        return self.places[int(self._stream.integers(len(self.places)))]
 
 
 class LeastRequests(RandomRouter):
@@ -100,8 +112,9 @@ class LeastRequests(RandomRouter):
 
     def _pick(self, request: Request) -> int:
         del request
-        least = min(self.num_in_flight)
-        places = [i for i, number in enumerate(self.num_in_flight) if number == least]
+        loads = self.num_in_flight
+        least = min(loads[place] for place in self.places)
+        places = [place for place in self.places if loads[place] == least]
         return places[int(self._stream.integers(len(places)))]
 
 
@@ -114,10 +127,10 @@ class PowerOfTwo(RandomRouter):
 
     def _pick(self, request: Request) -> int:
         del request
-        num_engines = len(self.num_in_flight)
+        num_engines = len(self.places)
         if num_engines == 1:
-            return 0
+            return self.places[0]
         first = int(self._stream.integers(num_engines))
         second = int(self._stream.integers(num_engines - 1))
         second += second >= first
-        return self._least_loaded((first, second))
+        return self._least_loaded((self.places[first], self.places[second]))

@@ -79,7 +79,8 @@ class LlmD(RandomRouter):
 
     def hear(self, loads: Sequence[Load]) -> None:
         """Take the metrics of all engines, as they are at this moment."""
-        queues = [load.num_waiting for load in loads]
+        self._loads = loads
+        queues = [loads[place].num_waiting for place in self.places]
         longest, shortest = max(queues), min(queues)
         # What is told does not change until it is told again.
         self._without_prefix = [
@@ -92,6 +93,13 @@ class LlmD(RandomRouter):
             + self.kv_cache_weight * (1.0 - load.kv_cache_usage)
             for load in loads
         ]
+
+    def set_ready(self, places: Sequence[int]) -> None:
+        super().set_ready(places)
+        self.hear(self._loads)
+
+    def _forget(self, place: int) -> None:
+        self.index.forget(place)
 
     def scores(self, hashes: Sequence[int]) -> list[float]:
         """Return by place the sum for a prompt with these block hashes."""
@@ -106,8 +114,8 @@ class LlmD(RandomRouter):
     def _pick(self, request: Request) -> int:
         hashes = prompt_hashes(request, self.block_tokens, MOST_HASHED_TOKENS)
         scores = self.scores(hashes)
-        best = max(scores)
-        places = [place for place, score in enumerate(scores) if score == best]
+        best = max(scores[place] for place in self.places)
+        places = [place for place in self.places if scores[place] == best]
         place = places[int(self._stream.integers(len(places)))]
         self.index.add(hashes, place)
         return place

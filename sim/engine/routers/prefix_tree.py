@@ -117,6 +117,15 @@ class PrefixTree:
             if num_tokens > self.most_tokens:
                 self._evict_from(place)
 
+    def forget(self, place: int) -> None:
+        """Forget all that the engine at `place` was sent."""
+        self.num_tokens.pop(place, None)
+        for node in reversed([*self._nodes()]):
+            node.used.pop(place, None)
+            if not (node.used or node.children):
+                assert node.parent is not None
+                del node.parent.children[node.pieces[0][:2]]
+
     def _evict_from(self, place: int) -> None:
         ends = [
             node

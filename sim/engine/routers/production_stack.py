@@ -31,8 +31,8 @@ class _Chunk:
 class ProductionStackPrefix(RandomRouter):
     """Any of the engines that were sent the longest known prefix of the prompt.
 
-    Where no chunk of the prompt is known, any engine at all. Nothing is forgotten, and
-    load is not looked at.
+    Where no chunk of the prompt is known, any engine at all. Nothing is forgotten, not
+    even of an engine that comes back empty, and load is not looked at.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class ProductionStackPrefix(RandomRouter):
 
     def candidates(self, request: Request) -> list[int]:
         """Return the places among which it draws, in order."""
-        node, places = self._root, set(range(len(self.num_in_flight)))
+        node, places = self._root, set(self.places)
         for chunk in _chunks(request):
             found = node.children.get(chunk)
             if found is None or not places & found.places:

@@ -66,7 +66,7 @@ class RayPrefix(PowerOfTwo):
 
     def _pick(self, request: Request) -> int:
         pieces = pieces_of(request.tokens.prompt())
-        loads = self.num_in_flight
+        loads = [self.num_in_flight[place] for place in self.places]
         if max(loads) - min(loads) > self.imbalanced_threshold:
             place = super()._pick(request)
         else:
@@ -78,10 +78,14 @@ class RayPrefix(PowerOfTwo):
         """Return the places among which queues decide while load is balanced."""
         num_tokens = sum(length for *_, length in pieces)
         num_known, places = self.tree.match(pieces)
-        everywhere = range(len(self.num_in_flight))
+        everywhere = self.places
         if num_known / num_tokens >= self.match_rate_threshold:
-            return places or list(everywhere)
+            return places or everywhere
         remembered = self.tree.num_tokens
         numbers = [remembered.get(place, 0) for place in everywhere]
         least = min(numbers)
-        return [place for place, number in enumerate(numbers) if number == least]
+        pairs = zip(everywhere, numbers, strict=True)
+        return [place for place, number in pairs if number == least]
+
+    def _forget(self, place: int) -> None:
+        self.tree.forget(place)

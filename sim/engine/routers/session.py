@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from sim.engine.routers.counting import CountingRouter
@@ -20,7 +21,8 @@ NUM_POINTS: Final = 160
 class Session(CountingRouter):
     """The engine that a session's key falls to on a ring (consistent hashing).
 
-    With an engine more, only the sessions that it takes over move. A request without a
+    With an engine more, only the sessions that it takes over move; those of one that is
+    not ready go to the next ones on the ring. A request without a
     session goes to the engine with the fewest in flight.
 
     Parameters
@@ -42,14 +44,15 @@ class Session(CountingRouter):
             for number in range(NUM_POINTS)
         )
         self._points = [point for point, _ in points]
-        self._places = [place for _, place in points]
+        self._owners = [place for _, place in points]
 
     def _pick(self, request: Request) -> int:
         session = self._session_of(request)
         if session is None:
-            return self._least_loaded(range(len(self.num_in_flight)))
+            return self._least_loaded(self.places)
         index = bisect_right(self._points, _point(f"session {session}"))
-        return self._places[index % len(self._places)]
+        owners = chain(self._owners[index:], self._owners)
+        return next(place for place in owners if place in self.places)
 
 
 def _point(key: str) -> int:

@@ -78,20 +78,23 @@ class SGLangCacheAware(CountingRouter):
 
     def pick(self, pieces: tuple[Piece, ...]) -> int:
         """Return the place for a prompt; nothing is remembered or counted."""
-        everywhere = range(len(self.num_in_flight))
         if not self._is_out_of_balance():
             num_known, places = self.tree.match(pieces)
             num_tokens = sum(length for *_, length in pieces)
             if num_tokens and num_known / num_tokens > self.cache_threshold:
                 return places[0]
-        return self._least_loaded(everywhere)
+        return self._least_loaded(self.places)
 
     def _is_out_of_balance(self) -> bool:
-        most, least = max(self.num_in_flight), min(self.num_in_flight)
+        loads = [self.num_in_flight[place] for place in self.places]
+        most, least = max(loads), min(loads)
         return (
             most - least > self.balance_abs_threshold
             and most > self.balance_rel_threshold * least
         )
+
+    def _forget(self, place: int) -> None:
+        self.tree.forget(place)
 
     def hear(self, loads: Sequence[Load]) -> None:
         """Take the oldest out of the tree; engines are not looked at."""

@@ -1,0 +1,366 @@
+"""Engines that come and go while they serve: deaths, maintenance, slow replicas."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sim.engine.clock import ARRIVAL_PRIORITY, At
+from sim.engine.engines import Engines, Router
+from sim.scheduler.request import RequestStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    import simpy
+
+    from sim.engine.engines import OnEnd
+    from sim.engine.loop import Engine
+    from sim.scheduler.request import Request
+
+DIED: Final = "the replica died"
+"""Reason of a request that was lost with its engine."""
+NONE_READY: Final = "no replica is ready, and none will be"
+"""Reason of a request that no engine can take."""
+
+
+class ChangingRouter(Router, Protocol):
+    """A router of engines that come and go."""
+
+    def set_ready(self, places: Sequence[int]) -> None:
+        """Choose among these places from now on; at least one.
+
+        What it believes of the others is void: they come back as new engines.
+        """
+        ...
+
+
+class ReplicaState(Enum):
+    """Whether an engine serves."""
+
+    READY = "ready"
+    """Takes requests."""
+    DRAINING = "draining"
+    """Ends those that it has, and takes none."""
+    DYING = "dying"
+    """Is in its last step."""
+    OFF = "off"
+
+
+class EventKind(Enum):
+    """What happens to a replica."""
+
+    DIE = "die"
+    """Its process ends, with all that it holds, after the step in progress."""
+    DRAIN = "drain"
+    """It takes no more requests, and is off when it has served those it has."""
+    START = "start"
+    """It is ready; after a death or a drain to the end with an empty cache."""
+    SLOW = "slow"
+    """Its steps take `factor` times as long, until the next such event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEvent:
+    """Something that happens to a replica at a time.
+
+    Parameters
+    ----------
+    time_s
+        When, in seconds.
+    kind
+        What.
+    place
+        Of the engine.
+    retries
+        Of a death: whether its requests begin again elsewhere; otherwise they are lost.
+    factor
+        Of a slow replica.
+    """
+
+    time_s: float
+    kind: EventKind
+    place: int
+    retries: bool = True
+    factor: float = 1.0
+
+
+@dataclass(slots=True)
+class _Toll:
+    """What a death cost."""
+
+    event: ReplicaEvent
+    num_retried: int = 0
+    num_lost: int = 0
+
+
+class Replicas(Engines):
+    """Engines of which some are not there all the time.
+
+    A request in an engine that dies leaves it between two steps. It begins again at
+    once, from its prompt, where the router sends it, with the arrival that it had; or
+    it is lost. While no engine is ready requests wait for the next one that will be,
+    and are rejected if there is none. A replica that comes back is a new engine, and
+    goes on with the recorder of the old one.
+
+    Parameters
+    ----------
+    env, engines, router
+        See `Engines`; all engines are ready.
+    events
+        What happens to them.
+    renew
+        Returns the engine that takes the place of one that has ended.
+    slow
+        Sets how much longer the steps of the engine at a place take from now on.
+
+    Attributes
+    ----------
+    states
+        By place.
+    on_s
+        By place, seconds in which a replica was up, to the latest change.
+    num_refused
+        Requests that no engine could take.
+    """
+
+    router: ChangingRouter
+
+    def __init__(  # noqa: PLR0917 - the parts of a fleet
+        self,
+        env: simpy.Environment,
+        engines: list[Engine],
+        router: ChangingRouter,
+        events: Sequence[ReplicaEvent],
+        renew: Callable[[int, Engine], Engine],
+        slow: Callable[[int, Engine, float], None],
+    ) -> None:
+        super().__init__(env, engines, router)
+        self.engines: list[Engine] = engines
+        self.states = [ReplicaState.READY] * len(engines)
+        self.on_s = [0.0] * len(engines)
+        self.num_refused = 0
+        self._is_wanted = [True] * len(engines)
+        self._on_since_s: list[float | None] = [0.0] * len(engines)
+        self._events = sorted(events, key=lambda event: event.time_s)
+        self._next_event_s = self._events[0].time_s if events else inf
+        self._renew = renew
+        self._slow = slow
+        self._num_to_come = sum(e.kind is EventKind.START for e in events)
+        self._tolls: list[_Toll] = []
+        self._toll_of: dict[int, _Toll] = {}
+        self._held: deque[Request] = deque()
+        self._again: dict[int, Request] = {}
+        self._observed: list[tuple[int, Callable[[Engine], None]]] = []
+        self._is_closed = False
+        self._is_over = env.event()
+        self.done = env.process(self._end())
+        self._plan_change(self._next_event_s)
+        env.process(self._happen())
+
+    # -- requests -------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Hand over a request that arrives now, or let it wait for an engine."""
+        if ReplicaState.READY in self.states:
+            super().submit(request)
+        elif self._num_to_come:
+            self._held.append(request)
+        else:
+            self.num_refused += 1
+            self._leave(request, RequestStatus.FINISHED_REJECTED, NONE_READY)
+
+    def abort(self, request: Request, reason: str) -> None:
+        request = self._again.get(request.request_id, request)
+        if request in self._held:
+            self._held.remove(request)
+            self._leave(request, RequestStatus.FINISHED_ABORTED, reason)
+        else:
+            super().abort(request, reason)
+
+    def _leave(self, request: Request, status: RequestStatus, reason: str) -> None:
+        """Record the end of a request that is at no engine, with the first one."""
+        request.reason = reason
+        request.move_to(status)
+        recorder = self.engines[0].recorder
+        recorder.arrived(request)
+        recorder.left(request, self.env.now)
+        on_end, request.on_end = request.on_end, None
+        if on_end is not None:
+            on_end(request)
+        self._look_for_end()
+
+    def _ended(self, place: int, then: OnEnd | None, request: Request) -> None:
+        state = self.states[place]
+        if state is ReplicaState.DYING and request.reason == DIED:
+            toll = self._toll_of[place]
+            if toll.event.retries:
+                toll.num_retried += 1
+                super()._ended(place, None, request)
+                self._begin_again(request, then)
+                return
+            toll.num_lost += 1
+        super()._ended(place, then, request)
+        if state is ReplicaState.DRAINING:
+            self._end_drained(place)
+        self._look_for_end()
+
+    def _begin_again(self, request: Request, then: OnEnd | None) -> None:
+        again = self._again[request.request_id] = request.again()
+        again.on_end = partial(self._ended_again, request, then)
+        self.submit(again)
+
+    def _ended_again(
+        self, request: Request, then: OnEnd | None, again: Request
+    ) -> None:
+        """Let the client, which has the first request, see how the second ended."""
+        if self._again.get(request.request_id) is again:
+            del self._again[request.request_id]
+        request.status, request.reason = again.status, again.reason
+        request.num_tokens = again.num_tokens
+        if then is not None:
+            then(request)
+
+    # -- replicas -------------------------------------------------------------
+
+    def _happen(self) -> Generator[simpy.Event, None, None]:
+        for event in self._events:
+            self._plan_change(event.time_s)
+            yield At(self.env, event.time_s, ARRIVAL_PRIORITY)
+            if event.kind is EventKind.SLOW:
+                engine = self.engines[event.place]
+                engine.between_steps(
+                    partial(self._slow, event.place, engine, event.factor)
+                )
+            elif event.kind is EventKind.DIE:
+                self._die(event)
+            elif event.kind is EventKind.DRAIN:
+                self._drain(event.place)
+            else:
+                self._is_wanted[event.place] = True
+                self.env.process(self._start(event.place))
+        self._plan_change(inf)
+
+    def _plan_change(self, next_event_s: float) -> None:
+        """Say when requests may come that do not arrive: of engines that are dying."""
+        self._next_event_s = next_event_s
+        is_dying = ReplicaState.DYING in self.states
+        self.next_change_s = -inf if is_dying else next_event_s
+
+    def _die(self, event: ReplicaEvent) -> None:
+        place = event.place
+        self._is_wanted[place] = False
+        if self.states[place] in {ReplicaState.DYING, ReplicaState.OFF}:
+            return
+        toll = self._toll_of[place] = _Toll(event)
+        self._tolls.append(toll)
+        self._move(place, ReplicaState.DYING)
+        engine = self.engines[place]
+        for request in [*engine.recorder.active.values()]:
+            engine.abort(request, DIED, goes_on=event.retries)
+        engine.between_steps(partial(self._move, place, ReplicaState.OFF))
+        engine.close_arrivals()
+
+    def _drain(self, place: int) -> None:
+        self._is_wanted[place] = False
+        if self.states[place] is ReplicaState.READY:
+            self._move(place, ReplicaState.DRAINING)
+            self._end_drained(place)
+
+    def _end_drained(self, place: int) -> None:
+        engine = self.engines[place]
+        if not engine.recorder.active:
+            self._move(place, ReplicaState.OFF)
+            engine.close_arrivals()
+
+    def _start(self, place: int) -> Generator[simpy.Event, None, None]:
+        """Let a replica be ready: the engine that was drained, or a new one."""
+        engine = self.engines[place]
+        is_new = self.states[place] is not ReplicaState.DRAINING
+        if is_new:
+            yield engine.done
+        self._num_to_come -= 1
+        if self._is_wanted[place] and not self._is_over.triggered:
+            if is_new:
+                self.ended.setdefault(place, []).append(engine)
+                engine = self.engines[place] = self._renew(place, engine)
+                for every_steps, observer in () if place else self._observed:
+                    engine.observe(every_steps, observer)
+            self._move(place, ReplicaState.READY)
+        held, self._held = self._held, deque()
+        for request in held:
+            self.submit(request)
+
+    def _move(self, place: int, state: ReplicaState) -> None:
+        """Change the state of a replica, and say so to the router."""
+        was_ready = self.states[place] is ReplicaState.READY
+        self.states[place] = state
+        self._plan_change(self._next_event_s)
+        now_s, since_s = self.env.now, self._on_since_s[place]
+        if since_s is not None:
+            self.on_s[place] += now_s - since_s
+        self._on_since_s[place] = None if state is ReplicaState.OFF else now_s
+        ready = [i for i, each in enumerate(self.states) if each is ReplicaState.READY]
+        if ready and was_ready is not (state is ReplicaState.READY):
+            self.router.set_ready(ready)
+
+    # -- the end --------------------------------------------------------------
+
+    def observe(self, every_steps: int, observer: Callable[[Engine], None]) -> None:
+        self._observed.append((every_steps, observer))
+        super().observe(every_steps, observer)
+
+    def close_arrivals(self) -> None:
+        """Say that nothing will arrive any more, but for what begins again."""
+        self._is_closed = True
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        is_served = self._is_closed and not (self._places or self._held)
+        if (is_served or self.stop_requested) and not self._is_over.triggered:
+            self._is_over.succeed()
+
+    def _request_stop(self, *, value: bool) -> None:
+        super()._request_stop(value=value)
+        self._look_for_end()
+
+    def _end(self) -> Generator[simpy.Event, Any, None]:
+        """End all engines when nothing is left to do."""
+        yield self._is_over
+        super().close_arrivals()
+        yield self.env.all_of([engine.done for engine in self.engines])
+
+    def summary(self) -> dict[str, Any]:
+        """Return what happened, and what became of requests."""
+        now_s = self.env.now
+        return {
+            "events": [
+                {
+                    "time_s": event.time_s,
+                    "kind": event.kind.value,
+                    "engine": event.place,
+                }
+                | self._cost_of(event)
+                for event in self._events
+                if event.time_s <= now_s
+            ],
+            "num_retried": sum(toll.num_retried for toll in self._tolls),
+            "num_lost": sum(toll.num_lost for toll in self._tolls),
+            "num_refused": self.num_refused,
+            "up_s": [
+                on_s if since_s is None else on_s + now_s - since_s
+                for on_s, since_s in zip(self.on_s, self._on_since_s, strict=True)
+            ],
+        }
+
+    def _cost_of(self, event: ReplicaEvent) -> dict[str, Any]:
+        if event.kind is EventKind.SLOW:
+            return {"factor": event.factor}
+        for toll in self._tolls:
+            if toll.event is event:
+                return {"num_retried": toll.num_retried, "num_lost": toll.num_lost}
+        return {}

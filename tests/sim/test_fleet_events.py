@@ -1,0 +1,281 @@
+"""Engines of a fleet that die, are slow, drained, and come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.config.tables import parse_config
+from sim.engine.replicas import DIED, NONE_READY, Replicas
+from sim.engine.routers import ROUTERS
+from sim.errors import ConfigError
+from sim.results.fleets import rows
+from sim.simulation.run import Simulation
+from tests.sim.test_fleet_run import GENERATIONS, SESSIONS, data_of, fleet_of, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.results.run import Results
+
+Event = dict[str, Any]
+
+
+def event(time_s: float, kind: str, engine: int, **more: Any) -> Event:
+    return {"time_s": time_s, "kind": kind, "engine": engine} | more
+
+
+EVENTS = [
+    event(0.3, "slow", 2, factor=3.0),
+    event(0.5, "die", 1),
+    event(0.8, "drain", 0),
+    event(0.9, "slow", 2, factor=1.0),
+    event(1.2, "start", 1),
+    event(1.5, "start", 0),
+]
+
+
+def simulation_of(
+    events: Sequence[Event],
+    generation: str = "v1",
+    *,
+    kind: str = "round_robin",
+    replicas: int = 3,
+    stepwise: bool = False,
+) -> Simulation:
+    fleet = fleet_of(replicas, kind) | {"events": list(events)}
+    data = data_of(GENERATIONS[generation], fleet, 120, 60.0)
+    return Simulation(parse_config(data), stepwise=stepwise)
+
+
+def run(events: Sequence[Event], **more: Any) -> Results:
+    return simulation_of(events, **more).run()
+
+
+def checked(simulation: Simulation) -> Results:
+    """Run with proofs after every step of every engine that is there at first."""
+    engines = simulation.engine
+    assert isinstance(engines, Replicas)
+
+    def check(_: object) -> None:
+        simulation.check()
+        assert engines.num_in_flight == len(simulation.recorder.active)
+
+    for engine in engines.engines:
+        engine.observe(1, check)
+    results = simulation.run(check_every=1)
+    for place in range(len(engines.engines)):
+        for engine in engines.all_at(place):
+            engine.scheduler.check()
+            assert engine.scheduler.cache_usage().num_physical_blocks == 0
+    return results
+
+
+@pytest.mark.parametrize(
+    ("generation", "kind"),
+    [
+        ("v1", "llm_d"),
+        ("v1, 0.11", "sglang_cache_aware"),
+        ("v0", "aibrix_prefix"),
+        pytest.param("v1, a pipeline", "power_of_two", marks=pytest.mark.slow),
+        pytest.param("gpt-oss", "ray_prefix", marks=pytest.mark.slow),
+    ],
+)
+def test_stepwise_it_is_the_same(generation: str, kind: str) -> None:
+    fast, slow = (
+        run(EVENTS, generation=generation, kind=kind, stepwise=way)
+        for way in (False, True)
+    )
+    assert fast.summary["completed"] == 120
+    assert fast.summary["num_retried"] > 0
+    for name, table in tables(fast).items():
+        order = ["engine", "step"] if name == "steps" else []
+        one, other = table, tables(slow)[name]
+        if order:
+            one, other = (
+                each.sort_values(order, ignore_index=True) for each in (one, other)
+            )
+        assert one.equals(other), name
+
+
+def test_without_an_event_it_is_the_same_fleet() -> None:
+    later = [event(1e6, "die", 1)]
+    for kind in ("round_robin", "llm_d"):
+        one = run(later, kind=kind)
+        plain = fleet_of(3, kind)
+        alone = Simulation(
+            parse_config(data_of(GENERATIONS["v1"], plain, 120, 60.0))
+        ).run()
+        for name, table in tables(one).items():
+            order = ["engine", "step"] if name == "steps" else []
+            mine, theirs = table, tables(alone)[name]
+            if order:
+                mine, theirs = (
+                    each.sort_values(order, ignore_index=True)
+                    for each in (mine, theirs)
+                )
+            assert mine.equals(theirs), (kind, name)
+        assert one.summary["events"] == []
+
+
+def test_requests_of_a_dead_engine_begin_again_elsewhere() -> None:
+    results = run([event(0.5, "die", 1)])
+    summary, requests = results.summary, results.requests
+    assert requests["request_id"].tolist() == list(range(120))
+    assert summary["completed"] == 120
+    (death,) = summary["events"]
+    assert death["num_retried"] == summary["num_retried"] > 0 == summary["num_lost"]
+    of_dead = requests[requests["engine"] == 1]
+    assert (of_dead["finish_s"] <= summary["up_s"][1]).all()
+    assert 0.5 <= summary["up_s"][1] < 0.6
+    moved = requests[
+        (requests["request_id"] % 3 == 1)
+        & (requests["arrival_s"] < 0.5)
+        & (requests["engine"] != 1)
+    ]
+    assert len(moved) == summary["num_retried"]
+    assert (moved["first_token_s"] > 0.5).all()
+    assert ("events", f"1 died, {len(moved)} requests began again, 0 lost") in rows(
+        summary
+    )
+
+
+def test_requests_of_a_dead_engine_are_lost() -> None:
+    results = run([event(0.5, "die", 1, requests="lose")])
+    summary, requests = results.summary, results.requests
+    lost = requests[requests["reason"] == DIED]
+    assert len(lost) == summary["num_lost"] > 0 == summary["num_retried"]
+    assert (lost["engine"] == 1).all()
+    assert summary["completed"] == 120 - len(lost)
+
+
+def test_a_drained_engine_serves_what_it_has_and_comes_back_empty() -> None:
+    results = run([event(0.5, "drain", 0), event(1.6, "start", 0)])
+    requests = results.requests
+    own = requests[requests["engine"] == 0]
+    assert not own["arrival_s"].between(0.5, 1.6).any()
+    before = own[own["arrival_s"] < 0.5]
+    assert len(before) == len(requests[requests["arrival_s"] < 0.5]) // 3 + (
+        len(requests[requests["arrival_s"] < 0.5]) % 3 > 0
+    )
+    assert (own["arrival_s"] > 1.6).any()
+    assert results.summary["completed"] == 120
+    steps = results.steps[results.steps["engine"] == 0]
+    assert steps["step"].tolist() == list(range(len(steps)))
+
+
+def test_a_slow_engine_takes_so_many_times_as_long() -> None:
+    slow = [event(0.0, "slow", 0, factor=2.0)]
+    for generation in ("v1, 0.11", "v0"):
+        one = run(slow, generation=generation, replicas=1)
+        fleet = fleet_of(1, "round_robin")
+        plain = Simulation(
+            parse_config(data_of(GENERATIONS[generation], fleet, 120, 60.0))
+        )
+        first, usual = one.steps.iloc[0], plain.run().steps.iloc[0]
+        for name in ("latency_s", "host_s", "gemm_s", "latency_hi_s"):
+            assert first[name] == 2 * usual[name]
+        assert one.summary["path"] == "fast"
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_dead_fleet_lets_requests_wait_or_rejects_them(*, comes_back: bool) -> None:
+    events = [event(0.5, "die", each) for each in range(3)]
+    if comes_back:
+        events.append(event(3.0, "start", 2))
+    results = run(events)
+    requests, summary = results.requests, results.summary
+    late = requests[requests["finish_s"].isna() | (requests["finish_s"] > 0.6)]
+    assert len(late) > 60
+    if comes_back:
+        assert summary["completed"] == 120
+        assert (late["engine"] == 2).all()
+        assert (late["first_scheduled_s"] >= 3.0).all()
+    else:
+        assert (late["reason"] == NONE_READY).all()
+        assert len(late) == summary["num_refused"]
+        assert any("none will be" in line for line in summary["warnings"])
+
+
+def test_clients_that_wait_see_the_answer_of_the_second_try() -> None:
+    fleet = fleet_of(3, "session") | {"events": [event(1.0, "die", 0)]}
+    data = data_of(GENERATIONS["v1"], fleet) | {"workload": SESSIONS}
+    assert checked(Simulation(parse_config(data))).summary["completed"] == 36
+
+
+def fates() -> st.SearchStrategy[list[Event]]:
+    """Draw events of three engines, each in turn off and on."""
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> list[Event]:
+        events = []
+        for engine in range(3):
+            number = draw(st.integers(0, 5))
+            times = draw(
+                st.lists(st.integers(0, 3000), min_size=number, max_size=number)
+            )
+            is_on = True
+            for time in sorted(times):
+                if is_on and draw(st.integers(0, 3)) == 0:
+                    factor = draw(st.sampled_from([0.5, 1.0, 7.0]))
+                    events.append(event(time / 1000, "slow", engine, factor=factor))
+                    continue
+                kind = draw(st.sampled_from(["die", "drain"])) if is_on else "start"
+                more: dict[str, Any] = {}
+                if kind == "die":
+                    more["requests"] = draw(st.sampled_from(["retry", "lose"]))
+                events.append(event(time / 1000, kind, engine, **more))
+                is_on = kind == "start"
+        return events
+
+    return drawn()
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(
+    events=fates().filter(bool),
+    generation=st.sampled_from(sorted(GENERATIONS)),
+    kind=st.sampled_from(sorted(set(ROUTERS) - {"vllm_dp"})),
+)
+def test_no_request_and_no_block_is_lost(
+    events: list[Event], generation: str, kind: str
+) -> None:
+    simulation = simulation_of(events, generation, kind=kind)
+    try:
+        results = checked(simulation)
+    except ConfigError as error:  # all three were off all the time
+        assert NONE_READY in str(error)  # noqa: PT017
+        return
+    summary = results.summary
+    assert results.requests["request_id"].tolist() == list(range(120))
+    gone = summary["num_lost"] + summary["num_refused"]
+    assert summary["completed"] + gone == 120
+    assert not summary["stalled"]
+
+
+@pytest.mark.parametrize(
+    ("events", "kind", "line"),
+    [
+        ([event(1, "dye", 0)], "random", "kind: must be one of die, drain, start, slo"),
+        ([event(1, "die", 3)], "random", "numbered from 0 to 2, .*, got 3"),
+        ([event(1, "start", 0)], "random", "engine 0 is on already, got start at 1"),
+        (
+            [event(2, "drain", 0), event(1, "die", 0)],
+            "random",
+            "engine 0 is off by then, got drain at 2",
+        ),
+        ([event(1, "slow", 0)], "random", "factor: a slow engine needs it"),
+        ([event(1, "slow", 0, factor=0)], "random", "factor: .* 0"),
+        ([event(1, "drain", 0, factor=2.0)], "random", "factor: is a key of"),
+        ([event(1, "die", 0, requests="keep")], "random", "one of retry, lose"),
+        ([event(1, "die", 0)], "vllm_dp", "set_ready.*, which vllm_dp has not"),
+    ],
+)
+def test_refused(events: list[Event], kind: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        simulation_of(events, kind=kind)
+    assert "\n" not in str(refused.value)
