@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+_MOST_SAID = 10.0
+"""A rise beyond that, elevenfold, is not put into figures."""
+
+
 def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     """Yield what helps most, the answer first; `advice` is that of ``advice.json``."""
     name, number = advice["objective"], advice["num_seeds"]
@@ -48,10 +52,13 @@ def _effect(advice: Mapping[str, Any], each: Mapping[str, Any]) -> str:
 
 def _change(advice: Mapping[str, Any], each: Mapping[str, Any]) -> str:
     value = "" if each["value"] is None else f" to {quantity(each['value'])}"
-    return (
-        f"{advice['objective']} {each['change']:+.1%} "
-        f"({each['low']:+.1%} to {each['high']:+.1%}){value}"
-    )
+    return f"{advice['objective']} {each['change']:+.1%} ({_span(each)}){value}"
+
+
+def _span(each: Mapping[str, Any]) -> str:
+    """Return an interval in words; of few seeds it may hardly have a bound."""
+    high = f"{each['high']:+.1%}" if each["high"] < _MOST_SAID else "any factor"
+    return f"{each['low']:+.1%} to {high}"
 
 
 def tried_lines(advice: Mapping[str, Any]) -> Iterator[str]:
@@ -64,7 +71,7 @@ def tried_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         if each["verdict"] == "cannot run":
             yield f"{each['name']}{needs}: cannot run: {each['reason']}"
         elif each["verdict"] in ("no effect", "unclear"):
-            span = f"{each['low']:+.1%} to {each['high']:+.1%}"
+            span = _span(each)
             more = "; more --seeds tell" * (each["verdict"] == "unclear")
             yield f"{each['name']}{needs}: {each['verdict']} ({span}{more})"
         else:
