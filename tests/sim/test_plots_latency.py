@@ -14,10 +14,10 @@ from tests.sim.plot_tables import (
 
 
 def test_percentiles_are_those_of_the_summary(full_run: Tables) -> None:
-    summary = dict(full_run.summary) | {"p90_tpot_ms": 123.0, "p99_e2el_ms": 45_678.0}
+    summary = dict(full_run.summary) | {"p95_tpot_ms": 123.0, "p99_e2el_ms": 45_678.0}
     tables = Tables(full_run.steps, full_run.requests, full_run.preemptions, summary)
     legend = legend_of(FIGURES["latency_cdfs"](tables))
-    assert legend[4] == "p90 123 ms"
+    assert legend[4] == "p95 123 ms"
     assert legend[8] == "p99 45.7 s"
 
 

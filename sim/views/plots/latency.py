@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sim.views.plots.binning import Floats
     from sim.views.plots.tables import Tables
 
-_MARKS = {50: ("o", style.YELLOW), 90: ("s", style.ORANGE), 99: ("^", style.VERMILLION)}
+_MARKS = {50: ("o", style.YELLOW), 95: ("s", style.ORANGE), 99: ("^", style.VERMILLION)}
 
 
 @style.house_style
@@ -74,7 +74,7 @@ def _draw_cdf(axes: Axes, tables: Tables, metric: Latency, values: Floats) -> No
 def _mark_percentiles(
     axes: Axes, tables: Tables, metric: Latency, values: Floats, scale: float
 ) -> None:
-    """Mark p50, p90 and p99, the summary's where it has them, and list them above."""
+    """Mark p50, p95 and p99, the summary's where it has them, and list them above."""
     for percent, (marker, colour) in _MARKS.items():
         milliseconds = tables.number(f"p{percent}_{metric.key}_ms")
         if milliseconds is None:

@@ -40,7 +40,7 @@ _LEAST_OF_P99: Final = 20
 """Requests of a window below which its 99th percentile is just its slowest."""
 _MARKS: Final[tuple[tuple[int, Symbol], ...]] = (
     (50, "circle"),
-    (90, "square"),
+    (95, "square"),
     (99, "triangle-up"),
 )
 
@@ -53,7 +53,7 @@ def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
         return
     yield Chart(
         "latency-cdfs",
-        "Share of the served requests that were no slower; marks at p50, p90 and p99.",
+        "Share of the served requests that were no slower; marks at p50, p95 and p99.",
         tuple(_cdf_panel(runs, metric) for metric in OF_REQUESTS),
         height_px=340,
     )
