@@ -273,7 +273,7 @@ def _check_table(path: Path, columns: Iterable[str]) -> None:
 
 def _array(column: pa.Array) -> npt.NDArray[Any]:
     """Return numbers as they are and texts as objects, without pandas."""
-    if pa.types.is_string(column.type):
+    if _kind(column.type) == "str":
         return np.array(column.to_pylist(), np.object_)
     # `from_dlpack` warns of what is empty.
     return (

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.results import schema
+from sim.results.folder import RunFolder
 from sim.views.report.html import decimal, listed, milliseconds, percent, plural
 from sim.views.report.source import load_runs
 from tests.sim.report.pages import page_of
@@ -123,3 +125,21 @@ def test_numbers_in_words() -> None:
     assert plural(1, "step"), plural(2, "step") == ("1 step", "2 steps")
     assert listed(["a"]) == "a"
     assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_tables_that_pandas_has_written_are_read_alike(
+    crowded_run: Path, tmp_path: Path
+) -> None:
+    """Its texts are wider than ours."""
+    for path in crowded_run.iterdir():
+        if path.suffix == ".parquet":
+            pd.read_parquet(path).to_parquet(tmp_path / path.name)
+        elif path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    names = [*schema.PREEMPTIONS]
+    ours, theirs = (
+        RunFolder(each).columns("preemptions", names)
+        for each in (crowded_run, tmp_path)
+    )
+    for name in names:
+        assert ours[name].tolist() == theirs[name].tolist()
