@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in a line that says what to do."""
+"""A line on each mistake in a configuration, with the remedy."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortene
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
 from sim.errors import ConfigError
 from sim.hardware.interconnects import GATHERING, All2AllBackend
-from sim.hardware.models.bundled import load_model
 from sim.scheduler.generations import (
     GENERATION_KEYS,
     GENERATIONS,
@@ -155,18 +154,19 @@ class EngineConfig(ConfigTable):
 
     @property
     def refuses_ahead(self) -> str:
-        """What the release schedules ahead of and a run does not; empty for nothing."""
+        """Name a setting with which the release schedules ahead and a run does not.
+
+        Empty if there is none.
+        """
         if self.async_scheduling is not None or not self.asks_to_schedule_ahead:
             return ""
-        if self.data_parallel_size > 1 and load_model(self.model).num_moe_layers:
-            return "ranks that divide experts"
         if self.kv_offloading_size is not None or self.kv_transfer_config is not None:
             return "KV offloading"
         return ""
 
     @property
     def asks_to_schedule_ahead(self) -> bool:
-        """What is given, or else the release's default."""
+        """Whether `async_scheduling` is on, as given or by the release's default."""
         own = GENERATIONS.get(self.scheduler_kind)
         has_queue = own is not None and (own.has_batch_queue or own.is_hosted)
         if self.async_scheduling is not None or not has_queue:

@@ -1,25 +1,31 @@
 """Engines whose steps begin and end together: data-parallel ranks that share experts.
 
 Source: vLLM 0.33.0, ``v1/engine/core.py`` (`DPEngineCoreProc.run_busy_loop`,
-`_has_global_unfinished_reqs`, `add_request`), ``v1/engine/coordinator.py``.
+`_has_global_unfinished_reqs`, `add_request`; `step_with_batch_queue`),
+``v1/engine/coordinator.py``.
 """
 
 from __future__ import annotations
 
-from math import inf
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from math import inf, nan
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.engine.clock import STEP_PRIORITY, happen
+from sim.engine.clock import STEP_PRIORITY, At, happen
+from sim.engine.pipeline import NOTHING, StepInFlight
 from sim.errors import CostError
+from sim.scheduler.batch import BatchShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     import simpy
 
+    from sim.costs.ahead import HostAhead
     from sim.costs.base import StepCost
     from sim.costs.lock_step import RankStep
-    from sim.scheduler.batch import BatchShape
+    from sim.results.step_log import StepLog
+    from sim.scheduler.base import SchedulerOutput
 
     Price = Callable[[Sequence[BatchShape]], Sequence[RankStep]]
 
@@ -27,16 +33,29 @@ DP_SYNC_INTERVAL = 16
 """Steps from one all-reduce of "has this rank work left?" to the next. Source: vLLM
 0.33.0, ``config/parallel.py`` (`dp_sync_interval`); 32 in older releases."""
 
+_DUMMY = BatchShape(0, 0, 0, 0, 0, 0)
+
+
+class _Step:
+    """A step of all ranks, which begins once each has launched its batch."""
+
+    def __init__(self, env: simpy.Environment, num_ranks: int) -> None:
+        self.shapes = [_DUMMY] * num_ranks
+        self.num_joined = 0
+        self.ready_s = -inf
+        self.launched = env.event()
+        self.end = env.event()
+
 
 class LockStep:
     """Ranks that take every step together, from one wave of requests to the next.
 
     ::
 
-        a request comes to a rank -> a wave starts: all ranks are woken
-        all have formed a batch   -> its length is known; it ends for all at once
-        no work on this rank      -> a dummy batch, while the wave goes on
-        step 1, 16, 32, ...       -> all ask each other: no work anywhere ends the wave
+        a request comes to a rank   -> a wave starts: all ranks are woken
+        all have launched a batch   -> its length is known; it ends for all at once
+        no tokens on this rank      -> a dummy batch, while the wave goes on
+        after turn 1, 16, 32, ...   -> all ask each other: no work ends the wave
 
     Parameters
     ----------
@@ -47,7 +66,10 @@ class LockStep:
     price
         From the batches of all ranks, in their order, to their steps.
     sync_interval
-        Steps from one all-reduce to the next.
+        Turns from one all-reduce to the next.
+    host
+        With asynchronous scheduling: says which part of a step the host prepares while
+        the one before runs. Without it ranks have one step in flight.
 
     Attributes
     ----------
@@ -55,6 +77,8 @@ class LockStep:
         The `sim.engine.pace.Pace` of each engine.
     num_waves
         Waves that were started.
+    is_running
+        Whether a wave goes on.
     """
 
     def __init__(
@@ -63,83 +87,102 @@ class LockStep:
         num_ranks: int,
         price: Price,
         sync_interval: int = DP_SYNC_INTERVAL,
+        *,
+        host: HostAhead | None = None,
     ) -> None:
         self.env = env
-        self.ranks = [Rank(self, place) for place in range(num_ranks)]
+        self.ranks: list[Rank] = [
+            Rank(self, place) if host is None else AheadRank(self, place, host)
+            for place in range(num_ranks)
+        ]
         self.num_waves = 0
         self.is_running = False
         self._price = price
         self._sync_interval = sync_interval
-        self._num_steps = 0  # of this wave
-        self._asks = False
-        """Whether ranks without work must hear of the others before the next step."""
-        self._num_idle = 0
+        self._host = host
+        self._steps = deque[_Step]()  # that some rank has joined, and not all
+        self._num_begun = 0
+        self._last_s = -inf  # when the latest of them ends
+        self._num_asking = 0
+        self._has_work = False
         self._answer: simpy.Event | None = None
-        self._shapes: list[BatchShape | None] = [None] * num_ranks
-        self._num_formed = 0
-        self._end: simpy.Event | None = None
 
     # -- waves ----------------------------------------------------------------
 
-    def start_wave(self) -> None:
+    def _start_wave(self) -> None:
         """Wake all ranks for the first request."""
-        self.is_running, self._num_steps, self._asks = True, 0, False
+        self.is_running = True
         self.num_waves += 1
         for rank in self.ranks:
+            rank.is_resting = False
             rank.wake()
 
-    def idle(self) -> Generator[simpy.Event, Any, bool]:
-        """Return, of a rank without work, whether any other has some."""
-        if not (self.is_running and self._asks):
-            return self.is_running
-        self._num_idle += 1
+    def all_rest(self) -> bool:
+        """Whether no rank will have work again; all are then told."""
+        is_over = all(rank.is_resting for rank in self.ranks)
+        if is_over:
+            for rank in self.ranks:
+                rank.wake()
+        return is_over
+
+    def all_reduce(
+        self, num_turns: int, *, has_work: bool
+    ) -> Generator[simpy.Event, Any, None]:
+        """Let a rank ask the others after so many turns of a wave, if it is due."""
+        if num_turns > 1 and num_turns % self._sync_interval:
+            return
+        self._has_work |= has_work
+        self._num_asking += 1
         if self._answer is None:
             self._answer = self.env.event()
         answer = self._answer
-        if self._num_idle == len(self.ranks):
-            self.is_running = False
-            self._tell(goes_on=False)
+        if self._num_asking == len(self.ranks):
+            if not self._has_work:
+                self.is_running = False
+                for rank in self.ranks:
+                    rank.num_turns = 0
+            self._answer, self._num_asking, self._has_work = None, 0, False
+            answer.succeed()
         yield answer
-        return self.is_running  # a request of this instant may have begun a wave
-
-    def _tell(self, *, goes_on: bool) -> None:
-        self._asks, self._num_idle = False, 0
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.succeed(goes_on)
 
     # -- steps ----------------------------------------------------------------
 
-    def join(self, place: int, shape: BatchShape) -> simpy.Event:
-        """Take the batch of a rank; the event is the end of all."""
+    def join(self, rank: Rank, shape: BatchShape, ready_s: float) -> _Step:
+        """Take the batch that a rank has launched at a time; return the step of all."""
         if not self.is_running:
-            self.start_wave()
-        if self._asks:
-            self._tell(goes_on=True)
-        self._shapes[place] = shape
-        self._num_formed += 1
-        if self._end is None:
-            self._end = self.env.event()
-        end = self._end
-        if self._num_formed == len(self.ranks):
-            self._begin_step(end)
-        return end
+            self._start_wave()
+        steps, number = self._steps, rank.num_joined - self._num_begun
+        rank.num_joined += 1
+        if number == len(steps):
+            steps.append(_Step(self.env, len(self.ranks)))
+        step = steps[number]
+        step.shapes[rank.place] = shape
+        step.num_joined += 1
+        step.ready_s = max(step.ready_s, ready_s)
+        if step.num_joined == len(self.ranks):
+            steps.popleft()
+            self._num_begun += 1
+            self._begin(step)
+        return step
 
-    def _begin_step(self, end: simpy.Event) -> None:
-        shapes = [shape for shape in self._shapes if shape is not None]
-        steps = self._price(shapes)
-        now_s, total_s = self.env.now, steps[0].cost.total_s
-        if not now_s < now_s + total_s < inf:
+    def _begin(self, step: _Step) -> None:
+        """Let a step run once all ranks are ready, and the one before has ended."""
+        own = self._price(step.shapes)
+        total_s, now_s = own[0].cost.total_s, self.env.now
+        gpu_s = total_s if self._host is None else self._host.split(total_s, 0)[1]
+        before_s = self._last_s
+        begin_s = max(step.ready_s, before_s)
+        end_s = begin_s + gpu_s
+        if not begin_s < end_s < inf:
             raise CostError(
                 f"a step must take a finite time of more than zero (invariant 3): the "
                 f"cost model says {total_s} s at {now_s} s; mend its parameters"
             )
-        happen(end, now_s + total_s, STEP_PRIORITY, steps)
-        self._end, self._num_formed = None, 0
-        self._shapes = [None] * len(self.ranks)
-        self._num_steps += 1
-        number = self._num_steps
-        self._asks = number == 1 or number % self._sync_interval == 0
+        self._last_s = end_s
+        for rank, cost in zip(self.ranks, own, strict=True):
+            rank.begun(cost, before_s, end_s)
+        happen(step.launched, max(now_s, step.ready_s), STEP_PRIORITY, None)
+        happen(step.end, end_s, STEP_PRIORITY, own)
 
 
 class Rank:
@@ -147,15 +190,28 @@ class Rank:
 
     Attributes
     ----------
+    place
+        Its number.
+    num_joined, num_turns
+        Steps that it joined so far, and turns of its engine core in this wave.
+    is_resting
+        Whether it has nothing to do until a wave starts, and nothing can come.
     waits_s
         What each of its steps waited for the slowest rank.
     """
 
     def __init__(self, group: LockStep, place: int) -> None:
         self._group = group
-        self._place = place
-        self._wake: Callable[[], None] | None = None
+        self._env = group.env
+        self.place = place
+        self.num_joined = self.num_turns = 0
         self.waits_s: list[float] = []
+        self._wake: Callable[[], None] | None = None
+        self.is_resting = self._in_turn = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._group.is_running
 
     def begin(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -164,11 +220,185 @@ class Rank:
         if self._wake is not None:
             self._wake()
 
-    def goes_on(self) -> Generator[simpy.Event, Any, bool]:
-        return (yield from self._group.idle())
+    def rests(self) -> bool:
+        self.is_resting = True
+        return self._group.all_rest()
+
+    def batch_queue(self, log: StepLog) -> Any:
+        del log
+        raise TypeError("a rank with one step in flight has no batch queue")
 
     def end(self, shape: BatchShape) -> Generator[simpy.Event, Any, StepCost]:
-        steps: Sequence[RankStep] = yield self._group.join(self._place, shape)
-        step = steps[self._place]
-        self.waits_s.append(step.wait_s)
-        return step.cost
+        self._in_turn = True
+        step = self._group.join(self, shape, self._env.now)
+        own: Sequence[RankStep] = yield step.end
+        return own[self.place].cost
+
+    def begun(self, own: RankStep, before_s: float, end_s: float) -> None:
+        """Note that a step begins that ends then, and the one before it ended."""
+        del before_s, end_s
+        self.waits_s.append(own.wait_s)
+
+    def turned(self, *, has_work: bool) -> Generator[simpy.Event, Any, None]:
+        if self._in_turn:
+            self._in_turn = False
+            self.num_turns += 1
+            yield from self._group.all_reduce(self.num_turns, has_work=has_work)
+
+
+class _Launched(NamedTuple):
+    """A turn's batch, from its scheduler call until the step begins."""
+
+    row: bytes
+    launched_s: float
+    """When the rank began to launch it."""
+    host_s: float
+    is_dummy: bool
+
+
+class AheadRank(Rank):
+    """A rank that schedules ahead, and its batch queue: a `BatchQueue` of two.
+
+    A turn forms a batch, launches it and waits for the output of the one before. One
+    without tokens launches a dummy batch at its end, and waits until all ranks have
+    launched theirs. So rows of steps are written down when these begin, which may be
+    a turn later.
+
+    Parameters
+    ----------
+    group, place
+        See `Rank`.
+    host
+        See `LockStep`.
+
+    Attributes
+    ----------
+    has_output
+        Whether the latest turn ended with the output of a step.
+    overlapped_s
+        How much longer steps would have taken one after the other.
+    """
+
+    def __init__(self, group: LockStep, place: int, host: HostAhead) -> None:
+        super().__init__(group, place)
+        self._host = host
+        self._log: StepLog | None = None
+        self._ready_s = -inf
+        self._launched = deque[_Launched]()
+        self._in_flight: deque[tuple[StepInFlight, simpy.Event | None]] = deque()
+        self._dummy: bytes | None = None  # the row of one that is to be launched
+        self._turned = StepInFlight(-1, NOTHING, nan)
+        self.has_output = False
+        self.overlapped_s = 0.0
+
+    def batch_queue(self, log: StepLog) -> AheadRank:
+        self._log = log
+        return self
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether outputs are to come."""
+        return bool(self._in_flight)
+
+    @property
+    def computes(self) -> bool:
+        """Whether a step in flight has tokens."""
+        return any(step.computes for step, _ in self._in_flight)
+
+    @property
+    def num_unwritten(self) -> int:
+        """Latest steps that have not begun yet."""
+        return len(self._launched) + (self._dummy is not None)
+
+    # -- a turn ---------------------------------------------------------------
+
+    def enter(
+        self, now_s: float, shape: Sequence[int], has_requests: bool
+    ) -> tuple[float, float, float]:
+        """See `HostQueue.enter`: nothing is known before the other ranks have come."""
+        del now_s, shape, has_requests
+        return nan, nan, nan
+
+    def end_s(self, now_s: float, shape: BatchShape, total_s: float) -> float:
+        """See `Stages.end_s`."""
+        del now_s, shape
+        return total_s
+
+    def turn(
+        self,
+        step: int,
+        row: bytes,
+        shape: BatchShape,
+        output: SchedulerOutput,
+        *,
+        has_requests: bool,
+    ) -> Generator[simpy.Event, Any, None]:
+        """Launch the batch of a step; wait for the output of the one in flight."""
+        self._in_turn = True
+        computes = bool(shape.num_decodes or shape.num_prefill_tokens)
+        end: simpy.Event | None = None
+        if computes:
+            end = self._launch(row, shape, is_dummy=False).end
+        else:
+            self._dummy = row
+        is_full = bool(self._in_flight)
+        if computes or has_requests:
+            self._in_flight.append((StepInFlight(step, output, nan, computes), end))
+        if is_full:
+            self._turned = yield from self.drained()
+        else:
+            self.has_output = False
+            yield from self._until_ready()
+            self._turned = StepInFlight(-1, NOTHING, self._env.now)
+
+    def push(self, step: int, output: SchedulerOutput, end_s: float) -> None:
+        """See `BatchQueue.push`: `turn` has done it."""
+
+    def pop_if_full(self, now_s: float, scheduler: object) -> StepInFlight:
+        """See `BatchQueue.pop_if_full`: `turn` has waited for it."""
+        del now_s, scheduler
+        return self._turned
+
+    def drained(self) -> Generator[simpy.Event, Any, StepInFlight]:
+        """Return the oldest step in flight when its output is there."""
+        oldest, end = self._in_flight.popleft()
+        if end is not None:
+            yield end
+        yield from self._until_ready()
+        now_s = self._env.now
+        if end is not None and self._log is not None:
+            self._log.outputs_s.append(now_s)
+        self.has_output = True
+        return oldest._replace(end_s=now_s)
+
+    def _until_ready(self) -> Generator[simpy.Event, Any, None]:
+        if self._ready_s > self._env.now:
+            yield At(self._env, self._ready_s, STEP_PRIORITY)
+
+    def _launch(self, row: bytes, shape: BatchShape, *, is_dummy: bool) -> _Step:
+        now_s, host = self._env.now, self._host
+        num_rows = shape.num_decodes + shape.num_prefills or 1
+        host_s = host.split(host.prepare_s, num_rows)[0]
+        self._ready_s = max(now_s, self._ready_s) + host_s
+        self._launched.append(_Launched(row, now_s, host_s, is_dummy))
+        return self._group.join(self, shape, self._ready_s)
+
+    def begun(self, own: RankStep, before_s: float, end_s: float) -> None:
+        super().begun(own, before_s, end_s)
+        log, (row, launched_s, host_s, is_dummy) = self._log, self._launched.popleft()
+        assert log is not None
+        log.packed.append(row)
+        log.costs.append(own.cost)
+        log.ends_s.append(end_s)
+        if is_dummy:
+            log.outputs_s.append(end_s)
+            return
+        gpu_s = self._host.split(own.cost.total_s, 0)[1]
+        in_turn_s = end_s - max(before_s, launched_s)
+        self.overlapped_s += max(host_s + gpu_s - in_turn_s, 0.0)
+
+    def turned(self, *, has_work: bool) -> Generator[simpy.Event, Any, None]:
+        row, self._dummy = self._dummy, None
+        if row is not None:
+            yield self._launch(row, _DUMMY, is_dummy=True).launched
+        yield from super().turned(has_work=has_work)

@@ -164,6 +164,8 @@ class Engine:
         self.batches = (
             None
             if most == 1
+            else pace.batch_queue(recorder.steps)
+            if pace is not None
             else BatchQueue(most, cost_model, recorder.steps)
             if self._clocked is None
             else HostQueue(cost_model, recorder.steps)
@@ -176,6 +178,7 @@ class Engine:
         )
         self._prices_columns = recorder.steps.price_by(self.cost_model)
         self._forms = self._prices_columns or pace is not None
+        self._keeps_costs = not self._prices_columns and (pace is None or most == 1)
         self._observers: list[tuple[int, Callable[[Engine], None]]] = []
         self._next_look = NEVER
         self._arrivals_closed = arrivals is not None
@@ -285,8 +288,11 @@ class Engine:
         batches: Any = self.batches
         ahead: Any = batches if is_clocked else None
         is_one_by_one = is_clocked and batches is None
+        log_end: Callable[[float], object] = ends_s.append
         log_ends: Callable[[Any], None] = ends_s.extend
-        if ahead is not None:
+        if batches is not None and pace is not None:
+            log_end = _ignore  # others say it, and write the row
+        elif ahead is not None:
             decode_ends, log_ends = ahead.decode_ends, log.turns_s.extend
         takes_stretches = forms = drains = False
         group_usage = recorder.groups
@@ -298,15 +304,20 @@ class Engine:
         upcoming: Any = next(arrivals, None)
         next_s = inf if upcoming is None else upcoming.arrival_s
         while not self.stop_requested:
+            if pace is not None:
+                has_work = not self._blocked and any(_queue_lengths(scheduler))
+                yield from pace.turned(has_work=has_work)
+                now_s = env._now
             if self._actions:
                 self._act()
             if (self._blocked or not (running or waiting or self._has_requests())) and (
-                pace is None or not (yield from pace.goes_on())
+                pace is None or not pace.is_running
             ):
                 if (
                     next_s == inf
                     and self._arrivals_closed
                     and not self._awaits_copies()
+                    and (pace is None or pace.rests())
                 ):
                     self.stalled = self._has_requests()
                     break
@@ -327,7 +338,10 @@ class Engine:
                 takes_stretches = self._keeps_decodes(decodes)
                 waiting = decodes.scheduler.waiting
             elif batches is not None:  # nothing to form: only outputs to wait for
-                drains = not any(_queue_lengths(scheduler))
+                drains = not (
+                    any(_queue_lengths(scheduler))
+                    or (pace is not None and pace.is_running)
+                )
                 if ahead is not None:
                     takes_stretches = not listeners and tables.observer is None
             look = min(self._next_look, step + MAX_NUM_QUIET_STEPS)
@@ -382,7 +396,11 @@ class Engine:
                     note_blocks(advance_decodes(num_steps))
                     step += num_steps - 1
                 elif drains:
-                    of_step, output, end_s, _ = batches.pop(now_s)
+                    if pace is None:
+                        of_step, output, end_s, _ = batches.pop(now_s)
+                    else:
+                        of_step, output, end_s, _ = yield from batches.drained()
+                        event_s = inf
                     step -= 1  # none is formed
                     is_alone = False
                 else:
@@ -425,12 +443,20 @@ class Engine:
                         if not (shape[0] or shape[3]):
                             self._note_empty_step(step, output or clocked.output(shape))
                         row = packed.pop()  # none yet, if the run is stopped before
-                        cost = yield from pace.end(BatchShape(*shape))
-                        packed.append(row)
-                        if output is None:
-                            log.costs.append(cost)
-                        end_s, event_s, is_alone = env._now, inf, False
-                    ends_s.append(end_s)
+                        whole = BatchShape(*shape)
+                        if batches is None:
+                            cost = yield from pace.end(whole)
+                            packed.append(row)
+                            if output is None:
+                                log.costs.append(cost)
+                        else:
+                            has_requests = any(_queue_lengths(scheduler))
+                            yield from batches.turn(
+                                step, row, whole, output, has_requests=has_requests
+                            )
+                        end_s = turn_s = env._now
+                        event_s, is_alone = inf, False
+                    log_end(end_s)
                     if preemptions:
                         recorder.preempted(step, now_s, preemptions)
                         calendar.forget_preempted(preemptions, step)
@@ -444,10 +470,10 @@ class Engine:
                         if scheduler.set_aside:
                             calendar.set_aside(scheduler.set_aside)
                             scheduler.set_aside = []
-                        if listeners or not self._prices_columns:
+                        if listeners or self._keeps_costs:
                             cost = cost_model.step(BatchShape(*shape))
                             self._show(step, now_s, cost, clocked.output(shape))
-                        if not (shape[0] or shape[3]):
+                        if not (shape[0] or shape[3]) and pace is None:
                             self._note_empty_step(step, clocked.output(shape))
                             is_alone = False
                         end_s = turn_s
@@ -538,7 +564,10 @@ class Engine:
                         finished.sort(key=running_order)
                     update(finished)
                     recorder.finished(
-                        finished, 0 if batches is None else step - of_step
+                        finished,
+                        0
+                        if batches is None
+                        else step - of_step - batches.num_unwritten,
                     )
                     if len(ends_s) >= CHUNK_ROWS or self.stop_requested:
                         log.flush()
@@ -663,7 +692,7 @@ class Engine:
         self, step: int, now_s: float, cost: StepCost, output: SchedulerOutput
     ) -> None:
         """Tell of a step what its row does not say."""
-        if not self._prices_columns:
+        if self._keeps_costs:
             self.recorder.steps.costs.append(cost)
         for listener in self.listeners:
             listener.scheduled(step, now_s, cost, output, self.scheduler)
@@ -748,6 +777,10 @@ def _no_steps(most: int) -> int:
 
 def _no_error(request: Request) -> None:
     """Admit every request."""
+
+
+def _ignore(end_s: float) -> None:
+    """Leave the end of a step to others."""
 
 
 def _packed(

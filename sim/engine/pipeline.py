@@ -57,7 +57,11 @@ class Stages:
     ----------
     has_output
         Whether the latest turn of the engine core ended with the output of a step.
+    num_unwritten
+        Latest steps of which the log has no row yet.
     """
+
+    num_unwritten = 0
 
     def __init__(self, cost_model: CostModel) -> None:
         staged = hasattr(cost_model, "stage_times")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.costs.ahead import HostAhead
 from sim.costs.lock_step import Together, steps_together
 from sim.engine.balancer import Load, LoadBalancer
 from sim.engine.engines import Engines
@@ -49,18 +50,22 @@ def lock_step_of(
             f"core spaces prefills by a count of its own, which is not built; got "
             f"{config.prefill_schedule_interval}, leave it out"
         )
-    for key, least in (("async_scheduling", False), ("pipeline_parallel_size", 1)):
-        if (given := getattr(config, key) or least) != least:
-            raise ConfigError(
-                f"engine.{key}: ranks that divide experts step together, with one step "
-                f"in flight; got {given} with data_parallel_size "
-                f"{config.data_parallel_size} and {model.name}, leave one of them out"
-            )
-    return LockStep(env, config.data_parallel_size, steps_together(cost_model))
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"engine.pipeline_parallel_size: ranks that divide experts step together, "
+            f"without stages; got {config.pipeline_parallel_size} with "
+            f"data_parallel_size {config.data_parallel_size} and {model.name}, leave "
+            f"one of them out"
+        )
+    host = cost_model if isinstance(cost_model, HostAhead) else None
+    price = steps_together(cost_model if host is None else host.model)
+    return LockStep(env, config.data_parallel_size, price, host=host)
 
 
 def lock_step_warnings(lock: LockStep | None, cost_model: CostModel) -> list[str]:
     """Say so if a step of all ranks is priced without what they do together."""
+    if isinstance(cost_model, HostAhead):
+        cost_model = cost_model.model
     if lock is None or isinstance(cost_model, Together):
         return []
     kind = cost_model.describe().get("kind")

@@ -252,15 +252,11 @@ def test_null_says_what_is_not_built() -> None:
 
     ranks = {"data_parallel_size": 2}
     assert engine(**ranks).schedules_ahead
-    experts = engine(model="mistralai/Mixtral-8x7B-v0.1", **ranks)
+    assert engine(model="mistralai/Mixtral-8x7B-v0.1", **ranks).schedules_ahead
     tiered = engine(kv_offloading_size=4.0)
-    for each, what in (
-        (experts, "ranks that divide experts"),
-        (tiered, "KV offloading"),
-    ):
-        assert not each.schedules_ahead
-        assert each.refuses_ahead == what
-        assert f"not built with {what}" in scheduling([each], {})
+    assert not tiered.schedules_ahead
+    assert tiered.refuses_ahead == "KV offloading"
+    assert "not built with KV offloading" in scheduling([tiered], {})
     for alone in ({"pipeline_parallel_size": 2}, {"scheduler": "v0"}):
         assert not engine(**alone).schedules_ahead
         assert not engine(**alone).refuses_ahead

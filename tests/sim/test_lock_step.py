@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
 from sim.costs.linear import LinearCost
 from sim.costs.lock_step import steps_together
 from sim.engine.clients import FanOutClient, open_loop
 from sim.engine.engines import Engines
+from sim.engine.group_sampling import sampler_for
 from sim.engine.lock_step import DP_SYNC_INTERVAL, LockStep
 from sim.engine.loop import Engine
 from sim.engine.requests import RequestFactory
 from sim.errors import CostError
 from sim.results.ranks import RankRecorders, tables_of_rank
+from sim.results.recorder import Recorder
+from sim.scheduler.settings import CacheConfig
+from sim.scheduler.v1.ahead import AheadScheduler
+from sim.scheduler.v1.batch_queue import BatchQueueScheduler
+from sim.scheduler.v1.settings import Settings
 from tests.sim.build import scheduler, spec
 
 if TYPE_CHECKING:
@@ -27,9 +35,15 @@ if TYPE_CHECKING:
     from sim.scheduler.request import Request
     from workloads.spec import RequestSpec
 
-COST = LinearCost(
-    base_s=0.01, decode_s=0.001, prefill_token_s=1e-4, decode_context_token_s=1e-7
-)
+TERMS = {
+    "base_s": 0.01,
+    "decode_s": 0.001,
+    "prefill_token_s": 1e-4,
+    "decode_context_token_s": 1e-7,
+}
+COST = LinearCost(**TERMS)
+
+HOST_S = 0.004
 
 
 class InTurn:
@@ -57,15 +71,27 @@ def ran(
     *,
     cost_model: Any = COST,
     stepwise: bool = False,
+    host: HostAhead | None = None,
     **changes: Any,
 ) -> tuple[RankedRecording, LockStep]:
     """Serve requests by ranks in lock-step, and prove all structures at every step."""
     env = simpy.Environment()
-    lock = LockStep(env, num_ranks, steps_together(cost_model))
+    lock = LockStep(env, num_ranks, steps_together(cost_model), host=host)
     recorders = RankRecorders([rank.waits_s for rank in lock.ranks])
-    schedulers = [scheduler(**changes) for _ in range(num_ranks)]
+    schedulers = [
+        scheduler(**changes) if host is None else ahead(stepwise=stepwise, **changes)
+        for _ in range(num_ranks)
+    ]
     engines = [
-        Engine(env, each, cost_model, recorder, pace=pace, stepwise=stepwise)
+        Engine(
+            env,
+            each,
+            cost_model,
+            recorder,
+            sample=sampler_for(each),
+            pace=pace,
+            stepwise=stepwise,
+        )
         for each, recorder, pace in zip(
             schedulers, recorders.of_rank, lock.ranks, strict=True
         )
@@ -85,6 +111,25 @@ def ran(
     recording = recorders.finish(env.now)
     assert router.num_ended == recording.request_table.num_rows == len(specs)
     return recording, lock
+
+
+def ahead(*, stepwise: bool, **changes: Any) -> Any:
+    """A scheduler of `tests.sim.build.scheduler` that schedules ahead."""
+    own = {"num_gpu_blocks": 1001, "max_num_seqs": 256, "max_model_len": 8192} | changes
+    cache = CacheConfig(
+        block_size=16,
+        num_gpu_blocks=own.pop("num_gpu_blocks"),
+        enable_prefix_caching=False,
+    )
+    asked = Settings(max_num_batched_tokens=2048, async_scheduling=True, **own)
+    return (BatchQueueScheduler if stepwise else AheadScheduler)(asked, cache)
+
+
+class OnHost(LinearCost):
+    """`LinearCost` of which the host has a part."""
+
+    def host_part_s(self, num_rows: int) -> float:
+        return HOST_S + 0.0 * num_rows
 
 
 def steps_of(recording: RankedRecording, rank: int) -> dict[str, Any]:
@@ -121,8 +166,6 @@ def test_one_rank_is_an_engine() -> None:
     specs = [spec(i, 0.03 * i, 40 + 37 * i % 300, 1 + 13 * i % 40) for i in range(60)]
     changes = {"num_gpu_blocks": 60, "max_num_seqs": 8, "max_model_len": 800}
     env = simpy.Environment()
-    from sim.results.recorder import Recorder  # noqa: PLC0415
-
     recorder = Recorder()
     engine = Engine(env, scheduler(**changes), COST, recorder)
     env.process(open_loop(env, engine, specs, FanOutClient(RequestFactory(8192))))
@@ -185,6 +228,111 @@ def test_any_traffic(data: list[tuple[float, int, int, int]], stepwise: bool) ->
     assert lock.num_waves >= 1
     done = recording.steps["num_finished"].sum()
     assert done == len(specs)
+
+
+def test_a_rank_ahead_forms_a_step_while_all_run_the_one_before() -> None:
+    """By hand: two ranks, steps of constant length, the second rank comes later."""
+    cost = OnHost(base_s=0.1)
+    host = HostAhead(cost)
+    recording, lock = ran(
+        [spec(0, 0.0, 100, 4), spec(1, 0.15, 50, 1)], 2, cost_model=cost, host=host
+    )
+    per_row_s = HOST_S + SCHEDULE_REQUEST_S
+    gpu_s = 0.1 - HOST_S
+    ends_s = [per_row_s + number * gpu_s for number in range(1, 20)]
+    first, second = steps_of(recording, 0), steps_of(recording, 1)
+    # its second turn begins when its first batch is launched, the third when that ends
+    starts_s = [0.0, per_row_s, *ends_s[:3]]
+    assert first["start_s"][:5].tolist() == pytest.approx(starts_s)
+    assert first["output_s"][:3].tolist() == pytest.approx(ends_s[:3])
+    # a token after each last one is computed in vain: it is a stop token
+    assert first["num_batched_tokens"][:6].tolist() == [100, 1, 1, 1, 1, 0]
+    # the other launches a dummy batch, and waits until the first has launched its own:
+    # when its request comes it waits so with the fourth, which comes at 0.2
+    assert second["num_batched_tokens"][:6].tolist() == [0, 0, 0, 0, 50, 1]
+    assert second["start_s"][4] == pytest.approx(ends_s[1] + per_row_s)
+    told = recording.requests.set_index("request_id")
+    assert told["first_token_s"].tolist() == pytest.approx([ends_s[0], ends_s[4]])
+    assert told["finish_s"].tolist() == pytest.approx([ends_s[3], ends_s[4]])
+    assert lock.num_waves == 1
+    assert len(first["step"]) == len(second["step"]) == DP_SYNC_INTERVAL
+
+
+def test_one_rank_ahead_is_an_engine_ahead() -> None:
+    specs = [spec(i, 0.002 * i, 40 + 37 * i % 300, 2 + 13 * i % 40) for i in range(60)]
+    changes = {"num_gpu_blocks": 60, "max_num_seqs": 8, "max_model_len": 800}
+    cost = OnHost(**TERMS)
+    host = HostAhead(cost)
+    for stepwise in (False, True):
+        env, recorder = simpy.Environment(), Recorder()
+        own = ahead(stepwise=stepwise, **changes)
+        engine = Engine(
+            env, own, host, recorder, sample=sampler_for(own), stepwise=stepwise
+        )
+        env.process(open_loop(env, engine, specs, FanOutClient(RequestFactory(8192))))
+        env.run(until=engine.done)
+        plain = recorder.finish(env.now)
+        ranked, _ = ran(
+            specs, 1, cost_model=cost, host=host, stepwise=stepwise, **changes
+        )
+        assert len(plain.preemptions) > 0
+        computed = ranked.steps[ranked.steps["num_batched_tokens"] > 0]
+        expected = plain.steps[plain.steps["num_batched_tokens"] > 0]
+        for name in ("latency_s", "num_physical_blocks", "num_waiting"):
+            assert expected[name].tolist() == computed[name].tolist(), name
+        for name in ("first_token_s", "finish_s"):
+            times_s = ranked.requests[name].to_numpy()
+            assert plain.requests[name].to_numpy() == pytest.approx(times_s, rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    data=st.lists(
+        st.tuples(
+            st.floats(0, 0.3),
+            st.integers(1, 150),
+            st.integers(1, 30),
+            st.integers(0, 2),
+        ),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_any_traffic_ahead(data: list[tuple[float, int, int, int]]) -> None:
+    arrivals_s = sorted(each[0] for each in data)
+    specs = [
+        spec(i, arrivals_s[i], prompt, output)
+        for i, (_, prompt, output, _) in enumerate(data)
+    ]
+    cost = OnHost(**TERMS)
+    (recording, lock), (oracle, _) = (
+        ran(
+            specs,
+            3,
+            [each[3] for each in data],
+            cost_model=cost,
+            host=HostAhead(cost),
+            stepwise=stepwise,
+            num_gpu_blocks=25,
+            max_num_seqs=6,
+            max_model_len=200,
+        )
+        for stepwise in (False, True)
+    )
+    assert recording.requests.equals(oracle.requests)
+    assert recording.preemptions.equals(oracle.preemptions)
+    assert recording.steps.equals(oracle.steps)
+    assert (recording.requests["status"] == "finished_stopped").all()
+    tables = [steps_of(recording, rank) for rank in range(3)]
+    for table in tables:
+        assert table["latency_s"].tolist() == tables[0]["latency_s"].tolist()
+        assert (table["output_s"] >= table["start_s"]).all()
+        assert (np.diff(table["output_s"]) >= 0).all()
+    served = sum(table["num_batched_tokens"] for table in tables)
+    runs = "".join(map(str, (served == 0).astype(int))).split("0")
+    assert max(map(len, runs)) <= DP_SYNC_INTERVAL
+    assert recording.steps["num_finished"].sum() == len(specs)
+    assert lock.num_waves >= 1
 
 
 def test_a_step_without_length_is_refused() -> None:

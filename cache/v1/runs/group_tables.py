@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from cache.errors import NoFreeBlocksError, require
+from cache.errors import require
 from cache.v1.groups.decodes import Decodes
 from cache.v1.groups.kinds import check_layout, make_managers
 from cache.v1.groups.window import SlidingWindowManager
@@ -208,10 +208,7 @@ class GroupRunTables(RunTables):
         num_new_blocks = -(-num_tokens // self.block_size) - num_hits
         needed = num_new_blocks * len(self.managers) + found.num_revived
         if needed > self.num_free_blocks:
-            raise NoFreeBlocksError(
-                f"cannot take {needed} blocks: {self.num_free_blocks} of "
-                f"{self.num_usable_blocks} are free"
-            )
+            raise self._lack_of_blocks(needed)
         runs = self._runs_of(request, num_tokens // self.block_size)
         del self._runs[request.request_id]
         looked = self._looked.pop(request.request_id)
