@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ _TOGETHER: Final = 64
 _STATE_ITEMSIZE: Final = 4
 
 
-class _Delta(KernelEstimator):
+class _Delta(KernelEstimator, ABC):
     """What decodes and prompts share: heads of one rank, and their widths."""
 
     curve = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
@@ -29,8 +30,8 @@ class _Delta(KernelEstimator):
     reach = 1.0
     batch = "batch"
 
-    def _tokens(self, columns: Columns) -> Floats:
-        raise NotImplementedError
+    @abstractmethod
+    def _tokens(self, columns: Columns) -> Floats: ...
 
     def _head_flops(self, columns: Columns) -> Floats:
         """Return FLOPs of a value head and a token."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-class _Latent(KernelEstimator):
+class _Latent(KernelEstimator, ABC):
     """What decodes and prefills share: the projections and the latent of a token."""
 
     curve = (
@@ -40,12 +41,12 @@ class _Latent(KernelEstimator):
         found: Floats = down + up + heads * value * hidden
         return found
 
-    def _tokens(self, columns: Columns) -> Floats:
-        raise NotImplementedError
+    @abstractmethod
+    def _tokens(self, columns: Columns) -> Floats: ...
 
+    @abstractmethod
     def _attended(self, columns: Columns) -> tuple[Floats, Floats]:
         """Return keys that are read, and FLOPs of attention."""
-        raise NotImplementedError
 
     def work(self, columns: Columns) -> Work:
         _, _, latent, _, rope, _, heads = self._sizes(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ class GroupTable:
         self.is_begun = False
 
 
-class GroupManager:
+class GroupManager(ABC):
     """Tables of one group of layers that keep every block: full attention's way.
 
     Other kinds say which blocks are left behind (`num_passed_tokens`), which full
@@ -167,6 +168,7 @@ class GroupManager:
         del boundaries
         return range(first, stop)
 
+    @abstractmethod
     def longest_hit(
         self, hashes: list[int], limit: int, get: Get, salt: int
     ) -> tuple[list[Any], int]:
@@ -186,7 +188,6 @@ class GroupManager:
         (list, int)
             What was got, None for what need not be there; and its tokens.
         """
-        raise NotImplementedError
 
     # -- admission ------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from itertools import chain
 from math import lcm
 from operator import attrgetter
@@ -99,7 +100,7 @@ def later_phases(phases: Collection[int], period: int) -> tuple[int, ...]:
     return tuple(sorted({*phases, *((phase + 1) % period for phase in phases)}))
 
 
-class Decodes:
+class Decodes(ABC):
     """Lets decodes go on that have had their first step.
 
     A decode opens at most a block a group in a step, and leaves few behind, so what
@@ -263,9 +264,9 @@ class Decodes:
         if known:
             self._go_on(known, step)
 
+    @abstractmethod
     def _go_on(self, requests: Iterable[DecodeRequest], step: int) -> None:
         """Let decodes compute a token each that open, fill or leave behind a block."""
-        raise NotImplementedError
 
 
 class BlockDecodes(Decodes):

@@ -78,6 +78,13 @@ class OneStateManager(GroupManager):
         super().__init__(spec, pool, terms)
         self.num_speculative_blocks = spec.num_speculative_blocks
 
+    def longest_hit(
+        self, hashes: list[int], limit: int, get: Get, salt: int
+    ) -> tuple[list[Any], int]:
+        """Find nothing: a state that is overwritten is not cached."""
+        del hashes, limit, get, salt
+        return [], 0
+
     def num_new_blocks_of_head(
         self,
         request: TableRequest,
