@@ -55,7 +55,7 @@ def plot(
     y
         Key along the y axis.
     metric
-        Number of summary.json in the heat map's cells; default: p99_ttft_ms.
+        Number of summary.json in the heat map's cells; default: p95_ttft_ms.
     list_
         Print which figures there are, and draw none.
     """

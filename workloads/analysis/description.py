@@ -75,6 +75,7 @@ class LengthStatistics:
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     max: int
 
@@ -122,9 +123,9 @@ def window_counts(arrival_s: NDArray[np.float64], window_s: float) -> NDArray[np
 
 
 def length_statistics(lengths: NDArray[np.int64]) -> LengthStatistics:
-    p50, p90, p99 = np.quantile(lengths, (0.5, 0.9, 0.99)).tolist()
-    mean = float(lengths.mean())
-    return LengthStatistics(int(lengths.sum()), mean, p50, p90, p99, int(lengths.max()))
+    p50, p90, p95, p99 = np.quantile(lengths, (0.5, 0.9, 0.95, 0.99)).tolist()
+    total, mean, most = int(lengths.sum()), float(lengths.mean()), int(lengths.max())
+    return LengthStatistics(total, mean, p50, p90, p95, p99, most)
 
 
 def rank_correlation(
@@ -302,9 +303,9 @@ def _sessions_dict(shape: SessionShape) -> dict[str, Any]:
 
 
 def quantiles(values: np.ndarray[Any, Any]) -> dict[str, float] | None:
-    """Return mean, p50, p90, p99 and max; None of nothing."""
+    """Return mean, p50, p90, p95, p99 and max; None of nothing."""
     if not len(values):
         return None
-    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
-    mean, most = float(values.mean()), float(values.max())
-    return {"mean": mean, "p50": p50, "p90": p90, "p99": p99, "max": most}
+    percentiles = np.quantile(values, (0.5, 0.9, 0.95, 0.99)).tolist()
+    found = dict(zip(("p50", "p90", "p95", "p99"), percentiles, strict=True))
+    return {"mean": float(values.mean()), **found, "max": float(values.max())}

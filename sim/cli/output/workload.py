@@ -176,7 +176,7 @@ def _spread(found: dict[str, float] | None, unit: str) -> str:
 
 
 def _lengths(description: Description) -> Table:
-    names = ("total", "mean", "p50", "p90", "p99", "max")
+    names = ("total", "mean", "p50", "p90", "p95", "p99", "max")
     table = number_table("tokens", *names, texts=["tokens"])
     table.columns[0].style = "dim"
     for name, lengths in (
@@ -192,6 +192,6 @@ def _lengths(description: Description) -> Table:
     return table
 
 
-def _percentiles(lengths: Any) -> tuple[float, float, float, float]:
-    p50, p90, p99 = (round(x, 1) for x in (lengths.p50, lengths.p90, lengths.p99))
-    return p50, p90, p99, lengths.max
+def _percentiles(lengths: Any) -> list[float]:
+    found = lengths.p50, lengths.p90, lengths.p95, lengths.p99
+    return [*(round(x, 1) for x in found), lengths.max]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Mask = NDArray[np.bool_]
 
-PERCENTILES: Final = (50, 90, 99)
+PERCENTILES: Final = (50, 90, 95, 99)
 STATISTICS: Final = ("mean", *(f"p{percent}" for percent in PERCENTILES))
 TOTALS: Final = (
     "duration",

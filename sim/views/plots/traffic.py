@@ -345,8 +345,8 @@ def _draw_spread(axes: Axes, values: Floats, label: str, colour: str) -> None:
     else:
         axes.set_xlim(0.0, high * 1.05)
         axes.xaxis.set_major_formatter(FuncFormatter(style.short_number))
-    median, tail = np.quantile(values, (0.5, 0.99)).tolist()
-    said = f"p50 {median:,.4g}, p99 {tail:,.4g}, mean {values.mean():,.4g}"
+    p50, p95, p99 = np.quantile(values, (0.5, 0.95, 0.99)).tolist()
+    said = f"p50 {p50:,.4g}, p95 {p95:,.4g}, p99 {p99:,.4g}, mean {values.mean():,.4g}"
     axes.set_title(said, loc="left", size=9)
     axes.set_xlabel(label)
     style.set_percent_axis(axes, "")

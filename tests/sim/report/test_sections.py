@@ -96,7 +96,7 @@ def test_windows_hold_every_request(plain_run: Path) -> None:
     numbers = windows.rate * np.diff(windows.edges_s)
     assert numbers.sum() == pytest.approx(len(run.requests["arrival_s"]))
     first = run.requests["arrival_s"] < windows.edges_s[1]
-    assert windows.median["ttft"][0] == pytest.approx(
+    assert windows.latency["ttft"]["median"][0] == pytest.approx(
         np.median(run.requests["ttft_s"][first])
     )
 

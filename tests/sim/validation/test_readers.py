@@ -232,6 +232,7 @@ def test_a_scrape_gives_means_exactly_and_percentiles_in_their_bucket(
             "mean_ttft_ms": 120.0,
             "p50_ttft_ms": 100.0,
             "p90_ttft_ms": 180.0,
+            "p95_ttft_ms": 190.0,
             "p99_ttft_ms": 198.0,
         }
     )

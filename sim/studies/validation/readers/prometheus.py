@@ -39,7 +39,7 @@ _COUNTERS: Final = {
     "completed": ("vllm:request_success",),
 }
 _NOT_SERVED: Final = ("abort", "error")
-_PERCENTILES: Final = (50, 90, 99)
+_PERCENTILES: Final = (50, 90, 95, 99)
 
 Buckets = list[tuple[float, float]]
 """Upper edge in seconds and cumulative count, ascending."""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from sim.views.plots.sweeps.table import SweepRuns
 
-METRIC = "p99_ttft_ms"
+METRICS = ("p95_ttft_ms", "p99_ttft_ms")
+"""What the cells hold unless a number is named: the first that the runs have."""
 MAX_PANELS = 4
 _COLOURS = "cividis"
 _MAX_ACROSS = 8
@@ -39,12 +40,13 @@ class HeatMap:
     # ones
     x: str | None = None
     y: str | None = None
-    metric: str = METRIC  # a number of ``summary.json``
+    metric: str | None = None  # a number of ``summary.json``; else the first of METRICS
 
     @house_style
     def __call__(self, runs: SweepRuns) -> Figure:
         x, y = self._axes(runs)
-        metric = runs.column(self.metric)
+        known = (each for each in METRICS if each in runs.frame)
+        metric = runs.column(self.metric or next(known, METRICS[0]))
         others = [key for key in runs.keys if key not in (x, y)]
         groups = _groups(runs.frame, others)
         if len(groups) > MAX_PANELS:
@@ -58,7 +60,7 @@ class HeatMap:
             f"{metric}: {low:,.6g} to {high:,.6g}",
             runs.about("means of {}, and half of their range"),
         )
-        self._draw(figure, groups, (x, y), (low, high))
+        self._draw(figure, groups, (x, y, metric), (low, high))
         return figure
 
     def _axes(self, runs: SweepRuns) -> tuple[str, str]:
@@ -79,10 +81,10 @@ class HeatMap:
         self,
         figure: Figure,
         groups: list[tuple[str, pd.DataFrame]],
-        keys: tuple[str, str],
+        drawn: tuple[str, str, str],
         limits: tuple[float, float],
     ) -> None:
-        low, high = limits
+        (x, y, metric), (low, high) = drawn, limits
         norm = LogNorm(low, high) if 0.0 < low * _LOG_FROM < high else None
         looks: dict[str, Any] = {"cmap": _COLOURS}
         looks |= {"norm": norm} if norm else {"vmin": low, "vmax": high}
@@ -93,9 +95,9 @@ class HeatMap:
         )
         image = None
         for axes, (label, rows) in zip(list(figure.axes), groups, strict=True):
-            image = _draw_cells(axes, rows, keys, (self.metric, looks))
+            image = _draw_cells(axes, rows, (x, y), (metric, looks))
             axes.set_title(label, loc="left", fontsize="medium")
-        figure.axes[0].set_ylabel(keys[1])
+        figure.axes[0].set_ylabel(y)
         assert image is not None
         bar = figure.colorbar(image, cax=figure.add_axes((0.92, 0.11, 0.016, 0.73)))
         bar.ax.yaxis.set_major_formatter(FuncFormatter(short_number))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sim.results.schema import Latency
     from sim.views.plots.binning import Floats
-    from sim.views.report.charts import Symbol
+    from sim.views.report.charts import Dash, Symbol
     from sim.views.report.source import Run
 
 MIN_WINDOWS, MAX_WINDOWS = 10, 100
@@ -36,8 +36,14 @@ REQUESTS_A_WINDOW: Final = 20
 """So many there should be; a short run has fewer windows."""
 
 NUM_CDF_POINTS: Final = 800
-_LEAST_OF_P99: Final = 20
+_LEAST_OF_TAILS: Final = 20
 """Requests of a window below which its 99th percentile is just its slowest."""
+_OVER_TIME: Final = {"median": 50.0, "p95": 95.0, "p99": 99.0}
+_TAILS: Final[dict[str, tuple[str, Dash]]] = {
+    "p95": ("run-4", "dash"),
+    "p99": ("run-2", "dot"),
+}
+"""Colour and line of what is drawn beside the median of a run alone."""
 _MARKS: Final[tuple[tuple[int, Symbol], ...]] = (
     (50, "circle"),
     (95, "square"),
@@ -135,10 +141,9 @@ class Windows:
 
     edges_s: Floats  # borders in seconds, one more than windows
     rate: Floats  # requests that arrived per second
-    # by metric, in seconds; NaN without served requests (of p99: without enough of
-    # them)
-    median: dict[str, Floats]
-    p99: dict[str, Floats]
+    # by metric and then ``median``, ``p95`` and ``p99``, in seconds; NaN without
+    # served requests (of the tails: without enough of them)
+    latency: dict[str, dict[str, Floats]]
 
 
 def windows_of(run: Run) -> Windows:
@@ -150,14 +155,16 @@ def windows_of(run: Run) -> Windows:
     place = np.clip(np.searchsorted(edges_s, arrival_s, "right") - 1, 0, number - 1)
     counts = np.bincount(place, minlength=number).astype(np.float64)
     rate: Floats = counts * (number / last_s)
-    windows = Windows(edges_s, rate, {}, {})
+    windows = Windows(edges_s, rate, {})
     served = run.served
     for latency in OF_REQUESTS:
         metric, values = latency.key, run.requests[latency.column]
         known = served & np.isfinite(values)
         groups = _grouped(place[known], values[known], number)
-        windows.median[metric] = _of_groups(groups, 50.0, 1)
-        windows.p99[metric] = _of_groups(groups, 99.0, _LEAST_OF_P99)
+        windows.latency[metric] = {
+            what: _of_groups(groups, percent, _LEAST_OF_TAILS if what in _TAILS else 1)
+            for what, percent in _OVER_TIME.items()
+        }
     return windows
 
 
@@ -184,13 +191,11 @@ def _over_time(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
         values: list[float] = []
         for run in runs:
             found = windows[run.number]
-            both = {"median": found.median[metric]}
-            if len(runs) == 1:
-                both["p99"] = found.p99[metric]
-            for what, heights in both.items():
+            for what, heights in found.latency[metric].items():
+                if what in _TAILS and len(runs) > 1:
+                    continue
                 label = name(runs, run, what if len(runs) == 1 else "")
-                look = "run-2" if what == "p99" else colour(run)
-                broken = "dot" if what == "p99" else dash(run)
+                look, broken = _TAILS.get(what, (colour(run), dash(run)))
                 x = found.edges_s / clock.seconds
                 y = np.append(heights, heights[-1:])
                 series.append(Line(label, look, x, y, broken, is_stepped=True))
@@ -198,7 +203,7 @@ def _over_time(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
         title = f"{LATENCIES[metric].label} (s)"
         panels.append(Panel(value_axis(title, values), tuple(series)))
     panels.append(_offered(runs, windows, clock))
-    what = "Median and 99th percentile" if len(runs) == 1 else "Median"
+    what = "Median, 95th and 99th percentile" if len(runs) == 1 else "Median"
     return Chart(
         "latency-over-time",
         f"{what} of the requests that arrived in each of equal windows of time, and "
@@ -232,7 +237,7 @@ def _against_load(runs: Sequence[Run], windows: dict[int, Windows]) -> Chart:
         rates: list[float] = []
         for run in runs:
             found = windows[run.number]
-            y = found.median[metric]
+            y = found.latency[metric]["median"]
             known = np.isfinite(y)
             values += y[known].tolist()
             rates += found.rate[known].tolist()

@@ -52,6 +52,13 @@ METRICS: Final = {
 }
 """Numbers of each run that the page shows."""
 
+_BEST: Final = (
+    ("p95_ttft_ms", False),
+    ("p99_ttft_ms", False),
+    ("output_throughput", True),
+)
+"""Numbers of which the page names the best setting, and whether a high one is good."""
+
 _OF_KNEES: Final = (THROUGHPUT, LATENCY)
 
 Row = dict[str, Any]
@@ -128,7 +135,7 @@ def _outcome(sweep: Sweep) -> Iterator[Markup | charts.Chart]:
 
 def _best(sweep: Sweep) -> Iterator[Markup]:
     """Yield which settings did best, of the mean over repeats."""
-    for metric, is_high_good in (("p99_ttft_ms", False), ("output_throughput", True)):
+    for metric, is_high_good in _BEST:
         groups = _groups(sweep.done, sweep.varied(), metric)
         if len(groups) < 2:
             continue
