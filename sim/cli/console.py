@@ -197,9 +197,17 @@ def table_or_lines(
         return
     for name, *facts in rows:
         yield Text(name, style="bold")
-        pairs = zip(headings[1:], facts, strict=True)
-        said = [
-            f"{heading}: {fact}" if heading else fact for heading, fact in pairs if fact
-        ]
-        told = facts[0] if len(facts) == 1 else ", ".join(said)
-        yield Padding(Text(told), (0, 0, 0, 4))
+        for line in _fact_lines(headings[1:], facts):
+            yield Padding(Text(line), (0, 0, 0, 4))
+
+
+def _fact_lines(headings: Sequence[str], facts: Sequence[str]) -> Iterator[str]:
+    """Yield sentences alone, and the other facts behind their headings."""
+    said = []
+    for heading, fact in zip(headings, facts, strict=True):
+        if fact.endswith(".") or len(facts) == 1:
+            yield fact
+        elif fact:
+            said.append(f"{heading}: {fact}" if heading else fact)
+    if said:
+        yield ", ".join(said)

@@ -61,7 +61,7 @@ EXAMPLES = {
     ),
     "list": (
         "kvsim list",
-        "kvsim list trace_readers",
+        "kvsim list evictors",
     ),
     "models": (
         "kvsim models",
@@ -70,6 +70,14 @@ EXAMPLES = {
     "gpus": (
         "kvsim gpus",
         "kvsim gpus h100",
+    ),
+    "routers": (
+        "kvsim routers",
+        "kvsim routers prefix",
+    ),
+    "readers": (
+        "kvsim readers",
+        "kvsim readers sessions",
     ),
     "schedulers": (
         "kvsim schedulers",

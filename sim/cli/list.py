@@ -43,13 +43,35 @@ def schedulers(*words: str, json: options.Json = False) -> int:
     return _print("schedulers", words, as_json=json)
 
 
+def routers(*words: str, json: options.Json = False) -> int:
+    """List the routers of fleets, and how each chooses an engine.
+
+    Parameters
+    ----------
+    words
+        List those only that have all of these words in their facts: prefix.
+    """
+    return _print("routers", words, as_json=json)
+
+
+def readers(*words: str, json: options.Json = False) -> int:
+    """List the readers of recorded traffic.
+
+    Parameters
+    ----------
+    words
+        List those only that have all of these words in their facts: azure.
+    """
+    return _print("trace_readers", words, as_json=json)
+
+
 def list(kind: str = "", /, *words: str, json: options.Json = False) -> int:
     """List what is bundled of a kind; without one, the kinds.
 
     Parameters
     ----------
     kind
-        Such as models, evictors, victims, trace_readers or interconnects.
+        Such as routers, evictors, victims, admission_rules or interconnects.
     words
         List those only that have all of these words in their facts.
     """

@@ -45,7 +45,7 @@ COMMANDS = {
     "export": "Results as a trace for Perfetto, vLLM's benchmark JSON, Prometheus "
     "text, CSV.",
     "workload": "Traffic: statistics, generation, conversion, miss-ratio curves.",
-    "list": "List what is bundled: policies, cost models, trace readers, links.",
+    "list": "List what is bundled: policies, cost models, links and more.",
 }
 """Each is in the module of its name, which is not imported before the command runs."""
 
@@ -53,6 +53,8 @@ LISTS = {
     "models": "List the bundled models, with facts.",
     "gpus": "List the bundled GPUs, with facts.",
     "schedulers": "List the schedulers, and the releases that they cover.",
+    "routers": "List the routers of fleets, with facts.",
+    "readers": "List the readers of recorded traffic, with facts.",
 }
 """Short forms of `list`, in its module."""
 

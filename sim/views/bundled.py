@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from cache.tiers.cpu import TIER_POLICIES
 from cache.v1.policies import CACHE_POLICIES
 from sim.config.plug import did_you_mean
 from sim.costs import COST_MODELS
+from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
 from sim.hardware.gpus import GIB, GPUS
 from sim.hardware.interconnects import INTERCONNECTS, link_of
@@ -26,7 +28,8 @@ from workloads.durations import DURATIONS
 from workloads.lengths import LENGTH_PAIRS, LENGTHS
 from workloads.prefixes import PREFIXES
 from workloads.preset import load_preset, preset_names
-from workloads.traces import TRACE_READERS
+from workloads.sessions import SESSIONS
+from workloads.traces import TRACE_READERS, TRACE_WRITERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -293,6 +296,11 @@ BUNDLED_KINDS: Mapping[str, BundledKind] = MappingProxyType(
         "evictors": _kind("engine.evictor", CACHE_POLICIES),
         "victims": _kind("engine.preemption_victim", VICTIMS),
         "admission_rules": _kind("engine.admission", ADMISSION_RULES),
+        "routers": _kind("fleet.router", ROUTERS),
+        "tier_policies": _kind(
+            "engine.kv_transfer_config.kv_connector_extra_config.eviction_policy",
+            TIER_POLICIES,
+        ),
         "interconnects": BundledKind(
             "engine.interconnect",
             _interconnects,
@@ -305,10 +313,12 @@ BUNDLED_KINDS: Mapping[str, BundledKind] = MappingProxyType(
             },
         ),
         "trace_readers": _kind("workload.trace.kind", TRACE_READERS),
+        "trace_writers": _kind("kvsim workload convert --to", TRACE_WRITERS),
         "arrivals": _kind("workload.synthetic.arrivals", ARRIVALS),
         "lengths": _kind("workload.synthetic.prompt_tokens", LENGTHS),
         "length_pairs": _kind("workload.synthetic.lengths", LENGTH_PAIRS),
         "prefixes": _kind("workload.synthetic.prefixes", PREFIXES),
+        "sessions": _kind("workload.sessions.kind", SESSIONS),
         "durations": _kind("workload.sessions.tool_s", DURATIONS),
         "acceptance": _kind("workload.acceptance", ACCEPTANCE),
         "acceptance_profiles": BundledKind(

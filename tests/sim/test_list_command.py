@@ -35,8 +35,19 @@ def test_every_kind_is_listed_with_what_is_known_of_it(
 
 
 def test_short_forms_list_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    for kind in LISTS:
-        assert listed([kind], capsys) == listed(["list", kind], capsys)
+    for command in LISTS:
+        kind = "trace_readers" if command == "readers" else command
+        assert listed([command], capsys) == listed(["list", kind], capsys)
+
+
+def test_sentences_stand_on_lines_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kvsim(["schedulers", "hf_fifo"]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()][1:3] == [
+        "Decodes first, then prompts in mid-way, then the queues, under three budgets.",
+        "releases: transformers 5.17, default: 5.17, prefix caching: on, CPU tier: yes",
+    ]
 
 
 def test_kinds_without_a_word_and_all_tables_of_a_workload_are_there(
