@@ -9,19 +9,36 @@ from cache.tiers.cpu import (
     CPUTier,
     LookupResult,
     PreparedStore,
+    chunk_bytes_of,
     num_chunks_of,
 )
+from cache.tiers.device import TierDevice, TierJob
+from cache.tiers.hierarchy import TierHierarchy
 from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.policy import TierPolicy
+from cache.tiers.secondary import (
+    SECONDARY_TIERS,
+    FileSystemTier,
+    PoolTier,
+    SecondaryTier,
+)
 
 __all__ = [
+    "SECONDARY_TIERS",
     "TIER_POLICIES",
     "ARCTierPolicy",
     "CPUTier",
+    "FileSystemTier",
     "LRUTierPolicy",
     "LookupResult",
+    "PoolTier",
     "PreparedStore",
     "RequestAccess",
+    "SecondaryTier",
+    "TierDevice",
+    "TierHierarchy",
+    "TierJob",
     "TierPolicy",
+    "chunk_bytes_of",
     "num_chunks_of",
 ]

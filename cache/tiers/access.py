@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 class RequestAccess:
     """The chunks that a request has stored, loaded or found there.
 
+    Parameters
+    ----------
+    request_id
+        Its number, for those who log.
+
     Attributes
     ----------
     positions
@@ -40,10 +45,12 @@ class RequestAccess:
         "positions",
         "rank",
         "ranked",
+        "request_id",
         "reused",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: int = -1) -> None:
+        self.request_id = request_id
         self.positions: dict[int, int] = {}
         self.inserted: set[int] = set()
         self.reused: set[int] = set()

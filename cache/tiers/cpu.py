@@ -36,6 +36,8 @@ class LookupResult(Enum):
     """It is being written: to be asked again."""
     HIT = "hit"
     """It can be loaded."""
+    RETRY = "retry"
+    """It is not known yet, of a tier behind the host: to be asked again."""
 
 
 class PreparedStore(NamedTuple):
@@ -186,13 +188,20 @@ class CPUTier:
                     f"chunk {key} cannot be loaded: it is not there; look it up first"
                 )
         _refuse_ended(access)
-        readers = self._readers
-        for key in keys:
-            readers[key] = readers.get(key, 0) + 1
+        self.hold(keys)
         if new := access.show(keys, first):
             self.policy.accessed(new, access)
         self.policy.reused(keys, access)
         return [self._chunk_ids[key] for key in keys]
+
+    def hold(self, keys: Iterable[int]) -> None:
+        """Hold chunks that are there for a job that copies them to another tier.
+
+        It is no use that a request makes of them; `complete_load` lets go of them.
+        """
+        readers = self._readers
+        for key in keys:
+            readers[key] = readers.get(key, 0) + 1
 
     def complete_load(self, keys: Iterable[int]) -> None:
         """Let go of chunks that a job has read, whether or not it succeeded.
@@ -373,5 +382,10 @@ def num_chunks_of(num_bytes: int, block_bytes: int, blocks_per_chunk: int) -> in
     -----
     Source: vLLM 0.33, ``vllm/v1/kv_offload/cpu/spec.py``.
     """
+    return num_bytes // chunk_bytes_of(block_bytes, blocks_per_chunk)
+
+
+def chunk_bytes_of(block_bytes: int, blocks_per_chunk: int) -> int:
+    """Return what a chunk takes; see `num_chunks_of`."""
     pages = -(-block_bytes * blocks_per_chunk // CHUNK_ALIGNMENT_BYTES)
-    return num_bytes // (pages * CHUNK_ALIGNMENT_BYTES)
+    return pages * CHUNK_ALIGNMENT_BYTES

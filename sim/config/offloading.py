@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -15,12 +15,15 @@ Rate = Annotated[float, Field(ge=0)]
 
 CONNECTOR = "OffloadingConnector"
 NATIVE = "native"
+TIERING = "TieringOffloadingSpec"
 
 
 class ConnectorExtraTable(ConfigTable):
     """The native connector's own keys, under vLLM's names."""
 
-    spec_name: Literal["CPUOffloadingSpec"] = "CPUOffloadingSpec"
+    spec_name: Literal["CPUOffloadingSpec", "TieringOffloadingSpec"] = (
+        "CPUOffloadingSpec"
+    )
     cpu_bytes_to_use: Positive | None = None
     block_size: Count | None = None
     blocks_per_chunk: Count | None = None
@@ -29,6 +32,16 @@ class ConnectorExtraTable(ConfigTable):
     store_threshold: Whole = 0
     max_tracker_size: Positive = 64_000
     sync_load_budget_bytes: Whole = 0
+    secondary_tiers: list[dict[str, Any]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _tiers_of_spec(self) -> ConnectorExtraTable:
+        if self.secondary_tiers and self.spec_name != TIERING:
+            raise ValueError(
+                f"secondary_tiers: tiers behind the host are of {TIERING}, got "
+                f"{self.spec_name}; set spec_name to it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_size(self) -> ConnectorExtraTable:
@@ -65,7 +78,7 @@ class OffloadingLinkTable(ConfigTable):
 
 
 class OffloadingKeys(Protocol):
-    """What offloading asks of the table of an engine."""
+    """The keys of an engine's table that the checks of KV offloading read."""
 
     @property
     def kv_offloading_size(self) -> float | None: ...

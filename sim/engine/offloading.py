@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import simpy
 
+    from cache.tiers import TierHierarchy
     from sim.costs.base import CostModel, StepCost
     from sim.costs.transfers import Transfer
     from sim.engine.links import LinkRules
@@ -110,6 +111,10 @@ class OffloadedSteps:
         self._polled: list[Copy] = []  # to be reported when the step ends
         self._bad_blocks: dict[int, int] = {}  # by job
         self._formed_s = self._end_s = 0.0  # of the latest step
+        self._behind: TierHierarchy | None = scheduler.connector.behind
+        self._has_news = False  # from behind, that no call has seen
+        if self._behind is not None:
+            self._behind.on_end = transfers.note_behind
 
     @property
     def has_news(self) -> bool:
@@ -122,6 +127,7 @@ class OffloadedSteps:
         """Report what has ended, form the batch, and begin what it asks for."""
         self.report(now_s)
         shape = self._scheduler.form(now_s)
+        self._has_news = False
         self._begin(now_s)
         return shape
 
@@ -242,6 +248,8 @@ class OffloadedSteps:
     def report(self, now_s: float) -> None:
         """Tell the scheduler what has ended, as far as an engine has seen it by now."""
         self._formed_s = now_s
+        if self._behind is not None:
+            self._has_news |= self._behind.follow(now_s)
         copies = self._polled
         if now_s > self._end_s:  # it was idle, and has looked again and again
             self._end_s = now_s
@@ -271,11 +279,24 @@ class OffloadedSteps:
         """Return when the next end is reported to an engine that waits from now on."""
         if self._polled or self.link.has_ended:
             return now_s + self._idle_s
+        wake_s = self._wake_behind_s(now_s)
         end_s = self.link.next_end_s()
         if end_s == inf:
-            return inf
+            return wake_s
         num_looks = ceil((end_s - now_s) / self._idle_s) + 1
-        return now_s + num_looks * self._idle_s
+        return min(now_s + num_looks * self._idle_s, wake_s)
+
+    def _wake_behind_s(self, now_s: float) -> float:
+        """Return when a look-up may be told more by the tiers behind the host."""
+        if self._behind is None:
+            return inf
+        if self._has_news:
+            return now_s + self._idle_s
+        news_s = self._behind.next_news_s(self._idle_s)
+        if news_s == inf:
+            return inf
+        num_looks = max(ceil((news_s - now_s) / self._idle_s), 1)
+        return max(now_s + num_looks * self._idle_s, news_s)
 
 
 class OffloadingEngine(Engine):

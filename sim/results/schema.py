@@ -144,8 +144,11 @@ OFFLOAD_REQUESTS: dict[str, str] = {
 """Requests of an engine with a tier behind its pool have these columns as well."""
 
 TRANSFERS: dict[str, str] = {
-    "job_id": "int64",  # in the order in which the scheduler asked for them
-    "kind": "str",  # "store", "load", or "sync_load" into the batch of the same step
+    # in the order in which the scheduler asked for them; -1 behind the host
+    "job_id": "int64",
+    # "store", "load", or "sync_load" into the batch of the same step; between the host
+    # and a tier behind it "fs_store" and "fs_load", by its name
+    "kind": "str",
     "request_id": "int64",
     "num_blocks": "int64",
     "num_tokens": "int64",

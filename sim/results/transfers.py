@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cache.tiers import SecondaryTier
+    from cache.tiers.hierarchy import InFlight
     from sim.results.step_table import Batch
     from sim.scheduler.v1.connectors.base import TransferJob
 
@@ -38,9 +40,20 @@ class TransferLog:
         What a block moves, all GPUs together.
     block_size
         Tokens of a block.
+    blocks_per_chunk
+        Blocks of a chunk.
+    behind
+        Tiers behind the host, by name.
     """
 
-    def __init__(self, num_chunks: int, block_bytes: int, block_size: int) -> None:
+    def __init__(
+        self,
+        num_chunks: int,
+        block_bytes: int,
+        block_size: int,
+        blocks_per_chunk: int = 1,
+        behind: Mapping[str, SecondaryTier] | None = None,
+    ) -> None:
         self.num_chunks = num_chunks
         self._block_bytes = block_bytes
         self._block_size = block_size
@@ -49,7 +62,10 @@ class TransferLog:
         self._times_s = array("d")  # begin, end, reported
         self._tier_s = array("d")
         self._tier = array("q")  # used, being written, being read
-        self._last = (0, 0, 0)
+        self._blocks_per_chunk = blocks_per_chunk
+        self._behind = behind or {}
+        self._num_places = 3 + len(self._behind)
+        self._last = (0,) * self._num_places
 
     def note(
         self, job: TransferJob, begin_s: float, end_s: float, reported_s: float
@@ -59,9 +75,19 @@ class TransferLog:
         self._facts.extend((job.job_id, job.request.request_id, len(job.block_ids)))
         self._times_s.extend((begin_s, end_s, reported_s))
 
+    def note_behind(self, moved: InFlight) -> None:
+        """Take note of a copy between the host and a tier behind it."""
+        job = moved.job
+        kind = f"{moved.tier}_{'load' if job.is_load else 'store'}"
+        num_blocks = len(job.keys) * self._blocks_per_chunk
+        self._codes.append(self._kinds.code(kind))
+        self._facts.extend((-1, moved.access.request_id, num_blocks))
+        self._times_s.extend((job.begin_s, job.end_s, job.end_s))
+
     def note_tier(self, now_s: float, used: int, writing: int, reading: int) -> None:
         """Take note of what the tier holds right after a scheduler call."""
-        places = used, writing, reading
+        behind = [tier.num_used_chunks for tier in self._behind.values()]
+        places = (used, writing, reading, *behind)
         if places != self._last:
             self._last = places
             self._tier_s.append(now_s)
@@ -88,19 +114,22 @@ class TransferLog:
 
     def tier_table(self) -> ResultTable:
         """Return a row a change of what the tier holds, in order of time."""
-        places = np.frombuffer(self._tier, np.int64).reshape(-1, 3)
+        places = np.frombuffer(self._tier, np.int64).reshape(-1, self._num_places)
         columns = {
             "time_s": np.frombuffer(self._tier_s, np.float64),
             "num_used_chunks": places[:, 0],
             "num_writing_chunks": places[:, 1],
             "num_reading_chunks": places[:, 2],
         }
-        return ResultTable(arrow_table(columns, schema.TIER), schema.TIER)
+        for place, name in enumerate(self._behind, 3):
+            columns[f"num_{name}_chunks"] = places[:, place]
+        kinds = schema.TIER | dict.fromkeys([*columns][4:], "int64")
+        return ResultTable(arrow_table(columns, kinds), kinds)
 
     def usage_at(self, times_s: Floats) -> Floats:
         """Return the share of the tier that was used at these times."""
         at = np.searchsorted(np.frombuffer(self._tier_s), times_s, side="right")
-        used = np.frombuffer(self._tier, np.int64).reshape(-1, 3)[:, 0]
+        used = np.frombuffer(self._tier, np.int64).reshape(-1, self._num_places)[:, 0]
         usage: Floats = np.append(0, used)[at] / self.num_chunks
         return usage
 
@@ -209,3 +238,14 @@ def transfer_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name in ("stored", "loaded")
     )
     yield "copied", ", ".join(parts)
+    for name, tier in summary.get("secondary_tiers", {}).items():
+        yield (
+            f"tier {name}",
+            f"{tier['num_loaded_tokens']:,} prompt tokens came from it; "
+            f"{tier['num_used_chunks']:,} of {tier['num_chunks']:,} chunks, "
+            f"{tier['num_evictions'] + tier['num_expired']:,} gone, "
+            f"{tier['num_refused']:,} without room; "
+            f"{tier['written_bytes'] / 1e9:,.1f} GB written, "
+            f"{tier['read_bytes'] / 1e9:,.1f} read (its decisions are in no log of a "
+            f"release)",
+        )

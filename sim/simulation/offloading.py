@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cache.tiers import num_chunks_of
+from cache.errors import CacheError
+from cache.tiers import SECONDARY_TIERS, SecondaryTier, chunk_bytes_of, num_chunks_of
 from sim.config.offloading import KVTransferTable, OffloadingLinkTable
+from sim.config.plug import build
 from sim.costs.transfers import (
     KERNEL_BOTH_WAYS_SHARE,
     KERNEL_STEP_FACTOR,
@@ -20,6 +22,7 @@ from sim.scheduler.v1.connectors.settings import OffloadSettings
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
+    from sim.config.offloading import ConnectorExtraTable
     from sim.config.tables import EngineConfig, RunConfig
     from sim.costs.base import CostModel
     from sim.costs.transfers import Transfer
@@ -76,7 +79,37 @@ def offload_settings(
         sync_load_budget_tokens=extra.sync_load_budget_bytes // token_bytes,
         kv_load_failure_policy=table.kv_load_failure_policy,
         stores=_rate(engine, "store") != 0 and _rate(engine, "load") != 0,
+        secondary_tiers=_tiers_behind(extra, chunk_bytes_of(block_bytes, size)),
     )
+
+
+def _tiers_behind(
+    extra: ConnectorExtraTable, chunk_bytes: int
+) -> dict[str, SecondaryTier]:
+    """Return the tiers behind the host by their type, or class, in order."""
+    tiers: dict[str, SecondaryTier] = {}
+    for place, table in enumerate(extra.secondary_tiers):
+        where = f"engine.{_EXTRA}.secondary_tiers[{place}]"
+        given = {key: value for key, value in table.items() if key != "type"}
+        if "type" not in table or "kind" in table:
+            raise ConfigError(
+                f"{where}.type: must name one of {', '.join(SECONDARY_TIERS)}, or "
+                f"file.py:Class"
+            )
+        kind = table["type"]
+        context = {"chunk_bytes": chunk_bytes}
+        try:
+            tier = build(SECONDARY_TIERS, {"kind": kind} | given, where, context)
+        except CacheError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if not isinstance(tier, SecondaryTier):
+            raise ConfigError(
+                f"{where}.type: a tier is a class with cache.tiers.SecondaryTier as "
+                f"its base, got {kind!r}"
+            )
+        name = str(kind).rpartition(":")[2]
+        tiers[name if name not in tiers else f"{name}_{place}"] = tier
+    return tiers
 
 
 def _blocks_per_chunk(
@@ -181,4 +214,12 @@ def transfer_log(
     """Return what is told of copies."""
     tier = scheduler.connector.tier
     num_bytes = capacity.block_bytes * engine.tensor_parallel_size
-    return TransferLog(tier.num_chunks, num_bytes, engine.block_size)
+    table = engine.kv_transfer_config or KVTransferTable()
+    extra, behind = table.extra, scheduler.connector.behind
+    return TransferLog(
+        tier.num_chunks,
+        num_bytes,
+        engine.block_size,
+        _blocks_per_chunk(engine, extra.blocks_per_chunk, extra.block_size),
+        None if behind is None else behind.tiers,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,9 @@ from sim.scheduler.v1.connectors.base import JobKind
 from sim.simulation.run import Simulation
 from sim.views.plots.tables import Tables
 from sim.views.plots.tiers import by_source, has_tier, moved_bytes, tier, tier_ttft
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STORE, LOAD, SYNC = JobKind.STORE, JobKind.LOAD, JobKind.SYNC_LOAD
 
@@ -227,3 +230,74 @@ def test_failed_loads_lose_no_request(policy: str) -> None:
 def test_bad_input_is_a_line(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(**keys)
+
+
+def with_tiers(*tiers: dict[str, Any], **extra: Any) -> dict[str, Any]:
+    extra |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [*tiers]}
+    transfer = {"kv_connector_extra_config": extra}
+    return {"kv_offloading_size": 0.25, "kv_transfer_config": transfer}
+
+
+POOL = {
+    "type": "pool",
+    "capacity_bytes": 4e9,
+    "read_bytes_per_s": 2e10,
+    "write_bytes_per_s": 2e10,
+}
+OWN = """
+from cache.tiers import SecondaryTier
+
+class Newest(SecondaryTier):
+    def __init__(self, chunk_bytes, **more):
+        super().__init__(chunk_bytes, **more)
+
+    def victim(self):
+        held = self._readers
+        return next((key for key in reversed(self._used_s) if key not in held), None)
+"""
+
+
+def test_copies_behind_the_host_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "newest.py"
+    path.write_text(OWN)
+    own = POOL | {"type": f"{path}:Newest", "capacity_bytes": 1e9}
+    result = run(**with_tiers(own, POOL, blocks_per_chunk=2))
+    copies, tier = result.recording.transfer_table, result.recording.tier_table
+    kinds = set(copies["kind"])
+    assert kinds == {"store", "load", "Newest_store", "Newest_load"} | {
+        "pool_store",
+        "pool_load",
+    }
+    is_own = copies["kind"] == "pool_load"
+    summary = result.summary["secondary_tiers"]["pool"]
+    assert copies["num_bytes"][is_own].sum() == summary["read_bytes"] > 0
+    assert tier["num_pool_chunks"].max() <= summary["num_chunks"]
+    assert result.summary["completed"] == 96
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"type": "tape"}, r"secondary_tiers\[0\].kind: 'tape' is not built"),
+        ({"capacity_bytes": 10.0}, r"secondary_tiers\[0\]: capacity_bytes .* hold a"),
+        ({"read_bytes_per_s": -1.0}, "read_bytes_per_s of a tier must be above 0"),
+        ({"speed": 1.0}, r"secondary_tiers\[0\].speed: 'pool' has no such key"),
+    ],
+)
+def test_impossible_tiers_behind_the_host_are_refused(
+    keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(**with_tiers(POOL | keys))
+    missing = {k: v for k, v in POOL.items() if k != "capacity_bytes"}
+    with pytest.raises(ConfigError, match="capacity_bytes: 'pool' needs this key"):
+        run(**with_tiers(missing))
+    with pytest.raises(ConfigError, match="of TieringOffloadingSpec, got CPUOff"):
+        run(
+            **with_tiers(POOL)
+            | {
+                "kv_transfer_config": {
+                    "kv_connector_extra_config": {"secondary_tiers": [POOL]}
+                }
+            }
+        )

@@ -1,4 +1,4 @@
-"""What a tier behind the pool must do, whatever the numbers: hits, and preemptions."""
+"""Laws of tiers behind the pool: hits follow the larger cache, loads preempt more."""
 
 from __future__ import annotations
 
@@ -86,6 +86,42 @@ def test_a_link_without_time_finds_what_the_larger_of_both_holds(
     num_blocks = max(NUM_BLOCKS, summary.get("num_tier_chunks", 0))
     # Conversations end and are answered side by side: orders of use differ a little.
     assert hit_rate(summary) == pytest.approx(curve.hit_rate_at(num_blocks), abs=0.03)
+
+
+def behind(*tiers: dict[str, Any]) -> dict[str, Any]:
+    extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [*tiers]}
+    extra |= {"offload_prompt_only": False}
+    return {"kv_transfer_config": {"kv_connector_extra_config": extra}}
+
+
+FAST = {"read_bytes_per_s": 1e15, "write_bytes_per_s": 1e15, "latency_s": 0.0}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("fs", {"evicts": True}), ("pool", {})])
+def test_a_tier_without_time_behind_the_host_finds_what_a_large_host_does(
+    kind: str, more: dict[str, Any]
+) -> None:
+    def run(size: float, **more: Any) -> dict[str, Any]:
+        return told(
+            CALM,
+            num_gpu_blocks_override=NUM_BLOCKS,
+            kv_offloading_size=size,
+            kv_offloading_link=NO_TIME,
+            **more,
+        )
+
+    large, small = (run(size, kv_transfer_config=EVERYTHING) for size in (2.0, 0.5))
+    tier = {"type": kind, "capacity_bytes": 2.0 * 2**30, **FAST, **more}
+    summary = run(0.5, **behind(tier))
+    assert hit_rate(small) < hit_rate(large) - 0.1
+    assert hit_rate(summary) == pytest.approx(hit_rate(large), abs=0.03)
+    own = summary["secondary_tiers"][kind]
+    assert 0 < own["num_loaded_tokens"] <= summary["external_prefix_cache_hits"]
+    # What is slower to come back is not lost, it is only later.
+    slow = run(0.5, **behind(tier | {"read_bytes_per_s": 1e9}))
+    assert hit_rate(slow) == pytest.approx(hit_rate(summary), abs=0.03)
+    assert slow["mean_ttft_ms"] > 1.2 * summary["mean_ttft_ms"]
+    assert slow["completed"] == summary["completed"]
 
 
 @pytest.mark.slow

@@ -215,7 +215,7 @@ class KVConnector(Protocol):
         """Whether steps of decodes alone ask nothing of it."""
         ...
 
-    def summary(self) -> dict[str, int]:
+    def summary(self) -> dict[str, Any]:
         """Return what is told of it in a run's summary."""
         ...
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
-from cache.tiers import CPUTier, RequestAccess
+from cache.tiers import CPUTier, RequestAccess, TierHierarchy
 from sim.scheduler.v1.connectors.base import (
     JobKind,
     Match,
@@ -65,7 +66,7 @@ class Offload:
 
     def __init__(self, request: Request, most_tokens: int, block_size: int) -> None:
         self.request = request
-        self.access = RequestAccess()
+        self.access = RequestAccess(request.request_id)
         self.runs = request.tokens.block_runs(block_size)
         self.keys: list[int] = []
         self.next_chunk = 0
@@ -97,6 +98,8 @@ class OffloadingConnector:
         The chunks.
     jobs
         In flight, by number.
+    behind
+        The tiers behind it; None where there are none.
 
     Notes
     -----
@@ -119,6 +122,12 @@ class OffloadingConnector:
             store_threshold=settings.store_threshold,
             max_tracker_size=settings.max_tracker_size,
         )
+        self.behind = (
+            TierHierarchy(self.tier, settings.secondary_tiers)
+            if settings.secondary_tiers
+            else None
+        )
+        self._num_loaded: Counter[str] = Counter()  # tokens that came from behind
         self.jobs: dict[int, TransferJob] = {}
         self._num_jobs = 0
         self._offloads: dict[Request, Offload] = {}
@@ -135,7 +144,9 @@ class OffloadingConnector:
 
     @property
     def has_pending_work(self) -> bool:
-        return bool(self.jobs or self._ended)
+        behind = self.behind
+        is_behind = behind is not None and behind.has_pending_work
+        return bool(self.jobs or self._ended or is_behind)
 
     @property
     def is_quiet(self) -> bool:
@@ -200,7 +211,13 @@ class OffloadingConnector:
         if most - num_local < chunk_tokens:
             return 0
         first, last = num_local // chunk_tokens, most // chunk_tokens
-        num_chunks, all_there = self.tier.longest_prefix(offload.keys[first:last])
+        keys = offload.keys[first:last]
+        if self.behind is None:
+            num_chunks, all_there = self.tier.longest_prefix(keys)
+        else:
+            num_chunks, all_there = self.behind.longest_prefix(
+                keys, offload.access, first
+            )
         if not num_chunks:
             return 0
         if not all_there:
@@ -239,6 +256,9 @@ class OffloadingConnector:
         last = (num_local + num_tokens) // chunk_tokens
         keys = offload.keys[first:last]
         chunk_ids = self.tier.prepare_load(keys, offload.access, first)
+        if self.behind is not None:
+            for name, number in self.behind.loaded(keys, offload.access).items():
+                self._num_loaded[name] += number * chunk_tokens
         offload.next_chunk = last
         first_block = num_local // self._block_size
         kind = JobKind.SYNC_LOAD if offload.loads_in_step else JobKind.LOAD
@@ -275,6 +295,8 @@ class OffloadingConnector:
         self._loads = []
         self._sync_budget = self._settings.sync_load_budget_tokens
         self._handed_out.clear()
+        if self.behind is not None:
+            self.behind.end_call()
         return transfers
 
     # -- storing --------------------------------------------------------------
@@ -384,6 +406,8 @@ class OffloadingConnector:
     def _forget(self, offload: Offload) -> None:
         if not offload.jobs and offload.access.is_finished:
             del self._offloads[offload.request]
+            if self.behind is not None:
+                self.behind.finish(offload.access)
 
     def update_connector_output(self, report: TransferReport) -> list[Request]:
         received = []
@@ -393,6 +417,8 @@ class OffloadingConnector:
             del offload.jobs[job_id]
             if job.kind is JobKind.STORE:
                 self.tier.complete_store(job.keys)
+                if self.behind is not None:
+                    self.behind.stored(job.keys, offload.access)
                 if offload.has_ended:
                     self._unwatch(job)
             else:
@@ -403,13 +429,31 @@ class OffloadingConnector:
             self._forget(offload)
         return received
 
-    def summary(self) -> dict[str, int]:
-        """Return what is told of the tier in a run's summary."""
+    def summary(self) -> dict[str, Any]:
+        """Return what is told of the tiers in a run's summary."""
         tier = self.tier
-        return {
+        told: dict[str, Any] = {
             "num_tier_chunks": tier.num_chunks,
             "num_tier_evictions": tier.num_evictions,
         }
+        if self.behind is None:
+            return told
+        behind = {
+            name: {
+                "num_chunks": each.num_chunks,
+                "num_used_chunks": each.num_used_chunks,
+                "num_loaded_tokens": self._num_loaded[name],
+                "num_promoted_chunks": self.behind.num_promoted_chunks[name],
+                "num_evictions": each.num_evictions,
+                "num_expired": each.num_expired,
+                "num_refused": each.num_refused,
+                "read_bytes": each.device.num_bytes[True],
+                "written_bytes": each.device.num_bytes[False],
+                "busy_s": each.device.busy_s,
+            }
+            for name, each in self.behind.tiers.items()
+        }
+        return told | {"secondary_tiers": behind}
 
     # -- proof ----------------------------------------------------------------
 
@@ -423,13 +467,19 @@ class OffloadingConnector:
         """
         self.tier.check()
         written = [k for job in self._jobs_of(JobKind.STORE) for k in job.keys]
+        kinds = JobKind.LOAD, JobKind.SYNC_LOAD
+        read = {k for kind in kinds for job in self._jobs_of(kind) for k in job.keys}
+        num_promoting = 0
+        if self.behind is not None:
+            self.behind.check()
+            num_promoting = self.behind.num_promoting_chunks
+            read |= self.behind.cascading_chunks()
         require(
-            len(written) == len(set(written)) == self.tier.num_writing_chunks,
+            len(written) == len(set(written))
+            and len(written) + num_promoting == self.tier.num_writing_chunks,
             f"offloading: stores of {len(written)} chunks are in flight, the tier "
             f"counts {self.tier.num_writing_chunks}",
         )
-        kinds = JobKind.LOAD, JobKind.SYNC_LOAD
-        read = {k for kind in kinds for job in self._jobs_of(kind) for k in job.keys}
         require(
             len(read) == self.tier.num_reading_chunks,
             f"offloading: loads of {len(read)} chunks are in flight, the tier counts "

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from cache.tiers import TIER_POLICIES
 from sim.errors import SchedulerError
 from sim.scheduler.settings import at_least
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cache.tiers import SecondaryTier
 
 LOAD_FAILURE_POLICIES = ("fail", "recompute")
 
@@ -35,6 +41,8 @@ class OffloadSettings:
         computes what was not loaded.
     stores
         Whether anything is stored: nothing is over a link that carries nothing.
+    secondary_tiers
+        Tiers behind the host's, by name, in the order in which they are asked.
 
     Raises
     ------
@@ -51,6 +59,7 @@ class OffloadSettings:
     sync_load_budget_tokens: int = 0
     kv_load_failure_policy: str = "fail"
     stores: bool = True
+    secondary_tiers: Mapping[str, SecondaryTier] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         at_least(

@@ -1,0 +1,227 @@
+"""A disk or a server that reads and writes chunks: its queue, and its clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING
+
+from cache.errors import CacheConfigError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class TierJob:
+    """Chunks on their way between the host and a device.
+
+    Attributes
+    ----------
+    is_load
+        Whether they are read from the device.
+    keys
+        Of the chunks.
+    submit_s, begin_s, end_s
+        When it was submitted, began and ended; NaN before.
+    """
+
+    __slots__ = (
+        "begin_s",
+        "by_reader",
+        "end_s",
+        "is_load",
+        "keys",
+        "rest_bytes",
+        "rest_s",
+        "submit_s",
+    )
+
+    def __init__(self, keys: Sequence[int], *, is_load: bool) -> None:
+        self.is_load = is_load
+        self.keys = keys
+        self.submit_s = self.begin_s = self.end_s = float("nan")
+        self.rest_s = 0.0  # of latencies
+        self.rest_bytes = 0.0
+        self.by_reader = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self.end_s == self.end_s
+
+
+class TierDevice:
+    """Jobs that threads work off, side by side, on a device of so much bandwidth.
+
+    A thread copies the chunks of its job one after the other: each takes the latency
+    and then its bytes, at an equal share of the bandwidth of its direction. Readers
+    take loads first, writers stores, and either takes the other's where it has none.
+
+    Parameters
+    ----------
+    chunk_bytes
+        Of a chunk.
+    read_bytes_per_s, write_bytes_per_s
+        Of the device, all threads together.
+    latency_s
+        Of a chunk, before its first byte.
+    num_readers, num_writers
+        Threads: jobs at once.
+
+    Attributes
+    ----------
+    now_s
+        Until when it was followed, in seconds.
+    num_bytes
+        Read and written so far, by `TierJob.is_load`.
+    busy_s
+        Seconds in which at least one job was under way.
+
+    Raises
+    ------
+    CacheConfigError
+        If a number is impossible.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/kv_offload/tiering/fs/thread_pool.py``: queues and
+    threads. How threads share a device is ours.
+    """
+
+    def __init__(
+        self,
+        chunk_bytes: int,
+        *,
+        read_bytes_per_s: float,
+        write_bytes_per_s: float,
+        latency_s: float = 0.0,
+        num_readers: int = 16,
+        num_writers: int = 16,
+    ) -> None:
+        rates = {
+            "read_bytes_per_s": read_bytes_per_s,
+            "write_bytes_per_s": write_bytes_per_s,
+        }
+        for name, rate in rates.items():
+            if not 0 < rate < inf:
+                raise CacheConfigError(
+                    f"{name} of a tier must be above 0 and finite, got {rate}; leave "
+                    f"the tier out if nothing goes through it"
+                )
+        if not 0 <= latency_s < inf:
+            raise CacheConfigError(
+                f"latency_s of a tier must be 0 or more, got {latency_s}"
+            )
+        for name, number in (("reader", num_readers), ("writer", num_writers)):
+            if number < 1:
+                raise CacheConfigError(
+                    f"a tier needs one {name} at least, got {number}; raise its queue"
+                )
+        self._chunk_bytes = chunk_bytes
+        self._rates = {True: read_bytes_per_s, False: write_bytes_per_s}
+        self._latency_s = latency_s
+        self._num_idle = {True: num_readers, False: num_writers}
+        self._num_threads = num_readers + num_writers
+        self._queues: dict[bool, deque[TierJob]] = {True: deque(), False: deque()}
+        self._active: list[TierJob] = []
+        self.now_s = 0.0
+        self.num_bytes = {True: 0, False: 0}
+        self.busy_s = 0.0
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._active) + sum(map(len, self._queues.values()))
+
+    def submit(self, job: TierJob, now_s: float) -> None:
+        """Let a job begin now, or when a thread is idle."""
+        self.follow(now_s)
+        job.submit_s = now_s
+        job.rest_s = self._latency_s * len(job.keys)
+        num_bytes = self._chunk_bytes * len(job.keys)
+        job.rest_bytes = float(num_bytes)
+        self.num_bytes[job.is_load] += num_bytes
+        self._queues[job.is_load].append(job)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Give idle threads their jobs."""
+        idle = self._num_idle
+        for is_load, queue in self._queues.items():
+            for by_reader in (is_load, not is_load):
+                while queue and idle[by_reader]:
+                    job = queue.popleft()
+                    idle[by_reader] -= 1
+                    job.by_reader, job.begin_s = by_reader, self.now_s
+                    self._active.append(job)
+
+    def _bytes_per_s(self) -> dict[bool, float]:
+        """Return what each job that moves bytes has of its direction."""
+        moving = [job.is_load for job in self._active if job.rest_s <= 0]
+        num_loads = sum(moving)
+        return {
+            True: self._rates[True] / max(num_loads, 1),
+            False: self._rates[False] / max(len(moving) - num_loads, 1),
+        }
+
+    def _next_s(self) -> float:
+        """Return how long it goes on as it does."""
+        if not self._active:
+            return inf
+        rates = self._bytes_per_s()
+        return min(
+            job.rest_s if job.rest_s > 0 else job.rest_bytes / rates[job.is_load]
+            for job in self._active
+        )
+
+    def next_change_s(self) -> float:
+        """Return a time before which no job ends; infinity without jobs."""
+        return self.now_s + self._next_s()
+
+    def follow(self, until_s: float) -> None:
+        """Let the jobs run until a time, in seconds."""
+        while self.now_s + (span_s := self._next_s()) <= until_s < inf:
+            self._run(span_s)
+        if until_s > self.now_s:
+            if self._active:
+                self._run(until_s - self.now_s)
+            self.now_s = until_s
+
+    def _run(self, span_s: float) -> None:
+        """Let the active jobs run, none of them beyond its next change."""
+        rates = self._bytes_per_s()
+        self.now_s += span_s
+        self.busy_s += span_s
+        ended = False
+        for job in self._active:
+            if job.rest_s > 0:
+                # What ends now has no rest, whatever rounding says.
+                job.rest_s = 0.0 if job.rest_s <= span_s else job.rest_s - span_s
+            elif job.rest_bytes / rates[job.is_load] <= span_s:
+                job.end_s, ended = self.now_s, True
+                self._num_idle[job.by_reader] += 1
+            else:
+                job.rest_bytes -= span_s * rates[job.is_load]
+        if ended:
+            self._active = [job for job in self._active if not job.has_ended]
+            self._begin()
+
+    def check(self) -> None:
+        """Prove that each thread has a job or is idle, and that none idles in vain.
+
+        Raises
+        ------
+        InvariantError
+            With the rule that is broken.
+        """
+        num_idle = sum(self._num_idle.values())
+        require(
+            len(self._active) + num_idle == self._num_threads
+            and min(self._num_idle.values()) >= 0,
+            f"tier: {len(self._active)} jobs and {num_idle} idle threads are not "
+            f"{self._num_threads} threads",
+        )
+        require(
+            not (num_idle and any(self._queues.values())),
+            "tier: a job waits although a thread is idle",
+        )

@@ -1,0 +1,258 @@
+"""The host's tier with others behind it: every chunk goes to all, and comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from cache.errors import require
+from cache.tiers.cpu import LookupResult
+from cache.tiers.device import TierJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cache.tiers.access import RequestAccess
+    from cache.tiers.cpu import CPUTier
+    from cache.tiers.secondary import SecondaryTier
+
+
+class InFlight(NamedTuple):
+    """A job between the host and a tier behind it.
+
+    Attributes
+    ----------
+    tier
+        Its name.
+    job
+        What is copied.
+    held
+        Chunks of the host that are read, or written, until it has ended.
+    access
+        Of the request that asked for it.
+    """
+
+    tier: str
+    job: TierJob
+    held: Sequence[int]
+    access: RequestAccess
+
+
+class TierHierarchy:
+    """Tiers behind the host's, which is the way to all of them.
+
+    ::
+
+        GPU <--> host --complete_store--> every tier behind it
+                  ^                          |
+                  +------- promotion --------+   asked for by a look-up that misses
+
+    A look-up asks the host first, then the tiers in their order. A chunk that one of
+    them has takes a place in the host at once, and is read there from the end of the
+    call on; the request asks again. Where the host has no place to give, it counts as
+    missing; so does one that the request has brought before, and that had to go again
+    before it was loaded. What is stored in the host is written to all tiers, and stays
+    in the host until that has ended.
+
+    Parameters
+    ----------
+    host
+        The tier that the GPU copies to and from.
+    tiers
+        Those behind it by name, in the order in which they are asked. Several
+        hierarchies may share one.
+
+    Attributes
+    ----------
+    now_s
+        Until when it was followed, in seconds.
+    on_end
+        Told of each job that has ended.
+    num_promoted_chunks
+        Chunks that were brought into the host so far, by tier.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/kv_offload/tiering/manager.py``
+    (`TieringOffloadingManager`). There a request brings what it has lost again, without
+    an end where the host has less room than its prompt.
+    """
+
+    def __init__(self, host: CPUTier, tiers: Mapping[str, SecondaryTier]) -> None:
+        self.host = host
+        self.tiers = tiers
+        self.now_s = 0.0
+        self.on_end: Callable[[InFlight], None] | None = None
+        self.num_promoted_chunks: Counter[str] = Counter()
+        self._in_flight: list[InFlight] = []
+        self._promoting: dict[tuple[str, RequestAccess], list[int]] = {}
+        self._sources: dict[RequestAccess, dict[int, str]] = {}
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether something is on its way, or a look-up has not been answered."""
+        return bool(self._in_flight) or any(t.has_news for t in self.tiers.values())
+
+    @property
+    def num_promoting_chunks(self) -> int:
+        """Places of the host that are written from tiers behind it."""
+        waiting = sum(map(len, self._promoting.values()))
+        return waiting + sum(
+            len(each.held) for each in self._in_flight if each.job.is_load
+        )
+
+    def cascading_chunks(self) -> set[int]:
+        """Return the chunks of the host that are read to be written behind it."""
+        moved = (each.held for each in self._in_flight if not each.job.is_load)
+        return {key for held in moved for key in held}
+
+    # -- time -----------------------------------------------------------------
+
+    def follow(self, now_s: float) -> bool:
+        """Note what has ended by now, in seconds; say whether any of it was a load."""
+        self.now_s = now_s
+        for tier in self.tiers.values():
+            tier.device.follow(now_s)
+        ended = [each for each in self._in_flight if each.job.has_ended]
+        if not ended:
+            return False
+        self._in_flight = [each for each in self._in_flight if not each.job.has_ended]
+        for each in ended:
+            self.tiers[each.tier].complete(each.job, each.job.end_s)
+            if each.job.is_load:
+                self.host.complete_store(each.held)
+            else:
+                self.host.complete_load(each.held)
+            if self.on_end is not None:
+                self.on_end(each)
+        return any(each.job.is_load for each in ended)
+
+    def next_news_s(self, wait_s: float) -> float:
+        """Return when a request that was to ask again may be told more.
+
+        Parameters
+        ----------
+        wait_s
+            Seconds to the next call, if it comes at once.
+        """
+        if any(tier.has_news for tier in self.tiers.values()):
+            return self.now_s + wait_s
+        return min(
+            (
+                self.tiers[each.tier].device.next_change_s()
+                for each in self._in_flight
+                if each.job.is_load
+            ),
+            default=inf,
+        )
+
+    # -- loading --------------------------------------------------------------
+
+    def longest_prefix(
+        self, keys: Sequence[int], access: RequestAccess, first: int
+    ) -> tuple[int, bool]:
+        """Look leading keys up, and bring into the host what is behind it.
+
+        Parameters
+        ----------
+        keys
+            Successive chunks of a request.
+        access, first
+            See `CPUTier.prepare_load`.
+
+        Returns
+        -------
+        (int, bool)
+            How many are somewhere, or may be; and whether all these are in the host.
+        """
+        num_found, is_ready = 0, True
+        for key in keys:
+            found = self.host.lookup(key)
+            if found is LookupResult.MISS:
+                found = self._look_behind(key, access, first + num_found)
+            if found is LookupResult.MISS:
+                break
+            is_ready &= found is LookupResult.HIT
+            num_found += 1
+        return num_found, is_ready
+
+    def _look_behind(self, key: int, access: RequestAccess, place: int) -> LookupResult:
+        asks_again = False
+        for name, tier in self.tiers.items():
+            found = tier.lookup(key, access, self.now_s)
+            if found is LookupResult.HIT:
+                return self._promote(name, key, access, place)
+            asks_again |= found is LookupResult.RETRY
+        return LookupResult.RETRY if asks_again else LookupResult.MISS
+
+    def _promote(
+        self, name: str, key: int, access: RequestAccess, place: int
+    ) -> LookupResult:
+        brought = self._sources.setdefault(access, {})
+        if key in brought:
+            return LookupResult.MISS
+        prepared = self.host.prepare_store([key], access, place)
+        if prepared is None:
+            return LookupResult.MISS
+        if prepared.keys:
+            self.tiers[name].prepare_load(key, self.now_s)
+            self._promoting.setdefault((name, access), []).append(key)
+            brought[key] = name
+        return LookupResult.HIT_PENDING
+
+    def loaded(self, keys: Sequence[int], access: RequestAccess) -> Counter[str]:
+        """Note what a request loads; count what it had brought, by tier."""
+        brought = self._sources.pop(access, {})
+        return Counter(brought[key] for key in keys if key in brought)
+
+    def end_call(self) -> None:
+        """End a call of the scheduler: what was asked for begins to be read."""
+        for (name, access), keys in self._promoting.items():
+            self.num_promoted_chunks[name] += len(keys)
+            self._submit(name, TierJob(keys, is_load=True), keys, access)
+        self._promoting = {}
+        for tier in self.tiers.values():
+            tier.end_call(self.now_s)
+
+    def _submit(
+        self, name: str, job: TierJob, held: Sequence[int], access: RequestAccess
+    ) -> None:
+        self.tiers[name].device.submit(job, self.now_s)
+        self._in_flight.append(InFlight(name, job, held, access))
+
+    # -- storing --------------------------------------------------------------
+
+    def stored(self, keys: Sequence[int], access: RequestAccess) -> None:
+        """Write chunks that have reached the host to the tiers behind it."""
+        for name, tier in self.tiers.items():
+            taken = tier.prepare_store(keys, self.now_s)
+            if taken:
+                self.host.hold(taken)
+                self._submit(name, TierJob(taken, is_load=False), taken, access)
+
+    def finish(self, access: RequestAccess) -> None:
+        """Note a request that has ended, and whose stores have reached the host."""
+        self._sources.pop(access, None)
+        for tier in self.tiers.values():
+            tier.finish(access)
+
+    # -- proof ----------------------------------------------------------------
+
+    def check(self) -> None:
+        """Prove the tiers, and that what is copied is held in the host. O(n).
+
+        Raises
+        ------
+        InvariantError
+            With the rule that is broken.
+        """
+        for tier in self.tiers.values():
+            tier.check()
+        for each in self._in_flight:
+            state = LookupResult.HIT_PENDING if each.job.is_load else LookupResult.HIT
+            require(
+                all(self.host.lookup(key) is state for key in each.held),
+                f"tiers: a chunk on its way between the host and {each.tier} is not "
+                f"held in the host",
+            )
