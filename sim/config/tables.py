@@ -162,6 +162,9 @@ class EngineConfig(ConfigTable):
             return ""
         if self.kv_offloading_size is not None or self.kv_transfer_config is not None:
             return "KV offloading"
+        drafts = self.speculative
+        if drafts is not None and drafts.method == "ngram":
+            return "drafts that are looked up"
         return ""
 
     @property
@@ -227,9 +230,8 @@ class EngineConfig(ConfigTable):
                 )
         if self.async_scheduling and drafts.method == "ngram":
             raise ValueError(
-                "speculative_config: the release schedules no step ahead of drafts "
-                "that are looked up on the host, got ngram with async_scheduling; set "
-                "that to false"
+                "speculative_config: scheduling ahead of drafts that are looked up is "
+                "not built, got ngram with async_scheduling; set that to false"
             )
         return self
 
@@ -300,11 +302,6 @@ class EngineConfig(ConfigTable):
             raise ValueError(
                 f"{key}: {what} built for {', '.join(named)} only, got "
                 f"{getattr(self, key)} with {self.scheduler_kind}; leave it out"
-            )
-        if ahead and num_stages > 1:
-            raise ValueError(
-                "async_scheduling: scheduling ahead is not built with pipelines, got "
-                f"pipeline_parallel_size {num_stages}; set one of them to false or 1"
             )
 
 

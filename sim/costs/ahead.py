@@ -49,10 +49,21 @@ class HostAhead:
         return self.model.step(shape)
 
     def stage_times(self, shape: BatchShape) -> list[tuple[float, float]]:
-        """Return seconds of the host, and of the GPU; nothing is sent."""
+        """Return seconds of the host, and on the way to each GPU, and of it.
+
+        All stages of a pipeline are told of a batch at once, and prepare it while the
+        ones before it compute.
+        """
         num_rows = shape.num_decodes + shape.num_prefills
-        host_s, gpu_s = self.split(self.model.step(shape).total_s, num_rows)
-        return [(0.0, host_s), (0.0, gpu_s)]
+        host_s = self.split(self.prepare_s, num_rows)[0]
+        stages = getattr(self.model, "stage_times", None)
+        times = (
+            [(0.0, self.model.step(shape).total_s)] if stages is None else stages(shape)
+        )
+        return [
+            (0.0, host_s),
+            *((sent_s, self.split(total_s, 0)[1]) for sent_s, total_s in times),
+        ]
 
     def split(self, total_s: float, num_rows: int) -> tuple[float, float]:
         """Return what a step of so many requests takes of the host, and of the GPU."""

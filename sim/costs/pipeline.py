@@ -106,6 +106,9 @@ class PipelineCost:
     ) -> None:
         self._stages = stages
         self._links = links
+        first = stages[0][0]
+        if hasattr(first, "host_part_s"):
+            self.host_part_s = first.host_part_s
 
     def _costs(self, shape: BatchShape) -> list[StepCost]:
         """Return what each stage takes, of a batch without tokens the last one."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sim.scheduler.batch import BatchShape
 
 
+_MOST_STAGES = 1024
+"""As many as there are layers, at most."""
 NOTHING = SchedulerOutput(drafts=ScheduledDrafts({}, set()))
 
 
@@ -46,7 +48,9 @@ class Stages:
 
     With asynchronous scheduling the host is the first stage: it forms no batch before
     it is through with the last one. A batch enters a stage when it has left the one
-    before and been sent, and the batch ahead of it has left the stage.
+    before and been sent, and the batch ahead of it has left the stage. In a pipeline a
+    request has its turn in one call of as many as there are stages, so a batch with
+    decodes enters the first one when the batch so many calls ahead has its tokens.
 
     Parameters
     ----------
@@ -70,6 +74,7 @@ class Stages:
         self._free_s: list[float] = []  # when the last batch leaves each link and stage
         self._ready_s = -inf  # when the host is through with it
         self._last_s = -inf  # when it leaves the last stage
+        self._latest_s = deque[float](maxlen=_MOST_STAGES)  # ends, of empty ones, too
         self._overlapped_s = 0.0
         self._hidden_ns = 0
         self.has_output = False
@@ -86,22 +91,43 @@ class Stages:
         """
         if not (shape.num_decodes or shape.num_prefill_tokens):
             last_s = self._last_s
-            return last_s if last_s > now_s else now_s + total_s
+            end_s = last_s if last_s > now_s else now_s + total_s
+            self._latest_s.append(end_s)
+            return end_s
         if self._staged is None:
             return self._enter(now_s, [(0.0, total_s)])
         times = self._staged.stage_times(shape)
         if not self._has_host:
             return self._enter(now_s, times)
-        (_, host_s), (_, gpu_s) = times
-        return self._enter_ahead(now_s, host_s, gpu_s)
+        if len(times) == 2:
+            (_, host_s), (_, gpu_s) = times
+            return self._enter_ahead(now_s, host_s, gpu_s)
+        latest_s, num_stages = self._latest_s, len(times) - 1
+        known_s = -inf  # tokens that its decodes begin with
+        if shape.num_decodes and len(latest_s) >= num_stages:
+            known_s = latest_s[-num_stages]
+        end_s = self._enter(now_s, times, known_s)
+        self._ready_s = self._free_s[0]
+        latest_s.append(end_s)
+        return end_s
 
-    def _enter(self, now_s: float, times: Sequence[tuple[float, float]]) -> float:
-        """Let a batch with tokens enter that takes so long to each stage, and in it."""
+    def _enter(
+        self,
+        now_s: float,
+        times: Sequence[tuple[float, float]],
+        known_s: float = -inf,
+    ) -> float:
+        """Let a batch with tokens enter that takes so long to each stage, and in it.
+
+        It leaves the first one, and is not in the second before `known_s`.
+        """
         free_s = self._free_s or [now_s] * len(times)
         end_s, before_s = now_s, free_s[-1]
         for stage, (sent_s, stage_s) in enumerate(times):
             end_s = max(end_s + sent_s, free_s[stage]) + stage_s
             free_s[stage] = end_s
+            if stage == 0:
+                end_s = max(end_s, known_s)
         self._free_s = free_s
         self._last_s = end_s
         alone_s = sum([sent_s + stage_s for sent_s, stage_s in times])

@@ -270,9 +270,12 @@ def _scheduling(engine: EngineConfig, numbers: Mapping[str, Any]) -> str:
     num_stages = engine.pipeline_parallel_size
     if engine.schedules_ahead:
         known = dialect_of(engine.version).knows_async_scheduling
+        hidden = "of the host hidden" if num_stages == 1 else "overlapped"
         return (
-            f"asynchronous scheduling ({numbers['overlapped_s']:,.1f} s of the host "
-            f"hidden, {numbers['num_wasted_tokens']:,} tokens wasted"
+            "asynchronous scheduling"
+            + (f" of {num_stages} stages" if num_stages > 1 else "")
+            + f" ({numbers['overlapped_s']:,.1f} s {hidden}, "
+            f"{numbers['num_wasted_tokens']:,} tokens wasted"
             + ("" if known else "; preempted requests as from 0.28 on")
             + ")"
         )

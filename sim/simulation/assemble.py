@@ -160,7 +160,8 @@ def make_cost_model(
         for key in ("interconnect", "network")
         if (link := getattr(engine, key)) is not None
     }
-    return PipelineCost(stages, StageLinks(model, gpu, tp, num_stages, **given))
+    piped = PipelineCost(stages, StageLinks(model, gpu, tp, num_stages, **given))
+    return HostAhead(piped) if engine.schedules_ahead else piped
 
 
 def _built_cost_model(

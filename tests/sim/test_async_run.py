@@ -160,7 +160,6 @@ def test_a_bound_moves_host_and_step() -> None:
 
 def test_what_is_not_built_says_so() -> None:
     for engine, words in (
-        ({"pipeline_parallel_size": 2}, "not built with pipelines"),
         ({"engine_version": "0.13"}, "built from 0.14 on"),
         ({"scheduler": "v0"}, "async_scheduling: .*no such key|built for v1 only"),
     ):
@@ -172,10 +171,9 @@ def test_releases_that_schedule_ahead_by_default() -> None:
     for minor in range(8, 34):
         dialect = dialect_of(f"0.{minor}")
         assert dialect.schedules_ahead() is (minor >= 14)
-        assert not dialect.schedules_ahead(pipeline_parallel_size=2)
-        assert not dialect.schedules_ahead(draft_method="ngram")
-        assert dialect.schedules_ahead(draft_method="mtp") is (minor >= 14)
-        assert dialect.schedules_ahead(draft_method="draft_model") is (minor == 33)
+        assert dialect.schedules_ahead(pipeline_parallel_size=2) is (minor >= 24)
+        for method, since in (("mtp", 14), ("draft_model", 28), ("ngram", 33)):
+            assert dialect.schedules_ahead(draft_method=method) is (minor >= since)
 
 
 def test_what_is_assumed_of_a_release_is_said() -> None:
@@ -257,9 +255,15 @@ def test_null_says_what_is_not_built() -> None:
     assert not tiered.schedules_ahead
     assert tiered.refuses_ahead == "KV offloading"
     assert "not built with KV offloading" in scheduling([tiered], {})
-    for alone in ({"pipeline_parallel_size": 2}, {"scheduler": "v0"}):
-        assert not engine(**alone).schedules_ahead
-        assert not engine(**alone).refuses_ahead
+    looked_up = {"method": "ngram", "num_speculative_tokens": 3}
+    drafts = engine(speculative_config=looked_up)
+    assert not drafts.schedules_ahead
+    assert drafts.refuses_ahead == "drafts that are looked up"
+    for ahead in ({"pipeline_parallel_size": 2}, {"engine_version": "0.24"}):
+        assert engine(**ahead).schedules_ahead
+    for older in ({"engine_version": "0.13"}, {"scheduler": "v0"}):
+        assert not engine(**older).schedules_ahead
+        assert not engine(**older).refuses_ahead
 
 
 @pytest.mark.parametrize("stepwise", [False, True])

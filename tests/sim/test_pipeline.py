@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.tables import parse_config
+from sim.costs.ahead import SCHEDULE_REQUEST_S, HostAhead
 from sim.costs.constant import ConstantCost
 from sim.costs.pipeline import PipelineCost, StageLinks
 from sim.costs.pricing import AtBound
@@ -57,7 +58,10 @@ def simulation(
         "prompt_tokens": {"kind": "fixed", "tokens": prompt_tokens},
         "output_tokens": {"kind": "fixed", "tokens": output_tokens},
     }
-    own = {"pipeline_parallel_size": pipeline_parallel_size}
+    own = {
+        "pipeline_parallel_size": pipeline_parallel_size,
+        "async_scheduling": False,
+    }
     pool = {"model": MODEL, "gpu": "h100_sxm", "num_gpu_blocks_override": 4000}
     config = {
         "workload": {"synthetic": traffic},
@@ -217,7 +221,9 @@ def test_links_of_the_configuration_join_stages() -> None:
     data = minimal(pipeline_parallel_size=2, tensor_parallel_size=8)
     data["engine"] |= {"interconnect": "nvlink3", "network": "infiniband_hdr"}
     data["cost"] = {"kind": "roofline"}
-    cost = Simulation(parse_config(data)).cost_model
+    ahead = Simulation(parse_config(data)).cost_model
+    assert isinstance(ahead, HostAhead)
+    cost = ahead.model
     assert isinstance(cost, PipelineCost)
     told = cost.describe()
     assert "infiniband_hdr" in str(told)
@@ -281,6 +287,47 @@ def test_one_request_takes_the_sum_of_the_stages(num_stages: int) -> None:
     assert summary["path_reason"] == "several steps are in flight"
 
 
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_ahead_one_request_takes_the_sum_of_the_stages_too(num_stages: int) -> None:
+    """Its next token enters the first stage when the last one has left the last."""
+    ahead, one_by_one = (
+        run(num_stages, num_requests=1, output_tokens=5, async_scheduling=each)
+        for each in (True, False)
+    )
+    for key in ("mean_ttft_ms", "mean_tpot_ms"):
+        assert ahead.summary[key] == pytest.approx(one_by_one.summary[key])
+    said = ahead.summary["scheduling"]
+    assert said.startswith(f"asynchronous scheduling of {num_stages} stages (")
+
+
+def test_ahead_the_host_is_hidden_behind_the_stages() -> None:
+    overhead_s = 0.003
+    cost = {"kind": "roofline", "step_overhead_s": overhead_s}
+    more = {"cost": cost, "num_requests": 1, "prompt_tokens": 100}
+    ahead, one_by_one = (
+        run(2, async_scheduling=each, **more).summary for each in (True, False)
+    )
+    # each of the two stages prepares the batch while the other one computes
+    hidden_s = 1e-3 * (one_by_one["mean_tpot_ms"] - ahead["mean_tpot_ms"])
+    assert hidden_s == pytest.approx(2 * overhead_s, rel=0.02)
+    times = HostAhead(simulation(2, **more).cost_model).stage_times(
+        BatchShape(10, 1000, 0, 0, 0, 0)
+    )
+    assert len(times) == 3
+    assert times[0] == (0.0, overhead_s + 10 * SCHEDULE_REQUEST_S)
+
+
+def test_ahead_stages_are_no_less_busy() -> None:
+    more = {"max_num_batched_tokens": 16 * 500, "output_tokens": 50}
+    ahead, one_by_one = (
+        run(2, async_scheduling=each, num_requests=64, **more).summary
+        for each in (True, False)
+    )
+    ratio = ahead["output_throughput"] / one_by_one["output_throughput"]
+    assert ratio == pytest.approx(1.0, abs=0.1)
+    assert ahead["num_wasted_tokens"] > 0
+
+
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_a_saturated_pipeline_ends_a_step_in_the_time_of_a_stage(
     num_stages: int,
@@ -305,10 +352,17 @@ def test_the_outputs_are_those_of_one_stage() -> None:
     budget=st.sampled_from([64, 200, 1000]),
     rate=st.sampled_from([2.0, 30.0, 1e4]),
     caching=st.booleans(),
+    ahead=st.booleans(),
 )
 @settings(max_examples=15, deadline=None)
 def test_every_request_is_served_under_pressure(
-    num_stages: int, num_blocks: int, budget: int, rate: float, *, caching: bool
+    num_stages: int,
+    num_blocks: int,
+    budget: int,
+    rate: float,
+    *,
+    caching: bool,
+    ahead: bool,
 ) -> None:
     results = run(
         num_stages,
@@ -320,6 +374,7 @@ def test_every_request_is_served_under_pressure(
         max_num_batched_tokens=budget,
         max_num_seqs=8,
         enable_prefix_caching=caching,
+        async_scheduling=ahead,
         scheduler_reserve_full_isl=False,
     )
     assert results.summary["completed"] == 12

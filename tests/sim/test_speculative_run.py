@@ -264,7 +264,7 @@ def test_each_drafter_has_its_price(
                 "speculative_config": EAGLE | {"method": "ngram"},
                 "async_scheduling": True,
             },
-            "no step ahead of drafts that are looked up",
+            "ahead of drafts that are looked up is not built",
         ),
     ],
 )

@@ -40,6 +40,8 @@ FIRST_PREFIX_MATCH_UNIT_MINOR = 26
 """From here ``prefix_match_unit`` exists: 0.25.1 has no such argument."""
 FIRST_ASYNC_MINOR = 14
 """From here scheduling is asynchronous by default. Source: release notes of 0.14."""
+FIRST_AHEAD_IN_STAGES_MINOR = 24
+"""From here it is so in pipelines, too. Source: ``vllm/config/vllm.py`` of 0.24."""
 FIRST_NULL_BLOCK_CHECK_MINOR = 29
 """From here the start keeps the null block apart from what a request may fill. Source:
 vLLM, pull request 47272, open in August 2026 and in 0.33."""

@@ -172,6 +172,13 @@ class CapacityEstimate:
         }
 
 
+def _schedules_ahead(minor: int, num_stages: int) -> bool:
+    """Whether a release schedules ahead by itself; see `sim.scheduler.v1.dialect`."""
+    if num_stages > 1:
+        return minor >= constants.FIRST_AHEAD_IN_STAGES_MINOR
+    return minor >= constants.FIRST_ASYNC_MINOR
+
+
 def estimate_capacity(
     model: str | ModelArchitecture,
     gpu: str | GpuSpec,
@@ -341,7 +348,7 @@ def estimate_capacity(
         weights_gib=weights_gib,
         swap_space=swap_space,
         enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=minor >= constants.FIRST_ASYNC_MINOR
+        async_scheduling=_schedules_ahead(minor, pipeline_parallel_size)
         if async_scheduling is None
         else async_scheduling,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,

@@ -27,17 +27,25 @@ FIRST_ASYNC_MINOR = 14
 
 The argument exists from 0.10 on (vLLM pull request 19970), off up to 0.13 (27614 turned
 it on; release notes of 0.14.0: with structured output, 29821, and with EAGLE and MTP,
-31998; without pipelines and other drafts). 0.33: ``vllm/config/vllm.py``.
+31998; without pipelines and other drafts). 0.24, 0.26 and 0.28 to 0.33:
+``vllm/config/vllm.py``.
 """
 
-_AHEAD_OF_DRAFTS = frozenset({"eagle", "eagle3", "mtp"})
-_AHEAD_OF_DRAFTS_33 = _AHEAD_OF_DRAFTS | {
-    "draft_model",
-    "ngram_gpu",
-    "dflash",
-    "dspark",
+_FIRST_AHEAD_IN_STAGES_MINOR = 24
+"""0.24 and later schedule ahead in pipelines, too.
+
+From 0.31 on only the first model runner does not, and from 0.29 on the second one is
+the default of all models.
+"""
+
+_AHEAD_OF_DRAFTS_SINCE = {
+    "eagle": 14,
+    "eagle3": 14,
+    "mtp": 14,
+    "draft_model": 28,
+    "ngram": 33,
 }
-"""Kinds of drafts that a step is scheduled ahead of: from 0.14 on, and in 0.33."""
+"""The minor release from which on a step is scheduled ahead of these drafts."""
 
 _FIRST_MINOR = 8
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(\.[0-9a-z.+]{1,40})?")
@@ -135,7 +143,7 @@ class V1Dialect:
         Parameters
         ----------
         pipeline_parallel_size
-            Stages; with more than one no step is scheduled ahead.
+            Stages.
         draft_method
             ``method`` of the ``speculative_config``, or None without one.
 
@@ -144,10 +152,10 @@ class V1Dialect:
         Source: `FIRST_ASYNC_MINOR`. Executors of one's own, pooling models and the CPU
         backend, where it is off too, are not simulated.
         """
-        if self.minor < FIRST_ASYNC_MINOR or pipeline_parallel_size > 1:
-            return False
-        known = _AHEAD_OF_DRAFTS if self.minor < LAST_MINOR else _AHEAD_OF_DRAFTS_33
-        return draft_method is None or draft_method in known
+        is_staged = pipeline_parallel_size > 1
+        first = _FIRST_AHEAD_IN_STAGES_MINOR if is_staged else FIRST_ASYNC_MINOR
+        since = _AHEAD_OF_DRAFTS_SINCE.get(draft_method or "", first)
+        return self.minor >= max(first, since)
 
     @property
     def release(self) -> str:
