@@ -61,7 +61,8 @@ class KvCacheTesterTraceReader:
     -----
     Ids mean nothing across sessions, so nothing is shared between them. What a prompt
     has beyond its whole blocks, and every answer, is text of its own: what an answer
-    becomes in the next prompt has ids there.
+    becomes in the next prompt has ids there. An answer without tokens counts as one
+    token, the least that an engine generates.
 
     Source: github.com/callanjfox/kv-cache-tester.
     """
@@ -149,15 +150,15 @@ class _Session:
     def _request(
         self, row: dict[str, Any], size: int, previous_id: int | None, delay_s: float
     ) -> RequestSpec:
-        for name in ("in", "out"):
-            if problem := whole_problem(name, row[name], 1, MAX_TOKENS):
+        for name, least in (("in", 1), ("out", 0)):
+            if problem := whole_problem(name, row[name], least, MAX_TOKENS):
                 raise _MalformedError(problem)
         number = self._first_id + len(self.requests)
         return RequestSpec(
             request_id=number,
             arrival_s=self._arrival_s,
             prompt=self._prompt(row, size, number),
-            num_output_tokens=row["out"],
+            num_output_tokens=max(row["out"], 1),
             output_segment=2 * number + 1,
             session_id=self._number,
             previous_id=previous_id,

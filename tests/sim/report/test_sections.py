@@ -14,6 +14,7 @@ from sim.views.report.sections.capacity import estimate_of
 from sim.views.report.sections.latency import windows_of
 from sim.views.report.sections.provenance import differences
 from sim.views.report.sections.summary import bound_by
+from sim.views.report.sections.tiers import medians
 from sim.views.report.source import load_runs
 from tests.identity.measured_profile import measured_profile
 from tests.sim.report.pages import crowded, page_of, results
@@ -153,3 +154,48 @@ def test_a_run_with_drafts_has_a_section_of_them(
     assert max(line["x"]) <= np.concatenate(verifying).max()
     assert all(1.0 <= length <= 3.0 for length in line["y"])
     assert "Speculative decoding" not in page_of(plain_run).visible
+
+
+def test_what_tiers_hold_and_spare_is_shown(tmp_path: Path, plain_run: Path) -> None:
+    tier = {
+        "type": "fs",
+        "capacity_bytes": 1e10,
+        "read_bytes_per_s": 5e9,
+        "write_bytes_per_s": 5e9,
+    }
+    extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
+    data = crowded(
+        kv_offloading_size=0.05,
+        kv_offloading_link={"load_bytes_per_s": 2e10, "store_bytes_per_s": 2e10},
+        kv_transfer_config={"kv_connector_extra_config": extra},
+        async_scheduling=False,
+    )
+    chat = {
+        "kind": "chat",
+        "num_sessions": 6,
+        "think_s": {"kind": "fixed", "value_s": 1},
+    }
+    chat |= {
+        "arrivals": {"kind": "burst", "burst_size": 6, "interval_s": 1.0},
+        "turns": {"kind": "fixed", "number": 4},
+        "first_prompt_tokens": {"kind": "fixed", "tokens": 200},
+        "prompt_tokens": {"kind": "fixed", "tokens": 40},
+        "output_tokens": {"kind": "fixed", "tokens": 20},
+        "max_context_tokens": 1000,
+    }
+    data["workload"] = {"sessions": chat, "max_concurrent_users": 6}
+    directory = results(tmp_path / "tiers", data)
+    told = json.loads((directory / "summary.json").read_text())
+    page = page_of(directory)
+    assert "No log of a release proves what tiers behind the host keep" in page.visible
+    shown = dict(page.data(1))
+    key = "secondary_tiers.fs.num_loaded_tokens"
+    assert float(shown[key]) == told["secondary_tiers"]["fs"]["num_loaded_tokens"] > 0
+    assert "nothing behind the pool" in page_of(directory, plain_run).visible
+    assert "Behind the pool" not in page_of(plain_run).visible
+
+
+def test_medians_by_length_leave_rare_lengths_out() -> None:
+    tokens = np.array([16.0] * 5 + [64.0] * 4)
+    lengths, middles = medians(tokens, np.arange(1.0, 10.0))
+    assert (lengths.tolist(), middles.tolist()) == ([16.0], [3.0])

@@ -71,6 +71,12 @@ def test_sessions_end_before_what_is_too_long(tmp_path: Path) -> None:
     assert [each.num_prompt_tokens for each in found] == [130, 320, 128]
 
 
+def test_an_answer_without_tokens_counts_as_one(tmp_path: Path) -> None:
+    path = session(tmp_path, requests=[request(0.0, 130, [1, 2], out=0)])
+    (only,) = read("kv_cache_tester", path)
+    assert only.num_output_tokens == 1
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

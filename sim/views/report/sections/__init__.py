@@ -18,12 +18,14 @@ from sim.views.report.sections.latency import show_latency
 from sim.views.report.sections.provenance import show_configuration, show_provenance
 from sim.views.report.sections.step_time import show_step_time
 from sim.views.report.sections.summary import show_summary
+from sim.views.report.sections.tiers import has_tiers, show_tiers
 from sim.views.report.sections.waterfall import show_waterfall
 
 RUN_SECTIONS: Final = (
     Section("summary", "What matters first", show_summary),
     Section("cache", "KV cache and preemptions", show_cache),
     Section("batch", "Queues and batches", show_batch),
+    Section("tiers", "Behind the pool", show_tiers, has_tiers),
     Section("drafts", "Speculative decoding", show_drafts, has_drafts),
     Section("latency", "Latency", show_latency),
     Section("blocks", "Life of blocks", show_blocks),
