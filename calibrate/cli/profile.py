@@ -150,7 +150,7 @@ def diff(
 def fit(
     file: Path,
     *,
-    seeds: int = 5,
+    seeds: int | None = None,
     op: tuple[str, ...] = (),
     model: str | None = None,
     variant: tuple[str, ...] = (),
@@ -166,7 +166,8 @@ def fit(
     file
         A kvprofile/1 file.
     seeds
-        Random splits; medians over them are printed.
+        Random splits, medians over which are printed; default: 1 to 5, until 2,000
+        points of the operation were held out.
     op
         Operations to fit; all of them by default.
     model
@@ -199,7 +200,7 @@ def fit(
         with fits_bar(quiet) as show:
             fitted = with_tables(whole, whole, load_model(model), variants, show=show)
         return write_and_tell(fitted, out, quiet)
-    if seeds < 1:
+    if seeds is not None and seeds < 1:
         raise UserError(f"--seeds must be 1 or more; got {seeds}")
     report = fit_report(read_profile(file), seeds, op, variants)
     if json:
@@ -377,8 +378,8 @@ def plot(
     """Draw measured against fitted times, the roofline, and what is extrapolated.
 
     Errors are those of points held out, as 'kvsim profile fit' prints them: each
-    fifth of the points predicted from the rest, and the longest eighth of the lengths.
-    A whole table of 100,000 points takes minutes, a model's share of it seconds.
+    fifth of the points predicted from the rest (one fifth of 10,000 points and more),
+    and the longest eighth of the lengths.
 
     Parameters
     ----------

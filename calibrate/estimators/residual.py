@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FEW_POINTS: Final = 400
 """Below so many points a smooth kernel interpolates; from here on trees learn."""
 
+_SMALL_TABLE: Final = 4_000
+"""Points below which trees of half the leaves are as accurate, in half of the time."""
+
 _LENGTHS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Candidate reach of a point, in octaves a feature."""
 _NOISES: Final = (1e-4, 1e-2, 1e-1)
@@ -54,8 +57,8 @@ class TreeResidual:
                 max_features=max_features,
                 max_iter=self.num_iterations,
                 learning_rate=0.2,
-                max_bins=128,
-                max_leaf_nodes=63,
+                max_bins=64,
+                max_leaf_nodes=31 if len(log_ratio) < _SMALL_TABLE else 63,
                 min_samples_leaf=5,
                 early_stopping=False,
                 random_state=self.seed,

@@ -10,6 +10,7 @@ import numpy as np
 from calibrate.device import DeviceFacts
 from calibrate.estimators.kernel import aggregated, longest_share
 from calibrate.figures.axes import LAYOUTS, TIED
+from calibrate.fit_report import num_splits
 from calibrate.points import estimator_of, points_of
 from calibrate.side_by_side import side_by_side
 from sim.errors import UserError
@@ -44,7 +45,8 @@ class HeldOut:
     Parameters
     ----------
     inside
-        (n,) from five folds; NaN where the point lay outside the others' hull.
+        (n,) from five folds, of a table of 10,000 points and more from one; NaN where
+        the point was not held out, or lay outside the others' hull.
     beyond
         (n,) from a fit without the longest eighth of the lengths; NaN for the rest.
     """
@@ -72,7 +74,8 @@ def _parts_of(
 ) -> list[tuple[Mask, bool]]:
     """Return what is held out in turn, and whether it is the longest."""
     folds = np.random.default_rng(0).permutation(len(time_s)) % NUM_FOLDS
-    parts = [(folds == fold, False) for fold in range(NUM_FOLDS)]
+    drawn = 1 if num_splits(len(time_s)) == 1 else NUM_FOLDS
+    parts = [(folds == fold, False) for fold in range(drawn)]
     axis = estimator.long or LAYOUTS[estimator.operation].along
     longest = longest_share(columns[axis])
     if longest.any() and (~longest).sum() >= NUM_FOLDS:
