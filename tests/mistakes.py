@@ -38,6 +38,7 @@ MISTAKES = (
     DEMO + "engine.gpu=mi100",
     DEMO + "engine.model=meta-llama/Llama-9-8B",
     DEMO + "objectives.ttft_p95=1000",
+    "run examples/fleet_death.yaml --set 'fleet.events=[{at_s: 60, kind: die}]'",
     "run examples/plan_chat.yaml",
     "plan examples/demo.yaml",
     "sweep examples/demo.yaml",

@@ -11,10 +11,11 @@ from sim.config.types import shortened
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 _ALIASES = {
     "dp": "data_parallel_size",
@@ -58,7 +59,7 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
     Key, rule, value, remedy; `root` is the type of the outermost table.
     """
     problems = error.errors()
-    problem = problems[0]
+    problem = _first_of(problems)
     path = ".".join(str(part) for part in problem["loc"] if part not in _TYPE_NAMES)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
@@ -80,6 +81,20 @@ def one_line(error: ValidationError, root: type[BaseModel]) -> str:
     if problem["type"] in {"float_type", "int_type"} and isinstance(value, str):
         shown += "; write it without quotes, as 16 or 1.0e-3"
     return f"{path or 'configuration'}: {rule}{shown}{more}"
+
+
+def _first_of(problems: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Return the first problem; of a missing key, an unknown one beside it instead."""
+    first = problems[0]
+    if first["type"] != "missing":
+        return first
+    table = first["loc"][:-1]
+    beside = (
+        each
+        for each in problems
+        if each["type"] == "extra_forbidden" and each["loc"][:-1] == table
+    )
+    return next(beside, first)
 
 
 def _default_of(path: str, root: type[BaseModel]) -> str:
