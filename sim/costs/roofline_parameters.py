@@ -22,6 +22,7 @@ from sim.hardware.interconnects import (
     GATHERING,
     All2AllBackend,
     Interconnect,
+    described,
     link_of,
     load_interconnect,
 )
@@ -52,6 +53,22 @@ _RTX = "LLMServingSim tables of RTX PRO 6000 under vLLM 0.19.0"
 _BATCH = "vLLM pull request 38460"
 _SMALL_PAGES = "vLLM pull request 42212"
 _CHOICE: Final = {"unit": "choice", "source": "vLLM by generation; null: the engine's"}
+_COLLECTIVES: Final = {
+    "within": "nine of ten published all-reduces within 13 to 30 %; see "
+    "sim/costs/collectives.py"
+}
+_GRAPHS: Final = {
+    "source": "sizes that the release captures, vLLM config/vllm.py; what filling up "
+    "costs is that of so many tokens: 0.8 % of a measured run at most"
+}
+_EXPERTS: Final = {
+    "value": "uniform",
+    "source": "moe.csv of Qwen3-30B-A3B; skew (a power law) against balanced tokens, "
+    "aiconfigurator tables of h100",
+    "interval": [1.0, 1.14],
+    "unit": "times the experts' seconds",
+}
+"""How tokens choose experts, and how much longer they take where routing is skewed."""
 _NOT_JUDGED: Final = "datasheet alone: nothing measured was held against it"
 Link = str | dict[str, Any]
 """Name or file of an interconnect, or its fields."""
@@ -390,6 +407,17 @@ class RooflineParameters:
             else _FA2_DECODE_TILE_TOKENS
         )
 
+    def _link_told(self) -> dict[str, Any] | None:
+        """Return the link by whose size collectives are priced; None for none."""
+        has_peers = self.link().has_peer_access
+        given = self.interconnect or self.link_bytes_per_s
+        if self.tensor_parallel_size == 1 or (has_peers and not given):
+            return None
+        if self.link_bytes_per_s is None:
+            return described(self.link()) | _COLLECTIVES
+        rate = {"value": self.link_bytes_per_s, "unit": "B/s", "source": "given"}
+        return rate | _COLLECTIVES
+
     def describe(self) -> dict[str, Any]:
         parameters = {
             parameter.name: {"value": getattr(self, parameter.name)}
@@ -407,6 +435,9 @@ class RooflineParameters:
             "all2all_backend": is_divided and self.all2all_backend,
             "link_bytes_per_s": self.link_bytes_per_s,
             "graph_sizes": list(self.graph_sizes),
+            "graphs": self.graph_sizes and _GRAPHS,
+            "link": self._link_told(),
+            "experts": bool(self.model.num_experts) and _EXPERTS,
             "gpu_not_judged": not self.gpu.is_judged and _NOT_JUDGED,
         }
         return {

@@ -50,6 +50,8 @@ _PCIE = "PCI-SIG, 16 lanes"
 _IB = "InfiniBand Trade Association, four lanes, one port a GPU"
 _RTX = "hops: aiconfigurator, all-reduce of the RTX PRO 6000"
 
+_NO_PEER_SHARES = (0.31, 0.42, 0.48)
+"""Least, median and most of the lanes' rate: see `_NO_PEER`."""
 _NO_PEER = (
     "0.42 of 16 lanes (0.31 to 0.48): copies both ways at once without peer access, "
     "published for 8 machines of PCIe 3 to 5"
@@ -141,6 +143,21 @@ def link_of(gpu: GpuSpec) -> Interconnect:
         ]
     hop_s = INTERCONNECTS["nvlink4" if switched else "pcie5"].hop_s
     return Interconnect(f"{gpu.name}'s own", rate, switched, hop_s, 8, gpu.source)
+
+
+def described(link: Interconnect) -> dict[str, Any]:
+    """Return the rate of a link with its source, JSON-ready, for the provenance."""
+    told: dict[str, Any] = {
+        "name": link.name,
+        "value": link.bytes_per_s,
+        "unit": "B/s",
+        "source": link.source,
+    }
+    if link.source == _NO_PEER:
+        least, median, most = _NO_PEER_SHARES
+        rate = link.bytes_per_s / median
+        told["interval"] = [least * rate, most * rate]
+    return told | {"hop_s": link.hop_s, "has_peer_access": link.has_peer_access}
 
 
 def _read(path: Path) -> Interconnect:

@@ -228,12 +228,19 @@ def _links(config: RunConfig) -> dict[str, Any]:
 
 
 def link_warnings(engine: EngineConfig, gpu: GpuSpec) -> list[str]:
-    """Say so where GPUs are taken for ones that cannot read each other's memory."""
+    """Say which access to each other's memory GPUs without NVLink are taken to have."""
     if engine.tensor_parallel_size == 1 or engine.interconnect is not None:
         return []
     link = link_of(gpu)
-    if link.has_peer_access:
+    if link.is_switched:
         return []
+    if link.has_peer_access:
+        return [
+            f"engine.interconnect: {gpu.name} is taken to have peer access over PCIe; "
+            "where 'nvidia-smi topo -p2p r' does not say OK (virtual machines, some "
+            "hosts), name pcie4_no_peer or pcie5_no_peer, or fit it (--fit links): "
+            "all-reduces take twice to three times as long"
+        ]
     return [
         f"engine.interconnect: {gpu.name} has no peer access, so its all-reduces go "
         f"through the host at {link.bytes_per_s / 1e9:g} GB/s ({link.name}); name the "

@@ -72,7 +72,8 @@ class Pool:
         )
         yield from idle_key_warnings(config)
         yield from moved_keys(config)
-        yield from link_warnings(config.engine, self.gpu)
+        if not {"interconnect", "link_bytes_per_s"} & set(config.cost):
+            yield from link_warnings(config.engine, self.gpu)
 
     def why_stepwise(self) -> str:
         """Return why its engines take their steps one by one; empty if they do not."""

@@ -152,7 +152,21 @@ def test_a_slower_link_is_named_in_the_configuration():
     assert fast.step(step).allreduce_s < 0.3 * expected
     assert slow.step(step).gemm_s == fast.step(step).gemm_s
     assert slow.describe()["interconnect"] == "pcie5"
-    assert "interconnect" not in RooflineCost(model=LLAMA_8B, gpu=H200).describe()
+    assert slow.describe()["link"]["value"] == 64e9
+    assert {"interconnect", "link"}.isdisjoint(
+        RooflineCost(model=LLAMA_8B, gpu=H200).describe()
+    )
+
+
+def test_a_link_without_peer_access_says_its_interval():
+    card = RooflineCost(
+        model=LLAMA_8B, gpu=load_gpu("rtx_4090"), tensor_parallel_size=2
+    )
+    link = card.describe()["link"]
+    low, high = link["interval"]
+    assert low < link["value"] < high
+    assert "published for 8 machines" in link["source"]
+    assert replace(card, link_bytes_per_s=9e9).describe()["link"]["source"] == "given"
 
 
 def test_links_that_are_not_known_or_too_small_are_refused():

@@ -95,3 +95,5 @@ def test_gpus_without_peer_access_are_named() -> None:
     assert not link_warnings(engine(), card)
     assert not link_warnings(engine(**pair, interconnect="pcie4"), card)
     assert not link_warnings(engine(**pair), load_gpu("h100_sxm"))
+    (line,) = link_warnings(engine(**pair), load_gpu("rtx_a6000"))
+    assert "taken to have peer access" in line
