@@ -162,9 +162,6 @@ class EngineConfig(ConfigTable):
             return ""
         if self.kv_offloading_size is not None or self.kv_transfer_config is not None:
             return "KV offloading"
-        drafts = self.speculative
-        if drafts is not None and drafts.method == "ngram":
-            return "drafts that are looked up"
         return ""
 
     @property
@@ -228,11 +225,6 @@ class EngineConfig(ConfigTable):
                     f"speculative_config: drafts with {key} above 1 are not built, got "
                     f"{getattr(self, key)}; leave one of them out"
                 )
-        if self.async_scheduling and drafts.method == "ngram":
-            raise ValueError(
-                "speculative_config: scheduling ahead of drafts that are looked up is "
-                "not built, got ngram with async_scheduling; set that to false"
-            )
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,8 @@ NGRAM_REQUEST_S: Final = 1.0e-6
 besides. Measured: the look-up of vLLM 0.33, one thread of an AMD EPYC, 1 to 64 requests
 of 512 to 8,192 random tokens."""
 
+_TOKEN_BYTES: Final = 4
+
 
 class Drafter(Protocol):
     """Proposes the drafts of the next step behind each step."""
@@ -107,6 +109,32 @@ class NgramDrafter:
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "ngram", "token_s": self._token_s, "request_s": self._request_s}
+
+
+class GpuNgramDrafter:
+    """A drafter that looks drafts up on the GPU, behind the sampler of a step.
+
+    Parameters
+    ----------
+    gpu
+        It reads every token of the texts once.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``v1/worker/gpu/spec_decode/ngram/speculator.py``: the second
+    model runner, with which a step is scheduled ahead of such drafts.
+    """
+
+    def __init__(self, gpu: GpuSpec) -> None:
+        self._token_s = _TOKEN_BYTES / gpu.memory_bandwidth_bytes_per_s
+
+    def step(self, shape: BatchShape) -> StepCost:
+        num_tokens = shape.num_decode_context_tokens + shape.num_prefill_context_tokens
+        gpu_s = self._token_s * num_tokens
+        return StepCost(gpu_s, head_s=gpu_s)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "ngram", "on": "gpu", "token_s": self._token_s}
 
 
 class FixedDrafter:

@@ -11,6 +11,7 @@ from sim.costs.roofline_parameters import ATTENTION_EFFICIENCY
 from sim.costs.speculative import (
     Drafter,
     FixedDrafter,
+    GpuNgramDrafter,
     ModelDrafter,
     NgramDrafter,
     SpeculativeCost,
@@ -133,7 +134,8 @@ def speculative_cost(
             f"drafter takes; give its seconds a step, 0 for none"
         )
     elif (layers := drafter_model(config.engine, model)) is None:
-        drafter = NgramDrafter()
+        is_ahead = config.engine.schedules_ahead
+        drafter = GpuNgramDrafter(gpu) if is_ahead else NgramDrafter()
     else:
         own = dict(config.cost) if known is not None else {}
         passes = build(
@@ -218,6 +220,7 @@ def make_acceptance(
             specs,
             drafts.num_speculative_tokens,
             proposal_rate=given.get(PROPOSAL_KEY, 1.0) if finds else 1.0,
+            verifies_none=config.engine.schedules_ahead,
             seed=config.seed,
         )
     except WorkloadError as error:

@@ -256,10 +256,11 @@ def test_null_says_what_is_not_built() -> None:
     assert tiered.refuses_ahead == "KV offloading"
     assert "not built with KV offloading" in scheduling([tiered], {})
     looked_up = {"method": "ngram", "num_speculative_tokens": 3}
-    drafts = engine(speculative_config=looked_up)
-    assert not drafts.schedules_ahead
-    assert drafts.refuses_ahead == "drafts that are looked up"
-    for ahead in ({"pipeline_parallel_size": 2}, {"engine_version": "0.24"}):
+    for ahead in (
+        {"pipeline_parallel_size": 2},
+        {"engine_version": "0.24"},
+        {"speculative_config": looked_up},
+    ):
         assert engine(**ahead).schedules_ahead
     for older in ({"engine_version": "0.13"}, {"scheduler": "v0"}):
         assert not engine(**older).schedules_ahead

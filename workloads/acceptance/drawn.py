@@ -53,6 +53,9 @@ class DrawnAcceptance:
     proposal_rate
         Share of steps for which drafts are found; a drafter that is a model finds them
         always.
+    verifies_none
+        Whether a step verifies as many tokens where no drafts are found, in vain:
+        scheduled ahead, it does not know yet.
     seed
         Seed of the streams ``acceptance`` and ``proposals``.
 
@@ -70,6 +73,7 @@ class DrawnAcceptance:
         num_speculative_tokens: int,
         *,
         proposal_rate: float = 1.0,
+        verifies_none: bool = False,
         seed: int = 0,
     ) -> None:
         self._source = rates
@@ -77,6 +81,7 @@ class DrawnAcceptance:
         self._most = num_speculative_tokens
         remedy = "give a share of steps, such as 0.6"
         self._proposal_rate = between("proposal_rate", proposal_rate, 0, 1, remedy)
+        self._verifies_none = verifies_none
         self._by_class: dict[str, tuple[float, ...]] = {}
         streams = Streams(seed)
         self._key, self._proposal_key = (
@@ -89,12 +94,17 @@ class DrawnAcceptance:
             self._learn(0)
 
     def num_proposed(self, request_index: int, position: int, most: int) -> int:
+        return most if self._finds(request_index, position) else 0
+
+    def _finds(self, request_index: int, position: int) -> bool:
         if self._proposal_rate >= 1.0:
-            return most
+            return True
         u = _uniform(self._proposal_key, request_index, position)
-        return most if u < self._proposal_rate else 0
+        return u < self._proposal_rate
 
     def num_accepted(self, request_index: int, position: int, num_drafts: int) -> int:
+        if self._verifies_none and not self._finds(request_index, position):
+            return 0
         known = self._known.get(request_index)
         if known is None:
             known = self._known[request_index] = self._learn(request_index)

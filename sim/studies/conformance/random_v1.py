@@ -206,8 +206,7 @@ def with_drafts(
         Whether all layers keep all blocks: only then a hit's last block is dropped.
     """
     methods = ["eagle", "eagle3", "mtp", "draft_model"]
-    if not config.get("async_scheduling"):
-        methods += ["ngram", "ngram", "ngram"]
+    methods += ["ngram"] if config.get("async_scheduling") else ["ngram"] * 3
     num_tokens = draw.choice((1, 1, 2, 3, 3, 5, 8))
     drafts: dict[str, Any] = {
         "method": draw.choice(methods),
