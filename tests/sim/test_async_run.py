@@ -224,23 +224,71 @@ def test_null_is_what_the_release_does(release: str, *, is_ahead: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    ("engine", "reason"),
     [
-        ("openai/gpt-oss-20b", None),
-        ("meta-llama/Llama-4-Scout-17B-16E", None),
-        ("ibm-granite/granite-4.0-h-small", "of a model whose layers have states"),
+        ({"model": "openai/gpt-oss-20b"}, None),
+        ({"model": "meta-llama/Llama-4-Scout-17B-16E"}, None),
+        ({"model": "ibm-granite/granite-4.0-h-small"}, None),
+        (
+            {"model": "ibm-granite/granite-4.0-h-small", "prefix_match_unit": 16},
+            "with hits inside blocks",
+        ),
     ],
 )
-def test_windows_and_chunks_are_on_the_clock(model: str, reason: str | None) -> None:
-    told = (
-        simulation(
-            cost=CONSTANT, model=model, tensor_parallel_size=4, max_model_len=4096
-        )
-        .run()
-        .summary
-    )
+def test_windows_chunks_and_states_are_on_the_clock(
+    engine: dict[str, Any], reason: str | None
+) -> None:
+    pool = {"tensor_parallel_size": 4, "max_model_len": 4096}
+    told = simulation(cost=CONSTANT, **pool | engine).run().summary
     assert told["path"] == ("fast" if reason is None else "stepwise")
     assert told["path_reason"] == (reason and f"several steps are in flight {reason}")
+
+
+@pytest.mark.parametrize("output_end", ["stop", "length"])
+@pytest.mark.parametrize(
+    "model", ["ibm-granite/granite-4.0-h-tiny", "Qwen/Qwen3-Next-80B-A3B-Instruct"]
+)
+def test_states_ahead_are_kept_and_hit_as_step_by_step(
+    model: str, output_end: str
+) -> None:
+    sessions = {
+        "kind": "chat",
+        "arrivals": {"kind": "poisson", "rate": 5.0},
+        "num_sessions": 10,
+        "turns": {"kind": "fixed", "number": 3},
+        "prompt_tokens": {"kind": "uniform", "low": 50, "high": 1000},
+        "output_tokens": {"kind": "uniform", "low": 1, "high": 300},
+        "think_s": {"kind": "fixed", "value_s": 0.0},
+        "prefixes": {
+            "kind": "system_prompts",
+            "num_groups": 2,
+            "tokens": {"kind": "fixed", "tokens": 1200},
+            "zipf": 1.0,
+        },
+    }
+    engine = {
+        "model": model,
+        "gpu": "h200_sxm",
+        "tensor_parallel_size": 4,
+        "num_gpu_blocks_override": 60,
+        "max_model_len": 8192,
+        "enable_prefix_caching": True,
+        "async_scheduling": True,
+    }
+    config = parse_config(
+        {
+            "workload": {"sessions": sessions, "output_end": output_end},
+            "engine": engine,
+            "cost": {"kind": "roofline"},
+        }
+    )
+    compared = compare(
+        config, ONLY_THE_END, lambda config: Simulation(config, stepwise=True)
+    )
+    assert (compared.chosen.path, compared.reference.path) == ("fast", "stepwise")
+    assert not compared.differences
+    assert compared.chosen.summary["num_preemptions"] > 0
+    assert compared.chosen.summary["prefix_cache_hit_rate"] > 0
 
 
 def test_null_says_what_is_not_built() -> None:

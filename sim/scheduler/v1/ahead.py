@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from cache.v1.groups.decodes import later_phases
 from cache.v1.runs.tables import RunTables
-from cache.v1.specs import MambaSpec
 from sim.scheduler.v1.clock import AheadDecodeClock
 from sim.scheduler.v1.scheduler import Scheduler
 
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from sim.scheduler.views import RunningColumns
 
 _running_order = attrgetter("order")
-
-
-def _has_states(cache: CacheConfig) -> bool:
-    layout = cache.groups
-    return layout.has_hits_inside_blocks or any(
-        isinstance(group.spec, MambaSpec) for group in layout.groups
-    )
 
 
 class AheadScheduler(Scheduler):
@@ -87,7 +79,7 @@ class AheadScheduler(Scheduler):
         for reason, is_known in (
             ("of a pipeline", settings.pipeline_parallel_size == 1),
             ("of requests with drafts", settings.speculative_config is None),
-            ("of a model whose layers have states", not _has_states(cache)),
+            ("with hits inside blocks", not cache.groups.has_hits_inside_blocks),
             (
                 "that prefill_schedule_interval looks at",
                 settings.prefill_schedule_interval == 1,
@@ -198,6 +190,8 @@ class AheadScheduler(Scheduler):
                         self.groups.register(request, num_tokens)
                     else:
                         self.tables.extend(request, num_tokens, num_tokens)
+            if self.groups is not None:
+                self.groups.end_call()  # a state can be hit in the next one
 
     def update(self, finished: Sequence[Request]) -> None:
         if not finished:
