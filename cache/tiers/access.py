@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+
+class SessionHint(NamedTuple):
+    """What a client says of the session that a request belongs to.
+
+    Attributes
+    ----------
+    session_id
+        Its number.
+    returns_s
+        Seconds from the end of the answer to the next request of the session; infinity
+        after its last one.
+    """
+
+    session_id: int
+    returns_s: float
 
 
 class RequestAccess:
@@ -16,6 +32,8 @@ class RequestAccess:
     ----------
     request_id
         Its number, for those who log.
+    session
+        What is known of its session; None for nothing.
 
     Attributes
     ----------
@@ -30,13 +48,14 @@ class RequestAccess:
     ranked, is_sorted, is_own
         The policy's own: keys that it ranks with the request; whether they stand by
         place, and whether none of them is ranked with another by now.
-    is_finished
-        Whether the request has ended.
+    is_finished, end_s
+        Whether the request has ended, and when, if that was said.
     """
 
     __slots__ = (
         "_is_in_order",
         "_next_place",
+        "end_s",
         "inserted",
         "is_finished",
         "is_own",
@@ -47,10 +66,15 @@ class RequestAccess:
         "ranked",
         "request_id",
         "reused",
+        "session",
     )
 
-    def __init__(self, request_id: int = -1) -> None:
+    def __init__(
+        self, request_id: int = -1, session: SessionHint | None = None
+    ) -> None:
         self.request_id = request_id
+        self.session = session
+        self.end_s = 0.0
         self.positions: dict[int, int] = {}
         self.inserted: set[int] = set()
         self.reused: set[int] = set()

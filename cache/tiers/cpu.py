@@ -10,6 +10,7 @@ from cache.errors import CacheConfigError, CacheError, require
 from cache.tiers.arc import ARCTierPolicy
 from cache.tiers.lru import LRUTierPolicy
 from cache.tiers.offers import OfferCounts
+from cache.tiers.sessions import KeepTTL, NextUse, PinShared, SessionEnd
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -23,8 +24,12 @@ CHUNK_ALIGNMENT_BYTES = 4096
 TIER_POLICIES: Mapping[str, type[TierPolicy]] = {
     "lru": LRUTierPolicy,
     "arc": ARCTierPolicy,
+    "pin_shared": PinShared,
+    "session_end": SessionEnd,
+    "next_use": NextUse,
+    "keep_ttl": KeepTTL,
 }
-"""Policies by the name that ``eviction_policy`` takes."""
+"""Policies by the name that ``eviction_policy`` takes: vLLM's two, and ours."""
 
 
 class LookupResult(Enum):
@@ -258,7 +263,11 @@ class CPUTier:
         num_own = sum([key not in self._readers for key in present])
         if num_needed > self.num_evictable_chunks - num_own:
             return None
-        evicted_ids = self._make_room(num_needed, keys) if num_needed > 0 else []
+        evicted_ids: list[int] = []
+        if num_needed > 0:
+            evicted_ids = self._make_room(num_needed, keys)
+            if not evicted_ids:
+                return None
         chunk_ids = self._take_places(len(missing))
         self._chunk_ids.update(zip(missing, chunk_ids, strict=True))
         self._writing.update(missing)

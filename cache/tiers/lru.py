@@ -80,8 +80,7 @@ class LRUTierPolicy(TierPolicy):
     def finished(self, access: RequestAccess) -> None:
         if not access.rank:
             return
-        if self._lists.pop(access.rank, None) is not None:
-            del self._ranks[bisect_left(self._ranks, access.rank)]
+        self._unlist(access)
         if len(access.ranked) < len(access.positions) or not access.is_own:
             owners, keys = self._owners, access.by_place()
             keys = [key for key in keys if key in owners]
@@ -91,6 +90,10 @@ class LRUTierPolicy(TierPolicy):
         if access.ranked:
             self._lists[access.rank] = access
             self._ranks.append(access.rank)
+
+    def _unlist(self, access: RequestAccess) -> None:
+        if self._lists.pop(access.rank, None) is not None:
+            del self._ranks[bisect_left(self._ranks, access.rank)]
 
     def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
         chosen: list[int] = []

@@ -32,6 +32,9 @@ class TierPolicy(ABC):
     Source: vLLM 0.33, ``vllm/v1/kv_offload/cpu/policies/base.py`` (`CachePolicy`).
     """
 
+    now_s = 0.0
+    """When the engine calls, in seconds, as far as that was said."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
 
@@ -65,7 +68,8 @@ class TierPolicy(ABC):
     def evict(self, num_chunks: int, held: Sequence[AbstractSet[int]]) -> list[int]:
         """Give up chunks that are in no set of `held`, the first to go first.
 
-        Exactly `num_chunks`; the tier knows that there are as many. `held` are the
+        Exactly `num_chunks`, or none, which refuses the lot at hand; the tier knows
+        that there are as many. `held` are the
         chunks that are written, those that are read, and a lot at hand, there or not.
         """
 

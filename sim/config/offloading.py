@@ -27,7 +27,10 @@ class ConnectorExtraTable(ConfigTable):
     cpu_bytes_to_use: Positive | None = None
     block_size: Count | None = None
     blocks_per_chunk: Count | None = None
-    eviction_policy: Literal["lru", "arc"] = "lru"
+    eviction_policy: Literal[
+        "lru", "arc", "pin_shared", "session_end", "next_use", "keep_ttl"
+    ] = "lru"
+    eviction_ttl_s: Annotated[float, Field(gt=0)] = 300.0
     offload_prompt_only: bool = True
     store_threshold: Whole = 0
     max_tracker_size: Positive = 64_000

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import CacheError
 from cache.tiers import SECONDARY_TIERS, SecondaryTier, chunk_bytes_of, num_chunks_of
+from cache.tiers.access import SessionHint
 from sim.config.offloading import KVTransferTable, OffloadingLinkTable
 from sim.config.plug import build
 from sim.costs.transfers import (
@@ -22,6 +24,8 @@ from sim.scheduler.v1.connectors.settings import OffloadSettings
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.config.offloading import ConnectorExtraTable
     from sim.config.tables import EngineConfig, RunConfig
     from sim.costs.base import CostModel
@@ -29,8 +33,10 @@ if TYPE_CHECKING:
     from sim.hardware.capacity import CapacityEstimate
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+    from workloads.spec import RequestSpec
 
 _GIB = 2**30
+_SESSION_POLICIES = ("pin_shared", "session_end", "next_use")
 _EXTRA = "kv_transfer_config.kv_connector_extra_config"
 
 
@@ -78,6 +84,7 @@ def offload_settings(
         max_tracker_size=extra.max_tracker_size,
         sync_load_budget_tokens=extra.sync_load_budget_bytes // token_bytes,
         kv_load_failure_policy=table.kv_load_failure_policy,
+        eviction_ttl_s=extra.eviction_ttl_s,
         stores=_rate(engine, "store") != 0 and _rate(engine, "load") != 0,
         secondary_tiers=_tiers_behind(extra, chunk_bytes_of(block_bytes, size)),
     )
@@ -110,6 +117,28 @@ def _tiers_behind(
         name = str(kind).rpartition(":")[2]
         tiers[name if name not in tiers else f"{name}_{place}"] = tier
     return tiers
+
+
+def wants_hints(engine: EngineConfig) -> bool:
+    """Whether the tier's policy asks what clients know of their sessions."""
+    table = engine.kv_transfer_config or KVTransferTable()
+    return table.extra.eviction_policy in _SESSION_POLICIES
+
+
+def session_hints(specs: Sequence[RequestSpec]) -> dict[int, SessionHint]:
+    """Return what clients could say of the sessions of a workload, by request."""
+    returns_s: dict[int, float] = {}
+    for spec in specs:
+        if spec.previous_id is not None:
+            known_s = returns_s.get(spec.previous_id, inf)
+            returns_s[spec.previous_id] = min(known_s, spec.delay_s)
+    return {
+        spec.request_id: SessionHint(
+            spec.session_id, returns_s.get(spec.request_id, inf)
+        )
+        for spec in specs
+        if spec.session_id is not None
+    }
 
 
 def _blocks_per_chunk(

@@ -32,7 +32,7 @@ from sim.scheduler.base import schedules_groups
 from sim.simulation import intervals, optional, ranks
 from sim.simulation.assemble import make_cost_model
 from sim.simulation.fleet import Fleet, make_schedulers, numbers, why_own
-from sim.simulation.offloading import make_worker
+from sim.simulation.offloading import make_worker, session_hints, wants_hints
 from sim.simulation.pools import pools_of
 from sim.simulation.recorders import make_recorder
 from sim.simulation.speculative import make_sampler
@@ -214,6 +214,9 @@ class Simulation:
         """Return the class of the engine, and what it takes besides."""
         if not isinstance(self.recorder, OffloadRecorder):
             return Engine, {}
+        if wants_hints(self.config.engine):
+            scheduler: Any = self.scheduler
+            scheduler.connector.hints = session_hints(self.specs)
         worker = make_worker(self.config, self.cost_model, self.capacity)
         more = {"worker": worker, "transfers": self.recorder.transfers}
         return OffloadingEngine, more

@@ -125,6 +125,24 @@ def test_a_tier_without_time_behind_the_host_finds_what_a_large_host_does(
 
 
 @pytest.mark.slow
+def test_policies_that_know_more_find_more() -> None:
+    think = {"think_s": {"kind": "lognormal", "median_s": 30.0, "sigma": 1.2}}
+    chats = {"num_sessions": 100, "arrivals": {"kind": "poisson", "rate": 1.0}}
+    found = {}
+    for policy in ("lru", "session_end", "next_use"):
+        extra = EVERYTHING["kv_connector_extra_config"] | {"eviction_policy": policy}
+        found[policy] = hit_rate(
+            told(
+                {"sessions": CALM["sessions"] | think | chats},
+                num_gpu_blocks_override=NUM_BLOCKS,
+                kv_offloading_size=2.0,
+                kv_transfer_config={"kv_connector_extra_config": extra},
+            )
+        )
+    assert found["lru"] + 0.01 < found["session_end"] < found["next_use"] - 0.01
+
+
+@pytest.mark.slow
 def test_what_is_loaded_crowds_the_pool_and_preempts_more() -> None:
     def runs(**engine: Any) -> tuple[int, float]:
         """Return preemptions and the mean TTFT in seconds, of three seeds."""

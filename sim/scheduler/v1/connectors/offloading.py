@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import require
 from cache.tiers import CPUTier, RequestAccess, TierHierarchy
+from cache.tiers.sessions import KeepTTL
 from sim.scheduler.v1.connectors.base import (
     JobKind,
     Match,
@@ -16,8 +17,9 @@ from sim.scheduler.v1.connectors.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from cache.tiers.access import SessionHint
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Batch, TransferReport
     from sim.scheduler.v1.connectors.settings import OffloadSettings
@@ -64,9 +66,15 @@ class Offload:
         "runs",
     )
 
-    def __init__(self, request: Request, most_tokens: int, block_size: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        most_tokens: int,
+        block_size: int,
+        session: SessionHint | None = None,
+    ) -> None:
         self.request = request
-        self.access = RequestAccess(request.request_id)
+        self.access = RequestAccess(request.request_id, session)
         self.runs = request.tokens.block_runs(block_size)
         self.keys: list[int] = []
         self.next_chunk = 0
@@ -100,6 +108,8 @@ class OffloadingConnector:
         In flight, by number.
     behind
         The tiers behind it; None where there are none.
+    hints
+        What is known of sessions, by the number of a request in the workload.
 
     Notes
     -----
@@ -122,11 +132,14 @@ class OffloadingConnector:
             store_threshold=settings.store_threshold,
             max_tracker_size=settings.max_tracker_size,
         )
+        if isinstance(self.tier.policy, KeepTTL):
+            self.tier.policy.ttl_s = settings.eviction_ttl_s
         self.behind = (
             TierHierarchy(self.tier, settings.secondary_tiers)
             if settings.secondary_tiers
             else None
         )
+        self.hints: Mapping[int | None, SessionHint] = {}
         self._num_loaded: Counter[str] = Counter()  # tokens that came from behind
         self.jobs: dict[int, TransferJob] = {}
         self._num_jobs = 0
@@ -196,7 +209,8 @@ class OffloadingConnector:
                 most = 0
             limit = _limit_of(request, "max_offload_tokens")
             most = most if limit is None else min(most, limit)
-            offload = Offload(request, most, self._block_size)
+            hint = self.hints.get(request.parent_id) if self.hints else None
+            offload = Offload(request, most, self._block_size, hint)
             self._offloads[request] = offload
         return offload
 
@@ -289,6 +303,7 @@ class OffloadingConnector:
             for block_id in self._watched.keys() & self._handed_out:
                 flush |= self._watched[block_id]
         num_skipped = self.tier.num_stores_skipped
+        self.tier.policy.now_s = batch.now_s
         self._store(batch, transfers, flush)
         transfers.num_below_threshold = self.tier.num_stores_skipped - num_skipped
         transfers.flush = sorted(flush)
@@ -325,6 +340,7 @@ class OffloadingConnector:
                     self._watch(job)
                     if not self._handed_out.isdisjoint(job.block_ids):
                         flush.add(job.job_id)
+            offload.access.end_s = batch.now_s
             self.tier.finish(offload.access)
             self._forget(offload)
         self._ended = []

@@ -41,6 +41,8 @@ class OffloadSettings:
         computes what was not loaded.
     stores
         Whether anything is stored: nothing is over a link that carries nothing.
+    eviction_ttl_s
+        Of ``keep_ttl``: seconds for which a chunk is kept.
     secondary_tiers
         Tiers behind the host's, by name, in the order in which they are asked.
 
@@ -59,6 +61,7 @@ class OffloadSettings:
     sync_load_budget_tokens: int = 0
     kv_load_failure_policy: str = "fail"
     stores: bool = True
+    eviction_ttl_s: float = 300.0
     secondary_tiers: Mapping[str, SecondaryTier] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
