@@ -201,7 +201,10 @@ def test_a_tier_behind_windows_is_refused() -> None:
     ("arguments", "match"),
     [
         ({"num_chunks": 0}, "num_chunks must be at least 1, got 0"),
-        ({"num_chunks": 1, "eviction_policy": "fifo"}, "one of lru, arc, got 'fifo'"),
+        (
+            {"num_chunks": 1, "eviction_policy": "fifo"},
+            "next_use, keep_ttl, got 'fifo'",
+        ),
         ({"num_chunks": 1, "kv_load_failure_policy": "x"}, "one of fail, recompute"),
     ],
 )
