@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from calibrate.estimators import KernelEstimator
     from calibrate.estimators.kernel import Columns
+    from calibrate.side_by_side import ShowFits
     from sim.costs.profile import OpTable, Profile
 
     Floats = NDArray[np.float64]
@@ -182,23 +183,26 @@ def fit_report(
     num_seeds: int | None = None,
     only: Sequence[str] = (),
     variants: Mapping[str, str] | None = None,
+    show: ShowFits | None = None,
 ) -> FitReport:
     """Cross-validate the estimators of all operations, by random splits of a fifth.
 
     `num_seeds` are the splits of each; None for what its points ask for, `num_splits`.
+    `show` is told of operations that are done.
     """
     device = DeviceFacts.from_json(profile.device)
     found = {}
     every = {points.name: points for points in points_of(profile, variants)}
-    for points in every.values():
-        if only and points.operation not in only:
-            continue
+    asked = [each for each in every.values() if not only or each.operation in only]
+    for number, points in enumerate(asked, 1):
         columns, time_s = aggregated(points.columns, points.time_s)
         if len(time_s) >= _FEWEST:
             report = operation_report(
                 estimator_of(points, device), columns, time_s, num_seeds
             )
             found[points.name] = replace(report, floor=floor_percent(points))
+        if show is not None:
+            show(number, len(asked))
     if not only or SKEWED in only:
         decodes = with_parts(every).get("decode_attention")
         uneven = uneven_decodes(profile, decodes)

@@ -182,6 +182,7 @@ def fit(
         Print numbers without the headings.
     """
     from calibrate.cli import output as profile_output
+    from calibrate.cli.output import check_out, fits_bar, write_and_tell
     from calibrate.fit_report import fit_report
     from calibrate.points import parse_variants
     from sim.costs.profile import read_profile
@@ -191,7 +192,6 @@ def fit(
     if (model is None) != (out is None):
         raise UserError("--model and --out go together: tables for a model are written")
     if model is not None and out is not None:
-        from calibrate.cli.output import check_out, fits_bar, write_and_tell
         from calibrate.tabulate import with_tables
         from sim.hardware.models.bundled import load_model
 
@@ -202,7 +202,9 @@ def fit(
         return write_and_tell(fitted, out, quiet)
     if seeds is not None and seeds < 1:
         raise UserError(f"--seeds must be 1 or more; got {seeds}")
-    report = fit_report(read_profile(file), seeds, op, variants)
+    profile = read_profile(file)
+    with fits_bar(quiet or json) as show:
+        report = fit_report(profile, seeds, op, variants, show)
     if json:
         profile_output.print_json(report.to_json())
     else:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import contextmanager
+from threading import Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -49,32 +50,48 @@ class ShowProgress(Protocol):
 
 
 class LoggedProgress:
-    """Progress as lines on stderr, one every so many seconds."""
+    """Progress as lines on stderr, one every so many seconds while it is open."""
 
     EVERY_S = 10.0
 
     def __init__(self, total: float, unit: str) -> None:
         self._total = total
         self._unit = unit and f" {unit}"
-        self._began_s = self._said_s = monotonic()
+        self._began_s = monotonic()
+        self._done = 0.0
+        self._words = ""
+        self._closing = Event()
+        self._ticking = Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._ticking.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.set()
+        self._ticking.join()
+
+    def _tick(self) -> None:
+        while not self._closing.wait(self.EVERY_S):
+            self.say()
 
     def __call__(
         self, done: float, said: str = "", phase: str = "", total: float | None = None
     ) -> None:
-        """Take note of what is done, and say it if it is time."""
+        """Take note of what is done."""
         if not done:
             self._total = total or self._total
-            return
-        now_s = monotonic()
-        if now_s - self._said_s < self.EVERY_S:
-            return
-        self._said_s = now_s
-        left_s = (now_s - self._began_s) * (self._total / done - 1)
-        words = ", ".join(each for each in (phase, said) if each)
-        note(
-            f"{words and words + ': '}{done:,.0f} of {self._total:,.0f}{self._unit}, "
-            f"about {_minutes(max(left_s, 0.0))} left"
-        )
+        self._done = done
+        self._words = ", ".join(each for each in (phase, said) if each)
+
+    def say(self) -> None:
+        """Print a line of what is done, and about how long the rest takes."""
+        words, done = self._words, self._done
+        line = f"{words and words + ': '}{done:,.0f} of {self._total:,.0f}{self._unit}"
+        if done:
+            left_s = (monotonic() - self._began_s) * (self._total / done - 1)
+            line += f", about {_minutes(max(left_s, 0.0))} left"
+        note(line)
 
 
 def _minutes(seconds: float) -> str:
@@ -94,7 +111,8 @@ def progress_bar(
         yield None
         return
     if not sys.stderr.isatty():
-        yield reporter(LoggedProgress(total, unit))
+        with LoggedProgress(total, unit) as progress:
+            yield reporter(progress)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeRemainingColumn

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.cli import options
-from sim.cli.console import print_json, warn
+from sim.cli.console import print_json, progress_bar, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from sim.cli.console import ShowProgress
     from sim.studies.validation.run import Validation
 
 
@@ -68,14 +69,16 @@ def validate(
     with output_directory(
         directory, overwrite=overwrite, files=VALIDATION_FILES
     ) as partial:
-        validation = validate_file(
-            run_config,
-            measured,
-            timeseries,
-            fit=fit or [],
-            fit_on=fit_on,
-            warm_up=warm_up,
-        )
+        with progress_bar(_reporter, 1, "runs", shown=not (quiet or json)) as told:
+            validation = validate_file(
+                run_config,
+                measured,
+                timeseries,
+                fit=fit or [],
+                fit_on=fit_on,
+                warm_up=warm_up,
+                on_progress=told,
+            )
         report = write_validation(validation, partial)
         if figures:
             from sim.views.plots.output import write_pngs
@@ -84,6 +87,13 @@ def validate(
             write_pngs(figures_of(validation), validation, partial / "figures")
     _show(validation, report, directory, quiet=quiet, as_json=json)
     return 0
+
+
+def _reporter(show: ShowProgress) -> Callable[[float, int], None]:
+    def update(done: float, total: int) -> None:
+        show(done, phase="validating", total=total)
+
+    return update
 
 
 def _show(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_REST = 0.6
-"""Of a phase that asks again, how much of what is left one more round is taken for."""
+
+class Expected(NamedTuple):
+    """What a phase is thought to take."""
+
+    num_questions: float
+    runs_each: float
+    """About as many runs as one answer takes the time of."""
 
 
 class Course:
     """Progress over all phases, in runs, as many as there may be.
 
-    A phase that asks less than was thought counts as done when the next begins, so the
-    total never moves and what is done never falls.
+    A phase may ask several times. One that asks less than was thought counts as done
+    when the next begins, and one that asks more has its answers count less: so the
+    total never moves, and what is done never falls.
 
     Parameters
     ----------
@@ -24,33 +30,39 @@ class Course:
     """
 
     def __init__(self, tell: Callable[[str, int, int], None]) -> None:
-        self._expected: Mapping[str, float] = {}
+        self._expected: Mapping[str, Expected] = {}
         self._tell = tell
         self._phase = ""
-        self._share = self._from = 0.0  # of the phase; of it, before this round
+        self._share = 0.0  # of the phase
+        self._num_asked = 0  # in it, this round and before
         self._before = 0.0
 
-    def expect(self, runs: Mapping[str, float]) -> None:
-        """Say about how many runs each phase takes, in their order."""
-        self._expected = runs
+    def expect(self, phases: Mapping[str, Expected]) -> None:
+        """Say about what each phase takes, in their order."""
+        self._expected = phases
 
     @property
     def total(self) -> int:
         """Runs of all phases."""
-        return max(1, round(sum(self._expected.values())))
+        return max(1, round(sum(map(self._runs, self._expected))))
+
+    def _runs(self, phase: str) -> float:
+        expected = self._expected.get(phase)
+        return 0.0 if expected is None else expected.num_questions * expected.runs_each
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         """Take note of a round of questions of a phase, and of its answers."""
         if phase != self._phase:
             names = list(self._expected)
             at = names.index(phase) if phase in names else len(names)
-            before = sum(self._expected[name] for name in names[:at])
-            self._before = max(self._before, before)
-            self._phase, self._share, self._from = phase, 0.0, 0.0
+            self._before = max(self._before, sum(map(self._runs, names[:at])))
+            self._phase, self._share, self._num_asked = phase, 0.0, total
         elif not done:
-            self._from = self._share
-        rest = 1.0 if not self._from else _REST
-        share = done / total if total else 1.0
-        self._share = self._from + (1 - self._from) * rest * share
-        runs = self._before + self._expected.get(phase, 0.0) * self._share
+            self._num_asked += total
+        expected = self._expected.get(phase, Expected(0.0, 0.0))
+        questions = max(expected.num_questions, self._num_asked)
+        answered = self._num_asked - total + done
+        if questions:
+            self._share = max(self._share, answered / questions)
+        runs = self._before + self._runs(phase) * self._share
         self._tell(phase, min(round(runs), self.total), self.total)

@@ -23,6 +23,7 @@ import numpy as np
 from sim.errors import ConfigError
 from sim.studies.planning import tasks
 from sim.studies.planning.binding import binding_of, mean_facts, worst
+from sim.studies.planning.course import Expected
 from sim.studies.planning.fleets import with_fleets
 from sim.studies.planning.outcome import (
     CandidatePlan,
@@ -62,32 +63,32 @@ class Planner:
         self.effects = sensitivities(self.study, self.plans)
 
 
-_PILOT_RUNS, _SEARCH_RUNS = 6.0, 1.5
-"""About as many runs are behind an answer of a pilot run, and of a search."""
+_PILOT_RUNS, _SEARCH_RUNS, _FLEET_RUNS = 4.5, 1.2, 1.2
+"""About as many runs at a rate take the time of an answer of a phase."""
 
 
-def expected_runs(study: Study) -> dict[str, float]:
-    """Return about how many runs each phase takes, where all candidates go through."""
+def expected_questions(study: Study) -> dict[str, Expected]:
+    """Return about what each phase asks, where all candidates go through."""
     plan, search = study.plan, study.plan.search
     fitting = [each for each in study.candidates if not each.reason]
-    num_pilots, num_seeds = len(fitting), search.num_seeds
-    num_at_rate = len(study.seeds_at_rate)
     num_live = sum(len(own[: search.shortlist]) for own in _by_model(fitting))
     num_loads = len([load for load in search.curve if load != 1.0])
-    num_fleet_seeds = min(plan.replicas.num_seeds, num_seeds)
+    num_at_rate = len(study.seeds_at_rate) + num_loads * search.curve_seeds
+    num_fleet_seeds = min(plan.replicas.num_seeds, search.num_seeds)
+    num_fleets = num_fleet_seeds * (1 + bool(plan.replicas.spare)) + 2
     expected = {
-        "pilot runs": num_pilots * _PILOT_RUNS,
-        "highest rates": num_live * num_seeds * _SEARCH_RUNS,
-        "at these rates": num_live * (num_at_rate + num_loads * search.curve_seeds),
-        "cost bounds": num_live * 2 * _SEARCH_RUNS,
-        "replicas": num_live * num_fleet_seeds * (2.0 + bool(plan.replicas.spare)),
+        "pilot runs": Expected(len(fitting), _PILOT_RUNS),
+        "highest rates": Expected(num_live * search.num_seeds, _SEARCH_RUNS),
+        "at these rates": Expected(num_live * num_at_rate, 1.0),
+        "cost bounds": Expected(num_live * 2, 1.0),
+        "replicas": Expected(num_live * num_fleets, _FLEET_RUNS),
     }
     if plan.sensitivity is not None:
         bases = {each.model: each for each in fitting}.values()
         settings = plan.sensitivity.settings
         num_levers = sum(len(list(levers_of(each, settings))) for each in bases)
-        num_runs = num_levers * plan.sensitivity.num_seeds * _SEARCH_RUNS
-        expected["sensitivities"] = num_runs
+        num_questions = num_levers * plan.sensitivity.num_seeds
+        expected["sensitivities"] = Expected(num_questions, _SEARCH_RUNS)
     return expected
 
 

@@ -11,7 +11,7 @@ import yaml
 from sim.results.output import ResultFiles, write_json, write_text
 from sim.studies.planning.configurations import configurations
 from sim.studies.planning.course import Course
-from sim.studies.planning.planner import Planner, expected_runs
+from sim.studies.planning.planner import Planner, expected_questions
 from sim.studies.planning.report import plan_json
 from sim.studies.planning.study import StoppedError, Study
 from sim.studies.planning.verdict import verdicts_of
@@ -157,7 +157,7 @@ def solve(
     """
     course = Course(on_progress or (lambda *_: None))
     study = Study(plan, executor, course, answers)
-    course.expect(expected_runs(study))
+    course.expect(expected_questions(study))
     planner = Planner(study)
     stopped_in = ""
     try:

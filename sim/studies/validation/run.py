@@ -30,16 +30,17 @@ from sim.studies.validation.observed import (
 )
 from sim.studies.validation.readers import read
 from sim.studies.validation.readers.requests_csv import read_timeseries
-from sim.studies.validation.sharpness import sharpness_of
+from sim.studies.validation.sharpness import MORE_BLOCKS_PCT, sharpness_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
 
     from sim.config.tables import RunConfig
     from sim.results.run import Results
+    from sim.simulation.run import Progress
     from sim.studies.validation.fit import Fit, Term
     from sim.studies.validation.observed import (
         Floats,
@@ -51,6 +52,38 @@ if TYPE_CHECKING:
 
 
 _BLOCKS_KEY: Final = "engine.num_gpu_blocks_override"
+
+_RUNS_OF_A_TERM: Final = 30
+"""About as many runs as a fit takes for each of its terms."""
+
+
+class _Runs:
+    """How many simulations are done, of about how many there will be."""
+
+    def __init__(self, num_terms: int, tell: Callable[[float, int], None]) -> None:
+        self._num_fitting = num_terms * _RUNS_OF_A_TERM
+        self.total = self._num_fitting + 1 + len(MORE_BLOCKS_PCT)
+        self._tell = tell
+        self._done = 0
+        tell(0, self.total)
+
+    def told(self, progress: Progress) -> None:
+        """Take note of how far the run of the moment is."""
+        share = progress.num_done / max(progress.num_requests, 1)
+        self._tell(min(self._done + share, self._most), self.total)
+
+    def ended(self) -> None:
+        self._done = min(self._done + 1, int(self._most))
+        self._tell(self._done, self.total)
+
+    def fitted(self) -> None:
+        """Take note that no more is to be fitted, however many runs that took."""
+        self._done, self._num_fitting = self._num_fitting, self.total
+        self._tell(self._done, self.total)
+
+    @property
+    def _most(self) -> float:
+        return self._num_fitting or self.total
 
 
 @dataclass(frozen=True)
@@ -129,8 +162,12 @@ def validate(
     terms: Sequence[Term] = (),
     fit_on: float = 1.0 / 3.0,
     warm_up: int = 0,
+    *,
+    on_progress: Callable[[float, int], None] | None = None,
 ) -> Validation:
+    """Simulate what was measured; `on_progress` is told of runs, done and in all."""
     measured = on_one_clock(measured)
+    runs = _Runs(len(terms), on_progress or (lambda *_: None))
     if config.workload.client is not None:
         raise ConfigError(
             "workload.client: measured requests came when they came, tries included; "
@@ -152,13 +189,14 @@ def validate(
         config = _open_loop(config)
 
     def predict(changes: Mapping[str, float]) -> Observed:
-        return observed_of(_simulated(config, inputs, changes), inputs.lines)
+        return observed_of(_simulated(config, inputs, changes, runs), inputs.lines)
 
     fit = None
     if terms:
         fit = fit_terms(terms, measured, predict, _split_s(measured, fit_on))
+        runs.fitted()
     fitted = fit.values if fit else {}
-    results = _simulated(config, inputs, fitted)
+    results = _simulated(config, inputs, fitted, runs)
     predicted = observed_of(results, inputs.lines)
     series = measured.series
     return Validation(
@@ -186,6 +224,7 @@ def validate_file(
     fit: Sequence[str] = (),
     fit_on: float = 1.0 / 3.0,
     warm_up: int = 0,
+    on_progress: Callable[[float, int], None] | None = None,
 ) -> Validation:
     """Do what `validate` does with files of measurements."""
     if not 0.0 < fit_on < 1.0:
@@ -196,7 +235,7 @@ def validate_file(
     observed = read(measured)
     if timeseries is not None:
         observed = replace(observed, series=read_timeseries(timeseries))
-    return validate(config, observed, terms, fit_on, warm_up)
+    return validate(config, observed, terms, fit_on, warm_up, on_progress=on_progress)
 
 
 def _inputs(config: RunConfig, measured: Observed) -> Inputs:
@@ -243,7 +282,7 @@ def _open_loop(config: RunConfig) -> RunConfig:
 
 
 def _simulated(
-    config: RunConfig, inputs: Inputs, changes: Mapping[str, float]
+    config: RunConfig, inputs: Inputs, changes: Mapping[str, float], runs: _Runs
 ) -> Results:
     if changes:
         data = config.model_dump()
@@ -251,7 +290,9 @@ def _simulated(
             table, _, key = name.partition(".")
             data[table] = (data[table] or {}) | {key: value}
         config = parse_config(data)
-    return Simulation(config, specs=inputs.specs).run()
+    results = Simulation(config, specs=inputs.specs).run(runs.told)
+    runs.ended()
+    return results
 
 
 def _split_s(measured: Observed, share: float) -> float:

@@ -97,7 +97,17 @@ def test_another_overhead_shows_and_a_fit_on_the_first_part_finds_it(
     wrong = run_config(step_overhead_s=0.001)
     before = validate(wrong, measured).to_dict()
     assert before["metrics"]["mean_tpot_ms"]["error_pct"] < -5.0
-    found = validate(wrong, measured, [parse_term("host")], 0.6)
+    told: list[tuple[float, int]] = []
+    found = validate(
+        wrong,
+        measured,
+        [parse_term("host")],
+        0.6,
+        on_progress=lambda *progress: told.append(progress),
+    )
+    assert told == sorted(told)
+    assert told[0] == (0, 33)  # about 30 of the fit, then one and two with more blocks
+    assert told[-1] == (33, 33)
     assert found.fit is not None
     assert found.fit.values["cost.step_overhead_s"] == pytest.approx(
         STEP_OVERHEAD_S, rel=0.02
