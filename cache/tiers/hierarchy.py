@@ -28,7 +28,8 @@ class InFlight(NamedTuple):
     job
         What is copied.
     held
-        Chunks of the host that are read, or written, until it has ended.
+        Chunks of the host that are read, or written, until it has ended; also those of
+        a lot that the tier had already.
     access
         Of the request that asked for it.
     """
@@ -71,6 +72,8 @@ class TierHierarchy:
         Told of each job that has ended.
     num_promoted_chunks
         Chunks that were brought into the host so far, by tier.
+    num_lost_chunks
+        Look-ups so far of chunks that a request had brought and that had to go again.
 
     Notes
     -----
@@ -85,6 +88,7 @@ class TierHierarchy:
         self.now_s = 0.0
         self.on_end: Callable[[InFlight], None] | None = None
         self.num_promoted_chunks: Counter[str] = Counter()
+        self.num_lost_chunks = 0
         self._in_flight: list[InFlight] = []
         self._promoting: dict[tuple[str, RequestAccess], list[int]] = {}
         self._sources: dict[RequestAccess, dict[int, str]] = {}
@@ -191,6 +195,7 @@ class TierHierarchy:
     ) -> LookupResult:
         brought = self._sources.setdefault(access, {})
         if key in brought:
+            self.num_lost_chunks += 1
             return LookupResult.MISS
         prepared = self.host.prepare_store([key], access, place)
         if prepared is None:
@@ -228,8 +233,8 @@ class TierHierarchy:
         for name, tier in self.tiers.items():
             taken = tier.prepare_store(keys, self.now_s)
             if taken:
-                self.host.hold(taken)
-                self._submit(name, TierJob(taken, is_load=False), taken, access)
+                self.host.hold(keys)
+                self._submit(name, TierJob(taken, is_load=False), keys, access)
 
     def finish(self, access: RequestAccess) -> None:
         """Note a request that has ended, and whose stores have reached the host."""
