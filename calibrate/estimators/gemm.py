@@ -25,8 +25,9 @@ _STEPS: Final = (16, 64, 128, 256)
 """Multiples of m at which kernels jump."""
 
 
-_TURNED: Final = (0.5, 0.25)
-"""Say of the turned product where its rows were measured, and where they were not."""
+_TURNED: Final = (0.25, 0.125)
+"""Say of the turned product where its rows were measured, and where they were not.
+Of 16 bits alone: scales of FP8 and less belong to tokens and weights in other ways."""
 _FEWEST_ROWS: Final = 64
 """Rows of weights that the turned product needs; fewer are another kernel."""
 
@@ -45,6 +46,10 @@ class Gemm(KernelEstimator):
     operation = "gemm"
     columns = ("m", "n", "k", "weight_bits", "dtype")
     keys = ("weight_bits", "dtype")
+    curve = ("k", "weight_bits", "dtype")
+    batch = "n"
+    long = "m"
+    choice = 4
     forests = (("squared_error", 1.0), ("absolute_error", 0.5))
     trees = 150
 
@@ -91,7 +96,8 @@ class Gemm(KernelEstimator):
         m, n = columns["m"], columns["n"]
         turned = {**columns, "m": np.minimum(n, self.longest_), "n": m}
         share = np.where(n <= self.longest_, *_TURNED)
-        share = np.where(n < _FEWEST_ROWS, 0.0, share)
+        own_kernel = (n < _FEWEST_ROWS) | (columns["weight_bits"] != 16)
+        share = np.where(own_kernel, 0.0, share)
         mixed: Floats = own + share * (super()._residual(turned) - own)
         return mixed
 

@@ -103,6 +103,9 @@ class KernelEstimator(ABC):
     batch: ClassVar[str] = ""
     long: ClassVar[str] = ""
     """The axis that is followed beyond its longest points; empty for none."""
+    choice: ClassVar[int] = 2
+    """Power of their errors by which two growths beyond the longest points are weighed
+    against each other."""
     keys: ClassVar[tuple[str, ...]] = ()
     """Columns that tell kinds of the kernel apart; time grows along the others."""
     reach: ClassVar[float] = 0.0
@@ -392,8 +395,9 @@ class Trend:
             for x in errors
         ]
         line_error, model_error = (s / (count + prior) for s in sums)
-        squares = line_error**2, model_error**2
-        self.shares_ = squares[1] / (squares[0] + squares[1] + 1e-12)
+        power = self.estimator.choice
+        line, model = line_error**power, model_error**power
+        self.shares_ = model / (line + model + 1e-18)
 
     def _note_edges(self, columns: Columns) -> None:
         keys = self.estimator.curve

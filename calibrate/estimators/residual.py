@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FEW_POINTS: Final = 400
 """Below so many points a smooth kernel interpolates; from here on trees learn."""
 
-_SMALL_TABLE: Final = 4_000
+_SMALL_TABLE: Final = 8_000
 """Points below which trees of half the leaves are as accurate, in half of the time."""
 
 _LENGTHS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)

@@ -225,3 +225,21 @@ def test_weights_in_the_cache_may_be_faster_than_the_bus():
     gemm = Gemm(DEVICE)
     assert gemm.floor(small)[0] < 2 * 1024 * 1024 / 4.8e12 / 1.1
     assert gemm.floor(large)[0] > 2 * 65536 * 16384 / 4.8e12 / 1.11
+
+
+def test_products_of_eight_bits_are_not_turned():
+    """Beyond the most tokens rows of weights say nothing: their scales are others."""
+    powers = 2 ** np.arange(13)
+    sizes = np.meshgrid(powers[:10], powers[6:], 3 * powers[6:12], indexing="ij")
+    m, n, k = (size.ravel() for size in sizes)
+    many = columns(m=m, n=n, k=k, weight_bits=8, dtype=0)
+
+    def seconds(table):
+        work = Gemm(DEVICE).work(table)
+        slow = np.where(table["n"] > 1024, 3.0, 1.0)
+        return slow * (5e-6 + work.flops_s / 0.7 + work.bytes / 3e12)
+
+    fitted = Gemm(DEVICE, num_iterations=15).fit(many, seconds(many))
+    beyond = columns(m=4096, n=[256, 512, 1024], k=1536, weight_bits=8, dtype=0)
+    assert mape(fitted.predict(beyond), seconds(beyond)) < 0.25
+    assert fitted.extrapolated(beyond).all()
