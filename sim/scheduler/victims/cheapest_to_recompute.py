@@ -33,11 +33,9 @@ class CheapestToRecompute:
     ) -> RunningRequest:
         """Return the request with least to compute again; see `VictimPolicy`."""
         del needs
-        return min(
-            running,
-            key=lambda each: (
-                each.num_recompute_tokens,
-                -each.arrival_s,
-                -each.request_id,
-            ),
-        )
+        counts = [each.num_recompute_tokens for each in running]
+        least = min(counts)
+        cheapest = [
+            each for each, count in zip(running, counts, strict=True) if count == least
+        ]
+        return max(cheapest, key=lambda each: (each.arrival_s, each.request_id))

@@ -50,17 +50,24 @@ class VictimChoice:
 
     def victim(self, running: Iterable[Request], needs: Request) -> Request:
         """Return the request of `running` to preempt for `needs` to get blocks."""
-        candidates = list(running)
-        if self._protects:
-            offered = [each for each in candidates if not self._is_protected(each)]
+        candidates, noted = list(running), self._num_output_tokens
+        if noted:
+            offered = [
+                each
+                for each in candidates
+                if each.request_id not in noted or not self._is_protected(each)
+            ]
             if not offered:
                 return max(candidates, key=_arrival)
             candidates = offered
-        views = {
-            each.request_id: RunningRequest(each, self._holdings) for each in candidates
-        }
-        view = views.get(needs.request_id) or RunningRequest(needs, self._holdings)
-        chosen = self.policy.choose(list(views.values()), view)
+        holdings = self._holdings
+        views = [RunningRequest(each, holdings) for each in candidates]
+        own = (
+            views[candidates.index(needs)]
+            if needs in candidates
+            else RunningRequest(needs, holdings)
+        )
+        chosen = self.policy.choose(views, own)
         return self._checked(chosen, candidates)
 
     def note(self, victim: Request) -> None:
@@ -75,13 +82,14 @@ class VictimChoice:
 
     def _is_protected(self, request: Request) -> bool:
         """Whether a request has got no token since it was preempted."""
-        last = self._num_output_tokens.get(request.request_id)
-        return last is not None and last == self._holdings.num_output_tokens(request)
+        last = self._num_output_tokens[request.request_id]
+        return last == self._holdings.num_output_tokens(request)
 
     def _checked(self, chosen: object, candidates: list[Request]) -> Request:
         if isinstance(chosen, RunningRequest):
+            request_id = chosen.request_id
             for request in candidates:
-                if request.request_id == chosen.request_id:
+                if request.request_id == request_id:
                     return request
         raise SchedulerError(
             f"preemption_victim: choose must return one of the {len(candidates)} "
