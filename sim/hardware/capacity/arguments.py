@@ -292,6 +292,13 @@ def check_pipeline(model: ModelArchitecture, num_stages: int, minor: int) -> Non
         )
 
 
+def schedules_ahead(minor: int, num_stages: int) -> bool:
+    """Whether a release schedules ahead by itself; see `sim.scheduler.v1.dialect`."""
+    if num_stages > 1:
+        return minor >= constants.FIRST_AHEAD_IN_STAGES_MINOR
+    return minor >= constants.FIRST_ASYNC_MINOR
+
+
 def check_parallelism(
     model: ModelArchitecture, tp: int, experts: ExpertRanks = WITHIN_TENSOR_RANKS
 ) -> None:

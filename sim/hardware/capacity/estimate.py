@@ -28,6 +28,7 @@ from sim.hardware.capacity.arguments import (
     parse_engine_version,
     resolve_batch,
     resolve_dtypes,
+    schedules_ahead,
 )
 from sim.hardware.capacity.groups import shares_of
 from sim.hardware.capacity.kernels import block_size_warnings
@@ -170,13 +171,6 @@ class CapacityEstimate:
             key: list(value) if isinstance(value, tuple) else value
             for key, value in told.items()
         }
-
-
-def _schedules_ahead(minor: int, num_stages: int) -> bool:
-    """Whether a release schedules ahead by itself; see `sim.scheduler.v1.dialect`."""
-    if num_stages > 1:
-        return minor >= constants.FIRST_AHEAD_IN_STAGES_MINOR
-    return minor >= constants.FIRST_ASYNC_MINOR
 
 
 def estimate_capacity(
@@ -348,7 +342,7 @@ def estimate_capacity(
         weights_gib=weights_gib,
         swap_space=swap_space,
         enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=_schedules_ahead(minor, pipeline_parallel_size)
+        async_scheduling=schedules_ahead(minor, pipeline_parallel_size)
         if async_scheduling is None
         else async_scheduling,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
