@@ -166,6 +166,20 @@ def test_groups_are_those_of_the_whole_model() -> None:
     assert stages.block_bytes * 18 == whole.block_bytes * 5
 
 
+def test_windows_are_sized_for_the_steps_in_flight_of_the_release() -> None:
+    """Two stages and, scheduled ahead as by default, one more."""
+    null, ahead, one_by_one = (
+        estimate_capacity(
+            "openai/gpt-oss-120b",
+            "h200_sxm",
+            pipeline_parallel_size=2,
+            async_scheduling=each,
+        ).max_concurrency
+        for each in (None, True, False)
+    )
+    assert null == ahead < one_by_one
+
+
 def test_pipelines_that_are_not_built_say_so() -> None:
     for engine, words in (
         ({"scheduler": "v0"}, "pipelines are built for v1 only, got 2 with v0"),
