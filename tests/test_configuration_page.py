@@ -23,6 +23,7 @@ from sim.config.offloading import (
     KVTransferTable,
     OffloadingLinkTable,
 )
+from sim.config.pairs import ConnectorTable, LinksTable, ProxyTable
 from sim.config.plug import ROLES
 from sim.config.speculative import SpeculativeTable
 from sim.config.tables import (
@@ -42,6 +43,7 @@ from sim.config.workload import (
 )
 from sim.costs import COST_MODELS
 from sim.costs.roofline_parameters import RooflineParameters
+from sim.engine.deciders import DECIDERS
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError
 from sim.hardware.capacity import constants, estimate_capacity
@@ -174,6 +176,9 @@ def built() -> Keys:
         ("fleet", "fleet", fields(FleetTable)),
         ("fleet", "pools", fields(PoolTable)),
         ("fleet", "events", fields(EventTable)),
+        ("fleet", "proxy", fields(ProxyTable)),
+        ("fleet", "connector", fields(ConnectorTable)),
+        ("fleet", "links", fields(LinksTable)),
         ("engine", "", fields(EngineConfig)),
         (
             "workload",
@@ -199,7 +204,9 @@ def built() -> Keys:
     for registry in (*of_traffic, SESSIONS):
         sources += [("workload", k, arguments(cls)) for k, cls in registry.items()]
     sources += [("cost", k, arguments(cls, GIVEN)) for k, cls in COST_MODELS.items()]
-    sources += [("fleet", k, arguments(cls, TOLD)) for k, cls in ROUTERS.items()]
+    sources += [
+        ("fleet", k, arguments(cls, TOLD)) for k, cls in {**ROUTERS, **DECIDERS}.items()
+    ]
     for policies in (ADMISSION_RULES, VICTIMS):
         sources += [("engine", k, arguments(cls)) for k, cls in policies.items()]
     given = frozenset({"num_blocks", "future"})

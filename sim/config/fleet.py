@@ -6,10 +6,16 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
+from sim.config.pairs import (
+    PAIR_KEYS,
+    ConnectorTable,
+    LinksTable,
+    ProxyTable,
+    check_roles,
+)
 from sim.config.types import ConfigTable, Kind
 
 _NOT_BUILT: Final = {
-    "links": "prefill and decode pools",
     "autoscaler": "replicas that are added as traffic grows",
 }
 _ROLES: Final = ("serve", "prefill", "decode")
@@ -38,15 +44,10 @@ class PoolTable(ConfigTable):
 
     @model_validator(mode="after")
     def _built(self) -> PoolTable:
-        """Refuse roles that are not built, and keys that pools share."""
+        """Refuse roles that there are not, and keys that pools share."""
         if self.role not in _ROLES:
             raise ValueError(
                 f"role: must be one of {', '.join(_ROLES)}, got {self.role!r}"
-            )
-        if self.role != "serve":
-            raise ValueError(
-                f"role: pools that prefill or decode only are not built, got "
-                f"{self.role}; set it to serve, or leave it out"
             )
         for key, why in _SHARED.items():
             if key in self.engine:
@@ -101,6 +102,21 @@ class FleetTable(ConfigTable):
     pools: Annotated[list[PoolTable], Field(min_length=1)]
     router: Kind = Field(default_factory=lambda: {"kind": "round_robin"})
     events: list[EventTable] = Field(default_factory=list)
+    decode_router: Kind | None = None
+    proxy: ProxyTable | None = None
+    connector: ConnectorTable | None = None
+    links: LinksTable | None = None
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether prompts are computed by other engines than their outputs."""
+        return any(pool.role != "serve" for pool in self.pools)
+
+    @model_validator(mode="after")
+    def _roles(self) -> FleetTable:
+        given = {key: getattr(self, key) for key in PAIR_KEYS}
+        check_roles([pool.role for pool in self.pools], given)
+        return self
 
     @property
     def num_engines(self) -> int:
@@ -124,11 +140,12 @@ class FleetTable(ConfigTable):
                     f"pools: each needs a name of its own, got '{name}' twice; rename "
                     f"one"
                 )
-        if "kind" not in self.router:
-            raise ValueError(
-                "router: needs a kind, such as {kind: round_robin}; 'docs/fleets.md' "
-                "has all"
-            )
+        for key in ("router", "decode_router"):
+            if (router := getattr(self, key)) is not None and "kind" not in router:
+                raise ValueError(
+                    f"{key}: needs a kind, such as {{kind: round_robin}}; "
+                    f"'docs/fleets.md' has all"
+                )
         return self
 
     @model_validator(mode="after")

@@ -357,6 +357,11 @@ class RunConfig(ConfigTable):
             except ValidationError as error:
                 line = one_line(error, EngineConfig)
                 raise ValueError(f"fleet.pools.{place}.engine.{line}") from error
+            if pool.role != "serve" and (name := engine.scheduler_kind) != "v1":
+                raise ValueError(
+                    f"fleet.pools.{place}.role: prefill and decode pools are built of "
+                    f"the v1 generation, got {name}; set engine.scheduler to v1"
+                )
             for key in ALONE:
                 if (given := getattr(engine, key)) not in (1, None):
                     raise ValueError(
@@ -367,9 +372,12 @@ class RunConfig(ConfigTable):
 
     def engine_of(self, pool: PoolTable) -> EngineConfig:
         """Return the engines of a pool: what all share, and the pool's own keys."""
-        if not pool.engine:
-            return self.engine
-        return EngineConfig.model_validate(self.engine.model_dump() | pool.engine)
+        engine = self.engine
+        if pool.engine:
+            engine = EngineConfig.model_validate(engine.model_dump() | pool.engine)
+        if pool.role != "serve" and engine.async_scheduling is None:
+            engine = engine.model_copy(update={"async_scheduling": False})
+        return engine
 
     def to_yaml(self) -> str:
         """Return the complete configuration, runnable again."""
@@ -383,6 +391,8 @@ class RunConfig(ConfigTable):
         for key in ("objectives", "front_end", "fleet"):
             if dumped[key] is None:
                 del dumped[key]  # files as they were before runs had any
+        if fleet := dumped.get("fleet"):
+            dumped["fleet"] = {k: v for k, v in fleet.items() if v is not None}
         return dumped
 
     @property

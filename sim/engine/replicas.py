@@ -90,7 +90,7 @@ class ReplicaEvent:
 
 
 @dataclass(slots=True)
-class _Toll:
+class Toll:
     """What a death cost."""
 
     event: ReplicaEvent
@@ -151,8 +151,8 @@ class Replicas(Engines):
         self._renew = renew
         self._slow = slow
         self._num_to_come = sum(e.kind is EventKind.START for e in events)
-        self._tolls: list[_Toll] = []
-        self._toll_of: dict[int, _Toll] = {}
+        self._tolls: list[Toll] = []
+        self._toll_of: dict[int, Toll] = {}
         self._held: deque[Request] = deque()
         self._again: dict[int, Request] = {}
         self._observed: list[tuple[int, Callable[[Engine], None]]] = []
@@ -166,13 +166,20 @@ class Replicas(Engines):
 
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now, or let it wait for an engine."""
-        if ReplicaState.READY in self.states:
-            super().submit(request)
+        if self._serves():
+            self._hand_over(request)
         elif self._num_to_come:
             self._held.append(request)
         else:
             self.num_refused += 1
             self._leave(request, RequestStatus.FINISHED_REJECTED, NONE_READY)
+
+    def _serves(self) -> bool:
+        """Whether an engine of each kind that a request needs is ready."""
+        return ReplicaState.READY in self.states
+
+    def _hand_over(self, request: Request) -> None:
+        super().submit(request)
 
     def abort(self, request: Request, reason: str) -> None:
         request = self._again.get(request.request_id, request)
@@ -196,18 +203,22 @@ class Replicas(Engines):
 
     def _ended(self, place: int, then: OnEnd | None, request: Request) -> None:
         state = self.states[place]
-        if state is ReplicaState.DYING and request.reason == DIED:
-            toll = self._toll_of[place]
-            if toll.event.retries:
-                toll.num_retried += 1
-                super()._ended(place, None, request)
-                self._begin_again(request, then)
-                return
-            toll.num_lost += 1
+        is_victim = state is ReplicaState.DYING and request.reason == DIED
+        if is_victim and self._retries(place):
+            super()._ended(place, None, request)
+            self._begin_again(request, then)
+            return
         super()._ended(place, then, request)
         if state is ReplicaState.DRAINING:
             self._end_drained(place)
         self._look_for_end()
+
+    def _retries(self, place: int) -> bool:
+        """Count a request that a death took, and say whether it begins again."""
+        toll = self._toll_of[place]
+        toll.num_retried += toll.event.retries
+        toll.num_lost += not toll.event.retries
+        return toll.event.retries
 
     def _begin_again(self, request: Request, then: OnEnd | None) -> None:
         again = self._again[request.request_id] = request.again()
@@ -256,7 +267,7 @@ class Replicas(Engines):
         self._is_wanted[place] = False
         if self.states[place] in {ReplicaState.DYING, ReplicaState.OFF}:
             return
-        toll = self._toll_of[place] = _Toll(event)
+        toll = self._toll_of[place] = Toll(event)
         self._tolls.append(toll)
         self._move(place, ReplicaState.DYING)
         engine = self.engines[place]
@@ -273,9 +284,13 @@ class Replicas(Engines):
 
     def _end_drained(self, place: int) -> None:
         engine = self.engines[place]
-        if not engine.recorder.active:
+        if not self._is_needed(engine):
             self._move(place, ReplicaState.OFF)
             engine.close_arrivals()
+
+    def _is_needed(self, engine: Engine) -> bool:
+        """Whether an engine that drains has something left to do."""
+        return bool(engine.recorder.active)
 
     def _start(self, place: int) -> Generator[simpy.Event, None, None]:
         """Let a replica be ready: the engine that was drained, or a new one."""

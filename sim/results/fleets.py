@@ -78,9 +78,14 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("events", _events(events, summary)))
     if len(pools := summary["pools"]) > 1:
         for pool in pools:
+            served = (
+                f"{pool['completed']:,} completed; mean TTFT "
+                f"{pool['mean_ttft_ms'] or 0.0:,.0f} ms"
+                if pool["role"] != "prefill"
+                else f"{pool['num_prompts']:,} prompts for others"
+            )
             text = (
-                f"{pool['replicas']} engines, {pool['completed']:,} completed; mean "
-                f"TTFT {pool['mean_ttft_ms'] or 0.0:,.0f} ms, KV cache usage "
+                f"{pool['replicas']} engines, {served}, KV cache usage "
                 f"{pool['kv_cache_usage_mean']:.1%}, {pool['num_preemptions']:,} "
                 f"preemptions"
             )

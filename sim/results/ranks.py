@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sim.results import schema
+from sim.results.prompts import PromptRecorder
 from sim.results.recorder import Recorder, Recording
 from sim.results.step_table import MemorySteps
 from sim.results.table import ResultTable
@@ -164,12 +165,19 @@ class RankRecorders:
         groups: Sequence[GroupUsage | None] | None = None,
         front_end_s: float = 0.0,
         part: Part = "rank",
+        prompts_only: Sequence[bool] = (),
     ) -> None:
         self.part = part
         self._waits_s = waits_s
         self.of_rank = [
-            Recorder(keeps_steps=keeps_steps, groups=each, front_end_s=front_end_s)
-            for each in groups or [None] * len(waits_s)
+            (PromptRecorder if is_prefiller else Recorder)(
+                keeps_steps=keeps_steps, groups=each, front_end_s=front_end_s
+            )
+            for each, is_prefiller in zip(
+                groups or [None] * len(waits_s),
+                prompts_only or [False] * len(waits_s),
+                strict=True,
+            )
         ]
         self._begin(None)
 

@@ -103,6 +103,24 @@ RANKS: dict[str, str] = {"rank": "int64"}
 ENGINES: dict[str, str] = {"engine": "int64"}
 """Which engine of a fleet a row of any table is of; numbered pool by pool."""
 
+PAIRS: dict[str, str] = {
+    "prefill_engine": "int64",  # that computed its prompt; -1 for the decoder itself
+    "num_transferred_tokens": "int64",  # of blocks that the decoder read, whole ones
+    # what first_token_s - arrival_s was spent on; NaN without a first token
+    "ttft_queue_s": "float64",  # at both engines, and between them
+    "ttft_prefill_s": "float64",
+    "ttft_transfer_s": "float64",
+    "ttft_decode_s": "float64",  # from the end of the transfer on
+}
+"""Requests of a fleet that prefills and decodes apart have these columns as well."""
+
+PULLS: dict[str, str] = {
+    "prefill_engine": "int64",  # that was read from
+    "engine": "int64",  # that read
+}
+"""Transfers of such a fleet have these columns as well; their kind is "pull", or
+"failed_pull" where the prefiller died."""
+
 RANK_STEPS: dict[str, str] = {
     "wait_s": "float64",  # what it waited for the slowest rank, part of allreduce_s
 }

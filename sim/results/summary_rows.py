@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.results import fleets
+from sim.results import fleets, pulls
 from sim.results.drafts import draft_rows
 from sim.results.ranks import ONE, parts_of
 from sim.results.schema import LATENCIES, SHOWN_STATISTICS
@@ -48,6 +48,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         *_ranks(s),
         *fleets.rows(s),
+        *pulls.rows(s),
         *_kv_groups(s),
         (
             "preemptions",

@@ -23,16 +23,26 @@ from sim.errors import ConfigError
 from sim.results.fleets import engine_numbers, imbalance
 from sim.results.ranks import merged
 from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.simulation.pools import transfer_settings
 from sim.simulation.ranks import merged_counters
 from sim.simulation.schedulers import make_scheduler
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import (
+        Callable,
+        Hashable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     import simpy
+    from numpy.random import Generator
 
     from sim.config.fleet import EventTable, FleetTable
+    from sim.costs.base import CostModel
     from sim.engine.requests import RequestFactory
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
@@ -54,7 +64,12 @@ def make_schedulers(
     estimated = pool.capacity
     for _ in range(pool.num_engines):
         scheduler, pool.capacity = make_scheduler(
-            pool.engine, estimated, pool.model, specs=specs, on_clock=on_clock
+            pool.engine,
+            estimated,
+            pool.model,
+            specs=specs,
+            on_clock=on_clock,
+            kv_transfer=transfer_settings(pool),
         )
         schedulers.append(scheduler)
     return schedulers
@@ -106,6 +121,7 @@ class Fleet:
     ) -> None:
         self.env = env
         self.pools = pools
+        self._table = table
         self._recorders = recorders
         self._specs = specs
         self._stepwise = stepwise
@@ -114,32 +130,40 @@ class Fleet:
         self.events = [_event(each) for each in table.events]
         self._slowed: dict[int, Slowed] = {}
         self._heed: Callable[[Engine], None] = _run_on
-        context = self._context(seed)
-        self.router: Any = build(ROUTERS, table.router, "fleet.router", context)
-        if self.events and not hasattr(self.router, "set_ready"):
+        self.router: Any = self._make_router(table, seed)
+
+    def _make_router(self, table: FleetTable, seed: int) -> Any:
+        places = range(len(self.schedulers))
+        return self._router(table.router, "router", places, seed)
+
+    def _router(
+        self, table: Mapping[str, Any], key: str, places: Sequence[int], seed: int
+    ) -> Any:
+        """Make the router of the engines at these places."""
+        context = self._context(places, Streams(seed).generator(key.replace("_", " ")))
+        router = build(ROUTERS, table, f"fleet.{key}", context)
+        if self.events and not hasattr(router, "set_ready"):
             raise ConfigError(
                 f"fleet.events: a router of engines that come and go needs a method "
-                f"set_ready(places), which {table.router['kind']} has not; choose "
+                f"set_ready(places), which {table['kind']} has not; choose "
                 f"another one"
             )
+        return router
 
-    def _context(self, seed: int) -> dict[str, Any]:
+    def _context(self, places: Sequence[int], stream: Generator) -> dict[str, Any]:
         specs = self._specs
+        owners = [self._owners[place] for place in places]
 
         def session_of(request: Request) -> Hashable | None:
             return specs[request.parent_id].session_id
 
         return {
             "env": self.env,
-            "loads": self.loads,
-            "num_engines": len(self.schedulers),
-            "stream": Streams(seed).generator("router"),
-            "num_gpu_blocks": [
-                pool.capacity.num_gpu_blocks
-                for pool in self.pools
-                for _ in pool.schedulers
-            ],
-            "block_size": max(pool.capacity.block_size for pool in self.pools),
+            "loads": partial(self.loads, places),
+            "num_engines": len(places),
+            "stream": stream,
+            "num_gpu_blocks": [pool.capacity.num_gpu_blocks for pool in owners],
+            "block_size": max(pool.capacity.block_size for pool in owners),
             "session_of": session_of,
         }
 
@@ -148,11 +172,14 @@ class Fleet:
         """Whether choices depend on nothing that engines do."""
         return type(self.router) in BLIND
 
-    def loads(self) -> list[Load]:
-        """Read what every engine would tell of itself now."""
+    def loads(self, places: Sequence[int] | None = None) -> list[Load]:
+        """Read what engines, all by default, would tell of themselves now."""
+        schedulers = self.schedulers
+        if places is not None:
+            schedulers = [schedulers[place] for place in places]
         return [
             Load(each.num_waiting, each.num_running, each.cache_usage().kv_cache_usage)
-            for each in self.schedulers
+            for each in schedulers
         ]
 
     def dealt(self, factory: RequestFactory) -> Engines:
@@ -232,17 +259,38 @@ class Fleet:
         cost_model = pool.cost_model
         if any(e.place == place and e.kind is EventKind.SLOW for e in self.events):
             cost_model = self._slowed.setdefault(place, Slowed(cost_model))
-        return Engine(
+        kind, more = self._kind_of_engine(place, scheduler, cost_model)
+        engine: Engine = kind(
             self.env,
             scheduler,
             cost_model,
             self._recorders.of_rank[place],
+            **more,
             arrivals=share,
             sample=sampler_for(scheduler),
             admission_check=pool.engine.admission_check,
             horizon=horizon,
             stepwise=self._stepwise,
         )
+        return engine
+
+    def _kind_of_engine(
+        self, place: int, scheduler: Scheduler, cost_model: CostModel
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the class of an engine, and what it takes besides."""
+        del place, scheduler, cost_model
+        return Engine, {}
+
+    def joined(self, recording: Recording) -> Recording:
+        """Return a recording with what only such a fleet has."""
+        return recording
+
+    def numbers(
+        self, recording: Recording, engines: Engines, duration_s: float
+    ) -> dict[str, Any]:
+        """Return what its pools and engines did."""
+        told = numbers(recording, self.pools, engines, duration_s)
+        return {"router": str(self._table.router["kind"])} | told
 
     def _renewed(self, place: int, engine: Engine) -> Engine:
         """Return a new engine, with an empty cache, for one that has ended."""
@@ -350,7 +398,7 @@ def numbers(
         whole = merged(parts, parts[0].step_table, "engine")
         facts = {
             "pool": pool.name,
-            "role": "serve",
+            "role": pool.role,
             "replicas": pool.num_engines,
             "gpu": pool.engine.gpu,
             "num_gpu_blocks": pool.capacity.num_gpu_blocks,

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sim.config.idle_keys import idle_key_warnings
+from sim.config.pairs import ConnectorTable
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
 from sim.results import summary
 from sim.scheduler.generations import GENERATIONS
+from sim.scheduler.v1.connectors.settings import KVRole, KVTransferSettings
 from sim.simulation.assemble import link_warnings, make_capacity, moved_keys
 from sim.simulation.layout import frees_lone_window
 
@@ -47,6 +49,8 @@ class Pool:
         Says how long steps take; set before schedulers are.
     schedulers
         One for each engine.
+    role
+        What they do for a fleet.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Pool:
     capacity: CapacityEstimate
     cost_model: CostModel = field(init=False)
     schedulers: list[Scheduler] = field(default_factory=list)
+    role: str = "serve"
 
     @property
     def engine(self) -> EngineConfig:
@@ -104,12 +109,29 @@ def pools_of(config: RunConfig) -> list[Pool]:
             pool.name,
             config.model_copy(update={"engine": config.engine_of(pool)}),
             pool.replicas,
+            pool.role,
         )
         for pool in config.fleet.pools
     ]
 
 
-def _pool(name: str, config: RunConfig, num_engines: int) -> Pool:
+def transfer_settings(pool: Pool) -> KVTransferSettings | None:
+    """Return what schedulers of a pool are told of the engines beside them."""
+    role = _KV_ROLES.get(pool.role)
+    if role is None:
+        return None
+    fleet = pool.config.fleet
+    assert fleet is not None
+    table = fleet.connector or ConnectorTable()
+    return KVTransferSettings(
+        role, table.kv_lease_duration, table.kv_load_failure_policy
+    )
+
+
+_KV_ROLES = {"prefill": KVRole.PRODUCER, "decode": KVRole.CONSUMER}
+
+
+def _pool(name: str, config: RunConfig, num_engines: int, role: str = "serve") -> Pool:
     model, gpu = load_model(config.engine.model), load_gpu(config.engine.gpu)
     capacity = make_capacity(config.engine, model, gpu)
-    return Pool(name, config, num_engines, model, gpu, capacity)
+    return Pool(name, config, num_engines, model, gpu, capacity, role=role)

@@ -9,6 +9,7 @@ from sim.results.group_usage import GroupUsage
 from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder
 from sim.results.transfers import OffloadRecorder
+from sim.scheduler.v1.connectors.pulling import ProducerConnector
 from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
 from sim.simulation.offloading import transfer_log
 
@@ -47,7 +48,7 @@ def make_recorder(
         _group_usage(capacity, schedulers[0]) if keeps_steps else None
         for _ in schedulers
     ]
-    if isinstance(schedulers[0], ConnectorScheduler):
+    if config.fleet is None and isinstance(schedulers[0], ConnectorScheduler):
         log = transfer_log(config.engine, capacity, schedulers[0])
         return OffloadRecorder(
             log, keeps_steps=keeps_steps, groups=groups[0], front_end_s=front_end_s
@@ -72,7 +73,13 @@ def make_recorder(
         groups=groups,
         front_end_s=front_end_s,
         part="rank" if config.fleet is None else "engine",
+        prompts_only=[_is_producer(each) for each in schedulers],
     )
+
+
+def _is_producer(scheduler: Scheduler) -> bool:
+    connector = getattr(scheduler, "connector", None)
+    return isinstance(connector, ProducerConnector)
 
 
 def _group_usage(capacity: CapacityEstimate, scheduler: Scheduler) -> GroupUsage | None:

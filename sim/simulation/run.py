@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,11 @@ from sim.results.transfers import OffloadRecorder
 from sim.scheduler.base import schedules_groups
 from sim.simulation import intervals, optional, ranks
 from sim.simulation.assemble import make_cost_model
-from sim.simulation.fleet import Fleet, make_schedulers, numbers, why_own
+from sim.simulation.fleet import Fleet, make_schedulers, why_own
 from sim.simulation.offloading import make_worker, session_hints, wants_hints
+from sim.simulation.pair_fleet import PairFleet
 from sim.simulation.pools import pools_of
+from sim.simulation.progress import Progress
 from sim.simulation.recorders import make_recorder
 from sim.simulation.speculative import make_sampler
 from sim.simulation.workload import make_workload
@@ -55,18 +56,6 @@ if TYPE_CHECKING:
 
 ASKED_FOR = "asked for"
 """Reason of a stepwise run that the user wanted so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run has come."""
-
-    now_s: float
-    num_requests: int
-    num_arrived: int
-    num_done: int
-    bound: Bound | None = None
-    """At which every step is, in the runs of `with_intervals`."""
 
 
 class Simulation:
@@ -110,6 +99,7 @@ class Simulation:
         self.stop_requested = False
         self._companion: Simulation | None = None
         self._patient: PatientClient | None = None
+        self._fleet: Fleet | None = None
         self.pools = pools_of(config)
         self.warnings = [
             *dict.fromkeys(line for pool in self.pools for line in pool.warnings())
@@ -238,10 +228,11 @@ class Simulation:
         return engines
 
     def _make_fleet(self, client: Client) -> Engines:
-        assert self.config.fleet is not None
+        table = self.config.fleet
+        assert table is not None
         assert isinstance(self.recorder, RankRecorders)
-        fleet = Fleet(
-            *(self.env, self.pools, self.recorder, self.config.fleet),
+        fleet = self._fleet = (PairFleet if table.has_roles else Fleet)(
+            *(self.env, self.pools, self.recorder, table),
             specs=self.specs,
             seed=self.config.seed,
             stepwise=bool(self.path_reason),
@@ -389,6 +380,7 @@ class Simulation:
             self.num_requests += self._patient.num_retried
         traffic = Traffic.of(self.specs)
         recording = traffic.joined(self.recorder.finish(self.env.now))
+        recording = self._fleet.joined(recording) if self._fleet else recording
         self._check_rejections(recording)
         return Results(
             config=self.config,
@@ -453,12 +445,10 @@ class Simulation:
         )
 
     def _fleet_numbers(self, recording: Recording) -> dict[str, Any]:
-        if self.config.fleet is None:
+        if self._fleet is None:
             return {}
         assert isinstance(self.engine, Engines)
-        return {"router": str(self.config.fleet.router["kind"])} | numbers(
-            recording, self.pools, self.engine, self.env.now
-        )
+        return self._fleet.numbers(recording, self.engine, self.env.now)
 
     def _counters(self, recording: Recording) -> dict[str, Any]:
         return optional.counters(

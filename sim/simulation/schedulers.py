@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.scheduler.base import Scheduler
     from sim.scheduler.generation import Generation
+    from sim.scheduler.v1.connectors.settings import KVTransferSettings
     from workloads.spec import RequestSpec
 
     Arguments = dict[str, Any]
@@ -52,15 +53,19 @@ def make_scheduler(
     specs: Sequence[RequestSpec] = (),
     *,
     on_clock: bool = False,
+    kv_transfer: KVTransferSettings | None = None,
 ) -> tuple[Scheduler, CapacityEstimate]:
     """Construct the scheduler, and with it the block pool.
 
-    With `on_clock`, one that leaves decodes on a clock if there are several.
+    With `on_clock`, one that leaves decodes on a clock if there are several; with
+    `kv_transfer`, one side of a pair.
     """
     make_evictor = evictor_factory(config, capacity, specs)
 
     def construct(capacity: CapacityEstimate) -> Scheduler:
         arguments = _arguments(config, model, capacity, make_evictor)
+        if kv_transfer is not None:
+            arguments["kv_transfer"] = kv_transfer
         layout = layout_of(config, model, capacity)
         interval = arguments.pop("prefix_cache_retention_interval", 0)
         if layout is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.engine.loop import Engine
     from sim.results.run import Results
-    from sim.simulation.run import Progress
+    from sim.simulation.progress import Progress
 
 
 def simulate(config: RunConfig) -> Results:

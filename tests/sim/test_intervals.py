@@ -25,7 +25,7 @@ from sim.simulation.intervals import (
     OFF,
     intervals,
 )
-from sim.simulation.run import Progress, Simulation
+from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate, with_intervals
 from tests.identity.compare import compare
 from tests.sim.test_config import minimal
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.costs.base import Bound, CostModel
     from sim.simulation.pools import Pool
+    from sim.simulation.progress import Progress
 
 CONSTANT = """
 from sim.costs.base import StepCost

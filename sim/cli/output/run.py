@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sim.cli.console import ShowProgress
-    from sim.simulation.run import Progress
+    from sim.simulation.progress import Progress
 
 _BOUNDS = {"lo": "lower", "hi": "upper"}
 

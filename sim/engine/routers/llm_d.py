@@ -101,6 +101,11 @@ class LlmD(RandomRouter):
     def _forget(self, place: int) -> None:
         self.index.forget(place)
 
+    def cached_tokens(self, request: Request) -> list[int]:
+        """Return by place how many leading tokens it was sent before."""
+        hashes = prompt_hashes(request, self.block_tokens, MOST_HASHED_TOKENS)
+        return [num * self.block_tokens for num in self.index.num_matched(hashes)]
+
     def scores(self, hashes: Sequence[int]) -> list[float]:
         """Return by place the sum for a prompt with these block hashes."""
         matched = self.index.num_matched(hashes)

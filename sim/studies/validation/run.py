@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sim.config.tables import RunConfig
     from sim.results.run import Results
-    from sim.simulation.run import Progress
+    from sim.simulation.progress import Progress
     from sim.studies.validation.fit import Fit, Term
     from sim.studies.validation.observed import (
         Floats,

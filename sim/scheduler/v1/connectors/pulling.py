@@ -11,6 +11,7 @@ Source: vLLM 0.33, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl``:
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from cache.errors import require
@@ -51,7 +52,7 @@ class ProducerConnector:
 
     @property
     def is_quiet(self) -> bool:
-        return False
+        return not self._sends
 
     def summary(self) -> dict[str, int]:
         return {}
@@ -140,7 +141,17 @@ class ConsumerConnector:
 
     @property
     def is_quiet(self) -> bool:
-        return False
+        return not (self.awaited or self._pulls)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next call may begin a pull."""
+        return bool(self._unread or self._pulls)
+
+    @property
+    def next_heartbeat_s(self) -> float:
+        """When a call says again what is awaited, in seconds."""
+        return self._last_heartbeat_s + self._heartbeat_s if self.awaited else inf
 
     def summary(self) -> dict[str, int]:
         return {}

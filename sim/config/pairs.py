@@ -1,0 +1,129 @@
+"""Tables of fleets that prefill and decode apart: links, connector and proxy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import Field, model_validator
+
+from sim.config.types import ConfigTable, Kind, Positive
+
+ORDERS: Final = ("prefill_first", "decode_first")
+_POLICIES: Final = ("fail", "recompute")
+_CONNECTORS: Final = ("nixl",)
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class LinksTable(ConfigTable):
+    """How engines are connected, and what a transfer costs besides."""
+
+    interconnect: str | dict[str, Any] | None = None
+    bytes_per_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    latency_s: Seconds = 0.0
+    descriptor_s: Seconds = 0.0
+    handshake_s: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _one(self) -> LinksTable:
+        if (self.interconnect is None) is (self.bytes_per_s is None):
+            given = "neither" if self.interconnect is None else "both"
+            raise ValueError(
+                f"links need either an interconnect, such as infiniband_ndr, or "
+                f"bytes_per_s of a GPU, got {given}; give one"
+            )
+        return self
+
+
+class ConnectorTable(ConfigTable):
+    """How a decoder gets the blocks of a prompt."""
+
+    kind: str = "nixl"
+    kv_lease_duration: Positive = 30
+    kv_load_failure_policy: str = "fail"
+
+    @model_validator(mode="after")
+    def _built(self) -> ConnectorTable:
+        if self.kind == "sglang":
+            raise ValueError(
+                "kind: SGLang's flow, whose decoder allocates before the prompt is "
+                "computed, is not built; set it to nixl"
+            )
+        if self.kind not in _CONNECTORS:
+            raise ValueError(
+                f"kind: must be {', '.join(_CONNECTORS)}, got {self.kind!r}"
+            )
+        if self.kv_load_failure_policy not in _POLICIES:
+            raise ValueError(
+                f"kv_load_failure_policy: must be one of {', '.join(_POLICIES)}, got "
+                f"{self.kv_load_failure_policy!r}"
+            )
+        return self
+
+
+class ProxyTable(ConfigTable):
+    """In which order engines are chosen, and which prompts a prefiller computes."""
+
+    order: str = ORDERS[0]
+    decider: Kind = Field(default_factory=lambda: {"kind": "always"})
+
+    @model_validator(mode="after")
+    def _known(self) -> ProxyTable:
+        if self.order not in ORDERS:
+            raise ValueError(
+                f"order: must be one of {', '.join(ORDERS)}, got {self.order!r}"
+            )
+        if "kind" not in self.decider:
+            raise ValueError("decider: needs a kind, such as {kind: always}")
+        return self
+
+
+PAIR_KEYS: Final = {
+    "links": "they connect prefill and decode pools",
+    "connector": "it connects prefill and decode pools",
+    "proxy": "it stands before prefill and decode pools",
+    "decode_router": "it stands before a decode pool",
+}
+"""Keys of a fleet that mean nothing without roles, and why."""
+
+
+def check_roles(roles: list[str], given: dict[str, Any]) -> None:
+    """Refuse pools that make no fleet together, and keys that they lack or do not read.
+
+    Parameters
+    ----------
+    roles
+        Of the pools.
+    given
+        Values of `PAIR_KEYS`; None for what is left out.
+
+    Raises
+    ------
+    ValueError
+        With the rule, the value and the remedy.
+    """
+    found = set(roles)
+    if found == {"serve"}:
+        for key, why in PAIR_KEYS.items():
+            if given[key] is not None:
+                raise ValueError(
+                    f"{key}: {why}, and all pools serve; remove it, or give pools the "
+                    f"roles prefill and decode"
+                )
+        return
+    if "serve" in found:
+        raise ValueError(
+            f"pools: those that serve are not built beside those with the roles "
+            f"prefill and decode, got {', '.join(roles)}; make two fleets of it"
+        )
+    for one, other in (("prefill", "decode"), ("decode", "prefill")):
+        if one not in found:
+            raise ValueError(
+                f"pools: a pool with the role {other} needs one with the role {one}, "
+                f"got {', '.join(roles)}; add it"
+            )
+    if given["links"] is None:
+        raise ValueError(
+            "links: prefill and decode pools need them, got none; give such as "
+            "{interconnect: infiniband_ndr}"
+        )

@@ -1,0 +1,440 @@
+"""Engines that compute prompts for others, or read them from others, on the clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
+
+from sim.costs.pricing import batch_total_of
+from sim.engine.loop import Engine
+from sim.scheduler.v1.connectors.base import StepPulls, TransferReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import simpy
+
+    from sim.costs.base import CostModel, StepCost
+    from sim.engine.network import Flow, Network
+    from sim.results.pulls import PullLog
+    from sim.results.recorder import Recorder
+    from sim.scheduler.base import SchedulerOutput
+    from sim.scheduler.batch import BatchShape
+    from sim.scheduler.request import Request
+    from sim.scheduler.v1.connectors.base import Pull
+    from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class PullRules:
+    """What a pull takes beside its share of the links.
+
+    Parameters
+    ----------
+    block_bytes
+        Of a block, over all GPUs of an engine.
+    num_descriptors
+        Pieces of a block on each GPU, which are asked for one by one.
+    latency_s, descriptor_s
+        Before the first byte: of a pull, and of each of its descriptors.
+    handshake_s
+        Of the first pull between two engines.
+    """
+
+    block_bytes: float
+    num_descriptors: int
+    latency_s: float = 0.0
+    descriptor_s: float = 0.0
+    handshake_s: float = 0.0
+
+    def fixed_s(self, num_blocks: int, *, is_first: bool) -> float:
+        """Return the seconds before the first byte."""
+        descriptors_s = self.descriptor_s * self.num_descriptors * num_blocks
+        return self.latency_s + descriptors_s + self.handshake_s * is_first
+
+
+class PairSteps:
+    """Steps of an engine of a pair; what has ended is reported a step later.
+
+    ::
+
+        step begins    what is reported with the output of the one before; the batch
+                       is formed, and the pulls that it asks for begin
+        just then      the workers look what has ended since the step before began
+        next begins    ... and it is reported
+
+    Parameters
+    ----------
+    scheduler
+        Says what is read and held, and is told what has ended.
+    cost_model
+        Prices the batch; transfers do not slow it.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/worker/kv_connector_model_runner_mixin.py``.
+    """
+
+    def __init__(self, scheduler: ConnectorScheduler, cost_model: CostModel) -> None:
+        self.scheduler = scheduler
+        self.step: Callable[[BatchShape], StepCost] = cost_model.step
+        self.batch_total = batch_total_of(cost_model)
+        self.wake: Callable[[], object] = _sleep
+        self.is_dead = False
+        self.on_free: Callable[[], object] = _sleep
+        self._polled = TransferReport()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the step in progress ends with a report."""
+        return bool(self._polled.moved)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next call may put something onto the clock."""
+        return False
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps blocks for another engine; `on_free` tells the end."""
+        return False
+
+    def form(self, now_s: float) -> tuple[int, ...]:
+        """Report what has ended, form the batch, and begin what it asks for."""
+        self.report()
+        shape = self.scheduler.form(now_s)
+        self._begin(now_s)
+        self._polled = self._poll(now_s)
+        return shape
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        return self.scheduler.output(cast("Any", self.form(now_s)))
+
+    def quiet_steps(self, most: int) -> int:
+        """Return how many steps nothing is asked or reported in."""
+        if self.has_news or self._has_ended():
+            return 0
+        return self.scheduler.quiet_steps(most)
+
+    def report(self) -> None:
+        """Tell the scheduler what the workers have seen."""
+        if self._polled.moved:
+            polled, self._polled = self._polled, TransferReport()
+            self.scheduler.receive(polled)
+
+    def rest(self, now_s: float) -> None:
+        """Do what an engine without requests does: it looks again and again."""
+        self.report()
+        if self.scheduler.has_ended_requests:
+            self.scheduler.form_nothing()
+            self._begin(now_s)
+        self._polled = self._poll(now_s)
+        self.report()
+
+    def wake_s(self) -> float:
+        """Return when it has something to do by itself."""
+        return inf
+
+    def _begin(self, now_s: float) -> None:
+        """Begin what the latest call asks for."""
+        raise NotImplementedError
+
+    def _poll(self, now_s: float) -> TransferReport:
+        """Return what the workers see."""
+        raise NotImplementedError
+
+    def _has_ended(self) -> bool:
+        raise NotImplementedError
+
+
+class ProducerSteps(PairSteps):
+    """Steps of an engine that computes prompts, and holds them until they are read.
+
+    Parameters
+    ----------
+    scheduler, cost_model
+        See `PairSteps`.
+    place
+        Of the engine.
+    lease_s
+        How long blocks are held that no consumer asks for.
+    log
+        Told of leases that ended.
+
+    Attributes
+    ----------
+    leases
+        When the blocks of a prompt are given up, in seconds, in order of finishing.
+    """
+
+    def __init__(
+        self,
+        scheduler: ConnectorScheduler,
+        cost_model: CostModel,
+        place: int,
+        lease_s: float,
+        log: PullLog,
+    ) -> None:
+        super().__init__(scheduler, cost_model)
+        self.place = place
+        self.leases: dict[Request, float] = {}
+        self._lease_s = lease_s
+        self._log = log
+        self._read: set[Request] = set()
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.scheduler.connector.held)
+
+    def told(self, prompt: Request) -> None:
+        """Hear that a prompt has been read, or is not wanted."""
+        if not self.is_dead and prompt in self.scheduler.connector.held:
+            self._read.add(prompt)
+            self.wake()
+
+    def extend(self, prompt: Request, now_s: float) -> None:
+        """Hear that a prompt is wanted still."""
+        if prompt in self.leases:
+            until_s = now_s + 2 / 3 * self._lease_s
+            self.leases[prompt] = max(self.leases[prompt], until_s)
+
+    def wake_s(self) -> float:
+        return min(self.leases.values(), default=inf)
+
+    def report(self) -> None:
+        has_news = self.has_news
+        super().report()
+        if has_news and not self.holds:
+            self.on_free()
+
+    def _has_ended(self) -> bool:
+        return bool(self._read)
+
+    def _begin(self, now_s: float) -> None:
+        asked = self.scheduler.transfers
+        assert isinstance(asked, StepPulls)
+        self.leases.update(asked.sends)
+
+    def _poll(self, now_s: float) -> TransferReport:
+        leases, read = self.leases, self._read
+        if not leases or not (read or now_s >= min(leases.values())):
+            return TransferReport()
+        moved = [
+            each for each, end_s in leases.items() if each in read or now_s >= end_s
+        ]
+        expired = [each for each in moved if each not in read]
+        for each in moved:
+            del leases[each]
+        read.difference_update(moved)
+        self._log.num_expired += len(expired)
+        return TransferReport(moved=moved, expired=expired)
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A pull in flight."""
+
+    request: Request
+    source: ProducerSteps
+    prompt: Request
+    num_blocks: int
+    begin_s: float
+    end_s: float = float("nan")
+    has_failed: bool = False
+    flow: Flow | None = field(default=None, repr=False)
+
+
+class ConsumerSteps(PairSteps):
+    """Steps of an engine that reads prompts from producers, and decodes.
+
+    A request says in ``kv_transfer_params`` where: ``remote_engine`` are the
+    `ProducerSteps`, ``remote_request`` the prompt there.
+
+    Parameters
+    ----------
+    scheduler, cost_model
+        See `PairSteps`.
+    place
+        Of the engine.
+    network
+        Over which it reads.
+    rules
+        What a pull takes besides.
+    log
+        Told of pulls.
+    """
+
+    def __init__(  # noqa: PLR0917 - the parts of a decoder
+        self,
+        scheduler: ConnectorScheduler,
+        cost_model: CostModel,
+        place: int,
+        network: Network,
+        rules: PullRules,
+        log: PullLog,
+    ) -> None:
+        super().__init__(scheduler, cost_model)
+        self.place = place
+        self._network = network
+        self._rules = rules
+        self._log = log
+        self._known: set[ProducerSteps] = set()
+        self._ended: list[_Read] = []
+        self._seen: list[_Read] = []
+        self.reads: dict[_Read, None] = {}
+
+    @property
+    def asks(self) -> bool:
+        connector = self.scheduler.connector
+        return connector.asks or any(
+            each.has_failed for each in (*self._ended, *self._seen)
+        )
+
+    def _has_ended(self) -> bool:
+        return bool(self._ended)
+
+    def wake_s(self) -> float:
+        if not self.scheduler.num_waiting:
+            return inf
+        found: float = self.scheduler.connector.next_heartbeat_s
+        return found
+
+    def _begin(self, now_s: float) -> None:
+        asked = self.scheduler.transfers
+        assert isinstance(asked, StepPulls)
+        for pull in asked.pulls:
+            source, prompt = _origin(pull.request)
+            if not pull.waits:
+                source.told(prompt)
+            else:
+                self._pull(pull, source, prompt, now_s)
+        for request in asked.heartbeat or ():
+            source, prompt = _origin(request)
+            source.extend(prompt, now_s)
+
+    def _pull(
+        self, pull: Pull, source: ProducerSteps, prompt: Request, now_s: float
+    ) -> None:
+        num_blocks = len(pull.block_ids)
+        read = _Read(pull.request, source, prompt, num_blocks, now_s)
+        self.reads[read] = None
+        if source.is_dead:
+            self._end(read, has_failed=True)
+            return
+        fixed_s = self._rules.fixed_s(num_blocks, is_first=source not in self._known)
+        self._known.add(source)
+        read.flow = self._network.begin(
+            source.place,
+            self.place,
+            self._rules.block_bytes * num_blocks,
+            fixed_s,
+            lambda: self._end(read),
+        )
+
+    def _end(self, read: _Read, *, has_failed: bool = False) -> None:
+        del self.reads[read]
+        read.end_s, read.has_failed = self._network.env.now, has_failed
+        self._ended.append(read)
+        if not has_failed:
+            read.source.told(read.prompt)
+        self.wake()
+
+    def fail_from(self, source: PairSteps) -> None:
+        """Let all pulls fail from a producer that has died."""
+        for read in [each for each in self.reads if each.source is source]:
+            assert read.flow is not None
+            self._network.cancel(read.flow)
+            self._end(read, has_failed=True)
+
+    def die(self) -> None:
+        """Give up all pulls: the engine is gone, and leases will end."""
+        self.is_dead = True
+        for read in self.reads:
+            assert read.flow is not None
+            self._network.cancel(read.flow)
+        self.reads.clear()
+
+    def report(self) -> None:
+        now_s = self._network.env.now
+        for read in self._seen:
+            self._log.note(read, self.place, now_s)
+        self._seen = []
+        super().report()
+
+    def _poll(self, now_s: float) -> TransferReport:
+        if not self._ended:
+            return self._polled
+        seen, self._ended = self._ended, []
+        self._seen = seen
+        return TransferReport(
+            moved=[each.request for each in seen],
+            failed=[each.request for each in seen if each.has_failed],
+        )
+
+
+def _origin(request: Request) -> tuple[ProducerSteps, Request]:
+    parameters: Any = request.kv_transfer_params
+    return parameters["remote_engine"], parameters["remote_request"]
+
+
+def _sleep() -> None:
+    """Do nothing."""
+
+
+class PairEngine(Engine):
+    """`Engine` of a pair.
+
+    Parameters
+    ----------
+    side
+        What it does for the other.
+    arguments
+        As of `Engine`.
+    """
+
+    beside: PairSteps
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: ConnectorScheduler,
+        cost_model: CostModel,
+        recorder: Recorder,
+        *,
+        side: PairSteps,
+        **arguments: Any,
+    ) -> None:
+        self.beside = side
+        side.wake = self._wake_up
+        super().__init__(env, scheduler, cost_model, recorder, **arguments)
+
+    @property
+    def _forms(self) -> bool:
+        # A step in full looks at the clock again: a pull may end before it does.
+        return self._may_form and not self.beside.asks
+
+    @_forms.setter
+    def _forms(self, value: bool) -> None:
+        self._may_form = value
+
+    def _awaits_copies(self) -> bool:
+        return self.scheduler.num_waiting > 0
+
+    def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
+        if not self.scheduler.num_waiting:
+            self.beside.rest(self.env.now)
+            if self._arrivals_closed:  # by what rest has told: it was drained
+                return
+        wake_s = max(self.beside.wake_s(), self.env.now)
+        yield from super()._wait(min(next_s, wake_s))
+        if self.env.now >= wake_s:
+            self._wake_up()
+
+    def _note_empty_step(self, step: int, output: SchedulerOutput) -> None:
+        if not self.beside.has_news:
+            super()._note_empty_step(step, output)
+
+    def _act(self) -> None:
+        self.beside.report()
+        super()._act()

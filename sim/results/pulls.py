@@ -1,0 +1,231 @@
+"""What decoders have read of prefillers, and what each part of a TTFT was spent on."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from sim.results import schema
+from sim.results.columns import Texts
+from sim.results.metrics import distribution_ms
+from sim.results.table import ResultTable, arrow_table, to_arrow
+from sim.results.transfers import busy_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from sim.results.recorder import Recording
+    from sim.scheduler.request import Request
+
+PARTS: Final = ("queue", "prefill", "transfer", "decode")
+"""Of a TTFT, in the order in which a request goes through them."""
+
+
+class Prompt(Protocol):
+    """A prompt at a producer."""
+
+    first_scheduled_s: float
+    finish_s: float
+
+
+class Read(Protocol):
+    """A pull that has ended."""
+
+    request: Request
+    num_blocks: int
+    begin_s: float
+    end_s: float
+    has_failed: bool
+
+    @property
+    def source(self) -> Any:
+        """The producer's side, which has a place."""
+        ...
+
+    @property
+    def prompt(self) -> Prompt:
+        """What was read."""
+        ...
+
+
+class PullLog:
+    """Pulls as decoders report them.
+
+    Parameters
+    ----------
+    block_size
+        Tokens of a block.
+    block_bytes
+        By place of the decoder, what a block moves, all GPUs together.
+
+    Attributes
+    ----------
+    num_expired
+        Leases that ended before the blocks were read.
+    """
+
+    def __init__(self, block_size: int, block_bytes: Sequence[float]) -> None:
+        self.num_expired = 0
+        self._block_size = block_size
+        self._block_bytes = block_bytes
+        self._facts = array("q")  # request, source, target, blocks, failed, bytes
+        self._times_s = array("d")  # prompt began and ended; pull began, ended, told
+
+    def note(self, read: Read, place: int, reported_s: float) -> None:
+        """Take note of a pull that has ended and is reported now."""
+        prompt = read.prompt
+        self._facts.extend(
+            (
+                read.request.request_id,
+                read.source.place,
+                place,
+                read.num_blocks,
+                read.has_failed,
+                round(read.num_blocks * self._block_bytes[place]),
+            )
+        )
+        self._times_s.extend(
+            (
+                prompt.first_scheduled_s,
+                prompt.finish_s,
+                read.begin_s,
+                read.end_s,
+                reported_s,
+            )
+        )
+
+    def joined(self, recording: Recording) -> Recording:
+        """Return a recording whose requests have the columns of `schema.PAIRS`."""
+        facts = np.frombuffer(self._facts, np.int64).reshape(-1, 6)
+        times_s = np.frombuffer(self._times_s, np.float64).reshape(-1, 5)
+        table = recording.request_table
+        columns = _split(table, facts, times_s)
+        columns["num_transferred_tokens"] *= self._block_size
+        arrow = table.arrow
+        for name in schema.PAIRS:
+            arrow = arrow.append_column(name, to_arrow(columns[name]))
+        kinds = dict(table.kinds) | schema.PAIRS
+        return replace(
+            recording,
+            request_table=ResultTable(arrow, kinds),
+            transfer_table=self._table(facts, times_s),
+        )
+
+    def _table(
+        self, facts: npt.NDArray[np.int64], times_s: npt.NDArray[np.float64]
+    ) -> ResultTable:
+        order = np.argsort(times_s[:, 2], kind="stable")
+        facts, times_s = facts[order], times_s[order]
+        kinds = Texts()
+        names = ["failed_pull" if failed else "pull" for failed in facts[:, 4]]
+        columns: dict[str, Any] = {
+            "job_id": np.arange(len(facts)),
+            "kind": kinds.array(kinds.encode(names)),
+            "request_id": facts[:, 0],
+            "num_blocks": facts[:, 3],
+            "num_tokens": facts[:, 3] * self._block_size,
+            "num_bytes": facts[:, 5],
+            "begin_s": times_s[:, 2],
+            "end_s": times_s[:, 3],
+            "reported_s": times_s[:, 4],
+            "prefill_engine": facts[:, 1],
+            "engine": facts[:, 2],
+        }
+        schema_of = schema.TRANSFERS | schema.PULLS
+        return ResultTable(arrow_table(columns, schema_of), schema_of)
+
+
+def _split(
+    table: ResultTable,
+    facts: npt.NDArray[np.int64],
+    times_s: npt.NDArray[np.float64],
+) -> dict[str, Any]:
+    """Return the columns of `schema.PAIRS`: the latest pull of a request counts."""
+    ids = table["request_id"]
+    latest = np.full(int(max(ids.max(initial=-1), facts[:, 0].max(initial=-1))) + 1, -1)
+    latest[facts[:, 0]] = np.arange(len(facts))
+    row = latest[ids]
+    is_read = row >= 0
+    arrival_s, first_s = table["arrival_s"], table["first_scheduled_s"]
+    token_s = table["first_token_s"]
+    queue_s, prefill_s = first_s - arrival_s, token_s - first_s
+    transfer_s, decode_s = np.zeros(len(ids)), np.zeros(len(ids))
+    began_s, ended_s, pull_s, pulled_s, _ = times_s[row[is_read]].T
+    queue_s[is_read] = (began_s - arrival_s[is_read]) + (pull_s - ended_s)
+    prefill_s[is_read] = ended_s - began_s
+    transfer_s[is_read] = pulled_s - pull_s
+    decode_s[is_read] = token_s[is_read] - pulled_s
+    is_served = ~np.isnan(token_s)
+    columns: dict[str, Any] = {
+        "prefill_engine": np.full(len(ids), -1),
+        "num_transferred_tokens": np.zeros(len(ids), np.int64),
+    }
+    columns["prefill_engine"][is_read] = facts[row[is_read], 1]
+    columns["num_transferred_tokens"][is_read] = facts[row[is_read], 3]
+    for name, values in zip(
+        PARTS, (queue_s, prefill_s, transfer_s, decode_s), strict=True
+    ):
+        columns[f"ttft_{name}_s"] = np.where(is_served, values, np.nan)
+    return columns
+
+
+def pull_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:
+    """Return what TTFTs were spent on, and what was transferred.
+
+    Returns
+    -------
+    dict
+        ``ttft_split``: statistics of each of `PARTS` in milliseconds; ``transfers``:
+        numbers of pulls, seconds of each, and how many were under way.
+    """
+    requests, pulls = recording.request_table, recording.transfer_table
+    assert pulls is not None
+    split = {part: distribution_ms(part, requests[f"ttft_{part}_s"]) for part in PARTS}
+    begin_s, end_s = pulls["begin_s"], pulls["end_s"]
+    spans_s = end_s - begin_s
+    duration_s = max(duration_s, 1e-300)
+    return {
+        "ttft_split": split,
+        "transfers": {
+            "num_transfers": pulls.num_rows,
+            "num_failed": int(np.count_nonzero(pulls["kind"] == "failed_pull")),
+            "num_bytes": int(pulls["num_bytes"].sum()),
+            "num_tokens": int(pulls["num_tokens"].sum()),
+            **distribution_ms("transfer", spans_s),
+            "num_in_flight_mean": float(spans_s.sum() / duration_s),
+            "num_in_flight_max": int(in_flight(begin_s, end_s)[1].max(initial=0)),
+            "busy_share": busy_s(begin_s, end_s) / duration_s,
+        },
+    }
+
+
+def in_flight(
+    begin_s: npt.NDArray[np.float64], end_s: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return when the number of transfers under way changes, and to what."""
+    times_s = np.concatenate([end_s, begin_s])  # at equal times they end first
+    changes = np.repeat([-1, 1], [len(end_s), len(begin_s)])
+    order = np.argsort(times_s, kind="stable")
+    return times_s[order], np.cumsum(changes[order])
+
+
+def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what TTFTs were spent on, where prefill and decode are apart."""
+    if (split := summary.get("ttft_split")) is None:
+        return
+    means = (f"{part} {split[part][f'mean_{part}_ms'] or 0.0:,.0f}" for part in PARTS)
+    yield "mean TTFT of", f"{', '.join(means)} ms"
+    moved = summary["transfers"]
+    if moved["num_transfers"]:
+        yield (
+            "transfers",
+            f"{moved['num_transfers']:,}, {moved['num_bytes'] / 1e9:,.1f} GB, mean "
+            f"{moved['mean_transfer_ms']:,.1f} ms; {moved['num_in_flight_mean']:.2f} "
+            f"under way, {moved['num_in_flight_max']:,} at most; "
+            f"{moved['num_failed']:,} failed, {moved['num_expired']:,} leases ended",
+        )

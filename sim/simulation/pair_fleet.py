@@ -1,0 +1,237 @@
+"""Fleets that prefill and decode apart, made from their configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.config.pairs import ConnectorTable, LinksTable, ProxyTable
+from sim.config.plug import build
+from sim.costs.transfers import pages_of
+from sim.engine.deciders import DECIDERS
+from sim.engine.network import Network
+from sim.engine.pairs import PairRouter, Pairs
+from sim.engine.pulls import ConsumerSteps, PairEngine, ProducerSteps, PullRules
+from sim.engine.scrapes import Scrapes
+from sim.errors import ConfigError
+from sim.hardware.interconnects import load_interconnect
+from sim.results.fleets import imbalance
+from sim.results.prompts import PromptRecorder
+from sim.results.pulls import PullLog, pull_numbers
+from sim.simulation.fleet import Fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import simpy
+
+    from sim.config.fleet import FleetTable
+    from sim.costs.base import CostModel
+    from sim.engine.deciders import Decider
+    from sim.engine.engines import Engines
+    from sim.engine.requests import RequestFactory
+    from sim.results.ranks import RankRecorders
+    from sim.results.recorder import Recording
+    from sim.simulation.pools import Pool
+    from workloads.spec import RequestSpec
+
+
+_DECODE_ROUTER = {"kind": "round_robin"}
+
+
+class PairFleet(Fleet):
+    """A fleet of prefillers and decoders, made for one run.
+
+    Parameters
+    ----------
+    env, pools, recorders, table, specs, seed, stepwise
+        See `Fleet`.
+
+    Raises
+    ------
+    ConfigError
+        If a router or the decider cannot be made, or pools keep blocks that the others
+        cannot read.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        pools: Sequence[Pool],
+        recorders: RankRecorders,
+        table: FleetTable,
+        *,
+        specs: Sequence[RequestSpec],
+        seed: int,
+        stepwise: bool,
+    ) -> None:
+        assert table.links is not None
+        self._connector = table.connector or ConnectorTable()
+        self._proxy = table.proxy or ProxyTable()
+        super().__init__(
+            *(env, pools, recorders, table), specs=specs, seed=seed, stepwise=stepwise
+        )
+        self._links = table.links
+        self._decider: Decider = self._make_decider()
+        _check_blocks(pools)
+        rate = _bytes_per_s(table.links)
+        self._network = Network(
+            env, [rate * pool.engine.tensor_parallel_size for pool in self._owners]
+        )
+        self._block_bytes = [_block_bytes(pool) for pool in self._owners]
+        self._log = PullLog(pools[0].capacity.block_size, self._block_bytes)
+        self._pairs: Pairs | None = None
+
+    def _make_router(self, table: FleetTable, seed: int) -> PairRouter:
+        places: dict[str, list[int]] = {"prefill": [], "decode": []}
+        for place, pool in enumerate(self._owners):
+            places[pool.role].append(place)
+        behind = table.decode_router or _DECODE_ROUTER
+        prefill = self._router(table.router, "router", places["prefill"], seed)
+        decode = self._router(behind, "decode_router", places["decode"], seed)
+        return PairRouter(prefill, decode, places["prefill"], places["decode"])
+
+    def _make_decider(self) -> Decider:
+        table, router = self._proxy.decider, self.router
+        decider: Decider = build(DECIDERS, table, "fleet.proxy.decider")
+        for needs, asked, key, method in (
+            (decider.needs_prefixes, router.decode, "decode_router", "cached_tokens"),
+            (decider.needs_load, router.prefill, "router", "active_tokens"),
+        ):
+            if needs and not hasattr(asked, method):
+                raise ConfigError(
+                    f"fleet.proxy.decider: {table['kind']} asks fleet.{key} for "
+                    f"{method}(request), which that has not; set fleet.{key}.kind to "
+                    f"{'llm_d or dynamo_kv' if key == 'decode_router' else 'dynamo_kv'}"
+                )
+        if decider.needs_decoder and self._proxy.order != "decode_first":
+            raise ConfigError(
+                f"fleet.proxy.decider: {table['kind']} looks at the decoder that was "
+                f"chosen, got order {self._proxy.order}; set fleet.proxy.order to "
+                f"decode_first"
+            )
+        return decider
+
+    @property
+    def is_blind(self) -> bool:
+        return False  # requests go to two engines
+
+    def dealt(self, factory: RequestFactory) -> Engines:
+        raise NotImplementedError
+
+    def routed(self, *, is_announced: bool) -> Engines:
+        del is_announced
+        engines = [
+            self._engine(place, None, None) for place in range(len(self.schedulers))
+        ]
+        pairs = self._pairs = Pairs(
+            *(self.env, engines, self.router, self.events),
+            renew=self._renewed,
+            slow=self._slow,
+            decider=self._decider,
+            chooses_decoder_first=self._proxy.order == "decode_first",
+        )
+        router = self.router
+        for each, places in (
+            (router.prefill, router.prefill_places),
+            (router.decode, router.decode_places),
+        ):
+            if getattr(each, "interval_s", None):
+                pairs.all_scrapes.append(self._scrapes(each, places, pairs))
+        return pairs
+
+    def _scrapes(self, router: Any, places: Sequence[int], pairs: Pairs) -> Scrapes:
+        return Scrapes(
+            self.env,
+            router,
+            lambda: self.loads(places),
+            lambda: not pairs.num_in_flight,
+        )
+
+    def _kind_of_engine(
+        self, place: int, scheduler: Any, cost_model: CostModel
+    ) -> tuple[Any, dict[str, Any]]:
+        pool, log = self._owners[place], self._log
+        if pool.role == "prefill":
+            lease_s = float(self._connector.kv_lease_duration)
+            side: Any = ProducerSteps(scheduler, cost_model, place, lease_s, log)
+        else:
+            rules = _rules(pool, self._links)
+            side = ConsumerSteps(
+                scheduler, cost_model, place, self._network, rules, log
+            )
+        return PairEngine, {"side": side}
+
+    def joined(self, recording: Recording) -> Recording:
+        return self._log.joined(recording)
+
+    def numbers(
+        self, recording: Recording, engines: Engines, duration_s: float
+    ) -> dict[str, Any]:
+        assert self._pairs is not None
+        found = super().numbers(recording, engines, duration_s)
+        found |= pull_numbers(recording, duration_s)
+        self._tell_prompts(found)
+        found["transfers"]["num_expired"] = self._log.num_expired
+        behind = self._table.decode_router or _DECODE_ROUTER
+        found["decode_router"] = str(behind["kind"])
+        found["num_local_prompts"] = self._pairs.num_local
+        return found
+
+    def _tell_prompts(self, told: dict[str, Any]) -> None:
+        """Say what prefillers computed, and how even each pool is by itself."""
+        pools = {pool["pool"]: pool for pool in told["pools"]}
+        ratios: list[dict[str, float | None]] = []
+        for pool in pools.values():
+            engines = [each for each in told["engines"] if each["pool"] == pool["pool"]]
+            for each in engines:
+                recorder = self._recorders.of_rank[each["engine"]]
+                if isinstance(recorder, PromptRecorder):
+                    each["num_prompts"] = recorder.num_prompts
+                    each["num_computed_prompt_tokens"] = recorder.num_prompt_tokens
+            if pool["role"] == "prefill":
+                for key in ("num_prompts", "num_computed_prompt_tokens"):
+                    pool[key] = sum(each[key] for each in engines)
+                engines = [
+                    each | {"num_requests": each["num_prompts"]} for each in engines
+                ]
+            ratios.append(imbalance(engines))
+        told["imbalance"] = {
+            key: max((each[key] or 0.0 for each in ratios), default=0.0) or None
+            for key in told["imbalance"]
+        }
+
+
+def _bytes_per_s(links: LinksTable) -> float:
+    if links.bytes_per_s is not None:
+        return links.bytes_per_s
+    assert links.interconnect is not None
+    return load_interconnect(links.interconnect).bytes_per_s
+
+
+def _block_bytes(pool: Pool) -> float:
+    """Return the bytes of a block over all GPUs of an engine."""
+    return float(pool.capacity.block_bytes * pool.engine.tensor_parallel_size)
+
+
+def _rules(pool: Pool, links: LinksTable) -> PullRules:
+    """Return what a pull of a decoder takes besides its share of the links."""
+    block_bytes = pool.capacity.block_bytes
+    return PullRules(
+        block_bytes=_block_bytes(pool),
+        num_descriptors=pages_of(pool.model, "joined", block_bytes).per_block,
+        latency_s=links.latency_s,
+        descriptor_s=links.descriptor_s,
+        handshake_s=links.handshake_s,
+    )
+
+
+def _check_blocks(pools: Sequence[Pool]) -> None:
+    """Refuse pools whose blocks are not alike."""
+    for key in ("block_size", "kv_cache_dtype"):
+        found = {getattr(pool.engine, key): pool.name for pool in pools}
+        if len(found) > 1:
+            told = ", ".join(f"{value} in {name}" for value, name in found.items())
+            raise ConfigError(
+                f"fleet.pools: prefillers and decoders need blocks that are alike, got "
+                f"{key} {told}; give all the same"
+            )

@@ -1,0 +1,374 @@
+"""Prefill and decode pools: what becomes of prompts, blocks, links and deaths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.config.tables import parse_config
+from sim.engine.network import Network
+from sim.engine.pairs import Pairs
+from sim.engine.pulls import ConsumerSteps, ProducerSteps
+from sim.errors import ConfigError
+from sim.simulation.run import Simulation
+from tests.sim.test_fleet_run import SESSIONS, TIGHT, data_of, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.results.run import Results
+
+LINKS = {"bytes_per_s": 20e9, "latency_s": 0.002}
+
+
+def fleet_of(prefill: int = 2, decode: int = 2, **more: Any) -> dict[str, Any]:
+    return {
+        "pools": [
+            {"name": "p", "replicas": prefill, "role": "prefill"},
+            {"name": "d", "replicas": decode, "role": "decode"},
+        ],
+        "router": {"kind": "least_requests"},
+        "links": LINKS,
+    } | more
+
+
+def simulation_of(
+    fleet: dict[str, Any],
+    engine: dict[str, Any] = TIGHT,
+    *,
+    num_requests: int = 90,
+    rate: float = 60.0,
+    stepwise: bool = False,
+) -> Simulation:
+    data = data_of(engine, fleet, num_requests, rate)
+    return Simulation(parse_config(data), stepwise=stepwise)
+
+
+def checked(simulation: Simulation) -> Results:
+    """Run with proofs after every step; all blocks must be free, or leased, then."""
+    engines = simulation.engine
+    assert isinstance(engines, Pairs)
+
+    def check(_: object) -> None:
+        simulation.check()
+        assert engines.num_in_flight == len(simulation.recorder.active)
+
+    for engine in engines.engines:
+        engine.observe(1, check)
+    results = simulation.run(check_every=1)
+    for place, engine in enumerate(engines.engines):
+        scheduler: Any = engine.scheduler
+        scheduler.check()
+        side = engine.beside
+        if isinstance(side, ConsumerSteps):
+            assert side.is_dead or not side.reads
+            held = list(scheduler.delayed) if side.is_dead else []
+        else:
+            assert isinstance(side, ProducerSteps)
+            held = list(scheduler.connector.held)
+        num_held = sum(len(scheduler.block_ids(each)) for each in held)
+        assert engine.scheduler.cache_usage().num_physical_blocks <= num_held, place
+    return results
+
+
+def test_each_request_goes_to_two_engines() -> None:
+    results = checked(simulation_of(fleet_of()))
+    summary, requests = results.summary, results.requests
+    assert summary["completed"] == 90
+    assert requests["request_id"].tolist() == list(range(90))
+    assert set(requests["engine"]) == {2, 3}
+    assert set(requests["prefill_engine"]) == {0, 1}
+    parts = ["queue", "prefill", "transfer", "decode"]
+    split = requests[[f"ttft_{part}_s" for part in parts]]
+    assert split.sum(axis=1).to_numpy() == pytest.approx(requests["ttft_s"])
+    assert (split >= 0).all(axis=None)
+    assert (requests["ttft_transfer_s"] >= 0.002).all()
+    prefillers = [each for each in summary["engines"] if each["pool"] == "p"]
+    assert sum(each["num_prompts"] for each in prefillers) == 90
+    assert summary["transfers"]["num_transfers"] == 90
+    assert summary["transfers"]["num_expired"] == 0
+    means = [summary["ttft_split"][part][f"mean_{part}_ms"] for part in parts]
+    assert sum(means) == pytest.approx(summary["mean_ttft_ms"])
+
+
+def test_a_lone_request_takes_what_its_parts_take() -> None:
+    """A prompt of 10 blocks, whose bytes and descriptors are counted by hand."""
+    links = {"bytes_per_s": 1e9, "latency_s": 0.01, "descriptor_s": 1e-5}
+    data = data_of(TIGHT, fleet_of(1, 1, links=links), 1)
+    data["workload"]["synthetic"] |= {
+        "prompt_tokens": {"kind": "fixed", "tokens": 150},
+        "output_tokens": {"kind": "fixed", "tokens": 3},
+    }
+    simulation = Simulation(parse_config(data))
+    pool = simulation.pools[0]
+    request = simulation.run().requests.iloc[0]
+    num_bytes = 10 * pool.capacity.block_bytes
+    fixed_s = 0.01 + 1e-5 * 10 * pool.model.num_hidden_layers
+    assert request["ttft_transfer_s"] == pytest.approx(fixed_s + num_bytes / 1e9)
+    assert request["num_transferred_tokens"] == 160
+    assert request["num_cached_tokens"] == 149  # the last one is computed again
+    assert request["num_output_tokens"] == 3
+
+
+@pytest.mark.parametrize("router", ["round_robin", "llm_d", "sglang_cache_aware"])
+def test_stepwise_it_is_the_same(router: str) -> None:
+    fleet = fleet_of(router={"kind": router}, decode_router={"kind": router})
+    fast, slow = (simulation_of(fleet, stepwise=way).run() for way in (False, True))
+    for name, table in tables(fast).items():
+        order = ["engine", "step"] if name == "steps" else []
+        one, other = table, tables(slow)[name]
+        if order:
+            one, other = (
+                each.sort_values(order, ignore_index=True) for each in (one, other)
+            )
+        assert one.equals(other), name
+
+
+def test_a_decoder_short_of_blocks_lets_requests_wait() -> None:
+    fleet = fleet_of(2, 1)
+    results = checked(simulation_of(fleet, num_requests=60, rate=200.0))
+    assert results.summary["completed"] == 60
+    assert results.summary["num_preemptions"] > 0
+    assert results.requests["ttft_queue_s"].max() > 0.5
+
+
+def test_sessions_wait_for_both_engines() -> None:
+    data = data_of(TIGHT, None) | {"workload": SESSIONS, "fleet": fleet_of()}
+    results = checked(Simulation(parse_config(data)))
+    assert results.summary["completed"] == results.summary["num_requests"] == 36
+
+
+# -- links ---------------------------------------------------------------------------
+
+
+def ends_of(
+    flows: Sequence[tuple[float, int, int, float]], *bytes_per_s: float
+) -> list[float]:
+    """Return the ends of transfers that begin at times, with ends and bytes."""
+    env = simpy.Environment()
+    network = Network(env, bytes_per_s)
+    ends_s = [0.0] * len(flows)
+
+    def submit(index: int, begin_s: float, *flow: Any) -> Any:
+        yield env.timeout(begin_s)
+
+        def end() -> None:
+            ends_s[index] = env.now
+
+        network.begin(*flow, 0.0, end)
+
+    for index, flow in enumerate(flows):
+        env.process(submit(index, *flow))
+    env.run()
+    assert not network.flows
+    return ends_s
+
+
+def test_transfers_share_a_link() -> None:
+    two = [(0.0, 0, 1, 10.0), (1.0, 0, 2, 4.0)]
+    assert ends_of(two, 2.0, 9.0, 9.0) == pytest.approx([7.0, 5.0])
+
+
+def test_what_one_end_cannot_use_goes_to_others() -> None:
+    """Of a link of 10, one gets the 2 that its decoder takes, the other one 8."""
+    two = [(0.0, 0, 1, 2.0), (0.0, 0, 2, 8.0)]
+    assert ends_of(two, 10.0, 2.0, 20.0) == pytest.approx([1.0, 1.0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 5)), min_size=1, max_size=8),
+)
+def test_a_link_is_never_idle_with_work(flows: list[tuple[float, float]]) -> None:
+    """The last end is that of any rule that keeps the link busy."""
+    ends_s = ends_of([(begin, 0, 1, size) for begin, size in flows], 1.0, 100.0)
+    free_s = 0.0
+    for begin_s, size in sorted(flows):
+        free_s = max(free_s, begin_s) + size
+    assert max(ends_s) == pytest.approx(free_s)
+
+
+def test_a_shared_link_is_processor_sharing() -> None:
+    """M/M/1 with processor sharing: a transfer of x takes x / (1 - load) on average."""
+    generator = np.random.default_rng(5)
+    number, load = 6_000, 0.6
+    begins_s = np.cumsum(generator.exponential(1 / load, number))
+    sizes = generator.exponential(1.0, number)
+    flows = [(b, 0, 1, s) for b, s in zip(begins_s, sizes, strict=True)]
+    spans_s = np.array(ends_of(flows, 1.0, 100.0)) - begins_s
+    for low, high in ((0.2, 0.6), (0.8, 1.4), (2.0, 4.0)):
+        some = (sizes > low) & (sizes < high)
+        slowdown = spans_s[some].sum() / sizes[some].sum()
+        assert slowdown == pytest.approx(1 / (1 - load), rel=0.1)
+
+
+# -- deciders ------------------------------------------------------------------------
+
+
+def test_deciders_leave_prompts_to_decoders() -> None:
+    proxy = {"order": "decode_first", "decider": {"kind": "prefix_based"}}
+    fleet = fleet_of(proxy=proxy, decode_router={"kind": "llm_d"})
+    none = checked(simulation_of(fleet)).summary  # the release's default
+    assert (none["num_local_prompts"], none["completed"]) == (90, 90)
+    assert none["transfers"]["num_transfers"] == 0
+    proxy["decider"] = {"kind": "prefix_based", "non_cached_tokens": 200}
+    results = checked(simulation_of(fleet))
+    is_remote = results.requests["prefill_engine"] >= 0
+    assert (is_remote == (results.requests["num_prompt_tokens"] >= 200)).all()
+    assert 0 < is_remote.sum() < 90
+
+
+# -- deaths --------------------------------------------------------------------------
+
+
+def event(time_s: float, kind: str, engine: int, **more: Any) -> dict[str, Any]:
+    return {"time_s": time_s, "kind": kind, "engine": engine} | more
+
+
+def slow_links(**more: Any) -> dict[str, Any]:
+    return fleet_of(links={"bytes_per_s": 2e8}, **more)
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_prefiller_dies_while_others_read(policy: str) -> None:
+    events = [event(0.4, "die", 0), event(0.9, "start", 0)]
+    connector = {"kv_load_failure_policy": policy}
+    summary = checked(
+        simulation_of(slow_links(events=events, connector=connector))
+    ).summary
+    failed = summary["transfers"]["num_failed"]
+    assert failed > 0
+    assert summary["completed"] == (90 if policy == "recompute" else 90 - failed)
+    assert summary["num_lost"] == 90 - summary["completed"]
+
+
+def test_a_decoder_dies_while_it_reads() -> None:
+    events = [event(0.4, "die", 3), event(0.9, "start", 3)]
+    connector = {"kv_lease_duration": 6}
+    results = checked(simulation_of(slow_links(events=events, connector=connector)))
+    summary = results.summary
+    assert summary["completed"] == 90
+    assert summary["num_retried"] > 0
+    assert results.requests["request_id"].tolist() == list(range(90))
+
+
+def test_without_a_decoder_requests_wait_or_are_rejected() -> None:
+    gone = [event(0.2, "die", 2), event(0.2, "die", 3)]
+    back = [*gone, event(1.0, "start", 2)]
+    assert checked(simulation_of(fleet_of(events=back))).summary["completed"] == 90
+    summary = checked(simulation_of(fleet_of(events=gone))).summary
+    assert summary["num_refused"] + summary["completed"] == 90
+    assert summary["num_refused"] > 50
+
+
+def test_a_prefiller_that_drains_waits_for_its_readers() -> None:
+    events = [event(0.4, "drain", 0)]
+    results = checked(simulation_of(slow_links(events=events)))
+    assert results.summary["completed"] == 90
+    pulls = results.recording.transfer_table
+    assert pulls is not None
+    last_s = pulls["end_s"][pulls["prefill_engine"] == 0].max()
+    assert last_s > 0.4
+    assert results.summary["up_s"][0] >= last_s
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> dict[str, Any]:
+    """Fleets of which engines die, drain and come back at any time."""
+    is_on = [True] * 4
+    events = []
+    for time_s in sorted(draw(st.lists(st.floats(0.05, 1.5), max_size=6))):
+        place = draw(st.integers(0, 3))
+        kind = draw(st.sampled_from(["die", "drain"])) if is_on[place] else "start"
+        more = {}
+        if kind == "die" and draw(st.booleans()):
+            more["requests"] = "lose"
+        events.append(event(time_s, kind, place, **more))
+        is_on[place] = kind == "start"
+    rate = draw(st.sampled_from([1e8, 1e9, 1e11]))
+    policy = draw(st.sampled_from(["fail", "recompute"]))
+    order = draw(st.sampled_from(["prefill_first", "decode_first"]))
+    return fleet_of(
+        events=events,
+        links={"bytes_per_s": rate, "handshake_s": 0.01},
+        connector={"kv_load_failure_policy": policy, "kv_lease_duration": 6},
+        proxy={"order": order},
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_no_request_and_no_block_is_lost(fleet: dict[str, Any]) -> None:
+    results = checked(simulation_of(fleet, num_requests=40, rate=40.0))
+    assert results.requests["request_id"].tolist() == list(range(40))
+    summary = results.summary
+    assert summary["completed"] + summary["num_lost"] + summary["num_refused"] == 40
+
+
+# -- misuse --------------------------------------------------------------------------
+
+
+def without(key: str) -> dict[str, Any]:
+    fleet = fleet_of()
+    del fleet[key]
+    return fleet
+
+
+@pytest.mark.parametrize(
+    ("fleet", "engine", "line"),
+    [
+        (without("links"), {}, "links: prefill and decode pools need them, got none"),
+        (
+            {"pools": fleet_of()["pools"][:1], "links": LINKS},
+            {},
+            "the role prefill needs one with the role decode",
+        ),
+        (
+            {"pools": [{"name": "a", "replicas": 1}], "links": LINKS},
+            {},
+            "links: they connect prefill and decode pools, and all pools serve",
+        ),
+        (
+            fleet_of(pools=[*fleet_of()["pools"], {"name": "s", "replicas": 1}]),
+            {},
+            "those that serve are not built beside",
+        ),
+        (fleet_of(links={}), {}, "links need either an interconnect, .* got neither"),
+        (fleet_of(links={"bytes": 1}), {}, "links.bytes: unknown key; did you mean"),
+        (fleet_of(links={"bytes_per_s": 0}), {}, "links.bytes_per_s: "),
+        (fleet_of(links={"interconnect": "infini"}), {}, "unknown interconnect"),
+        (fleet_of(connector={"kind": "sglang"}), {}, "SGLang's flow, .* is not built"),
+        (fleet_of(proxy={"order": "both"}), {}, "order: must be one of prefill_first"),
+        (
+            fleet_of(proxy={"decider": {"kind": "isl_bounding"}}),
+            {},
+            "isl_bounding asks fleet.decode_router for cached_tokens",
+        ),
+        (
+            fleet_of(
+                proxy={"decider": {"kind": "prefix_based"}},
+                decode_router={"kind": "llm_d"},
+            ),
+            {},
+            "set fleet.proxy.order to decode_first",
+        ),
+        (fleet_of(), {"engine_version": "0.11"}, "a pair of engines is known of 0.33"),
+        (fleet_of(), {"async_scheduling": True}, "with a pair of engines steps are"),
+        (fleet_of(), {"scheduler": "v0"}, "prefill and decode pools .* got v0"),
+        (
+            fleet_of(events=[event(1.0, "die", 0)], decode_router={"kind": "vllm_dp"}),
+            {},
+            "set_ready",
+        ),
+    ],
+)
+def test_refused(fleet: dict[str, Any], engine: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        simulation_of(fleet, TIGHT | engine)
+    assert "\n" not in str(refused.value)
