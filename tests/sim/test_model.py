@@ -422,6 +422,8 @@ def test_layers_may_share_the_choice_of_one_before() -> None:
 def test_unknown_name_gives_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*Llama-3\.1-8B"):
         load_model("meta-llama/Llama-3.1-9B")
+    with pytest.raises(ConfigError, match="did you mean 01-ai/Yi-"):
+        load_model("Yi")
     with pytest.raises(ConfigError, match="unknown model: 'zzz'"):
         load_model("zzz")
 

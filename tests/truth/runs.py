@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from sim.config.tables import parse_config
 from tests.shared import shared
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sim.config.tables import RunConfig
     from sim.results.run import Results
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 RTX = "ground_truth/llmservingsim_bench_vllm0190/RTXPRO6000_Llama-3.1-8B"
 """vLLM 0.19.0, Llama-3.1-8B, one RTX PRO 6000, 300 ShareGPT requests, 10 a second."""
 CLOSED_LOOP = "ground_truth/aiconfigurator_silicon_closed_loop/vllm_agg.csv"
@@ -25,11 +28,15 @@ CLOSED_LOOP = "ground_truth/aiconfigurator_silicon_closed_loop/vllm_agg.csv"
 
 
 def rtx_config(
-    cost: dict[str, Any] | None = None, *, async_scheduling: bool | None = None
+    cost: dict[str, Any] | None = None,
+    *,
+    async_scheduling: bool | None = None,
+    more: Mapping[str, Any] = NOTHING,
 ) -> RunConfig:
     """The engine of the open-loop run, with the arguments that were recorded.
 
-    It schedules ahead, as this release does unless told otherwise.
+    It schedules ahead, as this release does unless told otherwise; `more` are further
+    arguments of the engine.
     """
     trace = {
         "kind": "mooncake",
@@ -45,7 +52,7 @@ def rtx_config(
         "max_num_batched_tokens": 2048,
         "enable_prefix_caching": True,
         "async_scheduling": async_scheduling,
-    }
+    } | dict(more)
     workload = {"trace": trace, "output_end": "length"}
     data: dict[str, Any] = {"workload": workload, "engine": engine}
     return parse_config(data | ({} if cost is None else {"cost": cost}))
@@ -62,7 +69,9 @@ class ClosedLoopPoint:
     mean_tpot_ms: float
     mean_ttft_ms: float
 
-    def config(self, cost: dict[str, Any]) -> RunConfig:
+    def config(
+        self, cost: dict[str, Any], more: Mapping[str, Any] = NOTHING
+    ) -> RunConfig:
         """Ten requests a user; the engine's arguments are the release's defaults.
 
         Neither the arguments nor the number of prompts were published; prefix caching
@@ -85,7 +94,8 @@ class ClosedLoopPoint:
                 "tensor_parallel_size": self.tensor_parallel_size,
                 "engine_version": "0.12",
                 "enable_prefix_caching": False,
-            },
+            }
+            | dict(more),
             "cost": cost,
         }
         return parse_config(data)
@@ -160,6 +170,8 @@ class StageRun:
         cost: dict[str, Any],
         *,
         async_scheduling: bool | None = None,
+        front_end: bool = True,
+        more: Mapping[str, Any] = NOTHING,
     ) -> RunConfig:
         """Draw traffic of the same kind: a hundred prompts in turn, ten openings."""
         trace = folder / f"{self.name}.jsonl"
@@ -175,7 +187,7 @@ class StageRun:
                 "trace": reader | {"full_blocks_only": True},
                 "output_end": "length",
             },
-            "front_end": {},
+            "front_end": {} if front_end else None,
             "engine": {
                 "model": model,
                 "gpu": "h100_sxm",
@@ -187,7 +199,8 @@ class StageRun:
                 "enable_prefix_caching": True,
                 "num_gpu_blocks_override": self.num_gpu_blocks,
                 "async_scheduling": async_scheduling,
-            },
+            }
+            | dict(more),
             "cost": cost,
         }
         return parse_config(data)

@@ -57,7 +57,9 @@ def load_model(name: str | Path) -> ModelArchitecture:
     found = _find_bundled(str(name))
     if found is None:
         shown = _shortened(str(name))
-        near = difflib.get_close_matches(shown, bundled_models(), n=3, cutoff=0.4)
+        known = bundled_models()
+        near = difflib.get_close_matches(shown, known, n=3, cutoff=0.4)
+        near = near or [each for each in known if shown.lower() in each.lower()][:3]
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ConfigError(
             f"unknown model: {shown!r}; {hint}any other model is read from the path"
