@@ -213,6 +213,10 @@ class Rank:
     def is_running(self) -> bool:
         return self._group.is_running
 
+    def turns(self) -> int:
+        """Return `num_turns`."""
+        return self.num_turns
+
     def begin(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sim.config.tables import EngineConfig
     from sim.costs.base import CostModel
+    from sim.engine.lock_step import Rank
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
@@ -44,12 +45,6 @@ def lock_step_of(
     """
     if config.data_parallel_size == 1 or not model.num_moe_layers:
         return None
-    if (config.prefill_schedule_interval or 1) > 1:
-        raise ConfigError(
-            f"engine.prefill_schedule_interval: where ranks step together the engine "
-            f"core spaces prefills by a count of its own, which is not built; got "
-            f"{config.prefill_schedule_interval}, leave it out"
-        )
     if config.pipeline_parallel_size > 1:
         raise ConfigError(
             f"engine.pipeline_parallel_size: ranks that divide experts step together, "
@@ -86,7 +81,12 @@ def make_engines(
     stepwise: bool,
 ) -> Engines:
     """Construct the engines of all ranks, and the balancer before them."""
-    paces = [None] * len(schedulers) if lock is None else lock.ranks
+    paces: Sequence[Rank | None] = [None] * len(schedulers)
+    if lock is not None:
+        paces = lock.ranks
+        for scheduler, rank in zip(schedulers, lock.ranks, strict=True):
+            own: Any = scheduler
+            own.space_prefills_by(rank.turns)
     engines = [
         Engine(
             env,

@@ -116,7 +116,8 @@ class V1Dialect:
         Whether a CPU tier is known to be stored to and loaded from as here: in 0.33.
     spaces_prefills
         ``prefill_schedule_interval`` acts. From 0.33 on; in 0.24 to 0.32 the key
-        exists, but acts between data-parallel ranks only.
+        exists, but acts between data-parallel ranks only
+        (`Scheduler.space_prefills_by`, from 0.24 on).
     """
 
     minor: int

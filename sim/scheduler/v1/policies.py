@@ -14,7 +14,7 @@ from sim.scheduler.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sim.scheduler.admission.base import AdmissionRule
     from sim.scheduler.request import Request
@@ -153,3 +153,28 @@ class PrefillInterval:
         """Note steps of decodes only, while no request waits."""
         self._num_steps += num_steps
         self._has_backlog = False
+
+
+class SharedPrefillInterval(PrefillInterval):
+    """The same of ranks that step together: one turn in `interval` computes prompts.
+
+    Parameters
+    ----------
+    interval
+        See `PrefillInterval`.
+    num_turns
+        Returns how many turns of their wave are over, the same for all ranks.
+
+    Notes
+    -----
+    Source: vLLM 0.33, ``vllm/v1/engine/core.py`` (`DPEngineCoreProc`,
+    `_should_throttle_prefills`); the key acts so from 0.24 on.
+    """
+
+    def __init__(self, interval: int, num_turns: Callable[[], int]) -> None:
+        super().__init__(interval)
+        self._num_turns = num_turns
+
+    def holds(self, *, has_decodes: bool) -> bool:
+        is_aligned = self._num_turns() % self.interval == 0
+        return has_decodes and not (self._has_backlog or is_aligned)

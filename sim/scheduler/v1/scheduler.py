@@ -15,7 +15,11 @@ from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.clock import DecodeColumns
 from sim.scheduler.v1.holdings import Holdings
 from sim.scheduler.v1.plan import Plan
-from sim.scheduler.v1.policies import AdmissionDesk, PrefillInterval
+from sim.scheduler.v1.policies import (
+    AdmissionDesk,
+    PrefillInterval,
+    SharedPrefillInterval,
+)
 from sim.scheduler.v1.queues import FCFSRequestQueue, urgency
 from sim.scheduler.victims import LatestArrival, LowestPriority, VictimChoice
 from sim.scheduler.views import WaitingRequest
@@ -180,6 +184,14 @@ class Scheduler(Holdings):
             and not settings.long_prefill_token_threshold
             else self._schedule_waiting
         )
+
+    def space_prefills_by(self, num_turns: Callable[[], int]) -> None:
+        """Space prefills by turns that ranks count together, if they are spaced."""
+        interval = self.settings.prefill_schedule_interval
+        if interval > 1:
+            self._interval = SharedPrefillInterval(interval, num_turns)
+            self._heads_stay_blocked = False
+            self._admit_waiting = self._schedule_waiting
 
     # -- a step ---------------------------------------------------------------
 
