@@ -14,6 +14,7 @@ from sim.errors import ConfigError
 from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
+from sim.simulation.workload import make_workload
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
@@ -387,7 +388,9 @@ RUNS = [
 
 @pytest.mark.parametrize("path", RUNS)
 def test_examples_are_configurations(path: Path) -> None:
-    parse_config(yaml.safe_load(path.read_text()))
+    config = parse_config(yaml.safe_load(path.read_text()))
+    # nor has a trace, which is read later, keys that are unknown
+    make_workload(config.workload, config.seed)
 
 
 def test_goodput_limits_are_counted_and_checked() -> None:
