@@ -184,25 +184,37 @@ def assign(data: dict[str, Any], override: str) -> None:
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set takes key.path=value, got '{override}'")
-    value = parse_yaml(text, f"--set {key}")
-    table = data
-    for name in names[:-1]:
-        inner = table.setdefault(name, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"--set {key}: '{name}' is not a table")
-        table = inner
-    table[names[-1]] = value
+    _put(data, key, parse_yaml(text, f"--set {key}"), f"--set {key}")
 
 
 def put(data: dict[str, Any], key: str, value: Any) -> None:
     """Set a key with dots, in place; the value is copied."""
+    _put(data, key, copy.deepcopy(value), key)
+
+
+def _put(data: dict[str, Any], key: str, value: Any, where: str) -> None:
+    table: Any = data
     *tables, last = key.split(".")
-    table = data
     for name in tables:
-        inner = table.get(name)
-        if inner is None:
-            inner = table[name] = {}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{key}: '{name}' is not a table")
-        table = inner
-    table[last] = copy.deepcopy(value)
+        if isinstance(table, list):
+            table = table[_place(table, name, where)]
+        else:
+            inner = table.get(name)
+            if inner is None:
+                inner = table[name] = {}
+            table = inner
+        if not isinstance(table, dict | list):
+            raise ConfigError(f"{where}: '{name}' is not a table")
+    table[_place(table, last, where) if isinstance(table, list) else last] = value
+
+
+def _place(rows: list[Any], name: str, where: str) -> int:
+    """Return where a list has the item of this number, or of this ``name``."""
+    for place, row in enumerate(rows):
+        if name == str(place) or (isinstance(row, dict) and row.get("name") == name):
+            return place
+    named = [
+        str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row
+    ]
+    known = ", ".join(named) or f"0 to {len(rows) - 1}" if rows else "none"
+    raise ConfigError(f"{where}: the list has no item '{name}' (it has: {known})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.config.files import parse_yaml
+from sim.config.files import override, parse_yaml
 from sim.config.tables import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
 from sim.scheduler.generations import OURS
@@ -391,6 +391,25 @@ def test_examples_are_configurations(path: Path) -> None:
     config = parse_config(yaml.safe_load(path.read_text()))
     # nor has a trace, which is read later, keys that are unknown
     make_workload(config.workload, config.seed)
+
+
+def test_items_of_lists_are_set_by_number_or_name() -> None:
+    pools = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}]
+    data: dict[str, Any] = {"fleet": {"pools": pools, "rates": [1.0, 2.0]}}
+    override(data, ["fleet.pools.0.replicas=3", "fleet.pools.b.engine.gpu=h200_sxm"])
+    override(data, {"fleet.rates.1": 5.0})
+    assert data["fleet"]["pools"] == [
+        {"name": "a", "replicas": 3},
+        {"name": "b", "replicas": 1, "engine": {"gpu": "h200_sxm"}},
+    ]
+    assert data["fleet"]["rates"] == [1.0, 5.0]
+    for key, words in (
+        ("fleet.pools.c.replicas", r"no item 'c' \(it has: a, b\)"),
+        ("fleet.rates.2", r"no item '2' \(it has: 0 to 1\)"),
+        ("fleet.pools.a.name.x", "'name' is not a table"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            override(data, [f"{key}=1"])
 
 
 def test_goodput_limits_are_counted_and_checked() -> None:
