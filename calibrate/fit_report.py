@@ -33,8 +33,8 @@ _SPREAD: Final = 0.3113
 _HEADS: Final = ("num_heads", "num_kv_heads", "head_dim")
 MOST_SPLITS: Final = 5
 _HELD_OUT: Final = 0.2
-_ENOUGH_HELD: Final = 2_000
-"""Points held out, of all splits, whose mean error is known to 3 % of itself."""
+_ENOUGH_HELD: Final = 500
+"""Points held out, of all splits, whose mean error is known to 6 % of itself."""
 _FEWEST: Final = 10
 """Different shapes below which none are held out."""
 _COVERED: Final = 0.9

@@ -166,7 +166,7 @@ def fit(
     file
         A kvprofile/1 file.
     seeds
-        Random splits, medians over which are printed; default: 1 to 5, until 2,000
+        Random splits, medians over which are printed; default: 1 to 5, until 500
         points of the operation were held out.
     op
         Operations to fit; all of them by default.
@@ -380,7 +380,7 @@ def plot(
     """Draw measured against fitted times, the roofline, and what is extrapolated.
 
     Errors are those of points held out, as 'kvsim profile fit' prints them: each
-    fifth of the points predicted from the rest (one fifth of 10,000 points and more),
+    fifth of the points predicted from the rest (one fifth of 2,500 points and more),
     and the longest eighth of the lengths.
 
     Parameters

@@ -45,7 +45,7 @@ class HeldOut:
     Parameters
     ----------
     inside
-        (n,) from five folds, of a table of 10,000 points and more from one; NaN where
+        (n,) from five folds, of a table of 2,500 points and more from one; NaN where
         the point was not held out, or lay outside the others' hull.
     beyond
         (n,) from a fit without the longest eighth of the lengths; NaN for the rest.
