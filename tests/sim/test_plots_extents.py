@@ -59,6 +59,13 @@ def check(figure: Figure) -> None:
         assert box.x0 >= -1 and box.x1 <= width + 1, text.get_text()  # noqa: PT018
         assert box.y0 >= -1 and box.y1 <= height + 1, text.get_text()  # noqa: PT018
     framed = [*figure.texts]
+    for axes in figure.axes:  # titles of panels, which are no texts of theirs
+        beside = {id(text) for text in axes.texts}
+        framed += [
+            each
+            for each in axes.get_children()
+            if isinstance(each, Text) and id(each) not in beside
+        ]
     for legend in figure.findobj(Legend):
         assert isinstance(legend, Legend)
         framed += legend.get_texts()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from sim.results.schema import LATENCIES
+from sim.studies.planning.names import labels
 from sim.studies.planning.outcome import is_noise, noise_word
 from sim.views.plots import style
 
@@ -33,6 +35,8 @@ COLOURS = (
 )
 _LINES = ("-", "--", ":", "-.")
 _MAX_PANELS = 4
+_LEGEND_CHARACTERS, _PANEL_CHARACTERS, _BARS_CHARACTERS = 36, 52, 44
+"""Characters of a line of a legend beside panels, and above one of two panels."""
 _OUT_OF_SIGHT = 6.0
 """Values beyond so many times the limit tell nothing more."""
 
@@ -72,7 +76,7 @@ def capacity_curves(plan: Plan) -> Figure:
     best = max(found, key=lambda each: each["rate"]["value"])
     figure = style.titled_figure(
         f"One engine holds up to {best['rate']['value']:,.3g} requests/s "
-        f"({best['name']})",
+        f"({labels(plan)[best['name']]})",
         f"{plan['traffic']['title']}; medians of seeds; bands: highest rates "
         f"at {plan['search']['confidence']:.0%} confidence",
     )
@@ -85,9 +89,10 @@ def capacity_curves(plan: Plan) -> Figure:
     styles = looks(plan)
     for axes, objective in zip(panels, objectives, strict=True):
         _draw_candidates(axes, found, objective, styles)
-    handles, labels = panels[0].get_legend_handles_labels()
+    handles, names = panels[0].get_legend_handles_labels()
+    said = [fill(labels(plan)[name], _LEGEND_CHARACTERS) for name in names]
     figure.legend(
-        handles, labels, loc="center left", bbox_to_anchor=(0.76, 0.5), fontsize=8
+        handles, said, loc="center left", bbox_to_anchor=(0.76, 0.5), fontsize=8
     )
     return figure
 
@@ -178,11 +183,16 @@ def latency_load(plan: Plan) -> Figure:
         or [each["name"] for each in plan["candidates"] if "rate" in each][:2]
     )
     by_name = {each["name"]: each for each in plan["candidates"]}
+    rates = [f"up to {by_name[name]['rate']['value']:,.3g}/s" for name in names]
+    said = labels(plan)
+    heads = {name: fill(said[name], _PANEL_CHARACTERS) for name in names}
+    title = "Latency against load: " + ", ".join(
+        f"{said[name]} {rate}" for name, rate in zip(names, rates, strict=True)
+    )
+    if len(title) > style.MAX_TITLE_CHARACTERS:  # the panels have the names, too
+        title = f"Latency against load: {', '.join(rates)}"
     figure = style.titled_figure(
-        "Latency against load: "
-        + ", ".join(
-            f"{name} up to {by_name[name]['rate']['value']:,.3g}/s" for name in names
-        ),
+        title,
         "lines: medians of seeds; bands: all seeds; grey: the interval of the highest "
         "rate at which the objectives hold",
     )
@@ -190,12 +200,20 @@ def latency_load(plan: Plan) -> Figure:
         nrows=len(names),
         ncols=2,
         squeeze=False,
-        gridspec_kw=style.margins(0.075, 0.98, 0.085, 0.86, wspace=0.18, hspace=0.42),
+        gridspec_kw=style.margins(
+            0.075, 0.98, 0.085, _top(heads), wspace=0.18, hspace=0.42
+        ),
     )
     for row, name in zip(panels, names, strict=True):
         for axes, of in zip(row, ("ttft", "tpot"), strict=True):
             _draw_latency(axes, by_name[name], of, plan)
+            axes.set_title(heads[name], fontsize=9, loc="left")
     return figure
+
+
+def _top(heads: Mapping[str, str]) -> float:
+    """Return where panels end: lower below heads of several lines."""
+    return 0.86 - 0.025 * max((head.count("\n") for head in heads.values()), default=0)
 
 
 def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
@@ -219,7 +237,6 @@ def _draw_latency(axes: Axes, each: Plan, of: str, plan: Plan) -> None:
             highest = max(highest, limit)
     axes.set_ylim(0.0, highest * 1.15)
     axes.yaxis.set_major_formatter(FuncFormatter(style.plain_number))
-    axes.set_title(each["name"], fontsize=9, loc="left")
     axes.set_xlabel("requests/s of one engine")
     axes.set_ylabel(label_of(f"p95_{of}_ms").removeprefix("p95 "))
     _add_legend(axes)
@@ -325,6 +342,7 @@ def _name_point(axes: Axes, point: Plan) -> None:
 def tornado(plan: Plan) -> Figure:
     """Draw what each change does to the highest rate of the cheapest candidates."""
     names = list(plan["sensitivity"])[:_MAX_MODELS]
+    heads = {name: fill(labels(plan)[name], _BARS_CHARACTERS) for name in names}
     best = [_largest_effect(plan["sensitivity"][name]["effects"]) for name in names]
     figure = style.titled_figure(
         "What moves the highest rate: " + "; ".join(filter(None, best))
@@ -336,13 +354,13 @@ def tornado(plan: Plan) -> Figure:
     panels = figure.subplots(
         ncols=max(1, len(names)),
         squeeze=False,
-        gridspec_kw=style.margins(0.21, 0.98, 0.085, 0.855, wspace=0.72),
+        gridspec_kw=style.margins(0.21, 0.98, 0.085, _top(heads), wspace=0.72),
     )[0]
     if not names:
         style.say(panels[0], "no sensitivities were asked for")
     for axes, name in zip(panels, names, strict=False):
         _draw_bars(axes, plan["sensitivity"][name]["effects"])
-        axes.set_title(name, fontsize=9, loc="left")
+        axes.set_title(heads[name], fontsize=9, loc="left")
     return figure
 
 
