@@ -271,11 +271,14 @@ def _check_any(plans: Sequence[CandidatePlan], misses: Mapping[str, float]) -> N
 
 # -- highest rates ------------------------------------------------------------------
 
+_FEW = 3
+"""Seeds that are searched before the others."""
+
 
 def _thresholds(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]:
     """Search the first candidate, then the others from what its seeds say.
 
-    A seed whose traffic is light for one engine is light for all.
+    A seed whose traffic is light for one engine is light for all, to some extent.
     """
     live = _live(plans)
     first = _searched(study, live[:1], [1.0] * len(study.seeds))
@@ -287,23 +290,49 @@ def _thresholds(study: Study, plans: list[CandidatePlan]) -> list[CandidatePlan]
 def _searched(
     study: Study, live: Sequence[CandidatePlan], shares: Sequence[float]
 ) -> list[CandidatePlan]:
-    """Search each seed, from its share of a candidate's rate so far."""
+    """Search each seed, from its share of a candidate's rate so far.
+
+    That rate is a pilot run's; a few seeds say better where to begin with the others.
+    """
+    guesses = [each.highest.rate.value for each in live]
+    some = _few_searched(study, live, guesses, list(shares), slice(_FEW))
+    guesses = [
+        float(
+            np.median([rate / share for rate, share in zip(own, shares, strict=False)])
+        )
+        for own in (_rates(study, answers) for answers in some)
+    ]
+    rest = _few_searched(study, live, guesses, list(shares), slice(_FEW, None))
+    return [
+        replace(each, found=_found(study, [*first, *others]))
+        for each, first, others in zip(live, some, rest, strict=True)
+    ]
+
+
+def _few_searched(
+    study: Study,
+    live: Sequence[CandidatePlan],
+    guesses: Sequence[float],
+    shares: Sequence[float],
+    some: slice,
+) -> list[list[Answer]]:
+    """Search some of the seeds, from each one's share of a candidate's guess."""
     groups = [
         [
-            study.search_request(each, seed, share * each.highest.rate.value)
-            for seed, share in zip(study.seeds, shares, strict=True)
+            study.search_request(each, seed, share * guess)
+            for seed, share in zip(study.seeds[some], shares[some], strict=True)
         ]
-        for each in live
+        for each, guess in zip(live, guesses, strict=True)
     ]
-    answers = study.ask("highest rates", tasks.threshold, groups)
-    return [
-        replace(each, found=_found(study, own))
-        for each, own in zip(live, answers, strict=True)
-    ]
+    return study.ask("highest rates", tasks.threshold, groups)
+
+
+def _rates(study: Study, answers: Sequence[Answer]) -> list[float]:
+    return [answer["rate_scale"] * study.base_rate for answer in answers]
 
 
 def _found(study: Study, answers: Sequence[Answer]) -> FoundRate:
-    rates = [answer["rate_scale"] * study.base_rate for answer in answers]
+    rates = _rates(study, answers)
     at_bounds = [answer["at_bound"] for answer in answers]
     slopes = [answer["slope"] for answer in answers if answer["slope"] is not None]
     interval = median_interval(rates, study.plan.search.confidence)

@@ -30,9 +30,9 @@ Margin = Callable[[float], float]
 
 _NEAR = 1.1
 """Ends of a bracket so close that a line between their margins can be trusted."""
-_REACH = 1.5
+_REACH = 2.5
 """Tolerances that a line is followed beyond a rate that was tried: slopes are known to
-a third, so that this is off by half a tolerance."""
+a third, so that this is off by less than a tolerance."""
 _MOST_LED = 2
 """Rates in a row that a slope may choose before steps are taken."""
 LEVEL = 0.3

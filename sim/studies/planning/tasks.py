@@ -42,6 +42,8 @@ _NUM_IDLE = 400
 _NOTHING = 1e-4
 """Of the guessed rate: an engine that does not hold so much holds nothing."""
 _NUM_PILOTS = 3
+_PILOT_SHARE, _LEAST_PILOT = 0.5, 5_000
+"""Of the requests, the first, that a pilot run takes; and so many if there are."""
 _PILOT_LOAD = 0.95
 _DEFAULT_WARMUP = 0.05
 
@@ -133,10 +135,12 @@ def pilot(request: Mapping[str, Any]) -> dict[str, Any]:
     if idle.margin > 0 or idle.num_rejected:
         return answer | {"rate_scale": None, "at_bound": ""}
     given = request.get("warmup_share")
-    first = Trial(trial.run, trial.objectives, given or _DEFAULT_WARMUP)
-    found = _search(first, request, guess, 1.25, answer["tried"])
+    first = max(_LEAST_PILOT, int(len(specs) * _PILOT_SHARE))
+    trial = replace(trial, warmup_share=given or _DEFAULT_WARMUP, first=first)
+    found = _search(trial, request, guess, 1.25, answer["tried"])
     if given is None:
         given = _warmup(trial, found.rate * _PILOT_LOAD, request["seeds"])
+        given *= min(1.0, first / len(specs))
     return answer | _told(found) | {"warmup_share": given}
 
 

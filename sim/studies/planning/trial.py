@@ -80,6 +80,8 @@ class Trial:
     """Let every step be at this bound of the cost model, where it knows bounds."""
     most: int | None = None
     """Take so many of the requests only, evenly spaced; None for all."""
+    first: int | None = None
+    """Take the first of the requests only, as dense as they are; None for all."""
 
     def at(self, rate_scale: float) -> Trial:
         """Return the same trial at another rate of the traffic."""
@@ -163,7 +165,7 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
     asked = tuple(_shortened(each, 1 / factor) for each in trial.objectives)
     trial = replace(trial.at(scale_of(trial.run) * factor), objectives=asked)
     config = parse_config(dict(trial.run))
-    specs = _some(make_workload(config.workload, config.seed).requests(), trial.most)
+    specs = _specs_of(trial, config)
     warmup_s = warmup_of(specs, trial.warmup_share)
     runs = [
         _run(*replica, trial, warmup_s, details)
@@ -175,18 +177,21 @@ def perform(trial: Trial, *, details: bool = False) -> Observation:
 def requests_of(trial: Trial) -> tuple[ResultTable, Sequence[RequestSpec]]:
     """Run a trial to its end, on one engine; return its requests and their specs."""
     config = parse_config(dict(trial.run))
-    specs = make_workload(config.workload, config.seed).requests()
+    specs = _specs_of(trial, config)
     simulation = _TrialSimulation(config, specs, trial.bound, keeps_steps=False)
     return simulation.record().request_table, specs
 
 
-def _some(specs: Sequence[RequestSpec], most: int | None) -> Sequence[RequestSpec]:
-    """Return at most so many requests; of a list the first, so that chains hold."""
-    if most is None or len(specs) <= most:
+def _specs_of(trial: Trial, config: RunConfig) -> Sequence[RequestSpec]:
+    """Return the requests of a trial; `most` of a list are the first: chains hold."""
+    specs = make_workload(config.workload, config.seed).requests()
+    num_asked = min(trial.first or len(specs), trial.most or len(specs))
+    if num_asked >= len(specs):
         return specs
     if not isinstance(specs, RequestColumns):
-        return specs[:most]
-    rows = np.linspace(0, len(specs) - 1, most).astype(np.int64)
+        return specs[:num_asked]
+    last = len(specs) - 1 if trial.first is None else num_asked - 1
+    rows = np.linspace(0, last, num_asked).astype(np.int64)
     return specs.rearranged(rows, specs.arrival_s[rows])
 
 

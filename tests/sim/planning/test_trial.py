@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -16,6 +17,7 @@ from sim.studies.planning.trial import (
     Trial,
     is_overloaded,
     perform,
+    requests_of,
     split_table,
     with_scale,
 )
@@ -166,3 +168,11 @@ def test_an_empty_start_is_found() -> None:
     assert 0.15 <= warmup_share(runs) <= MAX_SHARE
     level = [10 + rng.normal(0, 0.5, 100) for _ in range(3)]
     assert warmup_share(level) <= 0.1
+
+
+def test_the_first_requests_come_as_densely_as_in_the_whole() -> None:
+    trial = Trial(run_of(20.0), parse_objectives({"mean_ttft_ms": 1}))
+    _, every = requests_of(trial)
+    _, some = requests_of(replace(trial, first=10))
+    assert [each.arrival_s for each in some] == [each.arrival_s for each in every[:10]]
+    assert len(requests_of(replace(trial, first=len(every) + 1))[1]) == len(every)
