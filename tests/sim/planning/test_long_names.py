@@ -39,11 +39,14 @@ del LONG[""]
 
 def with_long_names(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return results that tell of the longest models and GPUs."""
-    text = json.dumps(data)
+    renamed: dict[str, Any] = json.loads(_with_long_names(json.dumps(data)))
+    return renamed
+
+
+def _with_long_names(text: str) -> str:
     for short, long in LONG.items():
         text = text.replace(short, long)
-    renamed: dict[str, Any] = json.loads(text)
-    return renamed
+    return text
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +69,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 @pytest.fixture(scope="module")
 def sweep(pressed_sweep: Path) -> SweepRuns:
     runs = read_sweep(pressed_sweep)
-    frame = runs.frame.copy()
-    for name in frame.select_dtypes("object"):
-        values = frame[name]
-        for short, long in LONG.items():
-            values = values.str.replace(short, long, regex=False)
-        frame[name] = values
+    frame = runs.frame.map(lambda v: _with_long_names(v) if isinstance(v, str) else v)
     return SweepRuns(MODELS[-1], frame, runs.keys)
 
 
