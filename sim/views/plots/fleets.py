@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -11,6 +11,8 @@ from sim.results.step_table import span_columns, spans_s
 from sim.views.plots import style
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -78,13 +80,24 @@ def _engines(results: Results) -> Figure:
     )
     over_time, load, *more = figure.axes
     _draw_map(over_time, results)
-    numbers = np.array([each["num_requests"] for each in engines], float)
-    _draw_bars(load, numbers / max(numbers.mean(), 1e-300), "requests / mean")
+    _draw_bars(load, _loads(engines), "requests / mean")
     load.axvline(1.0, color=style.GREY, linewidth=0.8)
     for axes in more:
         _draw_bars(axes, np.array([100.0 * (r or 0.0) for r in rates]), "hit rate (%)")
         axes.set_xlim(0.0, 100.0)
     return figure
+
+
+def _loads(engines: Sequence[Mapping[str, Any]]) -> Floats:
+    """Return the requests of each engine over the mean of all that do the same."""
+    numbers = np.array(
+        [each.get("num_prompts", each["num_requests"]) for each in engines], float
+    )
+    is_prefiller = np.array(["num_prompts" in each for each in engines])
+    for role in (is_prefiller, ~is_prefiller):
+        if role.any():
+            numbers[role] /= max(numbers[role].mean(), 1e-300)
+    return numbers
 
 
 def _draw_map(axes: Axes, results: Results) -> None:

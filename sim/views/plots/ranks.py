@@ -11,6 +11,7 @@ from sim.views.plots import FIGURES
 from sim.views.plots.drafts import drafts, has_drafts
 from sim.views.plots.fleets import engines_figure
 from sim.views.plots.overlays import OVERLAYS
+from sim.views.plots.pools import has_pools, pools_figure
 from sim.views.plots.runs import MAX_RUNS, Run
 from sim.views.plots.tables import Tables
 from sim.views.plots.tiers import has_tier, tier, tier_ttft
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:
     """Return what draws the figures of a run, and what it draws: a curve a rank.
 
-    A fleet has one more, of all its engines.
+    A fleet has one more, of all its engines, and one of pools that prefill and decode.
     A run whose steps verify drafts has one more, and one with a tier behind its pool.
     """
     part, ranks = parts_of(results.summary)
@@ -52,5 +53,8 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
         )
         runs.append(Run(f"{part} {rank}", tables, told))
     if part == "engine":
-        return OVERLAYS | {"engines": lambda _: engines_figure(results)}, runs
+        figures = OVERLAYS | {"engines": lambda _: engines_figure(results)}
+        if has_pools(results):
+            figures |= {"pools": lambda _: pools_figure(results)}
+        return figures, runs
     return OVERLAYS, runs
