@@ -162,7 +162,7 @@ GIVEN = frozenset({"graph_rule"}).union(
 TOLD = frozenset(
     {
         *("env", "loads", "num_engines", "stream"),
-        *("num_gpu_blocks", "block_size", "session_of"),
+        *("num_gpu_blocks", "block_size", "session_of", "cached_blocks"),
     }
 )
 """What the run gives to a router."""

@@ -23,6 +23,7 @@ from sim.errors import ConfigError
 from sim.results.fleets import engine_numbers, imbalance
 from sim.results.ranks import merged
 from sim.scheduler.groups.scheduler import GroupScheduler
+from sim.scheduler.v1.holdings import Holdings
 from sim.simulation.pools import transfer_settings
 from sim.simulation.ranks import merged_counters
 from sim.simulation.schedulers import make_scheduler
@@ -165,7 +166,24 @@ class Fleet:
             "num_gpu_blocks": [pool.capacity.num_gpu_blocks for pool in owners],
             "block_size": max(pool.capacity.block_size for pool in owners),
             "session_of": session_of,
+            "cached_blocks": (
+                partial(self._cached_blocks, places)
+                if all(isinstance(self.schedulers[i], Holdings) for i in places)
+                else None
+            ),
         }
+
+    def _cached_blocks(self, places: Sequence[int], request: Request) -> list[int]:
+        """Return how many leading blocks of a prompt engines have cached."""
+        asked = request.again()  # what a look-up notes of it is not the engine's
+        num_tokens = request.num_prompt_tokens + 1  # its last block too, if it is full
+        found = []
+        for place in places:
+            scheduler: Any = self.schedulers[place]
+            tables = scheduler.tables
+            hit = tables.find(asked, num_tokens) if scheduler.enable_caching else None
+            found.append(0 if hit is None else hit.num_blocks)
+        return found
 
     @property
     def is_blind(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from sim.engine.routers.counting import (
     RandomRouter,
     RoundRobin,
 )
+from sim.engine.routers.dynamo_kv import DynamoKv
 from sim.engine.routers.llm_d import LlmD
 from sim.engine.routers.prefix_tree import PrefixTree
 from sim.engine.routers.production_stack import ProductionStackPrefix
@@ -375,3 +377,42 @@ def test_every_request_is_counted_until_it_ends() -> None:
         for number, place in enumerate(places):
             router.ended(request(number), place)
         assert router.num_in_flight == [0, 0, 0]
+
+
+# -- blocks to compute and to hold -----------------------------------------------------
+
+
+def test_costs_of_blocks_are_those_that_dynamo_has_logged() -> None:
+    """4036/64 + 63; then 1853/64 + 28 + 63 where the first one is computed."""
+    overlaps = [0, 0]
+    router = DynamoKv(
+        simpy.Environment(), 2, stream(), 64, cached_blocks=lambda _: overlaps
+    )
+    one, two = request(1, (1, 4036)), request(2, (2, 1853))
+    assert router.costs(one, prompt_hashes(one, 64), overlaps) == [126.0625] * 2
+    place = router.choose(one)
+    costs = router.costs(two, prompt_hashes(two, 64), overlaps)
+    assert costs[place] == (4036 + 1853) / 64 + 28 + 63
+    assert router.choose(two) == 1 - place
+    one.first_token_s = 1.0
+    assert router.costs(two, prompt_hashes(two, 64), overlaps)[place] == (
+        1853 / 64 + 28 + 63
+    )
+    overlaps[place] = 27
+    assert router.costs(two, prompt_hashes(two, 64), overlaps)[place] == (
+        1853 / 64 - 27 + 28 + 63
+    )
+    router.ended(one, place)
+    assert router.costs(two, prompt_hashes(two, 64), [0, 0])[place] == 1853 / 64 + 28
+    assert router.active_tokens(two) in {0, 1853}
+
+
+def test_without_events_what_was_sent_counts_for_two_minutes() -> None:
+    env = simpy.Environment()
+    router = DynamoKv(env, 2, stream(), 64, None, use_kv_events=False)
+    place = router.choose(request(1, (1, 256)))
+    assert router.cached_tokens(request(2, (1, 256)))[place] == 256
+    env.run(until=121.0)
+    assert router.cached_tokens(request(2, (1, 256))) == [0, 0]
+    with pytest.raises(ConfigError, match="use_kv_events: engines of the v1"):
+        DynamoKv(env, 2, stream(), 64, None)

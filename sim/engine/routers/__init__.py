@@ -19,6 +19,7 @@ from sim.engine.routers.counting import (
     RandomRouter,
     RoundRobin,
 )
+from sim.engine.routers.dynamo_kv import DynamoKv
 from sim.engine.routers.llm_d import LlmD
 from sim.engine.routers.production_stack import ProductionStackPrefix
 from sim.engine.routers.ray_prefix import RayPrefix
@@ -37,6 +38,7 @@ ROUTERS: Mapping[str, type] = MappingProxyType(
         "session": Session,
         "vllm_dp": LoadBalancer,
         "llm_d": LlmD,
+        "dynamo_kv": DynamoKv,
         "sglang_cache_aware": SGLangCacheAware,
         "production_stack_prefix": ProductionStackPrefix,
         "ray_prefix": RayPrefix,
@@ -49,6 +51,6 @@ BLIND: Final = frozenset({RoundRobin, RandomRouter})
 """Routers that choose without looking at engines, requests or what has ended."""
 
 BY_PREFIX: Final = frozenset(
-    {LlmD, SGLangCacheAware, ProductionStackPrefix, RayPrefix, AIBrixPrefix}
+    {LlmD, DynamoKv, SGLangCacheAware, ProductionStackPrefix, RayPrefix, AIBrixPrefix}
 )
 """Routers that send a prompt to where its prefix is."""
