@@ -16,6 +16,8 @@ from sim.engine.pairs import Pairs
 from sim.engine.pulls import ConsumerSteps, ProducerSteps
 from sim.errors import ConfigError
 from sim.simulation.run import Simulation
+from sim.views.plots.fleets import engines_figure
+from sim.views.plots.pools import has_pools, pools_figure
 from tests.sim.test_fleet_run import SESSIONS, TIGHT, data_of, tables
 
 if TYPE_CHECKING:
@@ -221,6 +223,41 @@ def test_deciders_leave_prompts_to_decoders() -> None:
     is_remote = results.requests["prefill_engine"] >= 0
     assert (is_remote == (results.requests["num_prompt_tokens"] >= 200)).all()
     assert 0 < is_remote.sum() < 90
+
+
+@pytest.mark.parametrize(
+    ("decider", "is_some"),
+    [
+        ({"kind": "isl_bounding"}, False),  # nothing of these prompts is cached
+        ({"kind": "isl_bounding", "max_share": 1.1}, True),
+        ({"kind": "prefill_load", "max_active_tokens": 100}, True),
+        ({"kind": "isl_or_load", "max_active_tokens": 1e9}, False),
+    ],
+)
+def test_deciders_of_dynamo(decider: dict[str, Any], is_some: bool) -> None:
+    fleet = fleet_of(
+        router={"kind": "dynamo_kv"},
+        decode_router={"kind": "dynamo_kv", "overlap_score_credit": 0.0},
+        proxy={"decider": decider},
+    )
+    summary = simulation_of(fleet, num_requests=40).run().summary
+    assert summary["completed"] == 40
+    assert (summary["num_local_prompts"] > 0) is is_some
+    assert summary["transfers"]["num_transfers"] == 40 - summary["num_local_prompts"]
+
+
+def test_figures_of_pools() -> None:
+    results = simulation_of(fleet_of(), num_requests=20).run()
+    assert has_pools(results)
+    usage, transfers, split = pools_figure(results).axes
+    assert [text.get_text() for text in usage.get_legend().get_texts()] == [
+        "p, 2 engines",
+        "d, 2 engines",
+    ]
+    assert transfers.get_ylabel() == "mean number"
+    assert len(split.patches) == 4
+    load = engines_figure(results).axes[1]
+    assert sum(bar.get_width() for bar in load.patches) == pytest.approx(4)
 
 
 # -- deaths --------------------------------------------------------------------------
