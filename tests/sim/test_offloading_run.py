@@ -98,6 +98,7 @@ def run(
     link: dict[str, Any] | None = None,
     stepwise: bool = False,
     workload: dict[str, Any] = CHATS,
+    check_every: int = 50,
     **engine: Any,
 ) -> Any:
     if link is not None:
@@ -105,7 +106,7 @@ def run(
     config = parse_config(
         {"workload": workload, "engine": ENGINE | engine, "cost_intervals": False}
     )
-    return Simulation(config, stepwise=stepwise).run(check_every=50)
+    return Simulation(config, stepwise=stepwise).run(check_every=check_every)
 
 
 def test_a_tier_turns_recomputation_into_loads() -> None:
@@ -183,6 +184,20 @@ def test_failed_loads_lose_no_request(policy: str) -> None:
     statuses = set(result.requests["status"])
     assert ("finished_error" in statuses) == (policy == "fail")
     assert len(result.requests) == 96 or policy == "fail"
+
+
+def test_blocks_of_a_failed_load_are_held_until_they_are_computed() -> None:
+    few = {"num_sessions": 6, "turns": {"kind": "fixed", "number": 3}}
+    result = run(
+        check_every=2,
+        workload={"sessions": CHATS["sessions"] | few},
+        num_gpu_blocks_override=260,
+        kv_offloading_size=4.0,
+        link={"load_failure_rate": 0.5},
+        kv_transfer_config={"kv_load_failure_policy": "recompute"},
+        max_num_batched_tokens=64,
+    )
+    assert result.summary["completed"] == 18
 
 
 @pytest.mark.parametrize(

@@ -474,6 +474,20 @@ class ConnectorScheduler(Scheduler):
     def _fresh(self) -> Iterable[Request]:
         return self.waiting.fresh
 
+    def _check_blocks(self, request: Request) -> None:
+        """Let a prompt hold what a load failed to fill, until it is computed."""
+        if request not in self.prefilling:
+            super()._check_blocks(request)
+            return
+        num_held = self.tables.num_blocks(request)
+        num_computed = request.num_computed_tokens
+        num_most = -(-request.num_tokens // self.block_size)
+        require(
+            -(-num_computed // self.block_size) <= num_held <= num_most,
+            f"request {request.request_id}: {num_computed} of {request.num_tokens} "
+            f"tokens computed, {num_held} blocks held",
+        )
+
     def check(self) -> None:
         super().check()
         self.connector.check()
