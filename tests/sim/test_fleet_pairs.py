@@ -52,7 +52,7 @@ def simulation_of(
 
 
 def checked(simulation: Simulation) -> Results:
-    """Run with proofs after every few steps; all blocks must be free, or leased, then."""
+    """Run with proofs every few steps; all blocks must be free, or leased, then."""
     engines = simulation.engine
     assert isinstance(engines, Pairs)
 
