@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.studies.planning.names import labels
 from sim.studies.planning.outcome import noise_word
 from sim.studies.planning.verdict import verdicts_of
 from sim.views.plots.plans import load_points
@@ -65,12 +66,12 @@ def _summary(plan: Plan) -> Iterator[Markup | charts.Chart]:
 
 def _candidates(plan: Plan) -> Iterator[Markup | charts.Chart]:
     confidence = plan["search"]["confidence"]
-    rows = []
+    rows, said = [], labels(plan)
     for each in _found(plan):
         rate, name = each["rate"], each["name"]
         rows.append(
             [
-                name,
+                said[name],
                 data(decimal(rate["value"]), rate["value"], "rate", name),
                 f"{decimal(rate['low'])} to {decimal(rate['high'])}",
                 _off(rate),
@@ -92,7 +93,7 @@ def _candidates(plan: Plan) -> Iterator[Markup | charts.Chart]:
     yield from _curves(plan)
     left = [each for each in plan["candidates"] if "rate" not in each]
     if left:
-        told = [(each["name"], each["status"], each["reason"] or "") for each in left]
+        told = [(said[e["name"]], e["status"], e["reason"] or "") for e in left]
         head = ["candidate", "status", "why"]
         yield table("Candidates without a rate", head, told, class_="texts")
 
@@ -140,7 +141,7 @@ def _curves(plan: Plan) -> Iterator[charts.Chart]:
 
 def _fleets(plan: Plan) -> Iterator[Markup | charts.Chart]:
     currency, latency = plan["prices"]["currency"], plan["pareto"]["latency"]
-    rows = []
+    rows, said = [], labels(plan)
     for each in _found(plan):
         if each["replicas"] is None:
             continue
@@ -148,7 +149,7 @@ def _fleets(plan: Plan) -> Iterator[Markup | charts.Chart]:
         cost, output = each["cost_per_hour"], each["cost_per_million_output_tokens"]
         rows.append(
             [
-                name,
+                said[name],
                 data(str(each["replicas"]), each["replicas"], "replicas", name),
                 str(each["num_gpus"]),
                 "-"
@@ -235,11 +236,11 @@ def _comma(word: str) -> str:
 
 def _tornado(key: str, name: str, effects: Sequence[Plan]) -> charts.Chart:
     gain = np.array([100.0 * float(effect["rate_gain"]) for effect in effects])
-    labels = tuple(f"{effect['lever']} {effect['change']}" for effect in effects)
+    ticks = tuple(f"{effect['lever']} {effect['change']}" for effect in effects)
     places = np.arange(gain.size, dtype=np.float64)
     texts = tuple(
         f"{label}\nhighest rate {value:+.1f} %{_comma(noise_word(effect))}"
-        for label, value, effect in zip(labels, gain.tolist(), effects, strict=True)
+        for label, value, effect in zip(ticks, gain.tolist(), effects, strict=True)
     )
     bars: charts.Series = charts.Bars(
         "highest rate",
@@ -250,7 +251,7 @@ def _tornado(key: str, name: str, effects: Sequence[Plan]) -> charts.Chart:
         is_horizontal=True,
         texts=texts,
     )
-    y = charts.Axis("", low=gain.size - 0.5, high=-0.5, ticks=labels)
+    y = charts.Axis("", low=gain.size - 0.5, high=-0.5, ticks=ticks)
     return charts.Chart(
         key,
         f"What each change does to the highest rate of {name}.",
