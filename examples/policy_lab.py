@@ -48,6 +48,18 @@ ADMISSION: Mapping[str, str] = {
     "past_future": "admission=past_future",
 }
 
+TIERS: Mapping[str, str] = {
+    name: "kv_transfer_config={kv_connector_extra_config: "
+    f"{{offload_prompt_only: false, eviction_policy: {policy}}}}}"
+    for name, policy in (
+        (DEFAULT, "lru"),
+        ("arc", "arc"),
+        ("pin_shared", "pin_shared"),
+        ("session_end", "session_end"),
+        ("next_use", "next_use"),
+    )
+}
+
 
 @dataclass(frozen=True)
 class Column:
@@ -72,6 +84,15 @@ COLUMNS = (
     Column("TPOT mean, ms", "mean_tpot_ms", 1, 1),
     Column("E2E mean, s", "mean_e2el_ms", 1e3, 2),
     Column("E2E p99, s", "p99_e2el_ms", 1e3, 1),
+    Column("output tokens/s", "output_throughput"),
+)
+TIER_COLUMNS = (
+    Column("found, % of prompt tokens", "found_percent", 1, 1, by_ratio=False),
+    Column("loaded, GB", "loaded_bytes", 1e9, 0, by_ratio=False),
+    Column("stored, GB", "stored_bytes", 1e9, 0, by_ratio=False),
+    Column("TTFT mean, s", "mean_ttft_ms", 1e3, 2),
+    Column("TTFT p99, s", "p99_ttft_ms", 1e3, 2),
+    Column("E2E mean, s", "mean_e2el_ms", 1e3, 2),
     Column("output tokens/s", "output_throughput"),
 )
 CLASS_COLUMNS = tuple(
@@ -126,6 +147,16 @@ def traffics(trace: Path) -> dict[str, Traffic]:
         ),
         "chats": Traffic("chats", "chat_sessions.yaml", chats, seeds),
         "classes": Traffic("classes", "demo.yaml", demo + classes, seeds),
+        "tiers": Traffic(
+            "tiers",
+            "chat_offloading.yaml",
+            (
+                "engine.kv_offloading_size=40",
+                "engine.num_gpu_blocks_override=6000",
+                "workload.sessions.num_sessions=150",
+            ),
+            seeds[:3],
+        ),
     }
 
 
@@ -141,6 +172,9 @@ def run(traffic: Traffic, sample: str, policy: str) -> dict[str, float]:
     start_s = time.process_time()
     summary: dict[str, Any] = dict(simulation.run().summary)
     summary["cpu_s"] = time.process_time() - start_s
+    if (loaded := summary.get("external_prefix_cache_hits")) is not None:
+        found = summary["prefix_cache_hits"] + loaded
+        summary["found_percent"] = 100 * found / summary["prefix_cache_queries"]
     for name, numbers in summary.get("by_slo_class", {}).items():
         summary |= {f"{name}_{key}": value for key, value in numbers.items()}
     return summary
@@ -222,6 +256,11 @@ def classes_table(traffic: Traffic) -> str:
     return table(runs(traffic, policies), CLASS_COLUMNS)
 
 
+def tiers_table(traffic: Traffic) -> str:
+    """Return what a tier's policies find and cost."""
+    return table(runs(traffic, TIERS), TIER_COLUMNS)
+
+
 def admission_table(traffic: Traffic) -> str:
     """Return what admission rules cost and gain."""
     return table(runs(traffic, ADMISSION), COLUMNS)
@@ -234,6 +273,7 @@ def tables(trace: Path) -> dict[str, Callable[[], str]]:
     for name in ("demo", "azure", "chats"):
         made[f"victims {name}"] = partial(victims_table, traffic[name])
         made[f"admission {name}"] = partial(admission_table, traffic[name])
+    made["tiers"] = partial(tiers_table, traffic["tiers"])
     made["victims classes"] = partial(classes_table, traffic["classes"])
     return made
 
