@@ -21,6 +21,12 @@ kind (tensor parallel) say 6.5 to 9.8 ms. How it divides is not known: half each
 """
 _INTERVAL_S: Final = [6.1e-3, 9.8e-3]
 _SOURCE: Final = "TTFT of Llama-2-7B, H100, vLLM 0.15.1 over HTTP: one run"
+NOT_LOOKED_AT: Final = {
+    "client_to_queue_s": 0.0,
+    "token_to_client_s": 0.0,
+    "source": "not looked at: times are the engine's (see front_end)",
+}
+"""What a run without the table says."""
 _UNKNOWN: Final = "no public figure for this release: zero"
 
 

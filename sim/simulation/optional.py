@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.config.front_end import NOT_LOOKED_AT
 from sim.engine.engines import Engines
 from sim.results.drafts import DraftRecorder
 from sim.results.metrics import goodput
@@ -82,9 +83,9 @@ def steps_in_flight(engine: Engine | Engines) -> dict[str, Any]:
 
 
 def front_end(config: RunConfig) -> dict[str, Any]:
-    """Return what latencies have beyond the engine's, if they have."""
+    """Return what latencies have beyond the engine's."""
     if config.front_end is None:
-        return {}
+        return {"front_end": NOT_LOOKED_AT}
     return {"front_end": config.front_end.describe(config.engine.version)}
 
 
