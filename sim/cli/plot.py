@@ -11,7 +11,7 @@ from sim.cli import options
 from sim.cli.console import note, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sim.views.plots.catalogue import Drawing
     from sim.views.plots.output import Format
@@ -75,19 +75,18 @@ def plot(
     keys = HeatMapKeys(x, y, metric)
     if keys and (what not in ("sweep", "plan") or (figure and _MAP not in figure)):
         raise UserError(f"--x, --y and --metric are for --figure {_MAP} of a sweep")
-    names = named(what, figure or ([_MAP] if keys else []))
-    check_files(_paths(out, names, formats), overwrite=overwrite)
     settings = {} if style is None else read_style(style)
     with on_top(settings):
         there = drawings(what, directories, keys)
-        asked = {name: there[name] for name in names}
+        asked = named(what, there, figure or ([_MAP] if keys else []))
+        check_files(_paths(out, asked, formats), overwrite=overwrite)
         files, notes = _draw(asked, out, formats, is_named=bool(figure) or bool(keys))
     write_files(files)
     _report(list(files), notes, quiet=quiet, as_json=json)
     return 0
 
 
-def _paths(out: Path, names: Sequence[str], formats: Sequence[Format]) -> list[Path]:
+def _paths(out: Path, names: Iterable[str], formats: Sequence[Format]) -> list[Path]:
     return [out / f"{name}.{format_}" for name in names for format_ in formats]
 
 
@@ -134,10 +133,18 @@ def _report(files: list[Path], notes: list[str], *, quiet: bool, as_json: bool) 
 
 def _list(directories: Sequence[Path], *, as_json: bool) -> int:
     """Print the figures of what is given, or of everything."""
-    from sim.views.plots.catalogue import FIGURES_OF, What, what_is_in
+    from sim.views.plots.catalogue import (
+        FIGURES_OF,
+        HeatMapKeys,
+        drawings,
+        what_is_in,
+    )
 
-    whats: list[What] = [what_is_in(directories)] if directories else list(FIGURES_OF)
-    found = {what: dict(_said(FIGURES_OF[what])) for what in whats}
+    found = {what: dict(_said(figures)) for what, figures in FIGURES_OF.items()}
+    if directories:
+        what = what_is_in(directories)
+        there = drawings(what, directories, HeatMapKeys())
+        found = {what: {k: v for k, v in found[what].items() if k in there}}
     if as_json:
         print_json(found)
         return 0

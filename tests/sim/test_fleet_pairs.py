@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from sim.simulation.run import Simulation
 from sim.views.plots.fleets import engines_figure
 from sim.views.plots.pools import has_pools, pools_figure
 from tests.sim.test_fleet_run import SESSIONS, TIGHT, data_of, tables
+from tests.sim.test_run_command import kvsim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from sim.results.run import Results
 
@@ -258,6 +261,14 @@ def test_deciders_of_dynamo(decider: dict[str, Any], is_some: bool) -> None:
     assert summary["completed"] == 40
     assert (summary["num_local_prompts"] > 0) is is_some
     assert summary["transfers"]["num_transfers"] == 40 - summary["num_local_prompts"]
+
+
+def test_figures_of_a_saved_run_are_those_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulation_of(fleet_of(), num_requests=20).run().write(tmp_path)
+    assert kvsim(["plot", str(tmp_path), "--list", "--json"]) == 0
+    assert {"engines", "pools"} < set(json.loads(capsys.readouterr().out)["run"])
 
 
 def test_figures_of_pools() -> None:

@@ -25,8 +25,10 @@ from sim.results.run import Results
 from sim.studies.planning.file import read_plan
 from sim.views.plots import FIGURES, Tables
 from sim.views.plots.drafts import drafts
+from sim.views.plots.fleets import engines_figure
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.plans import PLAN_FIGURES
+from sim.views.plots.pools import pools_figure
 from sim.views.plots.ranks import figures_of
 from sim.views.plots.runs import Run, labels_of, what_differs
 from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
@@ -43,20 +45,19 @@ if TYPE_CHECKING:
 
 What: TypeAlias = Literal["run", "runs", "sweep", "plan"]
 FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
-    "run": FIGURES,
+    "run": {
+        **FIGURES,
+        "drafts": drafts,
+        "engines": engines_figure,
+        "pools": pools_figure,
+        "tier": tier,
+        "tier_ttft": tier_ttft,
+    },
     "runs": OVERLAYS,
     "sweep": SWEEP_FIGURES,
     "plan": PLAN_FIGURES | SWEEP_FIGURES,
 }
-"""By what a directory holds: the functions, by name."""
-
-
-_OF_SOME: Mapping[str, Any] = {
-    "drafts": drafts,
-    "tier": tier,
-    "tier_ttft": tier_ttft,
-}
-"""Figures of some runs only."""
+"""By what a directory holds: the functions, by name; some are of some runs only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,10 @@ def what_is_in(directories: Sequence[Path]) -> What:
     return found[0]
 
 
-def named(what: What, names: Sequence[str]) -> list[str]:
+def named(
+    what: What, there: Mapping[str, Drawing], names: Sequence[str]
+) -> dict[str, Drawing]:
     """Return the figures that are asked for; all of them if none is named."""
-    there = FIGURES_OF[what]
-    if what == "run":  # of some runs only: drawn if asked for
-        there = {
-            **there,
-            **{name: _OF_SOME[name] for name in _OF_SOME if name in names},
-        }
     for name in names:
         if name not in there:
             others = ", ".join(there)
@@ -103,7 +100,7 @@ def named(what: What, names: Sequence[str]) -> list[str]:
                 f"--figure: there is no '{name}' of a {what.removesuffix('s')}"
                 f"{did_you_mean(name, there)} (there are: {others})"
             )
-    return list(dict.fromkeys(names)) or list(there)
+    return {name: there[name] for name in names or there}
 
 
 def drawings(
@@ -125,8 +122,6 @@ def _of_runs(directories: Sequence[Path]) -> dict[str, Drawing]:
     found = [Results.load(directory) for directory in directories]
     if len(found) == 1:
         figures, drawn = figures_of(found[0])
-        if isinstance(drawn, Tables):
-            figures = {**figures, **_OF_SOME}
         return {name: partial(draw, drawn) for name, draw in figures.items()}
     tables = [
         Tables.of(_one_engine(each, d))
