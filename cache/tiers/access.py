@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SessionHint(NamedTuple):
-    """What a client says of the session that a request belongs to.
+    """The client's hint on the session of a request.
 
     Attributes
     ----------
@@ -33,15 +33,15 @@ class RequestAccess:
     request_id
         Its number, for those who log.
     session
-        What is known of its session; None for nothing.
+        Its session's hint; None without one.
 
     Attributes
     ----------
     positions
-        Place in the request of each key that it has shown, in the order of showing.
+        Place in the request of each key that it has used, in the order of first uses.
     inserted, reused, missed
-        Keys that it stored; that it read, or offered while others had stored them
-        already; and that it had to store, whether or not there was room. Kept by
+        Keys that it stored; that it read, or wanted to store when another request had
+        done so; and that it had to store, whether or not there was room. Kept by
         policies that ask for them.
     rank
         The policy's own; 0 before the first contact.
@@ -83,13 +83,13 @@ class RequestAccess:
         self.ranked: list[int] = []
         self.is_sorted = self.is_own = True
         self.is_finished = False
-        self._is_in_order = True  # keys were shown by place
+        self._is_in_order = True  # keys were noted in the order of their places
         self._next_place = 0
 
     def show(
         self, keys: Sequence[int], first: int, shown: Collection[int] | None = None
     ) -> Sequence[int]:
-        """Note the places of keys; return those that were not shown before.
+        """Note the places of keys; return those that are new to the request.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class RequestAccess:
         first
             Place of the first of them.
         shown
-            Those of them that are shown; None for all.
+            Those of them to note; None for all.
         """
         positions, new = self.positions, keys
         if shown is None and first >= self._next_place:
@@ -117,7 +117,7 @@ class RequestAccess:
         return new
 
     def by_place(self) -> list[int]:
-        """Return the keys that it has shown, the first of the request first."""
+        """Return the keys in the order of their places in the request."""
         positions = self.positions
         if self._is_in_order:
             return list(positions)

@@ -1,6 +1,6 @@
-"""Policies that know sessions: what is shared, what is over, what is wanted next.
+"""Eviction policies that use what clients know of their sessions.
 
-None is the release's; each differs from its LRU (`cache.tiers.lru`) by what it says.
+None is the release's; each changes one rule of its LRU (`cache.tiers.lru`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RANKS_PER_NANOSECOND = 2**64
 
 
 class _SessionPolicy(LRUTierPolicy):
-    """LRU by request that knows which chunks more than one session has shown.
+    """LRU by request that knows which chunks more than one session uses.
 
     A request without a hint is a session of its own.
     """
@@ -35,7 +35,7 @@ class _SessionPolicy(LRUTierPolicy):
         self._sessions: dict[int, int] = {}
 
     def _note(self, keys: Iterable[int], access: RequestAccess) -> list[int]:
-        """Note whose session shows chunks; return those that others have shown."""
+        """Note the session of each chunk; return those that others use, too."""
         session = access.session
         number = -2 - access.request_id if session is None else session.session_id
         shared: list[int] = []
@@ -60,7 +60,7 @@ class _SessionPolicy(LRUTierPolicy):
         return chosen
 
     def _rank_with(self, access: RequestAccess, rank: int, keys: Sequence[int]) -> None:
-        """Let a request that has ended rank with all chunks of `keys`, by place."""
+        """Rank an ended request with the chunks of `keys`, in the order of places."""
         self._unlist(access)
         owners = self._owners
         self._take_over([key for key in keys if owners[key] is not access], access)
@@ -71,7 +71,7 @@ class _SessionPolicy(LRUTierPolicy):
             insort(self._ranks, rank)
 
     def _settle(self, access: RequestAccess, rank: int, shared_rank: int) -> None:
-        """Rank what a request leaves: its session's own, and what is shared."""
+        """Rank the chunks of an ended request: its session's own, and shared ones."""
         owners, sessions = self._owners, self._sessions
         shown = [key for key in access.by_place() if key in owners]
         shared = [k for k in shown if sessions[k] == _SHARED and owners[k] is access]
@@ -90,7 +90,7 @@ class _SessionPolicy(LRUTierPolicy):
 
 
 class PinShared(_SessionPolicy):
-    """What several sessions have shown goes last: system prompts, tools, documents."""
+    """Chunks that several sessions use (system prompts, documents) are evicted last."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -109,7 +109,7 @@ class PinShared(_SessionPolicy):
         return shared
 
     def finished(self, access: RequestAccess) -> None:
-        """Settle as LRU does, but for what is pinned."""
+        """Rank the request as LRU does, without its pinned chunks."""
         if access.rank:
             owners, pinned = self._owners, self._pinned
             own = [
@@ -127,7 +127,7 @@ class PinShared(_SessionPolicy):
 
 
 class SessionEnd(_SessionPolicy):
-    """What only a session has shown that is over goes first, its tail before its head.
+    """Chunks that only an ended session used are evicted first, tail before head.
 
     Clients say which request is the last of its session.
     """
@@ -141,11 +141,11 @@ class SessionEnd(_SessionPolicy):
 
 
 class NextUse(_SessionPolicy):
-    """What is wanted last goes first, as clients say when they come back.
+    """Chunks that are needed latest are evicted first; clients say when they return.
 
-    A request that has ended ranks by when its session goes on; what a session has shown
-    that is over, or of which nothing is said, goes first. What several sessions have
-    shown counts as wanted at once.
+    An ended request ranks by the time at which its session goes on. Chunks of a session
+    that has ended, or that says nothing, are evicted first; chunks that several
+    sessions use count as needed at once.
     """
 
     def finished(self, access: RequestAccess) -> None:
@@ -158,16 +158,16 @@ class NextUse(_SessionPolicy):
             self._settle(access, rank, self._rank_at(access.end_s))
 
     def _rank_at(self, wanted_s: float) -> int:
-        """Return a rank that goes before those of chunks that are wanted sooner."""
+        """Return a rank before those of chunks that are needed sooner."""
         wanted_ns = round(wanted_s * _NANOSECONDS)
         return self._next_rank() - (wanted_ns + 1) * _RANKS_PER_NANOSECOND
 
 
 class KeepTTL(LRUTierPolicy):
-    """What was used is kept for so long; a lot that finds no room meanwhile is refused.
+    """Chunks stay `ttl_s` after their use; a store that finds no room then is refused.
 
-    So a working set that is larger than the tier is kept in part, where LRU gives up
-    each chunk just before it comes back.
+    So a working set that is larger than the tier is kept in part, where LRU evicts each
+    chunk just before it is needed again.
     """
 
     ttl_s = 300.0

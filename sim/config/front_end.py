@@ -1,4 +1,4 @@
-"""The way of a request through the front end: what clients wait for besides."""
+"""The table ``front_end``: time between the client and the engine, both ways."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Seconds = Annotated[float, Field(ge=0, le=10)]
 FRONT_END_S: Final = 6.2e-3
 """Seconds between a client of HTTP and the engine, there and back, from 0.14 on.
 
-What the TTFT of Llama-2-7B on an H100 (vLLM 0.15.1, 5 and 10 requests/s) has in the
-median beyond steps scheduled ahead: 6.1 and 6.3 ms. One run says it; the others of its
-kind (tensor parallel) say 6.5 to 9.8 ms. How it divides is not known: half each way.
+The median TTFT of Llama-2-7B on an H100 (vLLM 0.15.1, 5 and 10 requests/s) is 6.1 and
+6.3 ms above that of steps scheduled ahead. It rests on one run; others of its kind
+(tensor parallel) give 6.5 to 9.8 ms. How it divides is not known: half each way.
 """
 _INTERVAL_S: Final = [6.1e-3, 9.8e-3]
 _SOURCE: Final = "TTFT of Llama-2-7B, H100, vLLM 0.15.1 over HTTP: one run"
@@ -26,14 +26,14 @@ NOT_LOOKED_AT: Final = {
     "token_to_client_s": 0.0,
     "source": "not looked at: times are the engine's (see front_end)",
 }
-"""What a run without the table says."""
+"""Provenance of a run without the table."""
 _UNKNOWN: Final = "no public figure for this release: zero"
 
 
 class FrontEndConfig(ConfigTable):
     """Seconds from the client to the queue, and from a token to the client.
 
-    None is what is known of the release, see `FRONT_END_S`; before, zero.
+    None is half of `FRONT_END_S` for releases from 0.14 on, zero for earlier ones.
     """
 
     client_to_queue_s: Seconds | None = None
@@ -44,7 +44,7 @@ class FrontEndConfig(ConfigTable):
         return sum(self._ways_s(engine_version))
 
     def describe(self, engine_version: str) -> dict[str, Any]:
-        """Return what was used, and where it comes from."""
+        """Return both times, their source and its interval."""
         there_s, back_s = self._ways_s(engine_version)
         told = {"client_to_queue_s": there_s, "token_to_client_s": back_s}
         given = (self.client_to_queue_s, self.token_to_client_s)

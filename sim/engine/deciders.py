@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a decider may ask of a request.
+    """The facts that a decider may use; callables cost a look at an index.
 
     Parameters
     ----------
     num_prompt_tokens
         Length of its prompt.
     num_cached_tokens
-        Returns what the router of the decoders believes to be cached at the chosen one.
+        Returns the tokens that the decoders' router believes cached at the chosen one.
     most_cached_tokens
-        The same of the decoder that has most.
+        The same for the decoder that has most.
     num_active_tokens
         Returns the prompt tokens in flight at the prefiller that would be chosen.
     """
@@ -39,14 +39,14 @@ class Prospect:
 
 
 class Decider(Protocol):
-    """Says where prompts are computed."""
+    """Decides whether a prefiller computes a prompt."""
 
     needs_prefixes: ClassVar[bool]
-    """Whether it asks what decoders have cached."""
+    """Whether it uses the tokens that decoders have cached."""
     needs_decoder: ClassVar[bool]
-    """Whether it asks of a decoder that has been chosen."""
+    """Whether the decoder must have been chosen before."""
     needs_load: ClassVar[bool]
-    """Whether it asks how busy prefillers are."""
+    """Whether it uses the load of prefillers."""
 
     def is_remote(self, prospect: Prospect) -> bool:
         """Return whether a prefiller computes the prompt."""
@@ -103,13 +103,13 @@ class PrefixBased:
 
 
 class IslBounding:
-    """A decoder computes short rests of prompts of which it has much.
+    """A decoder computes a prompt itself of which little is not cached.
 
     Parameters
     ----------
     max_tokens, max_share
-        What is not cached at the decoder that has most must be less than both: in
-        tokens, and of the prompt.
+        The tokens not cached at the decoder that has most must be less than
+        `max_tokens`, and less than `max_share` of the prompt.
 
     Notes
     -----
@@ -131,13 +131,13 @@ class IslBounding:
 
 
 class PrefillLoad:
-    """A decoder computes prompts while the prefiller in question is busy.
+    """A decoder computes prompts itself while the prefiller is busy.
 
     Parameters
     ----------
     max_active_tokens
-        Prompt tokens in flight at the prefiller, more of which are busy: the release
-        takes a multiple of max_num_batched_tokens.
+        A prefiller with more prompt tokens in flight is busy; the release takes a
+        multiple of max_num_batched_tokens.
 
     Notes
     -----
@@ -156,7 +156,7 @@ class PrefillLoad:
 
 
 class IslOrLoad:
-    """A decoder computes prompts for either reason.
+    """A decoder computes prompts itself for either reason, `IslBounding` or load.
 
     Parameters
     ----------
