@@ -219,12 +219,11 @@ class EngineConfig(ConfigTable):
                 f"speculative_config: drafts are built for the {V1.name} generation, "
                 f"got {self.scheduler_kind}; remove it, or set scheduler to {V1.name}"
             )
-        for key in ("pipeline_parallel_size", "data_parallel_size"):
-            if getattr(self, key) > 1:
-                raise ValueError(
-                    f"speculative_config: drafts with {key} above 1 are not built, got "
-                    f"{getattr(self, key)}; leave one of them out"
-                )
+        if self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"speculative_config: drafts with pipeline_parallel_size above 1 are "
+                f"not built, got {self.pipeline_parallel_size}; leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -24,15 +24,21 @@ class Together(Protocol):
     ``step`` of such a model is then the price of a rank by itself, without experts.
     """
 
-    def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
+    def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
         """Return seconds of experts and of exchanges, the same for every rank.
 
         Parameters
         ----------
-        num_tokens, most_tokens
-            Tokens of all ranks, and of the rank with most.
+        shapes
+            The batches of all ranks; `rank_tokens` counts their tokens.
         """
         ...
+
+
+def rank_tokens(shapes: Sequence[BatchShape]) -> tuple[int, int]:
+    """Return the tokens of all ranks, and of the rank with most; one at least each."""
+    tokens = [shape[0] + shape[3] or 1 for shape in shapes]
+    return sum(tokens), max(tokens)
 
 
 class RankStep(NamedTuple):
@@ -57,9 +63,9 @@ def steps_together(
     together = model.together if isinstance(model, Together) else _nothing
 
     def steps(shapes: Sequence[BatchShape]) -> list[RankStep]:
-        alone = [step(shape if any(shape) else DUMMY) for shape in shapes]
-        tokens = [shape[0] + shape[3] or 1 for shape in shapes]
-        experts_s, exchange_s = together(sum(tokens), max(tokens))
+        shapes = [shape if any(shape) else DUMMY for shape in shapes]
+        alone = [step(shape) for shape in shapes]
+        experts_s, exchange_s = together(shapes)
         longest_s = max(cost[0] for cost in alone)
         total_s = longest_s + experts_s + exchange_s
         found = []
@@ -77,7 +83,7 @@ def steps_together(
     return steps
 
 
-def _nothing(num_tokens: int, most_tokens: int) -> tuple[float, float]:
+def _nothing(shapes: Sequence[BatchShape]) -> tuple[float, float]:
     """Return what ranks do together that are priced one by one."""
-    del num_tokens, most_tokens
+    del shapes
     return 0.0, 0.0

@@ -12,6 +12,7 @@ from sim.costs.collectives import all_reduce_s
 from sim.costs.exchange import Exchange  # noqa: TC001 - `sim.config.plug` resolves
 from sim.costs.experts import RoutedExperts
 from sim.costs.graphs import padded
+from sim.costs.lock_step import rank_tokens
 from sim.costs.mixture import Mixture  # noqa: TC001 - `sim.config.plug` resolves them
 from sim.costs.parts import (
     Count,
@@ -43,6 +44,8 @@ from sim.hardware.models.quantization import quantization_scheme
 from sim.hardware.models.weights import weight_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.costs.parts import Parts, Rest
     from sim.costs.transfers import Pages, Transfer
     from sim.hardware.models.quantization import QuantizationScheme
@@ -391,14 +394,15 @@ class RooflineCost(RooflineParameters, FormulaCost):
             return 0.0
         return self.experts.seconds(num_tokens)
 
-    def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
-        """Return seconds of experts and of exchanges for tokens of all ranks.
+    def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges for the batches of all ranks.
 
         Steps of data-parallel ranks leave them out: they are as long for each, see
-        `sim.costs.lock_step`. `most_tokens` are those of the rank with most.
+        `sim.costs.lock_step`.
         """
         if self.experts is None:
             return 0.0, 0.0
+        num_tokens, most_tokens = rank_tokens(shapes)
         one_s = self._exchange.seconds(num_tokens, most_tokens)
         return self.experts.seconds(num_tokens), self.model.num_moe_layers * one_s
 

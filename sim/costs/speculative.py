@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sim.costs.base import StepCost
 from sim.costs.checks import at_least_zero
+from sim.costs.lock_step import Together
 from sim.costs.parts import Memo
 from sim.costs.volumes import decode_key_flops
 from sim.hardware.models.layers import LayerKind
 from sim.scheduler.batch import BatchShape, VerifyingShape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from sim.costs.base import CostModel
     from sim.hardware.gpus import GpuSpec
     from sim.hardware.models.architecture import ModelArchitecture
@@ -64,16 +67,27 @@ class ModelDrafter:
         self._num_passes = num_speculative_tokens
 
     def step(self, shape: BatchShape) -> StepCost:
-        step = self._model.step
-        passes = [step(BatchShape(*shape[:6]))]
+        return _added(*map(self._model.step, self._passes(shape)))
+
+    def _passes(self, shape: BatchShape) -> Iterator[BatchShape]:
+        """Yield the shapes of its passes behind a step."""
+        yield BatchShape(*shape[:6])
         num_rows = shape.num_decodes + shape.num_prefills
         num_context_tokens = (
             shape.num_decode_context_tokens + shape.num_prefill_context_tokens
         )
         for _ in range(1, self._num_passes):
             num_context_tokens += num_rows
-            passes.append(step(BatchShape(num_rows, num_context_tokens, 0, 0, 0, 0)))
-        return _added(*passes)
+            yield BatchShape(num_rows, num_context_tokens, 0, 0, 0, 0)
+
+    def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges, see `sim.costs.lock_step`."""
+        model = self._model
+        if not isinstance(model, Together):
+            return 0.0, 0.0
+        passes = zip(*map(self._passes, shapes), strict=True)
+        experts_s, exchange_s = zip(*map(model.together, passes), strict=True)
+        return sum(experts_s), sum(exchange_s)
 
     def describe(self) -> dict[str, Any]:
         told = self._model.describe()
@@ -190,6 +204,8 @@ class SpeculativeCost:
         self._drafter = drafter
         self._pair_s = pair_s
         self._head_s: Memo[float] = Memo()
+        if isinstance(model, Together):
+            self.together = _all_together(model, drafter)
 
     def __getattr__(self, name: str) -> Any:
         # What the host does is the target's; nothing else is handed on.
@@ -245,6 +261,21 @@ class SpeculativeCost:
 
     def describe(self) -> dict[str, Any]:
         return self._model.describe() | {"drafter": self._drafter.describe()}
+
+
+def _all_together(
+    model: Together, drafter: Drafter
+) -> Callable[[Sequence[BatchShape]], tuple[float, float]]:
+    """Return what ranks do together in the layers of the target and of the drafter."""
+    if not isinstance(drafter, Together):
+        return model.together
+
+    def together(shapes: Sequence[BatchShape]) -> tuple[float, float]:
+        experts_s, exchange_s = model.together(shapes)
+        more_experts_s, more_exchange_s = drafter.together(shapes)
+        return experts_s + more_experts_s, exchange_s + more_exchange_s
+
+    return together
 
 
 def pair_s(

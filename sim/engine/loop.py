@@ -443,7 +443,7 @@ class Engine:
                         if not (shape[0] or shape[3]):
                             self._note_empty_step(step, output or clocked.output(shape))
                         row = packed.pop()  # none yet, if the run is stopped before
-                        whole = BatchShape(*shape)
+                        whole = output.shape if output else BatchShape(*shape)
                         if batches is None:
                             cost = yield from pace.end(whole)
                             packed.append(row)

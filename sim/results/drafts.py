@@ -14,7 +14,9 @@ from sim.results.step_table import spans_s
 from sim.results.table import ResultTable, to_arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from sim.results.step_table import Batch
     from sim.scheduler.request import Request
@@ -124,31 +126,45 @@ class DraftRecorder(Recorder):
         kinds = dict(table.kinds) | schema.DRAFT_REQUESTS
         return replace(recording, request_table=ResultTable(arrow, kinds))
 
-    def summary(self, num_usable_blocks: int, duration_s: float) -> dict[str, Any]:
-        """Return what was verified, under the keys of ``vllm bench serve``.
+    def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
+        """Return what was verified in a run that has ended.
 
-        Parameters
-        ----------
-        num_usable_blocks
-            Of the pool.
-        duration_s
-            Of the run.
+        Verifications, drafts and accepted ones; verifications by accepted drafts;
+        blocks held for drafts, times seconds.
         """
-        num_drafts, num_tokens, num_accepted = (
-            int(np.sum(column)) for column in self._of_request
-        )
-        reached = np.cumsum(self._num_by_accepted[:0:-1])[::-1]
-        per_position = (reached / max(num_drafts, 1)).tolist()
-        whole_s = max(duration_s, 1e-300) * num_usable_blocks
-        return {
-            "spec_decode_acceptance_rate": 100.0 * num_accepted / max(num_tokens, 1),
-            "spec_decode_acceptance_length": 1.0 + num_accepted / max(num_drafts, 1),
-            "spec_decode_num_drafts": num_drafts,
-            "spec_decode_draft_tokens": num_tokens,
-            "spec_decode_accepted_tokens": num_accepted,
-            "spec_decode_per_position_acceptance_rates": per_position,
-            "kv_cache_usage_drafts_mean": self._draft_block_s / whole_s,
-        }
+        return self._of_request.sum(1), self._num_by_accepted, self._draft_block_s
+
+
+def draft_numbers(
+    recorders: Sequence[DraftRecorder], num_usable_blocks: int, duration_s: float
+) -> dict[str, Any]:
+    """Return what was verified, under the keys of ``vllm bench serve``.
+
+    Parameters
+    ----------
+    recorders
+        Of an engine, or of all ranks.
+    num_usable_blocks
+        Of the pool of each.
+    duration_s
+        Of the run.
+    """
+    sums, by_accepted, blocks_s = zip(
+        *[each.counts() for each in recorders], strict=True
+    )
+    num_drafts, num_tokens, num_accepted = np.sum(sums, 0).tolist()
+    reached = np.cumsum(np.sum(by_accepted, 0)[:0:-1])[::-1]
+    per_position = (reached / max(num_drafts, 1)).tolist()
+    whole_s = max(duration_s, 1e-300) * num_usable_blocks * len(recorders)
+    return {
+        "spec_decode_acceptance_rate": 100.0 * num_accepted / max(num_tokens, 1),
+        "spec_decode_acceptance_length": 1.0 + num_accepted / max(num_drafts, 1),
+        "spec_decode_num_drafts": num_drafts,
+        "spec_decode_draft_tokens": num_tokens,
+        "spec_decode_accepted_tokens": num_accepted,
+        "spec_decode_per_position_acceptance_rates": per_position,
+        "kv_cache_usage_drafts_mean": sum(blocks_s) / whole_s,
+    }
 
 
 def _as_decodes(batch: Batch, told: Batch) -> Batch:

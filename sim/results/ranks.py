@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sim.results import schema
-from sim.results.prompts import PromptRecorder
-from sim.results.recorder import Recorder, Recording
+from sim.results.recorder import Recording
 from sim.results.step_table import MemorySteps
 from sim.results.table import ResultTable
 from sim.results.tokens import InterTokenLatencies
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sim.results.folder import RunFolder
-    from sim.results.group_usage import GroupUsage
+    from sim.results.recorder import Recorder
     from sim.results.step_table import Batch, StepSink, StepTable
     from sim.results.tokens import Floats, Integers
     from sim.scheduler.request import Request
@@ -145,40 +144,24 @@ class RankRecorders:
 
     Parameters
     ----------
+    of_rank
+        The recorder of each.
     waits_s
         By rank what each step waited for others; filled by the time steps are emitted.
-    keeps_steps
-        See `Recorder`.
-    groups
-        By rank, takes what kinds of KV cache groups hold, if there are several.
-    front_end_s
-        See `Recorder`.
     part
         What the engines are.
     """
 
     def __init__(
         self,
+        of_rank: Sequence[Recorder],
         waits_s: Sequence[Sequence[float]],
         *,
-        keeps_steps: bool = True,
-        groups: Sequence[GroupUsage | None] | None = None,
-        front_end_s: float = 0.0,
         part: Part = "rank",
-        prompts_only: Sequence[bool] = (),
     ) -> None:
         self.part = part
         self._waits_s = waits_s
-        self.of_rank = [
-            (PromptRecorder if is_prefiller else Recorder)(
-                keeps_steps=keeps_steps, groups=each, front_end_s=front_end_s
-            )
-            for each, is_prefiller in zip(
-                groups or [None] * len(waits_s),
-                prompts_only or [False] * len(waits_s),
-                strict=True,
-            )
-        ]
+        self.of_rank = of_rank
         self._begin(None)
 
     @property

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.config.front_end import NOT_LOOKED_AT
 from sim.engine.engines import Engines
-from sim.results.drafts import DraftRecorder
+from sim.results.drafts import DraftRecorder, draft_numbers
 from sim.results.metrics import goodput
 from sim.results.recorder import Recorder, Recording
 from sim.results.transfers import OffloadRecorder, transfer_numbers
@@ -41,16 +41,14 @@ def counters(  # noqa: PLR0917 - the parts of a run
     lock: LockStep | None,
 ) -> dict[str, Any]:
     """Return what schedulers counted, and what is told of drafts or ranks."""
-    if isinstance(recorder, DraftRecorder):
-        return schedulers[0].summary() | recorder.summary(num_usable_blocks, now_s)
-    if isinstance(recorder, Recorder):
-        return schedulers[0].summary()
-    told = [scheduler.summary() for scheduler in schedulers]
-    if recorder.part == "engine":
-        return ranks.merged_counters(told)
-    return ranks.merged_counters(told) | ranks.numbers_of_ranks(
-        recording, recorder, schedulers, now_s, lock
-    )
+    recorders = [recorder] if isinstance(recorder, Recorder) else recorder.of_rank
+    drafting = [each for each in recorders if isinstance(each, DraftRecorder)]
+    told = ranks.merged_counters([scheduler.summary() for scheduler in schedulers])
+    if drafting:
+        told |= draft_numbers(drafting, num_usable_blocks, now_s)
+    if isinstance(recorder, Recorder) or recorder.part == "engine":
+        return told
+    return told | ranks.numbers_of_ranks(recording, recorder, schedulers, now_s, lock)
 
 
 def tier(

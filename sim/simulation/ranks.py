@@ -8,23 +8,23 @@ from sim.costs.ahead import HostAhead
 from sim.costs.lock_step import Together, steps_together
 from sim.engine.balancer import Load, LoadBalancer
 from sim.engine.engines import Engines
-from sim.engine.group_sampling import sampler_for
 from sim.engine.lock_step import LockStep
 from sim.engine.loop import Engine
 from sim.errors import ConfigError
 from sim.results.metrics import cache_and_queues, latencies, throughput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import simpy
 
     from sim.config.tables import EngineConfig
     from sim.costs.base import CostModel
     from sim.engine.lock_step import Rank
+    from sim.engine.sampling import Sampler
     from sim.hardware.models.architecture import ModelArchitecture
     from sim.results.ranks import RankRecorders
-    from sim.results.recorder import Recording
+    from sim.results.recorder import Recorder, Recording
     from sim.scheduler.base import Scheduler
 
 
@@ -78,6 +78,7 @@ def make_engines(
     cost_model: CostModel,
     recorders: RankRecorders,
     lock: LockStep | None,
+    sampler: Callable[[Scheduler, Recorder], Sampler],
     stepwise: bool,
 ) -> Engines:
     """Construct the engines of all ranks, and the balancer before them."""
@@ -93,7 +94,7 @@ def make_engines(
             scheduler,
             cost_model,
             recorder,
-            sample=sampler_for(scheduler),
+            sample=sampler(scheduler, recorder),
             admission_check=config.admission_check,
             stepwise=stepwise,
             pace=pace,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.results.drafts import DraftRecorder
 from sim.results.group_usage import GroupUsage
+from sim.results.prompts import PromptRecorder
 from sim.results.ranks import RankRecorders
 from sim.results.recorder import Recorder
 from sim.results.transfers import OffloadRecorder
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sim.config.tables import RunConfig
     from sim.engine.lock_step import LockStep
     from sim.hardware.capacity import CapacityEstimate
+    from sim.results.ranks import Part
     from sim.scheduler.base import Scheduler
 
 
@@ -43,43 +45,30 @@ def make_recorder(
     keeps_steps
         See `Recorder`.
     """
-    front_end_s, drafts = config.front_end_s, config.engine.speculative
-    groups = [
-        _group_usage(capacity, schedulers[0]) if keeps_steps else None
-        for _ in schedulers
-    ]
-    if config.fleet is None and isinstance(schedulers[0], ConnectorScheduler):
-        log = transfer_log(config.engine, capacity, schedulers[0])
-        return OffloadRecorder(
-            log, keeps_steps=keeps_steps, groups=groups[0], front_end_s=front_end_s
-        )
-    if drafts is not None:
-        return DraftRecorder(
-            drafts.num_speculative_tokens,
-            keeps_steps=keeps_steps,
-            groups=groups[0],
-            front_end_s=front_end_s,
-        )
-    if config.fleet is None and len(groups) == 1:
-        return Recorder(
-            keeps_steps=keeps_steps, groups=groups[0], front_end_s=front_end_s
-        )
-    waits_s = [
-        () if lock is None else lock.ranks[i].waits_s for i in range(len(groups))
-    ]
-    return RankRecorders(
-        waits_s,
-        keeps_steps=keeps_steps,
-        groups=groups,
-        front_end_s=front_end_s,
-        part="rank" if config.fleet is None else "engine",
-        prompts_only=[_is_producer(each) for each in schedulers],
-    )
 
+    def one(scheduler: Scheduler) -> Recorder:
+        drafts = config.engine.speculative
+        more: dict[str, Any] = {
+            "keeps_steps": keeps_steps,
+            "groups": _group_usage(capacity, schedulers[0]) if keeps_steps else None,
+            "front_end_s": config.front_end_s,
+        }
+        if drafts is not None:
+            return DraftRecorder(drafts.num_speculative_tokens, **more)
+        if isinstance(getattr(scheduler, "connector", None), ProducerConnector):
+            return PromptRecorder(**more)
+        if config.fleet is None and isinstance(scheduler, ConnectorScheduler):
+            log = transfer_log(config.engine, capacity, scheduler)
+            return OffloadRecorder(log, **more)
+        return Recorder(**more)
 
-def _is_producer(scheduler: Scheduler) -> bool:
-    connector = getattr(scheduler, "connector", None)
-    return isinstance(connector, ProducerConnector)
+    own = [*map(one, schedulers)]
+    if config.fleet is None and len(own) == 1:
+        return own[0]
+    num = len(own)
+    waits_s = [()] * num if lock is None else [rank.waits_s for rank in lock.ranks]
+    part: Part = "rank" if config.fleet is None else "engine"
+    return RankRecorders(own, waits_s, part=part)
 
 
 def _group_usage(capacity: CapacityEstimate, scheduler: Scheduler) -> GroupUsage | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +220,7 @@ class Simulation:
             cost_model=self.cost_model,
             recorders=recorders,
             lock=self._lock_step,
+            sampler=partial(make_sampler, self.config, self.specs),
             stepwise=bool(self.path_reason),
         )
         is_pulled = self._is_pulled()

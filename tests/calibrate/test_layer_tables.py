@@ -165,7 +165,7 @@ def test_ranks_take_their_share_of_a_table_of_experts(tmp_path):
     experts_s_of_16 = 32 * experts_s(16)
     assert one.gemm_s - own.gemm_s == pytest.approx(experts_s_of_16, rel=0.02)
     assert own.decode_attention_s == one.decode_attention_s
-    together_s, exchange_s = ranks.together(64, 16)
+    together_s, exchange_s = ranks.together([decodes(16)] * 4)
     divided, undivided = (
         RooflineCost(model=MOE, gpu=H200, data_parallel_size=size).experts.seconds(64)
         for size in (4, 1)

@@ -7,10 +7,12 @@ import pytest
 
 from sim.costs import RooflineCost
 from sim.costs.exchange import Exchange, Nodes, token_bytes
+from sim.costs.linear import LinearCost
 from sim.costs.lock_step import DUMMY, steps_together
+from sim.costs.speculative import FixedDrafter, ModelDrafter, SpeculativeCost
 from sim.hardware.interconnects import INTERCONNECTS, Interconnect
 from sim.hardware.models.bundled import load_model
-from sim.scheduler.batch import EMPTY_SHAPE
+from sim.scheduler.batch import EMPTY_SHAPE, BatchShape
 from tests.shared import shared
 from tests.sim.test_costs import BARE, H200, MOE, ROUND, decodes
 
@@ -99,7 +101,7 @@ def test_a_step_of_all_ranks_takes_the_longest_and_what_they_do_together() -> No
     shapes = [decodes(4, 4000), EMPTY_SHAPE, decodes(1, 10)]
     steps = steps_together(model)(shapes)
     alone = [model.step(shape).total_s for shape in (shapes[0], DUMMY, shapes[2])]
-    experts_s, exchange_s = model.together(4 + 1 + 1, 4)
+    experts_s, exchange_s = model.together((shapes[0], DUMMY, shapes[2]))
     assert max(alone) == alone[0]
     for step, own_s in zip(steps, alone, strict=True):
         assert step.cost.total_s == alone[0] + experts_s + exchange_s
@@ -116,7 +118,7 @@ def test_experts_over_more_gpus_are_read_faster() -> None:
             data_parallel_size=dp,
             enable_expert_parallel=True,
         )
-        return model.together(tokens, tokens // dp)[0]
+        return model.together([decodes(tokens // dp, tokens)] * dp)[0]
 
     # 44 MB an expert, 58 layers, 32 on each of eight GPUs, at 0.86 of 4.8 TB/s
     all_read_s = 32 * 58 * 3 * 7168 * 2048 / (0.86 * 4.8e12)
@@ -130,3 +132,21 @@ def test_alone_it_says_what_it_said() -> None:
     many = RooflineCost(model=MOE, gpu=ROUND, data_parallel_size=2, **BARE)
     assert many.describe()["all2all_backend"] == "allgather_reducescatter"
     assert many.step(decodes(4, 400)).gemm_s < plain.step(decodes(4, 400)).gemm_s
+
+
+def test_ranks_share_the_experts_of_a_drafter() -> None:
+    ranks = {"data_parallel_size": 3, "enable_expert_parallel": True}
+    target = RooflineCost(model=MOE, gpu=ROUND, **ranks, **BARE)
+    drafter = ModelDrafter(target, 2)
+    shapes = [decodes(4, 4000), DUMMY, BatchShape(1, 10, 1, 7, 7, 28)]
+    experts_s, exchange_s = target.together(shapes)
+    rows = [decodes(4, 4004), decodes(1, 2), decodes(2, 19)]
+    more_s = [target.together(each) for each in (shapes, rows)]
+    model = SpeculativeCost(target, drafter)
+    assert model.together(shapes) == (
+        experts_s + sum(each[0] for each in more_s),
+        exchange_s + sum(each[1] for each in more_s),
+    )
+    fixed = SpeculativeCost(target, FixedDrafter(0.001))
+    assert fixed.together(shapes) == (experts_s, exchange_s)
+    assert not hasattr(SpeculativeCost(LinearCost(0.01), drafter), "together")

@@ -77,7 +77,9 @@ def ran(
     """Serve requests by ranks in lock-step, and prove all structures at every step."""
     env = simpy.Environment()
     lock = LockStep(env, num_ranks, steps_together(cost_model), host=host)
-    recorders = RankRecorders([rank.waits_s for rank in lock.ranks])
+    recorders = RankRecorders(
+        [Recorder() for _ in lock.ranks], [rank.waits_s for rank in lock.ranks]
+    )
     schedulers = [
         scheduler(**changes) if host is None else ahead(stepwise=stepwise, **changes)
         for _ in range(num_ranks)

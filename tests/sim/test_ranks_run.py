@@ -41,6 +41,10 @@ AHEAD = DENSE | {"async_scheduling": True}
 PIPES = DENSE | {"pipeline_parallel_size": 2}
 
 
+EAGLE = {"method": "eagle3", "num_speculative_tokens": 3}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
 def data_of(engine: dict[str, Any], num_requests: int = 60) -> dict[str, Any]:
     data = minimal(**engine)
     data["workload"]["synthetic"] |= {
@@ -305,3 +309,32 @@ def test_a_run_can_be_stopped() -> None:
     assert results.summary["interrupted"]
     assert not results.summary["stalled"]
     assert 0 < results.summary["completed"] < 60
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        DENSE | {"speculative_config": EAGLE},
+        AHEAD | {"speculative_config": EAGLE},
+        MIXTRAL | {"speculative_config": NGRAM},
+        MIXTRAL_AHEAD | {"speculative_config": NGRAM},
+    ],
+)
+def test_ranks_verify_drafts(engine: dict[str, Any]) -> None:
+    data = data_of(engine)
+    data["workload"]["acceptance"] = {"kind": "constant", "rate": 0.6}
+    simulation = Simulation(parse_config(data))
+    results = simulation.run(check_every=1)
+    requests, steps, summary = results.requests, results.steps, results.summary
+    assert (requests["status"] == "finished_stopped").all()
+    num_ranks = engine["data_parallel_size"]
+    assert set(requests["rank"]) == {*range(num_ranks)}
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        by_rank = steps.groupby("rank")[name].sum()
+        assert (by_rank > 0).all()
+    told = summary["spec_decode_draft_tokens"]
+    assert told == requests["num_draft_tokens"].sum()
+    assert summary["spec_decode_acceptance_length"] == pytest.approx(2.176, rel=0.1)
+    if engine.get("enable_expert_parallel"):
+        by_step = steps.groupby("step")["latency_s"].nunique()
+        assert (by_step == 1).all()

@@ -273,7 +273,6 @@ def test_each_drafter_has_its_price(
     [
         ({"scheduler": "v0"}, "drafts are built for the v1 generation, got v0"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size above 1"),
-        ({"data_parallel_size": 2}, "data_parallel_size above 1 are not built"),
         (
             {"speculative_config": EAGLE | {"model": "x"}},
             "drafts of eagle3 have no model of their own",

@@ -32,7 +32,7 @@ from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.generation import GraphRule, KvLayout, SwapRule, SwapVariant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -209,13 +209,13 @@ class MeasuredCost(FormulaCost):
             wider(fresh.beyond, ESTIMATE),
         )
 
-    def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
-        """Return seconds of experts and of exchanges for tokens of all ranks.
+    def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges for the batches of all ranks.
 
         Tables are of experts that the GPUs of one rank divide. More GPUs take the share
         of it that they take of the datasheet's; exchanges are the datasheet's.
         """
-        return self._other.together(num_tokens, most_tokens)
+        return self._other.together(shapes)
 
     def host_part_s(self, num_rows: int) -> float:
         """Return how long the host works on a batch of so many requests."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sim.costs.graphs import padded
 from sim.costs.launches import LAUNCH_S, num_launches
+from sim.costs.lock_step import rank_tokens
 from sim.costs.measured.reading import token_curves
 from sim.costs.measured.rest_tables import (
     MeasuredTransfer,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sim.costs.parts import Rest
     from sim.costs.roofline import RooflineCost
     from sim.costs.transfers import Pages, Transfer
+    from sim.scheduler.batch import BatchShape
     from sim.scheduler.generation import GraphRule, KvLayout, SwapVariant
 
 
@@ -183,9 +185,10 @@ class MeasuredRest:
         square = spread_s * spread_s
         return experts_s, beyond, down + square, up + square
 
-    def together(self, num_tokens: int, most_tokens: int) -> tuple[float, float]:
-        """Return seconds of experts and of exchanges for tokens of all ranks."""
-        experts_s, exchange_s = self._rest.together(num_tokens, most_tokens)
+    def together(self, shapes: Sequence[BatchShape]) -> tuple[float, float]:
+        """Return seconds of experts and of exchanges for the batches of all ranks."""
+        experts_s, exchange_s = self._rest.together(shapes)
+        num_tokens, _ = rank_tokens(shapes)
         experts_s *= self._correction
         if self._experts is not None and self._of_one_rank is not None:
             own_s = self._correction * self._of_one_rank.seconds(num_tokens)
