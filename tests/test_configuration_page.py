@@ -15,7 +15,6 @@ import yaml
 
 from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
-from sim.config.files import parse_yaml
 from sim.config.fleet import EventTable, FleetTable, PoolTable
 from sim.config.front_end import FrontEndConfig
 from sim.config.offloading import (
@@ -49,6 +48,7 @@ from sim.errors import ConfigError
 from sim.hardware.capacity import constants, estimate_capacity
 from sim.hardware.gpus import GpuSpec, load_gpu
 from sim.hardware.interconnects import load_interconnect
+from sim.plain import parse_yaml
 from sim.results.schema import PREEMPTIONS, STEPS
 from sim.scheduler.admission import ADMISSION_RULES
 from sim.scheduler.victims import VICTIMS

@@ -7,7 +7,6 @@ same keys as a configuration. `workloads.derive_preset` writes them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.arrivals import ARRIVALS
 from workloads.errors import WorkloadError
 from workloads.lengths import LENGTHS
+from workloads.plain import parse_json
 from workloads.workload import SyntheticWorkload
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def preset_names() -> tuple[str, ...]:
 def load_preset(name: str) -> Preset:
     """Load a packaged preset, or the ``.json`` file of the same format at a path."""
     try:
-        return _preset(json.loads(_text(name)))
+        return _preset(parse_json(_text(name)))
     except WorkloadError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:

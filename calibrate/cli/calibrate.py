@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from sim.cli.examples import epilogue
-from sim.cli.options import BlockSize, Flag, Json
+from sim.cli.options import BlockSize, Flag, Json, claiming
 
 calibrate = App(
     help_epilogue=epilogue("calibrate"),
@@ -18,6 +18,7 @@ calibrate = App(
 
 
 @calibrate.default
+@claiming("out")
 def measure(
     *,
     model: str,
@@ -122,6 +123,7 @@ def measure(
 
 
 @calibrate.command
+@claiming("into")
 def replay(
     steps: Path | None = None,
     /,

@@ -147,6 +147,7 @@ def diff(
 
 
 @profile.command
+@options.claiming("out")
 def fit(
     file: Path,
     *,
@@ -213,6 +214,7 @@ def fit(
 
 
 @importing.command
+@options.claiming("out")
 def aiconfigurator(
     *,
     system: str,
@@ -264,6 +266,7 @@ def aiconfigurator(
 
 
 @importing.command
+@options.claiming("out")
 def llmservingsim(
     *,
     path: Path,
@@ -318,6 +321,7 @@ def llmservingsim(
 
 
 @importing.command
+@options.claiming("out")
 def vidur(
     *,
     path: Path,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from calibrate.device import DeviceFacts, chip_facts
 from calibrate.importers.aiconfigurator_layers import (
@@ -35,6 +34,7 @@ from calibrate.importers.aiconfigurator_layers import (
 from calibrate.importers.geometry import model_shapes
 from calibrate.writing import build_profile, op_table
 from sim.errors import UserError
+from sim.plain import read_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,7 +171,7 @@ def _version(name: str) -> tuple[int, ...]:
 
 
 def _device(tables: Tables) -> DeviceFacts:
-    sheet = yaml.safe_load(tables.datasheet.read_text(encoding="utf-8"))
+    sheet = read_mapping(tables.datasheet)
     num_sms, l2_bytes = chip_facts(tables.system)
     try:
         gpu, node = sheet["gpu"], sheet["node"]

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
-import yaml
 
 from calibrate.device import DeviceFacts
 from calibrate.estimators.moe import CHOSEN
@@ -24,6 +23,7 @@ from calibrate.writing import build_profile, op_table
 from sim.errors import ConfigError, UserError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.plain import read_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def import_llmservingsim(
             return import_v0(early, model, gpu)
     root = folder.parent if single else _folder_of(folder, wanted)
     meta_path = root / "meta.yaml"
-    meta = yaml.safe_load(meta_path.read_text(encoding="utf-8"))
+    meta = read_mapping(meta_path)
     model = model or architecture_of(str(meta.get("model")))
     hardware = str(meta.get("hardware"))
     device = DeviceFacts.of_gpu(load_gpu(gpu or _GPUS.get(hardware, hardware)))

@@ -38,7 +38,7 @@ def advise(
     from sim.config.tables import parse_config
     from sim.errors import ConfigError
     from sim.results.folder import RunFolder
-    from sim.results.output import write_json
+    from sim.results.output import to_json, write_whole
     from sim.studies.advice.advise import DEFAULT_OBJECTIVE, MAX_SEEDS
 
     options.check_workers(workers)
@@ -56,7 +56,7 @@ def advise(
     )
     path = results / "advice.json" if is_this_run else None
     if path is not None:
-        write_json(path, found.to_dict())
+        write_whole(path, to_json(found.to_dict()).encode())
     if json:
         console.print_json(found.to_dict())
     elif not quiet:

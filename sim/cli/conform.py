@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.studies.conformance.conform import Coverage
 
 
+@options.claiming("out")
 def conform(
     *workloads: Path,
     num: options.Whole = 100,

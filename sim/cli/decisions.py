@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Driver = DecisionDriver | PairDriver
 
 
+@options.claiming("out")
 def decisions(
     workload: Path | None = None,
     /,

@@ -6,6 +6,7 @@ ours, 130 for Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
@@ -128,9 +129,17 @@ def _users_mistake(error: Exception) -> str | None:
     from sim.errors import UserError
     from workloads.errors import WorkloadError
 
-    # An OSError that got this far is a full disk or a closed terminal.
-    if isinstance(error, UserError | WorkloadError | CycloptsError | OSError):
+    if isinstance(error, UserError | WorkloadError | CycloptsError):
         return f"{error}{_meant(error)}"
+    # An OSError that got this far is a full disk or a closed terminal.
+    if isinstance(error, OSError):
+        is_full = error.errno in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+        return f"{error}; make room and try again" if is_full else str(error)
+    if isinstance(error, MemoryError):
+        return (
+            "there is not enough memory; take fewer requests (workload.trace.limit), "
+            "shorter traffic, fewer --workers or a smaller pool"
+        )
     return fault_in_user_code(error)
 
 

@@ -6,10 +6,14 @@ annotation is one of those without a text: `Flag`, `Whole`, `Assignments`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from cyclopts import Parameter
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _whole(type_: Any, tokens: Sequence[Any]) -> int:
@@ -87,3 +91,23 @@ def check_workers(workers: int | None) -> None:
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers takes a number of at least 1, got {workers}")
+
+
+def claiming(option: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Keep other processes out of the file that an option of a command names.
+
+    Commands that write folders do so where they open them.
+    """
+
+    def decorate(command: Callable[P, R]) -> Callable[P, R]:
+        @wraps(command)
+        def alone(*args: P.args, **options: P.kwargs) -> R:
+            from sim.results.claims import claimed
+
+            path: Any = options.get(option)
+            with claimed(path):
+                return command(*args, **options)
+
+        return alone
+
+    return decorate

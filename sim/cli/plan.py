@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from sim.cli import console, options
 from sim.cli.main import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sim.studies.planning.answers import AnswerFile
     from sim.studies.planning.solve import PlanResult, PlanStopped
     from sim.studies.planning.spec import PlanConfig
@@ -42,7 +45,7 @@ def plan(
         Go on with a plan that was interrupted; what it has found is not run again.
     """
     from sim.errors import ConfigError
-    from sim.results.output import output_directory
+    from sim.results.output import claimed_directory
     from sim.studies.planning.solve import PLAN_FILES, PlanStopped
     from sim.studies.planning.spec import load_plan
 
@@ -50,25 +53,29 @@ def plan(
     options.check_workers(workers)
     config = load_plan(plan_file, options.with_seed(set_, seed))
     directory = out or Path("results") / plan_file.stem
-    answers = _answers(directory, overwrite=overwrite, resume=resume)
+    if overwrite and resume:
+        raise ConfigError(
+            "--resume keeps what there is and --overwrite deletes it; leave one out"
+        )
     replaces = overwrite or resume
-    try:
-        with output_directory(directory, overwrite=replaces, files=PLAN_FILES) as new:
-            found = _solve(config, workers, address, answers, shown=not (quiet or json))
-            seconds = perf_counter() - started_s
-            found.write(new, wall_s=seconds)
-            if figures:
-                from sim.views.plots.output import write_pngs
-                from sim.views.plots.plans import PLAN_FIGURES
-
-                write_pngs(PLAN_FIGURES, found.data, new / "figures")
-    except ConfigError:
-        if not resume:
-            answers.remove()  # the plan has to be changed first
-        raise
-    except PlanStopped as stopped:
-        _say_stopped(stopped, answers)
-        return EXIT_INTERRUPTED
+    # The answers lie beside the folder, and belong to the plan that holds it.
+    with claimed_directory(directory, overwrite=replaces, files=PLAN_FILES):
+        answers = _answers(directory, overwrite=overwrite, resume=resume)
+        shown = not (quiet or json)
+        solving = partial(_solve, config, workers, address, answers, shown=shown)
+        try:
+            found, seconds = _written(
+                solving, directory, started_s, replaces=replaces, figures=figures
+            )
+        except ConfigError:
+            if not resume:
+                answers.remove()  # the plan has to be changed first
+            raise
+        except PlanStopped as stopped:
+            _say_stopped(stopped, answers)
+            return EXIT_INTERRUPTED
+        if not found.stopped_in:
+            answers.remove()
     if json:
         console.print_json(found.data)
     elif not quiet:
@@ -81,8 +88,31 @@ def plan(
             f"'{directory}'; go on with --resume"
         )
         return EXIT_INTERRUPTED
-    answers.remove()
     return 0
+
+
+def _written(
+    solving: Callable[[], PlanResult],
+    directory: Path,
+    started_s: float,
+    *,
+    replaces: bool,
+    figures: bool,
+) -> tuple[PlanResult, float]:
+    """Solve a plan and write its folder; return the seconds that solving took, too."""
+    from sim.results.output import output_directory
+    from sim.studies.planning.solve import PLAN_FILES
+
+    with output_directory(directory, overwrite=replaces, files=PLAN_FILES) as new:
+        found = solving()
+        seconds = perf_counter() - started_s
+        found.write(new, wall_s=seconds)
+        if figures:
+            from sim.views.plots.output import write_pngs
+            from sim.views.plots.plans import PLAN_FIGURES
+
+            write_pngs(PLAN_FIGURES, found.data, new / "figures")
+    return found, seconds
 
 
 def _answers(directory: Path, *, overwrite: bool, resume: bool) -> AnswerFile:
@@ -90,10 +120,6 @@ def _answers(directory: Path, *, overwrite: bool, resume: bool) -> AnswerFile:
     from sim.errors import ConfigError
     from sim.studies.planning.answers import AnswerFile
 
-    if overwrite and resume:
-        raise ConfigError(
-            "--resume keeps what there is and --overwrite deletes it; leave one out"
-        )
     named = directory if directory.name not in {"", ".."} else directory.resolve()
     path = named.parent / f"{named.name}.answers.jsonl"
     if resume and not path.exists():

@@ -81,7 +81,7 @@ def plot(
         asked = named(what, there, figure or ([_MAP] if keys else []))
         check_files(_paths(out, asked, formats), overwrite=overwrite)
         files, notes = _draw(asked, out, formats, is_named=bool(figure) or bool(keys))
-    write_files(files)
+    write_files(files, overwrite=overwrite)
     _report(list(files), notes, quiet=quiet, as_json=json)
     return 0
 

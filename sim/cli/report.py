@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from sim.cli import console
-from sim.cli.options import Flag, Overwrite, Quiet
+from sim.cli.options import Flag, Overwrite, Quiet, claiming
 
 
+@claiming("out")
 def report(
     *directories: Path,
     out: Path = Path("report.html"),

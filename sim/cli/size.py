@@ -43,6 +43,7 @@ Names = Annotated[list[str], Parameter(converter=_names, negative="")]
 SomeNames = Annotated[list[str] | None, Parameter(converter=_names, negative="")]
 
 
+@options.claiming("write")
 def size(
     *,
     model: str,

@@ -11,6 +11,7 @@ from sim.cli.main import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from sim.cli.console import ShowProgress
     from sim.studies.sweeps.expand import Sweep
@@ -55,7 +56,8 @@ def sweep(
         from sim.studies.sweeps.forks import warm_up
 
         warm_up()
-    from sim.results.output import check_output
+    from sim.results.claims import claimed
+    from sim.results.output import claimed_directory
     from sim.studies.sweeps import directory as folder
     from sim.studies.sweeps.expand import Sweep, check_runs, check_size
     from sim.studies.sweeps.session import executor_for, run_sweep
@@ -74,24 +76,27 @@ def sweep(
     facts = folder.identity(jobs)
     if resume:
         folder.check_same(directory, facts)
+        claim: AbstractContextManager[object] = claimed(directory)
     else:
-        check_output(directory, overwrite=overwrite, files=folder.SWEEP_FILES)
+        claim = claimed_directory(
+            directory, overwrite=overwrite, files=folder.SWEEP_FILES
+        )
     shown = not (quiet or json)
-    executor = executor_for(jobs, workers, address)
-    with executor:  # joins its cluster, if there is one, before anything is written
-        if not resume:
-            folder.begin(directory, plan.file.given, facts, overwrite=overwrite)
-        with (
-            folder.held(directory),
-            console.stopping_on_interrupt(executor.stop),
-            console.progress_bar(
-                _reporter, len(jobs), "runs", shown=shown
-            ) as on_outcome,
-        ):
-            dataset = directory / folder.RUNS
-            tally = run_sweep(plan, jobs, dataset, executor, on_outcome=on_outcome)
-    wall_s = perf_counter() - started_s
-    _note_run(directory, tally, executor, address, wall_s)
+    with claim:
+        executor = executor_for(jobs, workers, address)
+        with executor:  # joins its cluster, if any, before anything is written
+            if not resume:
+                folder.begin(directory, plan.file.given, facts, overwrite=overwrite)
+            with (
+                console.stopping_on_interrupt(executor.stop),
+                console.progress_bar(
+                    _reporter, len(jobs), "runs", shown=shown
+                ) as on_outcome,
+            ):
+                dataset = directory / folder.RUNS
+                tally = run_sweep(plan, jobs, dataset, executor, on_outcome=on_outcome)
+        wall_s = perf_counter() - started_s
+        _note_run(directory, tally, executor, address, wall_s)
     _report(directory, tally, executor, wall_s, quiet=quiet, as_json=json)
     if tally.is_complete:
         return 0

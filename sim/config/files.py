@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import yaml
+from typing import Any, TypeAlias
 
 from sim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
+from sim.plain import parse_yaml
 
 _NAMING_KEYS = ("kind", "scheduler", "evictor", "preemption_victim", "admission")
 _USER_CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 _FETCH = "see 'kvsim workload fetch --help'"
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain YAML, in which a key stands once."""
-
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, Any]:
-        """Refuse a key that stands twice; the first would be lost in silence."""
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                if key_node.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        problem=f"the key '{key_node.value}' stands twice",
-                        problem_mark=key_node.start_mark,
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
 
 
 def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str, Any]:
@@ -55,24 +31,6 @@ def read_yaml(path: Path, tables: str = "workload, engine and cost") -> dict[str
     data = parse_yaml(text, f"'{path}'")
     if not isinstance(data, dict):
         raise ConfigError(f"'{path}' must hold the tables {tables}; see examples/")
-    return data
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Return the plain data that `text` spells: tables, lists, numbers and text."""
-    try:
-        data = yaml.load(text, _Loader)  # a SafeLoader
-        json.dumps(data)  # dates, loops and the like are YAML, but no configuration
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "a character is not allowed"
-        raise ConfigError(f"{where}{line}: not YAML: {problem}; mend it") from error
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{where}: a value is no plain number, text, list or table ({error}); "
-            "put text in quotes"
-        ) from error
     return data
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from sim.errors import ConfigError
+from sim.plain import parse_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -282,17 +280,17 @@ def _known() -> str:
 def _read_gpu(path: Path) -> GpuSpec:
     try:
         text = path.read_text(encoding="utf-8")
-        parse = json.loads if path.suffix == ".json" else yaml.safe_load
-        content = parse(text)
+        content = parse_file(text, path)
     except OSError as error:
         reason = error.strerror or "not readable"
         raise ConfigError(
             f"no readable GPU file at {str(path)[-200:]}: {reason}; give the path of"
             " one, or a built-in name"
         ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{path} must hold YAML or JSON; {line}") from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # no UTF-8, or a null byte in the path
+        raise ConfigError(f"{path} must hold YAML or JSON; {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping of the fields of a GPU")
     return _gpu_from_fields({"name": path.stem, **content}, path)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import yaml
-
 from sim.errors import ConfigError
+from sim.plain import parse_file
 
 if TYPE_CHECKING:
     from sim.hardware.gpus import GpuSpec
@@ -163,15 +161,16 @@ def described(link: Interconnect) -> dict[str, Any]:
 def _read(path: Path) -> Interconnect:
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = parse_file(text, path)
     except OSError as error:
         raise ConfigError(
             f"no readable interconnect file at {str(path)[-200:]}: {error.strerror}; "
             f"give the path of one, or a built-in name"
         ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{path} must hold YAML or JSON; {line}") from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # no UTF-8, or a null byte in the path
+        raise ConfigError(f"{path} must hold YAML or JSON; {error}") from error
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"{path} must hold a mapping of the fields of an interconnect"

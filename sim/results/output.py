@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import OutputError
+from sim.results.claims import claimed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -120,28 +121,50 @@ def output_directory(
     """Yield a directory to write to that takes the place of `directory` at the end.
 
     Nothing half-written stays behind: if the body raises, what it wrote is removed
-    and an older `directory` is as it was.
+    and an older `directory` is as it was. Other processes are kept out meanwhile.
+    """
+    with claimed_directory(directory, overwrite=overwrite, files=files) as target:
+        try:
+            partial = _sibling(target.parent)
+        except OSError as error:
+            raise OutputError(
+                f"'{directory}' cannot be written: {_why(error)}; choose another --out"
+            ) from error
+        try:
+            yield partial
+            partial.chmod(0o755)
+            _replace(partial, target, overwrite=overwrite)
+        except OSError as error:
+            raise OutputError(
+                f"'{directory}' could not be written: {_why(error)}; make room or "
+                f"choose another --out"
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def claimed_directory(
+    directory: Path, *, overwrite: bool, files: ResultFiles = RUN_FILES
+) -> Iterator[Path]:
+    """Keep other processes out of a results directory that may be written.
+
+    The folders above it are made, and taken away again where nothing came of it.
     """
     target = check_output(directory, overwrite=overwrite, files=files)
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = _sibling(target.parent)
     except OSError as error:
         raise OutputError(
             f"'{directory}' cannot be written: {_why(error)}; choose another --out"
         ) from error
     try:
-        yield partial
-        partial.chmod(0o755)
-        _replace(partial, target)
-    except OSError as error:
-        raise OutputError(
-            f"'{directory}' could not be written: {_why(error)}; make room or choose "
-            f"another --out"
-        ) from error
+        with claimed(directory):
+            # Another may have ended since it was looked at.
+            check_output(directory, overwrite=overwrite, files=files)
+            yield target
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
         if not target.exists():
             with suppress(OSError):
                 for parent in missing:
@@ -161,8 +184,9 @@ def output_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = _sibling(path.parent)
-        yield partial / path.name
-        (partial / path.name).replace(path)
+        with claimed(path):
+            yield partial / path.name
+            (partial / path.name).replace(path)
     except OSError as error:
         raise OutputError(
             f"'{path}' cannot be written: {_why(error)}; make room or choose another "
@@ -173,10 +197,10 @@ def output_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _replace(partial: Path, target: Path) -> None:
+def _replace(partial: Path, target: Path, *, overwrite: bool) -> None:
     """Put `partial` where `target` is, if it is; the old one goes last."""
-    if not target.exists():
-        partial.rename(target)
+    if not overwrite or not target.exists():
+        partial.rename(target)  # refused where something has come there meanwhile
         return
     old = _sibling(target.parent)
     target.rename(old / target.name)
@@ -190,8 +214,12 @@ def _replace(partial: Path, target: Path) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write `data` as JSON with a final newline; NaN is a fault of ours."""
-    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+    write_text(path, to_json(data))
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """Return `data` as JSON with a final newline; NaN is a fault of ours."""
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from sim.cli.main import run as kvsim
+from sim.results.claims import claimed
 from tests.sim.test_config import minimal, write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import pytest
@@ -53,3 +57,23 @@ def refused(
     assert "Traceback" not in captured.err
     assert _written(directory) == before
     return lines[0]
+
+
+@contextmanager
+def claimed_elsewhere(path: Path) -> Iterator[None]:
+    """Let another thread write to `path`, as another process would."""
+    begun, over = Event(), Event()
+
+    def hold() -> None:
+        with claimed(path):
+            begun.set()
+            over.wait()
+
+    thread = Thread(target=hold)
+    thread.start()
+    try:
+        assert begun.wait(10)
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sim.config.files import override, parse_yaml
+from sim.config.files import override
 from sim.config.tables import RunConfig, load_config, parse_config
 from sim.errors import ConfigError
+from sim.plain import parse_yaml
 from sim.scheduler.generations import OURS
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate

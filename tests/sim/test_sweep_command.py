@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ import yaml
 
 from sim.cli.main import run as kvsim
 from sim.results.output import write_json
-from tests.sim.commands import TRACE, files, refused
+from tests.sim.commands import TRACE, claimed_elsewhere, files, refused
 from tests.sim.sweep_files import tiny, write_sweep
 
 if TYPE_CHECKING:
@@ -223,11 +222,10 @@ def test_a_folder_that_exists_is_kept(
     assert "also holds 'notes.txt'" in line
     (out / "notes.txt").unlink()
     # One that is at work is left alone.
-    with (out / "sweep.json").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with claimed_elsewhere(out):
         for option in ("--resume", "--overwrite"):
             line = refused([*arguments, option], capsys, tmp_path)
-            assert "another sweep is at work in" in line
+            assert "another kvsim is writing to" in line
     # Going on with one that is complete runs nothing.
     assert kvsim([*arguments, "--resume"]) == 0
     assert json.loads((out / "run.json").read_text())["wall_seconds"]["runs"] == 0

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from sim.config.files import parse_yaml, put
+from sim.config.files import put
+from sim.errors import OutputError
+from sim.plain import parse_yaml
 from sim.studies.sweeps.dataset import (
     RowMaker,
     RunDataset,
@@ -149,7 +151,7 @@ def test_a_failure_while_writing_leaves_what_was_there(
     parts.append(rows()[10] | {"run": 10})
     with monkeypatch.context() as patched:
         patched.setattr(pq, "write_table", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OutputError, match=r"No space.*make room and go on"):
             parts.flush()
     after = {n: b for n, b in files(tmp_path).items() if not n.startswith(".")}
     assert after == before

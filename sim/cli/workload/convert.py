@@ -21,6 +21,7 @@ _UNWRITTEN = {
 """Kinds that are read only, and why."""
 
 
+@options.claiming("out")
 def convert(
     file: Path,
     /,

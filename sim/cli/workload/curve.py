@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sim.studies.prefixes.report import PrefixReport
 
 
+@options.claiming("out")
 def curve(
     file: Path,
     /,

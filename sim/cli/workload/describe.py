@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from workloads.analysis import Description
 
 
+@options.claiming("out")
 def describe(
     file: Path,
     /,

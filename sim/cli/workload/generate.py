@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
 
+@options.claiming("out")
 def generate(
     spec: Path,
     /,

@@ -21,6 +21,7 @@ from sim.errors import ConfigError
 from sim.hardware.models.architecture import ModelArchitecture, dtype_bytes
 from sim.hardware.models.config_json import architecture_facts
 from sim.hardware.models.quantization import quantization_scheme
+from workloads.plain import parse_json
 
 
 def bundled_models() -> tuple[str, ...]:
@@ -91,7 +92,7 @@ def resolved_model(
 def _read_config(path: Path) -> ModelArchitecture:
     where = _shortened(str(path))
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = error.strerror or "not readable"
         raise ConfigError(

@@ -7,14 +7,13 @@ from importlib import resources
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from sim.config.files import override
 from sim.config.plug import did_you_mean
 from sim.config.tables import parse_config
 from sim.errors import CapacityError, ConfigError
 from sim.hardware.gpus import load_gpu
 from sim.hardware.models.bundled import load_model
+from sim.plain import parse_yaml
 from sim.simulation.workload import make_workload
 from sim.studies.planning.fitting import misfit_of
 from sim.studies.planning.spec import parse_plan
@@ -104,7 +103,7 @@ class SizePlan:
 def default_prices() -> dict[str, Any]:
     """Return round figures to start from, not a quote of anybody's."""
     file = resources.files("sim.studies.planning") / "prices.yaml"
-    table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    table: dict[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), "prices.yaml")
     return table
 
 

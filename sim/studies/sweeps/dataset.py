@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sim.errors import OutputError
 from sim.results.table import to_arrow, to_arrow_texts
 from sim.studies.sweeps.expand import value_at
 
@@ -290,12 +292,20 @@ def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _write(path: Path, table: pa.Table) -> None:
     """Write a file so that there is all of it, or what there was before."""
     partial = path.with_name(f".{path.name}{_PARTIAL}")
-    with partial.open("wb") as file:
-        whole = table.combine_chunks()
-        pq.write_table(whole, file, compression="zstd", row_group_size=_ROW_GROUP)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            whole = table.combine_chunks()
+            pq.write_table(whole, file, compression="zstd", row_group_size=_ROW_GROUP)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OutputError(
+            f"'{path}' could not be written: {error.strerror or error}; make room and "
+            f"go on with --resume"
+        ) from error
 
 
 def to_column(values: Sequence[Any]) -> pa.Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from sim.results.summary import versions
 from sim.studies.sweeps.supplies import digests, named_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sim.studies.sweeps.job import Job
@@ -56,12 +55,8 @@ def begin(
     *,
     overwrite: bool,
 ) -> None:
-    """Make the folder of a new sweep, unless another one is at work in it."""
-    is_there = overwrite and (directory / _IDENTITY).is_file()
-    with (
-        held(directory) if is_there else nullcontext(),
-        output_directory(directory, overwrite=overwrite, files=SWEEP_FILES) as new,
-    ):
+    """Make the folder of a new sweep."""
+    with output_directory(directory, overwrite=overwrite, files=SWEEP_FILES) as new:
         write_text(new / SPEC, yaml.safe_dump(dict(given), sort_keys=False))
         write_json(new / _IDENTITY, facts)
         (new / RUNS).mkdir()
@@ -100,22 +95,3 @@ def _difference(found: Mapping[str, Any], facts: Mapping[str, Any]) -> str | Non
             f"one has changed; put it back"
         )
     return None
-
-
-@contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder; raise OutputError if one is at work there."""
-    try:
-        import fcntl  # noqa: PLC0415  (not everywhere)
-    except ImportError:
-        yield
-        return
-    with (directory / _IDENTITY).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(
-                f"another sweep is at work in '{directory}'; wait until it has ended, "
-                f"or choose another --out"
-            ) from None
-        yield

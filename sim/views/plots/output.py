@@ -12,6 +12,7 @@ import matplotlib as mpl
 
 from sim.config.plug import did_you_mean
 from sim.errors import OutputError, UserError
+from sim.results.claims import claimed
 from sim.results.output import write_whole
 from sim.views.plots.style import house_style, to_png
 
@@ -104,12 +105,14 @@ def check_files(paths: list[Path], *, overwrite: bool) -> None:
         )
 
 
-def write_files(files: Mapping[Path, bytes]) -> None:
+def write_files(files: Mapping[Path, bytes], *, overwrite: bool) -> None:
     """Write files, each as a whole or not at all; their folders are made."""
     for path, content in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content)
+            with claimed(path):
+                check_files([path], overwrite=overwrite)
+                write_whole(path, content)
         except OSError as error:
             raise OutputError(
                 f"'{path}' cannot be written: {error.strerror}; choose another --out"

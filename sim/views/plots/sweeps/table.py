@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from sim.config.plug import did_you_mean
 from sim.errors import ResultsError, UserError
+from sim.plain import parse_yaml, read_mapping
 from sim.results.objectives import parse_objectives
 from sim.results.verdict import limits_ms_of
 from sim.studies.sweeps.directory import RUNS, SPEC
@@ -111,10 +111,10 @@ class SweepRuns:
 
 def read_sweep(directory: Path) -> SweepRuns:
     try:
-        data = yaml.safe_load((directory / SPEC).read_text(encoding="utf-8"))
+        data = read_mapping(directory / SPEC)
         spec = SweepSpec.model_validate(data)
         frame = pd.read_parquet(directory / RUNS)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ResultsError(
             f"'{directory}' holds no sweep that can be read; give the --out of 'kvsim "
             f"sweep'"
@@ -150,7 +150,7 @@ def _plain(config: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(config)
     except ValueError:
-        found = yaml.safe_load(config)
+        found = parse_yaml(config, "config")
     return found
 
 
