@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from sim.config.autoscaling import AutoscalerTable, as_list
 from sim.config.pairs import (
     PAIR_KEYS,
     ConnectorTable,
@@ -15,9 +16,6 @@ from sim.config.pairs import (
 )
 from sim.config.types import ConfigTable, Kind
 
-_NOT_BUILT: Final = {
-    "autoscaler": "replicas that are added as traffic grows",
-}
 _ROLES: Final = ("serve", "prefill", "decode")
 _SHARED: Final = {
     "model": "a router sends any request to any engine",
@@ -102,6 +100,9 @@ class FleetTable(ConfigTable):
     pools: Annotated[list[PoolTable], Field(min_length=1)]
     router: Kind = Field(default_factory=lambda: {"kind": "round_robin"})
     events: list[EventTable] = Field(default_factory=list)
+    autoscaler: Annotated[
+        list[AutoscalerTable] | None, BeforeValidator(as_list), Field(min_length=1)
+    ] = None
     decode_router: Kind | None = None
     proxy: ProxyTable | None = None
     connector: ConnectorTable | None = None
@@ -120,16 +121,20 @@ class FleetTable(ConfigTable):
 
     @property
     def num_engines(self) -> int:
-        """Engines of all pools."""
-        return sum(pool.replicas for pool in self.pools)
+        """Engines of all pools, as many as there may be."""
+        return sum(self.most_replicas(pool) for pool in self.pools)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _not_built(cls, data: object) -> object:
-        for key, what in _NOT_BUILT.items():
-            if isinstance(data, dict) and data.get(key) is not None:
-                raise ValueError(f"{key}: {what} are not built; remove it")
-        return data
+    def autoscaler_of(self, pool: PoolTable) -> AutoscalerTable | None:
+        """Return what changes the replicas of a pool, if anything does."""
+        for each in self.autoscaler or ():
+            if each.pool in {None, pool.name}:
+                return each
+        return None
+
+    def most_replicas(self, pool: PoolTable) -> int:
+        """Return how many replicas a pool has at most."""
+        autoscaler = self.autoscaler_of(pool)
+        return pool.replicas if autoscaler is None else autoscaler.max_replicas
 
     @model_validator(mode="after")
     def _names(self) -> FleetTable:
@@ -149,15 +154,67 @@ class FleetTable(ConfigTable):
         return self
 
     @model_validator(mode="after")
+    def _scaled(self) -> FleetTable:
+        """Refuse autoscalers of pools that there are not, and pools out of bounds."""
+        names = [pool.name for pool in self.pools]
+        given = [each.pool for each in self.autoscaler or ()]
+        for name in given:
+            if name is None and len(names) > 1:
+                raise ValueError(
+                    f"autoscaler: of which pool, {' or '.join(names)}? set its pool"
+                )
+            if name not in {None, *names}:
+                raise ValueError(
+                    f"autoscaler.pool: must be one of {', '.join(names)}, got {name!r}"
+                )
+            if given.count(name) > 1:
+                raise ValueError(
+                    f"autoscaler: a pool has one, got several of "
+                    f"{name or names[0]!r}; remove all but one"
+                )
+        for pool in self.pools:
+            scaler = self.autoscaler_of(pool)
+            least, most = (
+                (1, pool.replicas)
+                if scaler is None
+                else (max(scaler.min_replicas, 1), scaler.max_replicas)
+            )
+            if not least <= pool.replicas <= most:
+                raise ValueError(
+                    f"pools: {pool.name} begins within the bounds of its autoscaler, "
+                    f"{least} to {most} replicas, got {pool.replicas}"
+                )
+        return self
+
+    def _scaled_places(self) -> set[int]:
+        """Return the engines that an autoscaler starts and takes out."""
+        found: set[int] = set()
+        first = 0
+        for pool in self.pools:
+            number = self.most_replicas(pool)
+            if self.autoscaler_of(pool) is not None:
+                found |= set(range(first, first + number))
+            first += number
+        return found
+
+    @model_validator(mode="after")
     def _in_turn(self) -> FleetTable:
         """Refuse events of engines that are not there."""
         is_on = [True] * self.num_engines
+        scaled = self._scaled_places()
         for event in sorted(self.events, key=lambda each: each.time_s):
             if event.engine >= len(is_on):
                 raise ValueError(
                     f"events: engines are numbered from 0 to {len(is_on) - 1}, pool by "
                     f"pool, got {event.engine}"
                 )
+            if event.engine in scaled:
+                if event.kind in {"start", "drain"}:
+                    raise ValueError(
+                        f"events: engine {event.engine} has an autoscaler, which "
+                        f"starts and drains it, got {event.kind}; remove it"
+                    )
+                continue
             if is_on[event.engine] is (event.kind == "start"):
                 state = "is on already" if is_on[event.engine] else "is off by then"
                 raise ValueError(

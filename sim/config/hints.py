@@ -11,7 +11,7 @@ from sim.config.types import shortened
 from sim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pydantic import ValidationError
@@ -118,11 +118,17 @@ def _table_at(path: str, root: type[BaseModel]) -> type[BaseModel]:
     table = root
     for name in path.split("."):
         field = table.model_fields.get(name)
-        annotation = field.annotation if field else None
-        for each in (annotation, *get_args(annotation)):
-            if isinstance(each, type) and issubclass(each, BaseModel):
-                table = each
+        for each in _tables_in(field.annotation if field else None):
+            table = each
     return table
+
+
+def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the types of tables that a key may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _tables_in(each)
 
 
 def meant_key(path: str, tables: Mapping[str, type[BaseModel]]) -> str:
@@ -167,9 +173,8 @@ def tables_of(root: type[BaseModel], path: str = "") -> dict[str, type[BaseModel
     """
     found = {path: root}
     for name, field in root.model_fields.items():
-        for each in (field.annotation, *get_args(field.annotation)):
-            if isinstance(each, type) and issubclass(each, BaseModel):
-                found |= tables_of(each, f"{path}.{name}".removeprefix("."))
+        for each in _tables_in(field.annotation):
+            found |= tables_of(each, f"{path}.{name}".removeprefix("."))
     return found
 
 

@@ -12,7 +12,7 @@ from sim.engine.replicas import DIED, ReplicaEvent, Replicas, ReplicaState
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import simpy
 
@@ -139,6 +139,8 @@ class Pairs(Replicas):
         Says which prompts a decoder computes itself.
     chooses_decoder_first
         Whether a request's decoder is known before its prefiller.
+    off
+        See `Replicas`.
 
     Attributes
     ----------
@@ -161,9 +163,10 @@ class Pairs(Replicas):
         *,
         decider: Decider,
         chooses_decoder_first: bool,
+        off: Collection[int] = (),
     ) -> None:
         super().__init__(
-            *(env, engines, router, events), partial(self._renewed, renew), slow
+            *(env, engines, router, events), partial(self._renewed, renew), slow, off
         )
         self._decider = decider
         self._chooses_decoder_first = chooses_decoder_first

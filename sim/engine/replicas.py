@@ -14,10 +14,11 @@ from sim.engine.engines import Engines, Router
 from sim.scheduler.request import RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
     import simpy
 
+    from sim.engine.autoscaling.autoscaler import Autoscaler
     from sim.engine.engines import OnEnd
     from sim.engine.loop import Engine
     from sim.scheduler.request import Request
@@ -42,6 +43,8 @@ class ChangingRouter(Router, Protocol):
 class ReplicaState(Enum):
     """Whether an engine serves."""
 
+    STARTING = "starting"
+    """Will take requests: its process begins, and weights are loaded."""
     READY = "ready"
     """Takes requests."""
     DRAINING = "draining"
@@ -110,18 +113,26 @@ class Replicas(Engines):
     Parameters
     ----------
     env, engines, router
-        See `Engines`; all engines are ready.
+        See `Engines`.
     events
         What happens to them.
     renew
         Returns the engine that takes the place of one that has ended.
     slow
         Sets how much longer the steps of the engine at a place take from now on.
+    off
+        Places of engines that are not there at first; all others are ready.
 
     Attributes
     ----------
     states
         By place.
+    changes
+        Time, place and new state of each change, in order.
+    autoscalers
+        Woken by what comes; they start replicas, and take them out.
+    num_submitted
+        Requests that have been handed over, those that began again included.
     on_s
         By place, seconds in which a replica was up, to the latest change.
     num_refused
@@ -138,10 +149,16 @@ class Replicas(Engines):
         events: Sequence[ReplicaEvent],
         renew: Callable[[int, Engine], Engine],
         slow: Callable[[int, Engine, float], None],
+        off: Collection[int] = (),
     ) -> None:
         super().__init__(env, engines, router)
         self.engines: list[Engine] = engines
         self.states = [ReplicaState.READY] * len(engines)
+        self.changes: list[tuple[float, int, ReplicaState]] = []
+        self.autoscalers: list[Autoscaler] = []
+        self.num_submitted = 0
+        self._planned_s: dict[int, float] = {}  # ends of starts, and of drains
+        self._since_s = [0.0] * len(engines)  # in the present state
         self.on_s = [0.0] * len(engines)
         self.num_refused = 0
         self._is_wanted = [True] * len(engines)
@@ -160,15 +177,21 @@ class Replicas(Engines):
         self._is_over = env.event()
         self.done = env.process(self._end())
         self._plan_change(self._next_event_s)
+        for place in off:
+            self._move(place, ReplicaState.OFF)
+            engines[place].close_arrivals()
         env.process(self._happen())
 
     # -- requests -------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now, or let it wait for an engine."""
+        self.num_submitted += 1
+        for autoscaler in self.autoscalers:
+            autoscaler.wake()
         if self._serves():
             self._hand_over(request)
-        elif self._num_to_come:
+        elif self._num_to_come or self.autoscalers:
             self._held.append(request)
         else:
             self.num_refused += 1
@@ -260,7 +283,8 @@ class Replicas(Engines):
         """Say when requests may come that do not arrive: of engines that are dying."""
         self._next_event_s = next_event_s
         is_dying = ReplicaState.DYING in self.states
-        self.next_change_s = -inf if is_dying else next_event_s
+        planned_s = min(self._planned_s.values(), default=inf)
+        self.next_change_s = -inf if is_dying else min(next_event_s, planned_s)
 
     def _die(self, event: ReplicaEvent) -> None:
         place = event.place
@@ -269,6 +293,9 @@ class Replicas(Engines):
             return
         toll = self._toll_of[place] = Toll(event)
         self._tolls.append(toll)
+        if self.states[place] is ReplicaState.STARTING:
+            self._move(place, ReplicaState.OFF)
+            return
         self._move(place, ReplicaState.DYING)
         engine = self.engines[place]
         for request in [*engine.recorder.active.values()]:
@@ -301,11 +328,19 @@ class Replicas(Engines):
         self._num_to_come -= 1
         if self._is_wanted[place] and not self._is_over.triggered:
             if is_new:
-                self.ended.setdefault(place, []).append(engine)
-                engine = self.engines[place] = self._renew(place, engine)
-                for every_steps, observer in () if place else self._observed:
-                    engine.observe(every_steps, observer)
+                self._replace(place)
             self._move(place, ReplicaState.READY)
+        self._hand_over_held()
+
+    def _replace(self, place: int) -> None:
+        """Let a new engine take the place of one that has ended."""
+        engine = self.engines[place]
+        self.ended.setdefault(place, []).append(engine)
+        new = self.engines[place] = self._renew(place, engine)
+        for every_steps, observer in () if place else self._observed:
+            new.observe(every_steps, observer)
+
+    def _hand_over_held(self) -> None:
         held, self._held = self._held, deque()
         for request in held:
             self.submit(request)
@@ -314,14 +349,116 @@ class Replicas(Engines):
         """Change the state of a replica, and say so to the router."""
         was_ready = self.states[place] is ReplicaState.READY
         self.states[place] = state
+        self._planned_s.pop(place, None)
         self._plan_change(self._next_event_s)
+        self.changes.append((self.env.now, place, state))
         now_s, since_s = self.env.now, self._on_since_s[place]
+        self._since_s[place] = now_s
         if since_s is not None:
             self.on_s[place] += now_s - since_s
         self._on_since_s[place] = None if state is ReplicaState.OFF else now_s
         ready = [i for i, each in enumerate(self.states) if each is ReplicaState.READY]
         if ready and was_ready is not (state is ReplicaState.READY):
             self.router.set_ready(ready)
+        if state is ReplicaState.OFF and not self._is_over.triggered:
+            for autoscaler in self.autoscalers:
+                autoscaler.reconcile()
+
+    # -- what autoscalers see and do --------------------------------------------
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for an engine."""
+        return len(self._held)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a replica is on its way from one state to another."""
+        resting = {ReplicaState.READY, ReplicaState.OFF}
+        return not resting.issuperset(self.states)
+
+    def is_ready(self, place: int) -> bool:
+        """Whether the engine at a place takes requests."""
+        return self.states[place] is ReplicaState.READY
+
+    def wanted(self, places: Sequence[int]) -> list[int]:
+        """Return the places of replicas that start or are ready.
+
+        Those that Kubernetes would take out first come first: such as start, and of
+        equals those that came last.
+        """
+        ranks = {ReplicaState.STARTING: 1, ReplicaState.READY: 0}
+        found = [place for place in places if self.states[place] in ranks]
+        found.sort(
+            key=lambda i: (ranks[self.states[i]], self._since_s[i], i), reverse=True
+        )
+        return found
+
+    def free(self, places: Sequence[int]) -> list[int]:
+        """Return those of some places at which nothing is, in order."""
+        return [i for i in places if self.states[i] is ReplicaState.OFF]
+
+    def launch(self, place: int, start_s: float) -> None:
+        """Let a replica be ready in so many seconds, at a place where nothing is."""
+        self._check_state(place, ReplicaState.OFF)
+        self._move(place, ReplicaState.STARTING)
+        self._is_wanted[place] = True
+        self._plan(
+            place, self.env.now + start_s, self._launched, self.engines[place].done
+        )
+
+    def take_out(self, place: int, drain_s: float) -> None:
+        """Drain a replica, or end its start; what it has after `drain_s` moves on."""
+        if self.states[place] is ReplicaState.STARTING:
+            self._is_wanted[place] = False
+            self._move(place, ReplicaState.OFF)
+            return
+        self._check_state(place, ReplicaState.READY)
+        self._drain(place)
+        if drain_s < inf and self.states[place] is ReplicaState.DRAINING:
+            self._plan(place, self.env.now + drain_s, self._die_drained)
+
+    def _check_state(self, place: int, state: ReplicaState) -> None:
+        if self.states[place] is not state:
+            raise ValueError(
+                f"replica {place} must be {state.value}, is {self.states[place].value}"
+            )
+
+    def _plan(
+        self,
+        place: int,
+        time_s: float,
+        then: Callable[[int], None],
+        event: simpy.Event | None = None,
+    ) -> None:
+        """Call `then` at a time and after an event, if the state lasts until then."""
+        self._planned_s[place] = time_s
+        self._plan_change(self._next_event_s)
+        self.env.process(self._come(place, time_s, then, event))
+
+    def _come(
+        self,
+        place: int,
+        time_s: float,
+        then: Callable[[int], None],
+        event: simpy.Event | None,
+    ) -> Generator[simpy.Event, Any, None]:
+        number = len(self.changes)
+        yield At(self.env, time_s, ARRIVAL_PRIORITY)
+        if event is not None:
+            yield event
+        later = self.changes[number:]
+        if any(each == place for _, each, _ in later) or self._is_over.triggered:
+            return
+        then(place)
+
+    def _launched(self, place: int) -> None:
+        self._replace(place)
+        self._move(place, ReplicaState.READY)
+        self._hand_over_held()
+
+    def _die_drained(self, place: int) -> None:
+        self._die(ReplicaEvent(self.env.now, EventKind.DIE, place))
 
     # -- the end --------------------------------------------------------------
 
@@ -370,7 +507,11 @@ class Replicas(Engines):
                 on_s if since_s is None else on_s + now_s - since_s
                 for on_s, since_s in zip(self.on_s, self._on_since_s, strict=True)
             ],
-        }
+        } | (
+            {"autoscalers": [each.summary() for each in self.autoscalers]}
+            if self.autoscalers
+            else {}
+        )
 
     def _cost_of(self, event: ReplicaEvent) -> dict[str, Any]:
         if event.kind is EventKind.SLOW:

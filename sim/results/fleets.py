@@ -20,10 +20,14 @@ def title(config: RunConfig) -> str:
     """Return engines, GPUs and router in words."""
     assert config.fleet is not None
     num_engines = config.fleet.num_engines
+    at_first = sum(pool.replicas for pool in config.fleet.pools)
     gpus = {Path(config.engine_of(pool).gpu).name: None for pool in config.fleet.pools}
     router = Path(str(config.fleet.router["kind"])).name
     plural = "s" * (num_engines > 1)
-    return f"{num_engines} engine{plural} of {' and '.join(gpus)} behind {router}"
+    number = f"{num_engines}"
+    if config.fleet.autoscaler:
+        number = f"{at_first}, at most {num_engines}"
+    return f"{number} engine{plural} of {' and '.join(gpus)} behind {router}"
 
 
 def engine_numbers(recording: Recording, duration_s: float) -> dict[str, Any]:

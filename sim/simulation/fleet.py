@@ -24,6 +24,7 @@ from sim.results.fleets import engine_numbers, imbalance
 from sim.results.ranks import merged
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.holdings import Holdings
+from sim.simulation.autoscaling import add_autoscalers, flapping, places_off
 from sim.simulation.pools import transfer_settings
 from sim.simulation.ranks import merged_counters
 from sim.simulation.schedulers import make_scheduler
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from sim.config.fleet import EventTable, FleetTable
     from sim.costs.base import CostModel
+    from sim.engine.autoscaling.autoscaler import Autoscaler
     from sim.engine.requests import RequestFactory
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
@@ -133,6 +135,11 @@ class Fleet:
         self._heed: Callable[[Engine], None] = _run_on
         self.router: Any = self._make_router(table, seed)
 
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether some of its engines are not there all the time."""
+        return bool(self.events or self._table.autoscaler)
+
     def _make_router(self, table: FleetTable, seed: int) -> Any:
         places = range(len(self.schedulers))
         return self._router(table.router, "router", places, seed)
@@ -143,9 +150,10 @@ class Fleet:
         """Make the router of the engines at these places."""
         context = self._context(places, Streams(seed).generator(key.replace("_", " ")))
         router = build(ROUTERS, table, f"fleet.{key}", context)
-        if self.events and not hasattr(router, "set_ready"):
+        if self.comes_and_goes and not hasattr(router, "set_ready"):
+            cause = "events" if self.events else "autoscaler"
             raise ConfigError(
-                f"fleet.events: a router of engines that come and go needs a method "
+                f"fleet.{cause}: a router of engines that come and go needs a method "
                 f"set_ready(places), which {table['kind']} has not; choose "
                 f"another one"
             )
@@ -223,16 +231,17 @@ class Fleet:
         """
         engines = self._engines([None] * len(self.schedulers), None)
         router = self.router
-        watch: LoadBalancer | Scrapes | None = None
+        watches: list[LoadBalancer | Scrapes | Autoscaler] = [*_autoscalers(engines)]
         if isinstance(router, LoadBalancer):
-            watch = router
+            watches.append(router)
         elif getattr(router, "interval_s", None):
-            watch = engines.scrapes = Scrapes(
+            engines.scrapes = Scrapes(
                 self.env, router, self.loads, lambda: not engines.num_in_flight
             )
-        if watch is None and not _LOOKS.isdisjoint(signature(type(router)).parameters):
+            watches.append(engines.scrapes)
+        elif not _LOOKS.isdisjoint(signature(type(router)).parameters):
             return engines  # it may look at any time
-        self._heed = partial(self._heeded, engines, watch, is_announced)
+        self._heed = partial(self._heeded, engines, watches, is_announced)
         for engine in engines.engines:
             self._heed(engine)
         return engines
@@ -240,7 +249,7 @@ class Fleet:
     def _heeded(
         self,
         engines: Engines,
-        watch: LoadBalancer | Scrapes | None,
+        watches: Sequence[LoadBalancer | Scrapes | Autoscaler],
         is_announced: bool,
         engine: Engine,
     ) -> None:
@@ -248,7 +257,7 @@ class Fleet:
         engine.is_interruptible = engine.batches is None
         if engine.is_interruptible or is_announced:
             engine.horizon = _horizon(
-                engines, watch, heeds_arrivals=not engine.is_interruptible
+                engines, watches, heeds_arrivals=not engine.is_interruptible
             )
 
     def _engines(
@@ -259,13 +268,16 @@ class Fleet:
         engines = [
             self._engine(place, share, horizon) for place, share in enumerate(shares)
         ]
-        if not self.events:
+        if not self.comes_and_goes:
             return Engines(self.env, engines, self.router)
-        return Replicas(
+        replicas = Replicas(
             *(self.env, engines, self.router, self.events),
             renew=self._renewed,
             slow=self._slow,
+            off=places_off(self._table),
         )
+        add_autoscalers(replicas, self._table)
+        return replicas
 
     def _engine(
         self,
@@ -329,6 +341,11 @@ class Fleet:
         engine.recorder.steps.flush()
         self._slowed[place].factor = factor
 
+    def late_warnings(self, engines: Engines) -> Iterator[str]:
+        """Yield what to know of a run that has ended."""
+        if isinstance(engines, Replicas):
+            yield from flapping(engines)
+
     def warnings(self) -> Iterator[str]:
         """Yield what the router does in vain."""
         if type(self.router) not in BY_PREFIX:
@@ -377,14 +394,26 @@ class _Deal:
             self.queues[self._choose(request)].append(request)
 
 
+def _autoscalers(engines: Engines) -> Sequence[Autoscaler]:
+    return engines.autoscalers if isinstance(engines, Replicas) else ()
+
+
 def _horizon(
-    engines: Engines, watch: LoadBalancer | Scrapes | None, *, heeds_arrivals: bool
+    engines: Engines,
+    watches: Sequence[LoadBalancer | Scrapes | Autoscaler],
+    *,
+    heeds_arrivals: bool,
 ) -> Callable[[], float]:
     """Return what tells the next moment at which anything may look at an engine."""
     env = engines.env
+    watch = watches[0] if len(watches) == 1 else None
 
     def horizon() -> float:
-        read_s = inf if watch is None else watch.next_s
+        read_s = (
+            min((each.next_s for each in watches), default=inf)
+            if watch is None
+            else watch.next_s
+        )
         if heeds_arrivals:  # and what is handed on, which interrupts others
             read_s = min(read_s, engines.next_change_s)
         if read_s < env.now:  # the end of any request may be the time

@@ -17,6 +17,7 @@ from sim.hardware.interconnects import load_interconnect
 from sim.results.fleets import imbalance
 from sim.results.prompts import PromptRecorder
 from sim.results.pulls import PullLog, pull_numbers
+from sim.simulation.autoscaling import add_autoscalers, places_off
 from sim.simulation.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -129,7 +130,9 @@ class PairFleet(Fleet):
             slow=self._slow,
             decider=self._decider,
             chooses_decoder_first=self._proxy.order == "decode_first",
+            off=places_off(self._table),
         )
+        add_autoscalers(pairs, self._table)
         router = self.router
         for each, places in (
             (router.prefill, router.prefill_places),

@@ -108,7 +108,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
         _pool(
             pool.name,
             config.model_copy(update={"engine": config.engine_of(pool)}),
-            pool.replicas,
+            config.fleet.most_replicas(pool),
             pool.role,
         )
         for pool in config.fleet.pools

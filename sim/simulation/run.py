@@ -242,7 +242,7 @@ class Simulation:
         self.schedulers = fleet.schedulers
         self.warnings += fleet.warnings()
         is_pulled = self._is_pulled()
-        if is_pulled and fleet.is_blind and not fleet.events:
+        if is_pulled and fleet.is_blind and not fleet.comes_and_goes:
             return fleet.dealt(client.factory)
         engines = fleet.routed(is_announced=is_pulled)
         self._begin_arrivals(engines, client, is_announced=is_pulled)
@@ -475,6 +475,9 @@ class Simulation:
             unsent := summary.unsent_warning(numbers)
         ):
             self.warnings.append(unsent)
+        if self._fleet is not None:
+            assert isinstance(self.engine, Engines)
+            self.warnings += self._fleet.late_warnings(self.engine)
 
 
 class _RunAtBound(Simulation):
