@@ -15,6 +15,7 @@ import yaml
 
 from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
+from sim.config.autoscaling import AutoscalerTable, BehaviourTable, PolicyTable
 from sim.config.fleet import EventTable, FleetTable, PoolTable
 from sim.config.front_end import FrontEndConfig
 from sim.config.offloading import (
@@ -179,6 +180,10 @@ def built() -> Keys:
         ("fleet", "proxy", fields(ProxyTable)),
         ("fleet", "connector", fields(ConnectorTable)),
         ("fleet", "links", fields(LinksTable)),
+        ("fleet", "autoscaler", fields(AutoscalerTable)),
+        ("fleet", "scale_up", fields(BehaviourTable)),
+        ("fleet", "scale_down", fields(BehaviourTable)),
+        ("fleet", "policies", fields(PolicyTable)),
         ("engine", "", fields(EngineConfig)),
         (
             "workload",

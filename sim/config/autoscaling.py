@@ -65,8 +65,8 @@ class AutoscalerTable(ConfigTable):
     tolerance: _Span = 0.1
     cooldown_s: _Span = 300.0
     drain_s: _Above | None = None
-    scale_up: BehaviourTable = Field(default_factory=BehaviourTable)
-    scale_down: BehaviourTable = Field(default_factory=BehaviourTable)
+    scale_up: BehaviourTable | None = None
+    scale_down: BehaviourTable | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> AutoscalerTable:

@@ -91,8 +91,10 @@ def _timing(table: AutoscalerTable) -> Timing:
     )
 
 
-def _behaviour(table: BehaviourTable, default: Behaviour) -> Behaviour:
+def _behaviour(table: BehaviourTable | None, default: Behaviour) -> Behaviour:
     """Return what a table says, with a direction's defaults."""
+    if table is None:
+        return default
     policies, held_s = default.policies, table.stabilization_s
     if table.policies is not None:
         policies = tuple(

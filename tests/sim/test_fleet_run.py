@@ -246,7 +246,7 @@ def _pool(**keys: Any) -> dict[str, Any]:
         (_pool(rol="serve"), {}, "pools.0.rol: unknown key; did you mean 'role'"),
         (_pool(role="prefil"), {}, "role: must be one of serve, prefill, decode"),
         (_pool(role="decode"), {}, "role decode needs one with the role prefill"),
-        (_pool() | {"autoscaler": {}}, {}, "autoscaler: .* are not built; remove it"),
+        (_pool() | {"autoscaler": {}}, {}, "autoscaler.0.targets: this key is needed"),
         (_pool(engine={"model": "a"}), {}, "engine.model: a router sends any request"),
         (_pool(engine={"gpus": "a"}), {}, "fleet.pools.0.engine.gpus: unknown key"),
         (_pool(engine={"block_size": 0}), {}, "fleet.pools.0.engine.block_size: "),
