@@ -16,7 +16,7 @@ import yaml
 from cache.v1.policies import CACHE_POLICIES
 from sim.cli.main import run as kvsim
 from sim.config.autoscaling import AutoscalerTable, BehaviourTable, PolicyTable
-from sim.config.fleet import EventTable, FleetTable, PoolTable
+from sim.config.fleet import EventTable, FleetTable, PoolTable, PricesTable
 from sim.config.front_end import FrontEndConfig
 from sim.config.offloading import (
     ConnectorExtraTable,
@@ -184,6 +184,7 @@ def built() -> Keys:
         ("fleet", "scale_up", fields(BehaviourTable)),
         ("fleet", "scale_down", fields(BehaviourTable)),
         ("fleet", "policies", fields(PolicyTable)),
+        ("fleet", "prices", fields(PricesTable)),
         ("engine", "", fields(EngineConfig)),
         (
             "workload",

@@ -61,6 +61,15 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
         ):
             drafts["model"] = found
     _find_user_classes(data, directory)
+    fleet = data.get("fleet")
+    if isinstance(fleet, dict) and isinstance(prices := fleet.get("prices"), str):
+        found = found_path(prices, directory)
+        if found is None:
+            raise ConfigError(
+                f"fleet.prices: there is no file '{prices}'; copy examples/prices.yaml "
+                f"and edit it"
+            )
+        fleet["prices"] = read_yaml(Path(found), "per_gpu_hour")
     cost = data.get("cost")
     if isinstance(cost, dict) and "profile" in cost:
         cost["profile"] = found_path(cost["profile"], directory) or cost["profile"]

@@ -56,6 +56,17 @@ class PoolTable(ConfigTable):
         return self
 
 
+class PricesTable(ConfigTable):
+    """What GPUs cost; the keys of a plan's prices that say so."""
+
+    per_gpu_hour: Annotated[
+        dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)
+    ]
+    currency: str = "USD"
+    date: str = ""
+    note: str = ""
+
+
 _EVENTS: Final = ("die", "drain", "start", "slow")
 _FATES: Final = ("retry", "lose")
 
@@ -107,6 +118,7 @@ class FleetTable(ConfigTable):
     proxy: ProxyTable | None = None
     connector: ConnectorTable | None = None
     links: LinksTable | None = None
+    prices: PricesTable | None = None
 
     @property
     def has_roles(self) -> bool:

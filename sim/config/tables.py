@@ -350,12 +350,19 @@ class RunConfig(ConfigTable):
     @model_validator(mode="after")
     def _engines_of_a_fleet(self) -> RunConfig:
         """Refuse engines that fleets are not built of."""
+        prices = self.fleet.prices if self.fleet else None
         for place, pool in enumerate(self.fleet.pools if self.fleet else ()):
             try:
                 engine = self.engine_of(pool)
             except ValidationError as error:
                 line = one_line(error, EngineConfig)
                 raise ValueError(f"fleet.pools.{place}.engine.{line}") from error
+            gpu = Path(engine.gpu).name
+            if prices is not None and gpu not in prices.per_gpu_hour:
+                raise ValueError(
+                    f"fleet.prices.per_gpu_hour.{gpu}: there is no price for the GPU "
+                    f"of pool {pool.name}; add one, in {prices.currency} an hour"
+                )
             if pool.role != "serve" and (name := engine.scheduler_kind) != "v1":
                 raise ValueError(
                     f"fleet.pools.{place}.role: prefill and decode pools are built of "

@@ -129,6 +129,8 @@ class Replicas(Engines):
         By place.
     changes
         Time, place and new state of each change, in order.
+    held
+        From when until when requests waited for an engine to be there.
     autoscalers
         Woken by what comes; they start replicas, and take them out.
     num_submitted
@@ -171,6 +173,8 @@ class Replicas(Engines):
         self._tolls: list[Toll] = []
         self._toll_of: dict[int, Toll] = {}
         self._held: deque[Request] = deque()
+        self._held_since_s: dict[int, float] = {}
+        self.held: list[tuple[float, float]] = []
         self._again: dict[int, Request] = {}
         self._observed: list[tuple[int, Callable[[Engine], None]]] = []
         self._is_closed = False
@@ -190,12 +194,20 @@ class Replicas(Engines):
         for autoscaler in self.autoscalers:
             autoscaler.wake()
         if self._serves():
+            self._hold_no_more(request)
             self._hand_over(request)
         elif self._num_to_come or self.autoscalers:
             self._held.append(request)
+            self._held_since_s.setdefault(request.request_id, self.env.now)
         else:
+            self._hold_no_more(request)
             self.num_refused += 1
             self._leave(request, RequestStatus.FINISHED_REJECTED, NONE_READY)
+
+    def _hold_no_more(self, request: Request) -> None:
+        since_s = self._held_since_s.pop(request.request_id, None)
+        if since_s is not None:
+            self.held.append((since_s, self.env.now))
 
     def _serves(self) -> bool:
         """Whether an engine of each kind that a request needs is ready."""
@@ -208,6 +220,7 @@ class Replicas(Engines):
         request = self._again.get(request.request_id, request)
         if request in self._held:
             self._held.remove(request)
+            self._hold_no_more(request)
             self._leave(request, RequestStatus.FINISHED_ABORTED, reason)
         else:
             super().abort(request, reason)

@@ -12,6 +12,7 @@ from sim.results.metrics import cache_and_queues, latencies, throughput
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sim.config.fleet import PricesTable
     from sim.config.tables import RunConfig
     from sim.results.recorder import Recording
 
@@ -68,6 +69,42 @@ def imbalance(engines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     return found
 
 
+def gpu_hours(
+    engines: Sequence[Mapping[str, Any]],
+    pools: Sequence[dict[str, Any]],
+    up_s: Sequence[float],
+    prices: PricesTable | None,
+) -> dict[str, Any]:
+    """Return for how long GPUs were held, and at what cost; pools get theirs.
+
+    Parameters
+    ----------
+    engines, pools
+        What each did.
+    up_s
+        By engine, seconds in which it held its GPUs.
+    prices
+        Of GPUs, if costs are asked for.
+    """
+    for pool in pools:
+        own_s = [
+            seconds
+            for engine, seconds in zip(engines, up_s, strict=True)
+            if engine["pool"] == pool["pool"]
+        ]
+        pool["gpu_hours"] = sum(own_s) / 3600.0 * pool["num_gpus"]
+    told: dict[str, Any] = {"gpu_hours": sum(pool["gpu_hours"] for pool in pools)}
+    if prices is not None:
+        for pool in pools:
+            price = prices.per_gpu_hour[Path(pool["gpu"]).name]
+            pool["cost"] = pool["gpu_hours"] * price
+        told |= {
+            "cost_of_gpus": sum(pool["cost"] for pool in pools),
+            "currency": prices.currency,
+        }
+    return told
+
+
 def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a fleet as (name, text); none without one."""
     if not (engines := summary.get("engines")):
@@ -78,6 +115,20 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         told.append(f"the busiest has {most['requests']:.2f} x the mean requests")
         told.append(f"{most['busy_s'] or 1.0:.2f} x the time in steps")
     found = [("engines", "; ".join(told))]
+    if (hours := summary.get("gpu_hours")) is not None:
+        text = f"{hours:,.1f} h"
+        if "cost_of_gpus" in summary:
+            text += f", {summary['cost_of_gpus']:,.2f} {summary['currency']}"
+        found.append(("GPU hours", text))
+    found += [
+        (
+            f"autoscaler of {each['pool']}",
+            f"{each['least_wanted']} to {each['most_wanted']} replicas, "
+            f"{each['num_scale_ups']} times more, {each['num_scale_downs']} times "
+            f"fewer, turned {each['num_reversals']} times",
+        )
+        for each in summary.get("autoscalers", ())
+    ]
     if events := summary.get("events"):
         found.append(("events", _events(events, summary)))
     if len(pools := summary["pools"]) > 1:

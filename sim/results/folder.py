@@ -151,6 +151,12 @@ class RunFolder:
         return None if path is None else read_table(path)
 
     @cached_property
+    def fleet_table(self) -> ResultTable | None:
+        """``fleet.parquet``, of the pools of a fleet over time."""
+        path = self.recorded("fleet.parquet")
+        return None if path is None else read_table(path)
+
+    @cached_property
     def steps(self) -> pd.DataFrame:
         return frame_of(self.step_table)
 

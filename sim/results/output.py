@@ -38,6 +38,7 @@ RESULT_FILES = frozenset(
         "itl.parquet",
         "kv_cache_groups.parquet",
         "tier.parquet",
+        "fleet.parquet",
         "transfers.parquet",
         "schedule.jsonl.zst",
         "blocks.json",

@@ -48,6 +48,8 @@ class Recording:
     transfer_table, tier_table
         One row a copy, and one a change of what the tier behind the pool holds, if
         there is one.
+    fleet_table
+        One row a time and pool, of a fleet.
     """
 
     step_table: StepTable
@@ -59,6 +61,7 @@ class Recording:
     group_table: ResultTable | None = None
     transfer_table: ResultTable | None = None
     tier_table: ResultTable | None = None
+    fleet_table: ResultTable | None = None
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -79,6 +79,7 @@ class Results:
             "kv_cache_groups": recording.group_table,
             "transfers": recording.transfer_table,
             "tier": recording.tier_table,
+            "fleet": recording.fleet_table,
         }
         tables |= {name: table for name, table in more.items() if table is not None}
         for name, table in tables.items():

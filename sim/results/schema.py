@@ -121,6 +121,21 @@ PULLS: dict[str, str] = {
 """Transfers of such a fleet have these columns as well; their kind is "pull", or
 "failed_pull" where the prefiller died."""
 
+FLEET: dict[str, str] = {
+    "time_s": "float64",  # regular times
+    "pool": "str",
+    # replicas that take requests, that will, and that end what they have
+    "num_ready": "int64",
+    "num_starting": "int64",
+    "num_draining": "int64",
+    # requests of its engines in the step in progress; 0 between steps
+    "num_running": "int64",
+    "num_waiting": "int64",
+    "num_held": "int64",  # before the router, as no replica is ready; of all pools
+    "num_transfers": "int64",  # prompts that its engines read from others
+}
+"""What each pool of a fleet was like: one row a time and pool."""
+
 RANK_STEPS: dict[str, str] = {
     "wait_s": "float64",  # what it waited for the slowest rank, part of allreduce_s
 }

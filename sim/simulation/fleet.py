@@ -20,7 +20,8 @@ from sim.engine.requests import requests_of
 from sim.engine.routers import BLIND, BY_PREFIX, ROUTERS
 from sim.engine.scrapes import Scrapes
 from sim.errors import ConfigError
-from sim.results.fleets import engine_numbers, imbalance
+from sim.results.fleet_series import absences, series, state_spans
+from sim.results.fleets import engine_numbers, gpu_hours, imbalance
 from sim.results.ranks import merged
 from sim.scheduler.groups.scheduler import GroupScheduler
 from sim.scheduler.v1.holdings import Holdings
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from sim.costs.base import CostModel
     from sim.engine.autoscaling.autoscaler import Autoscaler
     from sim.engine.requests import RequestFactory
+    from sim.results.fleet_series import Change
     from sim.results.ranks import RankRecorders
     from sim.results.recorder import Recording
     from sim.scheduler.base import Scheduler
@@ -311,15 +313,34 @@ class Fleet:
         del place, scheduler, cost_model
         return Engine, {}
 
-    def joined(self, recording: Recording) -> Recording:
-        """Return a recording with what only such a fleet has."""
-        return recording
+    def joined(self, recording: Recording, engines: Engines) -> Recording:
+        """Return a recording with what only a fleet has."""
+        now_s, held = self.env.now, []
+        if isinstance(engines, Replicas):
+            held = engines.held
+        spans = state_spans(self._changes(engines), len(self.schedulers), now_s)
+        first, pools = 0, []
+        for pool in self.pools:
+            pools.append((pool.name, range(first, first + pool.num_engines)))
+            first += pool.num_engines
+        table = series(recording, pools, spans, held, now_s)
+        return replace(recording, fleet_table=table)
+
+    def _changes(self, engines: Engines) -> Iterator[Change]:
+        for time_s, place, state in getattr(engines, "changes", ()):
+            yield time_s, place, state.value
 
     def numbers(
         self, recording: Recording, engines: Engines, duration_s: float
     ) -> dict[str, Any]:
         """Return what its pools and engines did."""
         told = numbers(recording, self.pools, engines, duration_s)
+        spans = state_spans(self._changes(engines), len(self.schedulers), duration_s)
+        for engine, absent in zip(told["engines"], absences(spans), strict=True):
+            if absent:
+                engine["absent_s"] = absent
+        up_s = told.get("up_s") or [duration_s] * len(self.schedulers)
+        told |= gpu_hours(told["engines"], told["pools"], up_s, self._table.prices)
         return {"router": str(self._table.router["kind"])} | told
 
     def _renewed(self, place: int, engine: Engine) -> Engine:
@@ -448,6 +469,8 @@ def numbers(
             "role": pool.role,
             "replicas": pool.num_engines,
             "gpu": pool.engine.gpu,
+            "num_gpus": pool.engine.tensor_parallel_size
+            * pool.engine.pipeline_parallel_size,
             "num_gpu_blocks": pool.capacity.num_gpu_blocks,
         }
         own = engine_numbers(whole, duration_s) | merged_counters(counters)

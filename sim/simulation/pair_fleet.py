@@ -164,8 +164,8 @@ class PairFleet(Fleet):
             )
         return PairEngine, {"side": side}
 
-    def joined(self, recording: Recording) -> Recording:
-        return self._log.joined(recording)
+    def joined(self, recording: Recording, engines: Engines) -> Recording:
+        return super().joined(self._log.joined(recording), engines)
 
     def numbers(
         self, recording: Recording, engines: Engines, duration_s: float

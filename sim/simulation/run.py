@@ -382,7 +382,9 @@ class Simulation:
             self.num_requests += self._patient.num_retried
         traffic = Traffic.of(self.specs)
         recording = traffic.joined(self.recorder.finish(self.env.now))
-        recording = self._fleet.joined(recording) if self._fleet else recording
+        if self._fleet is not None:
+            assert isinstance(engine, Engines)
+            recording = self._fleet.joined(recording, engine)
         self._check_rejections(recording)
         return Results(
             config=self.config,

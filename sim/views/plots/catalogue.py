@@ -30,6 +30,7 @@ from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.plans import PLAN_FIGURES
 from sim.views.plots.pools import pools_figure
 from sim.views.plots.ranks import figures_of
+from sim.views.plots.replicas import replicas_figure
 from sim.views.plots.runs import Run, labels_of, what_differs
 from sim.views.plots.sweeps import SWEEP_FIGURES, HeatMap
 from sim.views.plots.sweeps.table import SweepRuns, read_sweep, runs_of_plan
@@ -50,6 +51,7 @@ FIGURES_OF: Mapping[What, Mapping[str, Any]] = {
         "drafts": drafts,
         "engines": engines_figure,
         "pools": pools_figure,
+        "replicas": replicas_figure,
         "tier": tier,
         "tier_ttft": tier_ttft,
     },

@@ -55,8 +55,9 @@ def mean_usage(steps: StepTable, num_engines: int, edges_s: Floats) -> Floats:
 def engines_figure(results: Results) -> Figure:
     """Draw the KV cache of every engine over time, and what came to each.
 
-    Preemptions are ticks on the map. Beside it stand the requests of each engine over
-    the mean and, with prefix caching, its hit rate.
+    Preemptions are ticks on the map, and engines that are not there are hatched. Beside
+    it stand the requests of each engine over the mean and, with prefix caching, its hit
+    rate.
     """
     return _engines(results)
 
@@ -116,6 +117,7 @@ def _draw_map(axes: Axes, results: Results) -> None:
         vmax=100.0,
         extent=(0.0, stop_s / unit_s, -0.5, num_engines - 0.5),
     )
+    _hatch(axes, summary["engines"], unit_s)
     preempted = recording.preemption_table
     axes.plot(
         preempted["time_s"] / unit_s,
@@ -140,6 +142,23 @@ def _draw_map(axes: Axes, results: Results) -> None:
         ha="right",
         fontsize="small",
     )
+
+
+def _hatch(axes: Axes, engines: Sequence[Mapping[str, Any]], unit_s: float) -> None:
+    """Mark when an engine served nobody: dead, taken out, or not yet started."""
+    for engine in engines:
+        spans_s = engine.get("absent_s", ())
+        axes.broken_barh(
+            [
+                (begin_s / unit_s, (end_s - begin_s) / unit_s)
+                for begin_s, end_s in spans_s
+            ],
+            (engine["engine"] - 0.5, 1.0),
+            facecolor="white",
+            edgecolor=style.GREY,
+            hatch="////",
+            linewidth=0.0,
+        )
 
 
 def _draw_bars(axes: Axes, values: Floats, label: str) -> None:

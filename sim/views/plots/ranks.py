@@ -12,6 +12,7 @@ from sim.views.plots.drafts import drafts, has_drafts
 from sim.views.plots.fleets import engines_figure
 from sim.views.plots.overlays import OVERLAYS
 from sim.views.plots.pools import has_pools, pools_figure
+from sim.views.plots.replicas import has_changes, replicas_figure
 from sim.views.plots.runs import MAX_RUNS, Run
 from sim.views.plots.tables import Tables
 from sim.views.plots.tiers import has_tier, tier, tier_ttft
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]], Any]:
     """Return what draws the figures of a run, and what it draws: a curve a rank.
 
-    A fleet has one more, of all its engines, and one of pools that prefill and decode.
+    A fleet has one more, of all its engines, one of pools that prefill and decode, and
+    one of replicas that come and go.
     A run whose steps verify drafts has one more, and one with a tier behind its pool.
     """
     part, ranks = parts_of(results.summary)
@@ -56,5 +58,7 @@ def figures_of(results: Results) -> tuple[Mapping[str, Callable[[Any], Figure]],
         figures = OVERLAYS | {"engines": lambda _: engines_figure(results)}
         if has_pools(results):
             figures |= {"pools": lambda _: pools_figure(results)}
+        if has_changes(results):
+            figures |= {"replicas": lambda _: replicas_figure(results)}
         return figures, runs
     return OVERLAYS, runs

@@ -1,0 +1,190 @@
+"""A fleet over time: replicas that are there, and what they have, pool by pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.results import schema
+from sim.results.columns import Texts
+from sim.results.step_table import span_columns, spans_s
+from sim.results.table import ResultTable, arrow_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sim.results.recorder import Recording
+    from sim.results.tokens import Floats, Integers
+
+    Change = tuple[float, int, str]
+    """When the replica at a place comes into a state."""
+    Span = tuple[float, float]
+
+_MOST_TIMES: Final = 1000
+_STATES: Final = {
+    "num_ready": ("ready",),
+    "num_starting": ("starting",),
+    "num_draining": ("draining", "dying"),
+}
+"""By column, the states of the replicas that it counts."""
+ABSENT: Final = ("starting", "off")
+"""States in which a replica serves nobody."""
+
+
+def times_of(duration_s: float) -> Floats:
+    """Return at most 1,000 times from 0 on, a round number of seconds apart."""
+    steps = ((m, k) for k in range(-6, 12) for m in (1, 2, 5))
+    m, k = next((m, k) for m, k in steps if duration_s < _MOST_TIMES * m * 10.0**k)
+    times_s: Floats = np.arange(_MOST_TIMES, dtype=np.float64) * m
+    times_s = times_s * 10.0**k if k > 0 else times_s / 10.0**-k
+    return times_s[: max(int(np.searchsorted(times_s, duration_s)), 1)]
+
+
+def state_spans(
+    changes: Iterable[Change], num_places: int, end_s: float
+) -> list[list[tuple[float, float, str]]]:
+    """Return by place from when until when a replica was in which state.
+
+    Parameters
+    ----------
+    changes
+        In order; all replicas are ready before.
+    num_places
+        How many replicas there may be.
+    end_s
+        Of the run.
+    """
+    spans: list[list[tuple[float, float, str]]] = [[] for _ in range(num_places)]
+    since = [(0.0, "ready")] * num_places
+    for time_s, place, state in changes:
+        begin_s, before = since[place]
+        if time_s > begin_s:
+            spans[place].append((begin_s, time_s, before))
+        since[place] = (time_s, state)
+    for own, (begin_s, state) in zip(spans, since, strict=True):
+        own.append((begin_s, max(end_s, begin_s), state))
+    return spans
+
+
+def absences(
+    spans: Sequence[Sequence[tuple[float, float, str]]],
+) -> list[list[list[float]]]:
+    """Return by place from when until when its replica served nobody."""
+    found: list[list[list[float]]] = []
+    for own in spans:
+        joined: list[list[float]] = []
+        for begin_s, end_s, state in own:
+            if state in ABSENT and end_s > begin_s:
+                if joined and joined[-1][1] == begin_s:
+                    joined[-1][1] = end_s
+                else:
+                    joined.append([begin_s, end_s])
+        found.append(joined)
+    return found
+
+
+def series(
+    recording: Recording,
+    pools: Sequence[tuple[str, Sequence[int]]],
+    spans: Sequence[Sequence[tuple[float, float, str]]],
+    held: Sequence[Span],
+    duration_s: float,
+) -> ResultTable:
+    """Return what each pool was like at regular times, in the columns of a fleet.
+
+    Parameters
+    ----------
+    recording
+        Of the run.
+    pools
+        Names, and the places of their engines.
+    spans
+        See `state_spans`.
+    held
+        From when until when requests waited for an engine to be there.
+    duration_s
+        Of the run.
+    """
+    times_s = times_of(duration_s)
+    running, waiting = _queues(recording, len(spans), times_s)
+    moving = _transfers(recording, len(spans), times_s)
+    num_held = _num_under_way(held, times_s)
+    names, parts = Texts(), []
+    for name, places in pools:
+        own = [span for place in places for span in spans[place]]
+        numbers: dict[str, Any] = {
+            column: _num_under_way(
+                [(begin, end) for begin, end, state in own if state in states], times_s
+            )
+            for column, states in _STATES.items()
+        }
+        parts.append(
+            {
+                "time_s": times_s,
+                "pool": [name] * len(times_s),
+                **numbers,
+                "num_running": running[list(places)].sum(axis=0),
+                "num_waiting": waiting[list(places)].sum(axis=0),
+                "num_held": num_held,
+                "num_transfers": moving[list(places)].sum(axis=0),
+            }
+        )
+    whole: dict[str, Any] = {
+        column: np.concatenate([part[column] for part in parts])
+        for column in schema.FLEET
+        if column != "pool"
+    }
+    order = np.argsort(whole["time_s"], kind="stable")
+    whole = {column: values[order] for column, values in whole.items()}
+    pool_of = [name for part in parts for name in part["pool"]]
+    whole["pool"] = names.array(names.encode([pool_of[i] for i in order]))
+    columns = {column: whole[column] for column in schema.FLEET}
+    return ResultTable(arrow_table(columns, schema.FLEET), schema.FLEET)
+
+
+def _queues(
+    recording: Recording, num_places: int, times_s: Floats
+) -> tuple[Integers, Integers]:
+    """Return by place and time how many requests the step in progress had."""
+    steps = recording.step_table
+    running = np.zeros((num_places, len(times_s)), np.int64)
+    waiting = np.zeros_like(running)
+    columns = ("num_running", "num_waiting", "engine", *span_columns(steps))
+    for batch in steps.batches(tuple(dict.fromkeys(columns))):
+        for place in np.unique(batch["engine"]):
+            is_own = batch["engine"] == place
+            own = (
+                batch
+                if is_own.all()
+                else {name: column[is_own] for name, column in batch.items()}
+            )
+            start_s = own["start_s"]
+            first, last = np.searchsorted(times_s, (start_s[0], np.inf))
+            row = np.searchsorted(start_s, times_s[first:last], side="right") - 1
+            is_on = times_s[first:last] < (start_s + spans_s(own))[row]
+            at = first + np.flatnonzero(is_on)
+            running[place, at] = own["num_running"][row[is_on]]
+            waiting[place, at] = own["num_waiting"][row[is_on]]
+    return running, waiting
+
+
+def _transfers(recording: Recording, num_places: int, times_s: Floats) -> Integers:
+    """Return by place and time how many prompts were being read."""
+    pulls = recording.transfer_table
+    found = np.zeros((num_places, len(times_s)), np.int64)
+    if pulls is not None and "engine" in pulls.kinds:
+        for place in np.unique(pulls["engine"]):
+            own = pulls["engine"] == place
+            pairs = zip(pulls["begin_s"][own], pulls["end_s"][own], strict=True)
+            found[place] = _num_under_way([*pairs], times_s)
+    return found
+
+
+def _num_under_way(spans: Sequence[Span], times_s: Floats) -> Integers:
+    """Return how many spans are under way at each time, their ends excluded."""
+    begins_s = np.sort([begin_s for begin_s, _ in spans])
+    ends_s = np.sort([end_s for _, end_s in spans])
+    begun = np.searchsorted(begins_s, times_s, side="right")
+    found: Integers = begun - np.searchsorted(ends_s, times_s, side="right")
+    return found
