@@ -8,24 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sim.costs.pricing import batch_total_of
 from sim.costs.transfers import goes_by_kernel
+from sim.engine.beside import Beside
 from sim.engine.links import Copy, Link
-from sim.engine.loop import Engine
 from sim.scheduler.batch import EMPTY_SHAPE
 from sim.scheduler.v1.connectors.base import JobKind, StepTransfers, TransferReport
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    import simpy
-
     from cache.tiers import TierHierarchy
     from sim.costs.base import CostModel, StepCost
     from sim.costs.transfers import Transfer
     from sim.engine.links import LinkRules
-    from sim.results.recorder import Recorder
     from sim.results.step_log import StepLog
     from sim.results.transfers import TransferLog
-    from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.v1.connectors.base import TransferJob
     from sim.scheduler.v1.connectors.scheduler import ConnectorScheduler
@@ -59,7 +53,7 @@ class Worker:
     fails: FailsLoad | None = None
 
 
-class OffloadedSteps:
+class OffloadedSteps(Beside):
     """Steps beside which blocks are copied.
 
     ::
@@ -99,7 +93,7 @@ class OffloadedSteps:
         steps: StepLog,
         transfers: TransferLog,
     ) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         self._worker = worker
         self._cost_model = cost_model
         self._batch_total = batch_total_of(cost_model)
@@ -118,31 +112,33 @@ class OffloadedSteps:
 
     @property
     def has_news(self) -> bool:
-        """Whether the step in progress ends with a report."""
         return bool(self._polled)
+
+    @property
+    def asks(self) -> bool:
+        # a failed request's end is an event of its own
+        return self._worker.fails is not None
+
+    @property
+    def awaits(self) -> bool:
+        return self.scheduler.num_waiting > 0 and self._next_look_s(0.0) < inf
 
     # -- a step ---------------------------------------------------------------
 
     def form(self, now_s: float) -> tuple[int, ...]:
-        """Report what has ended, form the batch, and begin what it asks for."""
         self.report(now_s)
-        shape = self._scheduler.form(now_s)
+        shape = self.scheduler.form(now_s)
         self._has_news = False
         self._begin(now_s)
         return shape
 
-    def schedule(self, now_s: float) -> SchedulerOutput:
-        return self._scheduler.output(cast("Any", self.form(now_s)))
-
     def quiet_steps(self, most: int) -> int:
-        """Return how many steps nothing is copied beside, nor asked of the tier."""
         link = self.link
         if self._polled or self._stores or link.is_busy or link.has_ended:
             return 0
-        return self._scheduler.quiet_steps(most)
+        return self.scheduler.quiet_steps(most)
 
     def batch_total(self, *shape: int) -> float:
-        """Return the length of the step that was formed, in seconds."""
         total_s = self._batch_total(*cast("Any", shape))
         more_s = self._run(total_s, computes=bool(shape[0] or shape[3]))
         if more_s:
@@ -150,7 +146,6 @@ class OffloadedSteps:
         return total_s + more_s
 
     def step(self, shape: BatchShape) -> StepCost:
-        """Do as `batch_total`, in parts."""
         cost = self._cost_model.step(shape)
         more_s = self._run(cost.total_s, computes=bool(shape[0] or shape[3]))
         if not more_s:
@@ -168,7 +163,7 @@ class OffloadedSteps:
 
     def _begin(self, now_s: float) -> None:
         """Submit stores, and wait for what the batch needs."""
-        asked, link = self._scheduler.transfers, self.link
+        asked, link = self.scheduler.transfers, self.link
         assert isinstance(asked, StepTransfers)  # those of a tier
         link.follow(now_s)
         flush = set(asked.flush)
@@ -194,7 +189,7 @@ class OffloadedSteps:
         if in_step:
             link.wait_for(in_step)
         self._polled = link.poll()
-        tier = self._scheduler.connector.tier
+        tier = self.scheduler.connector.tier
         self._transfers.note_tier(
             now_s,
             tier.num_used_chunks,
@@ -246,7 +241,6 @@ class OffloadedSteps:
     # -- what has ended -------------------------------------------------------
 
     def report(self, now_s: float) -> None:
-        """Tell the scheduler what has ended, as far as an engine has seen it by now."""
         self._formed_s = now_s
         if self._behind is not None:
             self._has_news |= self._behind.follow(now_s)
@@ -262,13 +256,13 @@ class OffloadedSteps:
         bad = [self._bad_blocks.pop(each) for each in done if each in self._bad_blocks]
         for copy in copies:
             self._transfers.note(copy.job, copy.begin_s, copy.end_s, now_s)
-        self._scheduler.receive(TransferReport(done, bad))
+        self.scheduler.receive(TransferReport(done, bad))
 
     def rest(self, now_s: float) -> None:
         """Do what an engine does before it waits: ended requests' last stores begin."""
         self.report(now_s)
-        if self._scheduler.has_ended_requests:
-            self._scheduler.form_nothing()
+        if self.scheduler.has_ended_requests:
+            self.scheduler.form_nothing()
             self._begin(now_s)
             self.link.follow(now_s)
         for job in self._stores:
@@ -276,6 +270,9 @@ class OffloadedSteps:
         self._stores = []
 
     def wake_s(self, now_s: float) -> float:
+        return self._next_look_s(now_s) if self.scheduler.num_waiting else inf
+
+    def _next_look_s(self, now_s: float) -> float:
         """Return when the next end is reported to an engine that waits from now on."""
         if self._polled or self.link.has_ended:
             return now_s + self._idle_s
@@ -297,57 +294,3 @@ class OffloadedSteps:
             return inf
         num_looks = max(ceil((news_s - now_s) / self._idle_s), 1)
         return max(now_s + num_looks * self._idle_s, news_s)
-
-
-class OffloadingEngine(Engine):
-    """`Engine` with a tier behind its pool.
-
-    Parameters
-    ----------
-    worker
-        Copies.
-    transfers
-        Told of what is copied.
-    arguments
-        As of `Engine`.
-    """
-
-    beside: OffloadedSteps
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        scheduler: ConnectorScheduler,
-        cost_model: CostModel,
-        recorder: Recorder,
-        *,
-        worker: Worker,
-        transfers: TransferLog,
-        **arguments: Any,
-    ) -> None:
-        super().__init__(env, scheduler, cost_model, recorder, **arguments)
-        self.beside = OffloadedSteps(
-            scheduler, worker, cost_model, recorder.steps, transfers
-        )
-        if worker.fails is not None:
-            self._forms = False  # a failed request's end is an event of its own
-
-    def _awaits_copies(self) -> bool:
-        return self.scheduler.num_waiting > 0 and self.beside.wake_s(0.0) < inf
-
-    def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
-        self.beside.rest(self.env.now)
-        wake_s = inf
-        if self.scheduler.num_waiting:
-            wake_s = self.beside.wake_s(self.env.now)
-        yield from super()._wait(min(next_s, wake_s))
-        if self.env.now >= wake_s:
-            self._wake_up()
-
-    def _note_empty_step(self, step: int, output: SchedulerOutput) -> None:
-        if not self.beside.has_news:
-            super()._note_empty_step(step, output)
-
-    def _act(self) -> None:
-        self.beside.report(self.env.now)
-        super()._act()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sim.engine.deciders import Decider
     from sim.engine.engines import OnEnd, Router
     from sim.engine.loop import Engine
-    from sim.engine.pulls import PairEngine, PairSteps
+    from sim.engine.pulls import PairSteps
     from sim.engine.replicas import ChangingRouter, Toll
     from sim.engine.scrapes import Scrapes
     from sim.scheduler.request import Request
@@ -134,7 +134,7 @@ class Pairs(Replicas):
     Parameters
     ----------
     env, engines, router, events, renew, slow
-        See `Replicas`; the engines are `PairEngine`.
+        See `Replicas`; each engine has `PairSteps` beside.
     decider
         Says which prompts a decoder computes itself.
     chooses_decoder_first
@@ -187,10 +187,10 @@ class Pairs(Replicas):
 
     def _heed_leases(self, place: int, engine: Engine) -> None:
         """Let a prefiller that drains end when all its blocks have been read."""
-        cast("PairEngine", engine).beside.on_free = partial(self._freed, place)
+        cast("PairSteps", engine.beside).on_free = partial(self._freed, place)
 
     def _side(self, place: int) -> PairSteps:
-        return cast("PairEngine", self.engines[place]).beside
+        return cast("PairSteps", self.engines[place].beside)
 
     # -- requests -------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class Pairs(Replicas):
     # -- replicas -------------------------------------------------------------
 
     def _is_needed(self, engine: Engine) -> bool:
-        return super()._is_needed(engine) or cast("PairEngine", engine).beside.holds
+        return super()._is_needed(engine) or cast("PairSteps", engine.beside).holds
 
     def _freed(self, place: int) -> None:
         if self.states[place] is ReplicaState.DRAINING:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from sim.costs.pricing import batch_total_of
-from sim.engine.loop import Engine
+from sim.engine.beside import Beside, nothing
 from sim.scheduler.v1.connectors.base import StepPulls, TransferReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    import simpy
+    from collections.abc import Callable
 
     from sim.costs.base import CostModel, StepCost
     from sim.engine.network import Flow, Network
     from sim.results.pulls import PullLog
-    from sim.results.recorder import Recorder
-    from sim.scheduler.base import SchedulerOutput
     from sim.scheduler.batch import BatchShape
     from sim.scheduler.request import Request
     from sim.scheduler.v1.connectors.base import Pull
@@ -54,7 +51,7 @@ class PullRules:
         return self.latency_s + descriptors_s + self.handshake_s * is_first
 
 
-class PairSteps:
+class PairSteps(Beside):
     """Steps of an engine of a pair; what has ended is reported a step later.
 
     ::
@@ -77,23 +74,24 @@ class PairSteps:
     """
 
     def __init__(self, scheduler: ConnectorScheduler, cost_model: CostModel) -> None:
-        self.scheduler = scheduler
-        self.step: Callable[[BatchShape], StepCost] = cost_model.step
-        self.batch_total = batch_total_of(cost_model)
-        self.wake: Callable[[], object] = _sleep
+        super().__init__(scheduler)
+        self._cost_model = cost_model
+        self._batch_total = batch_total_of(cost_model)
         self.is_dead = False
-        self.on_free: Callable[[], object] = _sleep
+        self.on_free: Callable[[], object] = nothing
         self._polled = TransferReport()
 
     @property
     def has_news(self) -> bool:
-        """Whether the step in progress ends with a report."""
         return bool(self._polled.moved)
 
     @property
     def asks(self) -> bool:
-        """Whether the next call may put something onto the clock."""
         return False
+
+    @property
+    def awaits(self) -> bool:
+        return self.scheduler.num_waiting > 0
 
     @property
     def holds(self) -> bool:
@@ -101,51 +99,51 @@ class PairSteps:
         return False
 
     def form(self, now_s: float) -> tuple[int, ...]:
-        """Report what has ended, form the batch, and begin what it asks for."""
-        self.report()
+        self.report(now_s)
         shape = self.scheduler.form(now_s)
         self._begin(now_s)
         self._polled = self._poll(now_s)
         return shape
 
-    def schedule(self, now_s: float) -> SchedulerOutput:
-        return self.scheduler.output(cast("Any", self.form(now_s)))
+    def step(self, shape: BatchShape) -> StepCost:
+        return self._cost_model.step(shape)
+
+    def batch_total(self, *shape: int) -> float:
+        return self._batch_total(*cast("Any", shape))
 
     def quiet_steps(self, most: int) -> int:
-        """Return how many steps nothing is asked or reported in."""
         if self.has_news or self._has_ended():
             return 0
         return self.scheduler.quiet_steps(most)
 
-    def report(self) -> None:
-        """Tell the scheduler what the workers have seen."""
+    def report(self, now_s: float) -> None:
+        del now_s
         if self._polled.moved:
             polled, self._polled = self._polled, TransferReport()
             self.scheduler.receive(polled)
 
     def rest(self, now_s: float) -> None:
-        """Do what an engine without requests does: it looks again and again."""
-        self.report()
+        if self.scheduler.num_waiting:
+            return
+        # Without requests it looks again and again.
+        self.report(now_s)
         if self.scheduler.has_ended_requests:
             self.scheduler.form_nothing()
             self._begin(now_s)
         self._polled = self._poll(now_s)
-        self.report()
+        self.report(now_s)
 
-    def wake_s(self) -> float:
-        """Return when it has something to do by itself."""
-        return inf
-
+    @abstractmethod
     def _begin(self, now_s: float) -> None:
         """Begin what the latest call asks for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _poll(self, now_s: float) -> TransferReport:
         """Return what the workers see."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _has_ended(self) -> bool:
-        raise NotImplementedError
+        """Whether the workers will see something."""
 
 
 class ProducerSteps(PairSteps):
@@ -199,12 +197,12 @@ class ProducerSteps(PairSteps):
             until_s = now_s + 2 / 3 * self._lease_s
             self.leases[prompt] = max(self.leases[prompt], until_s)
 
-    def wake_s(self) -> float:
-        return min(self.leases.values(), default=inf)
+    def wake_s(self, now_s: float) -> float:
+        return max(min(self.leases.values(), default=inf), now_s)
 
-    def report(self) -> None:
+    def report(self, now_s: float) -> None:
         has_news = self.has_news
-        super().report()
+        super().report(now_s)
         if has_news and not self.holds:
             self.on_free()
 
@@ -294,11 +292,10 @@ class ConsumerSteps(PairSteps):
     def _has_ended(self) -> bool:
         return bool(self._ended)
 
-    def wake_s(self) -> float:
+    def wake_s(self, now_s: float) -> float:
         if not self.scheduler.num_waiting:
             return inf
-        found: float = self.scheduler.connector.next_heartbeat_s
-        return found
+        return max(float(self.scheduler.connector.next_heartbeat_s), now_s)
 
     def _begin(self, now_s: float) -> None:
         asked = self.scheduler.transfers
@@ -355,12 +352,11 @@ class ConsumerSteps(PairSteps):
             self._network.cancel(read.flow)
         self.reads.clear()
 
-    def report(self) -> None:
-        now_s = self._network.env.now
+    def report(self, now_s: float) -> None:
         for read in self._seen:
             self._log.note(read, self.place, now_s)
         self._seen = []
-        super().report()
+        super().report(now_s)
 
     def _poll(self, now_s: float) -> TransferReport:
         if not self._ended:
@@ -376,65 +372,3 @@ class ConsumerSteps(PairSteps):
 def _origin(request: Request) -> tuple[ProducerSteps, Request]:
     parameters: Any = request.kv_transfer_params
     return parameters["remote_engine"], parameters["remote_request"]
-
-
-def _sleep() -> None:
-    """Do nothing."""
-
-
-class PairEngine(Engine):
-    """`Engine` of a pair.
-
-    Parameters
-    ----------
-    side
-        What it does for the other.
-    arguments
-        As of `Engine`.
-    """
-
-    beside: PairSteps
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        scheduler: ConnectorScheduler,
-        cost_model: CostModel,
-        recorder: Recorder,
-        *,
-        side: PairSteps,
-        **arguments: Any,
-    ) -> None:
-        self.beside = side
-        side.wake = self._wake_up
-        super().__init__(env, scheduler, cost_model, recorder, **arguments)
-
-    @property
-    def _forms(self) -> bool:
-        # A step in full looks at the clock again: a pull may end before it does.
-        return self._may_form and not self.beside.asks
-
-    @_forms.setter
-    def _forms(self, value: bool) -> None:
-        self._may_form = value
-
-    def _awaits_copies(self) -> bool:
-        return self.scheduler.num_waiting > 0
-
-    def _wait(self, next_s: float) -> Generator[simpy.Event, Any, None]:
-        if not self.scheduler.num_waiting:
-            self.beside.rest(self.env.now)
-            if self._arrivals_closed:  # by what rest has told: it was drained
-                return
-        wake_s = max(self.beside.wake_s(), self.env.now)
-        yield from super()._wait(min(next_s, wake_s))
-        if self.env.now >= wake_s:
-            self._wake_up()
-
-    def _note_empty_step(self, step: int, output: SchedulerOutput) -> None:
-        if not self.beside.has_news:
-            super()._note_empty_step(step, output)
-
-    def _act(self) -> None:
-        self.beside.report()
-        super()._act()

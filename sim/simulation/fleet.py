@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sim.config.fleet import EventTable, FleetTable
     from sim.costs.base import CostModel
     from sim.engine.autoscaling.autoscaler import Autoscaler
+    from sim.engine.beside import Beside
     from sim.engine.requests import RequestFactory
     from sim.results.fleet_series import Change
     from sim.results.ranks import RankRecorders
@@ -291,27 +292,25 @@ class Fleet:
         cost_model = pool.cost_model
         if any(e.place == place and e.kind is EventKind.SLOW for e in self.events):
             cost_model = self._slowed.setdefault(place, Slowed(cost_model))
-        kind, more = self._kind_of_engine(place, scheduler, cost_model)
-        engine: Engine = kind(
+        return Engine(
             self.env,
             scheduler,
             cost_model,
             self._recorders.of_rank[place],
-            **more,
+            beside=self._beside(place, scheduler, cost_model),
             arrivals=share,
             sample=sampler_for(scheduler),
             admission_check=pool.engine.admission_check,
             horizon=horizon,
             stepwise=self._stepwise,
         )
-        return engine
 
-    def _kind_of_engine(
+    def _beside(
         self, place: int, scheduler: Scheduler, cost_model: CostModel
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the class of an engine, and what it takes besides."""
+    ) -> Beside | None:
+        """Return what runs beside the steps of an engine."""
         del place, scheduler, cost_model
-        return Engine, {}
+        return None
 
     def joined(self, recording: Recording, engines: Engines) -> Recording:
         """Return a recording with what only a fleet has."""

@@ -10,7 +10,7 @@ from sim.costs.transfers import pages_of
 from sim.engine.deciders import DECIDERS
 from sim.engine.network import Network
 from sim.engine.pairs import PairRouter, Pairs
-from sim.engine.pulls import ConsumerSteps, PairEngine, ProducerSteps, PullRules
+from sim.engine.pulls import ConsumerSteps, PairSteps, ProducerSteps, PullRules
 from sim.engine.scrapes import Scrapes
 from sim.errors import ConfigError
 from sim.hardware.interconnects import load_interconnect
@@ -150,19 +150,13 @@ class PairFleet(Fleet):
             lambda: not pairs.num_in_flight,
         )
 
-    def _kind_of_engine(
-        self, place: int, scheduler: Any, cost_model: CostModel
-    ) -> tuple[Any, dict[str, Any]]:
+    def _beside(self, place: int, scheduler: Any, cost_model: CostModel) -> PairSteps:
         pool, log = self._owners[place], self._log
         if pool.role == "prefill":
             lease_s = float(self._connector.kv_lease_duration)
-            side: Any = ProducerSteps(scheduler, cost_model, place, lease_s, log)
-        else:
-            rules = _rules(pool, self._links)
-            side = ConsumerSteps(
-                scheduler, cost_model, place, self._network, rules, log
-            )
-        return PairEngine, {"side": side}
+            return ProducerSteps(scheduler, cost_model, place, lease_s, log)
+        rules = _rules(pool, self._links)
+        return ConsumerSteps(scheduler, cost_model, place, self._network, rules, log)
 
     def joined(self, recording: Recording, engines: Engines) -> Recording:
         return super().joined(self._log.joined(recording), engines)

@@ -6,7 +6,7 @@ import warnings
 from contextlib import nullcontext
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import simpy
 
@@ -16,7 +16,7 @@ from sim.engine.clients import FanOutClient, GroupClient, open_loop
 from sim.engine.clock import garbage_collector_paused
 from sim.engine.engines import Engines
 from sim.engine.loop import Engine
-from sim.engine.offloading import OffloadingEngine
+from sim.engine.offloading import OffloadedSteps
 from sim.engine.patience import Patience, PatientClient
 from sim.engine.requests import RequestFactory, requests_of
 from sim.engine.sessions import SessionClient
@@ -185,13 +185,12 @@ class Simulation:
         pulled = None
         if self._is_pulled():
             pulled = requests_of(client.factory, self.specs)
-        kind, more = self._kind_of_engine()
-        engine: Engine = kind(
+        engine = Engine(
             self.env,
             self.scheduler,
             self.cost_model,
             self.recorder,
-            **more,
+            beside=self._beside(),
             arrivals=pulled,
             sample=make_sampler(self.config, self.specs, self.scheduler, self.recorder),
             admission_check=self.config.engine.admission_check,
@@ -201,16 +200,17 @@ class Simulation:
             self.env.process(self._arrivals(engine, client))
         return engine
 
-    def _kind_of_engine(self) -> tuple[Any, dict[str, Any]]:
-        """Return the class of the engine, and what it takes besides."""
-        if not isinstance(self.recorder, OffloadRecorder):
-            return Engine, {}
+    def _beside(self) -> OffloadedSteps | None:
+        """Return what runs beside the steps of the engine: copies of a tier."""
+        recorder, scheduler = self.recorder, cast("Any", self.scheduler)
+        if not isinstance(recorder, OffloadRecorder):
+            return None
         if wants_hints(self.config.engine):
-            scheduler: Any = self.scheduler
             scheduler.connector.hints = session_hints(self.specs)
         worker = make_worker(self.config, self.cost_model, self.capacity)
-        more = {"worker": worker, "transfers": self.recorder.transfers}
-        return OffloadingEngine, more
+        return OffloadedSteps(
+            *(scheduler, worker, self.cost_model, recorder.steps, recorder.transfers)
+        )
 
     def _make_ranks(self, client: Client, recorders: RankRecorders) -> Engines:
         engines = ranks.make_engines(

@@ -1,0 +1,154 @@
+"""Steps of which some are in flight when the next one is formed."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import TYPE_CHECKING
+
+from sim.costs.pricing import decode_ends_of
+from sim.engine.sampling import running_order
+from sim.engine.steps.base import no_length
+from sim.engine.steps.single import ClockedSteps, QuietSteps, WholeSteps
+from sim.scheduler.batch import BatchShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.engine.pipeline import StepInFlight
+    from sim.engine.steps.base import Owner, Steps
+    from sim.scheduler.request import Request
+
+
+class FlightSteps(WholeSteps):
+    """`WholeSteps` with several of them in flight."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._of_step = 0
+
+    def look(self) -> Steps:
+        self.drains = not self._has_work()
+        return self
+
+    def _end_s(self, now_s: float, total_s: float) -> float:
+        end_s: float = self._batches.end_s(now_s, self.shape, total_s)
+        return end_s
+
+    def _enter(self, step: int, now_s: float, end_s: float) -> float:
+        batches = self._batches
+        batches.push(step, self._output(), end_s)
+        return self._take(batches.pop_if_full(now_s, self._scheduler))
+
+    def _take(self, oldest: StepInFlight) -> float:
+        self._of_step, self._batch, end_s, _ = oldest
+        return end_s
+
+    def appear(self, step: int, end_s: float) -> list[Request]:
+        self.num_later_steps = step - self._of_step - self._batches.num_unwritten
+        return super().appear(self._of_step, end_s)
+
+
+class AheadSteps(ClockedSteps):
+    """`ClockedSteps` of which one is in flight while the next one is formed."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._batch_total = _unknown  # when a step ends is for the queue to say
+        self._ends_late = True
+
+    def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
+        scheduler, model, log = self._scheduler, self._owner.cost_model, self._log
+        decode_ends = decode_ends_of(model) if self._pace else self._batches.decode_ends
+        self._ahead = AheadQuietSteps(
+            *(scheduler.clock, scheduler.tables, most, scheduler.advance),
+            *(decode_ends, model, self._owner.recorder),
+        )
+        self._ahead.log_ends = log.turns_s.extend
+        return self._ahead
+
+    def look(self) -> Steps:
+        self.drains = not self._has_work()
+        self.takes_stretches = self._may_stretch()
+        return self
+
+    def take(self, step: int, now_s: float) -> float:
+        super().take(step, now_s)
+        self._ahead.first_end_s = None
+        has_requests = bool(self._running or self._waiting)
+        entered: tuple[float, float, float] = self._batches.enter(
+            now_s, self.shape, has_requests
+        )
+        _, end_s, turn_s = entered
+        if self._pace is not None:
+            return end_s
+        if not now_s < end_s < inf:
+            raise no_length(self._owner.cost_model, BatchShape(*self.shape), now_s)
+        self._log_end(end_s)
+        self._note(step, now_s)
+        return turn_s
+
+    def _note(self, step: int, now_s: float) -> None:
+        owner, scheduler = self._owner, self._scheduler
+        if scheduler.preemptions:
+            self._note_preemptions(step, now_s, scheduler.preemptions)
+        if scheduler.set_aside:
+            self._calendar.set_aside(scheduler.set_aside)
+            scheduler.set_aside = []
+        if owner.listeners or owner.keeps_costs:
+            cost = owner.cost_model.step(BatchShape(*self.shape))
+            self._show(step, now_s, cost, self._output())
+        if self._pace is None:
+            self._note_if_empty(step)
+
+    def appear(self, step: int, end_s: float) -> list[Request]:
+        calendar, scheduler = self._calendar, self._scheduler
+        if calendar.begun:
+            first_end_s = self._ahead.first_end_s
+            calendar.note_first_tokens(end_s if first_end_s is None else first_end_s)
+        finished: list[Request] = []
+        if calendar.aside:
+            set_aside = calendar.arrive(step, end_s)
+            scheduler.note_known(set_aside)
+            finished = [each for each in set_aside if each.status.is_finished]
+        if step == self.due_steps[0]:
+            known, limited = calendar.pop_known(end_s)
+            finished += known
+            if limited:
+                scheduler.take_off(limited)
+        if scheduler.completing:
+            scheduler.begin_decoding(calendar.begin(scheduler.completing, step))
+        if finished:
+            finished.sort(key=running_order)
+            scheduler.update(finished)
+            self.num_later_steps = 1 - self._batches.num_unwritten
+        return finished
+
+
+class AheadQuietSteps(QuietSteps):
+    """`QuietSteps` at the first end of which tokens in flight appear.
+
+    Attributes
+    ----------
+    first_end_s
+        That end, in seconds; None if a step in full was taken since.
+    """
+
+    first_end_s: float | None = None
+
+    def take(
+        self,
+        step: int,
+        num_steps: int,
+        now_s: float,
+        until_s: float,
+        ends_s: list[float] | None = None,
+    ) -> list[float]:
+        ends_s = super().take(step, num_steps, now_s, until_s, ends_s)
+        self.first_end_s = ends_s[0]
+        return ends_s
+
+
+def _unknown(*shape: int) -> float:
+    """Return no length."""
+    del shape
+    return nan

@@ -1,0 +1,361 @@
+"""Steps taken one after the other, each before the next is formed."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sim.costs.pricing import batch_total_of, decode_ends_of
+from sim.engine.sampling import running_order
+from sim.engine.steps.base import Steps, no_length, queue_lengths
+from sim.results.step_log import pack_facts, pack_formed, pack_stretch
+from sim.scheduler.batch import BatchShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence, Sized
+
+    from sim.costs.base import CostModel, DecodeEnds, StepCost
+    from sim.engine.steps.base import Owner
+    from sim.results.recorder import Recorder
+    from sim.scheduler.base import SchedulerOutput
+    from sim.scheduler.request import Request
+
+
+class EndsOfDecodes(dict[int, "DecodeEnds"]):
+    """By a number of decodes, what says when quiet steps of so many end."""
+
+    def __init__(self, decode_ends: Callable[[int], DecodeEnds]) -> None:
+        self._decode_ends = decode_ends
+
+    def __missing__(self, num_decodes: int) -> DecodeEnds:
+        ends_of = self[num_decodes] = self._decode_ends(num_decodes)
+        return ends_of
+
+
+class QuietSteps:
+    """Steps in which the same decodes run and nothing else happens.
+
+    They are priced, taken and written down at once, as far as a horizon: the first
+    that ends there or later is the last.
+
+    Parameters
+    ----------
+    clock
+        Counts of the decodes: `num_decodes`, `num_base_tokens`.
+    tables
+        Counts of their blocks.
+    most
+        Returns how many steps, up to a number, are quiet.
+    advance
+        Takes so many; returns what is noted of them one by one.
+    decode_ends
+        From a number of decodes to what says when their steps end.
+    cost_model, recorder
+        Of the engine.
+
+    Attributes
+    ----------
+    most
+        See above.
+    waiting
+        The requests that wait meanwhile.
+    log_ends
+        Takes the ends.
+    note_each
+        Takes what `advance` returns.
+    """
+
+    def __init__(  # noqa: PLR0917 - the parts of a stretch
+        self,
+        clock: Any,
+        tables: Any,
+        most: Callable[[int], int],
+        advance: Callable[[int], Sequence[int]],
+        decode_ends: Callable[[int], DecodeEnds],
+        cost_model: CostModel,
+        recorder: Recorder,
+    ) -> None:
+        log = recorder.steps
+        self.waiting: Sized = ()
+        self.most = most
+        self.log_ends: Callable[[list[float]], object] = log.ends_s.extend
+        self.note_each: Callable[[Sequence[int]], object] = log.new_blocks.extend
+        self._clock = clock
+        self._tables = tables
+        self._num_usable_blocks: int = tables.num_usable_blocks
+        self._advance = advance
+        self._ends_of = EndsOfDecodes(decode_ends)
+        self._cost_model = cost_model
+        self._packed = log.packed
+        self._num_waiting = 0
+
+    def ends_s(
+        self, step: int, num_steps: int, now_s: float, until_s: float
+    ) -> list[float]:
+        """Return when `num_steps` steps from `step` on end, in seconds, or fewer.
+
+        For steps that are taken later, when others may have come to wait.
+        """
+        clock, self._num_waiting = self._clock, len(self.waiting)
+        num_decodes = clock.num_decodes
+        context = clock.num_base_tokens + num_decodes * step
+        return self._ends_of[num_decodes](context, num_steps, now_s, until_s)
+
+    def take(
+        self,
+        step: int,
+        num_steps: int,
+        now_s: float,
+        until_s: float,
+        ends_s: list[float] | None = None,
+    ) -> list[float]:
+        """Take steps, and write them down; return their ends.
+
+        Parameters
+        ----------
+        step, num_steps
+            The first, and how many there are at most.
+        now_s, until_s
+            When it begins, and the horizon.
+        ends_s
+            When they end, if `ends_s` has said so.
+
+        Raises
+        ------
+        CostError
+            If one of them takes no finite time of more than zero (invariant 3).
+        """
+        clock, tables = self._clock, self._tables
+        num_decodes = clock.num_decodes
+        context = clock.num_base_tokens + num_decodes * step
+        num_waiting = self._num_waiting
+        if ends_s is None:
+            ends_s = self._ends_of[num_decodes](context, num_steps, now_s, until_s)
+            num_waiting = len(self.waiting)
+        num_steps = len(ends_s)
+        if not (ends_s[-2] if num_steps > 1 else now_s) < ends_s[-1] < inf:
+            context += (num_steps - 1) * num_decodes
+            shape = BatchShape(num_decodes, context, 0, 0, 0, 0)
+            raise no_length(self._cost_model, shape, [now_s, *ends_s][-2])
+        self._packed.append(
+            pack_stretch(
+                step,
+                now_s,
+                num_waiting,
+                num_decodes,
+                context,
+                self._num_usable_blocks - tables.num_free_blocks,
+                tables.num_logical_blocks,
+                num_steps,
+            )
+        )
+        self.log_ends(ends_s)
+        self.note_each(self._advance(num_steps))
+        return ends_s
+
+
+class WholeSteps(Steps):
+    """Steps of a scheduler whose batches are objects."""
+
+    passes_over: ClassVar[bool] = False
+    """Whether decodes that run may get no token, which the calendar is told of."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        beside = owner.beside
+        self._schedule: Callable[[float], SchedulerOutput] = (
+            owner.scheduler if beside is None else beside
+        ).schedule
+        self._price: Callable[[BatchShape], StepCost] = (
+            owner.cost_model if beside is None else beside
+        ).step
+        self._cost: StepCost | None = None
+
+    def take(self, step: int, now_s: float) -> float:
+        output = self._batch = self._schedule(now_s)
+        self.shape = output.shape
+        cost = self._cost = self._price(output.shape)
+        self._packed.append(
+            pack_facts(
+                step,
+                now_s,
+                *queue_lengths(self._scheduler),
+                *output.shape,
+                *self._scheduler.cache_usage(),
+                len(output.preemptions),
+                output.num_recomputed_tokens,
+                0,
+            )
+        )
+        end_s = self._end_s(now_s, cost.total_s)
+        self._check_length(now_s, end_s)
+        self._log_end(end_s)
+        if self._pace is not None:
+            return end_s
+        self._note(step, now_s)
+        return self._enter(step, now_s, end_s)
+
+    def _end_s(self, now_s: float, total_s: float) -> float:
+        """Return when a step that takes so long ends."""
+        return now_s + total_s
+
+    def _keep(self, cost: StepCost) -> None:
+        self._cost = cost
+
+    def _output(self) -> SchedulerOutput:
+        assert self._batch is not None
+        return self._batch
+
+    def _note(self, step: int, now_s: float) -> None:
+        output, cost = self._output(), self._cost
+        assert cost is not None
+        if output.preemptions:
+            self._note_preemptions(step, now_s, output.preemptions)
+        if self.passes_over and self._scheduler.passed_over:
+            self._calendar.wait(self._scheduler.passed_over, step)
+        self._show(step, now_s, cost, output)
+        if self._pace is None:
+            self._note_if_empty(step)
+        self._owner.is_alone = False
+
+    def appear(self, step: int, end_s: float) -> list[Request]:
+        finished: list[Request] = self._owner.sample(self._batch, step, end_s)
+        self._scheduler.update(finished)
+        self._owner.is_alone = False
+        return finished
+
+
+class ClockedSteps(Steps):
+    """Steps of a scheduler that keeps a decode clock, by the shapes of batches."""
+
+    quiet: QuietSteps
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        scheduler, beside, model = owner.scheduler, owner.beside, owner.cost_model
+        asked = scheduler if beside is None else beside
+        self.due_steps = owner.calendar.steps
+        self._running, self._waiting = scheduler.running, scheduler.waiting
+        self._form: Callable[[float], tuple[int, ...]] = asked.form
+        self._usage_facts = scheduler.usage_facts
+        self._batch_total: Callable[..., float] = (
+            batch_total_of(model) if beside is None else beside.batch_total
+        )
+        tables, log = scheduler.tables, self._log
+        log.describe_pool(tables.num_usable_blocks, scheduler.block_size)
+        self.quiet = self._quiet_steps(asked.quiet_steps)
+        self.quiet.waiting = scheduler.waiting
+        if scheduler.groups is not None:
+            self.quiet.note_each = log.facts.extend
+        self._shown = ShownSteps(owner, self)
+
+    def _quiet_steps(self, most: Callable[[int], int]) -> QuietSteps:
+        scheduler, model = self._scheduler, self._owner.cost_model
+        return QuietSteps(
+            *(scheduler.clock, scheduler.tables, most, scheduler.advance),
+            *(decode_ends_of(model), model, self._owner.recorder),
+        )
+
+    def look(self) -> Steps:
+        way = self if self._sees_shapes() else self._shown
+        way.takes_stretches = self._may_stretch()
+        return way
+
+    def _may_stretch(self) -> bool:
+        """Whether nothing looks at each step, or may end it sooner or later."""
+        owner, tables = self._owner, self._scheduler.tables
+        return not owner.listeners and tables.observer is None and owner.pace is None
+
+    def _sees_shapes(self) -> bool:
+        """Whether nothing asks for the batch as an object."""
+        owner, beside = self._owner, self._owner.beside
+        return not (
+            owner.listeners
+            or self._scheduler.moves_blocks
+            or (owner.keeps_costs and owner.pace is None)
+            or (beside is not None and beside.asks)
+        )
+
+    def take(self, step: int, now_s: float) -> float:
+        scheduler = self._scheduler
+        shape = self.shape = self._form(now_s)
+        end_s = now_s + self._batch_total(*shape)
+        self._packed.append(
+            pack_formed(
+                step,
+                now_s,
+                len(self._running),
+                len(self._waiting),
+                *shape,
+                *self._usage_facts(),
+                len(scheduler.preemptions),
+                scheduler.num_recomputed_tokens,
+            )
+        )
+        if not now_s < end_s < inf:
+            self._check_length(now_s, end_s)
+            return end_s
+        self._log_end(end_s)
+        if scheduler.preemptions or scheduler.passed_over or not (shape[0] or shape[3]):
+            self._note(step, now_s)
+        return end_s
+
+    def _keep(self, cost: StepCost) -> None:
+        self._log.costs.append(cost)
+
+    def _output(self) -> SchedulerOutput:
+        found: SchedulerOutput = self._scheduler.output(self.shape)
+        return found
+
+    def _note(self, step: int, now_s: float) -> None:
+        scheduler = self._scheduler
+        if scheduler.preemptions:
+            self._note_preemptions(step, now_s, scheduler.preemptions)
+        if scheduler.passed_over:
+            self._calendar.wait(scheduler.passed_over, step)
+        if self._pace is None:
+            self._note_if_empty(step)
+
+    def appear(self, step: int, end_s: float) -> list[Request]:
+        calendar, scheduler = self._calendar, self._scheduler
+        finished: list[Request] = (
+            calendar.pop(end_s) if step == self.due_steps[0] else []
+        )
+        completing = scheduler.completing
+        if completing:
+            scheduler.begin_decoding(
+                calendar.first_tokens(completing, step, end_s, finished)
+            )
+        if finished:
+            if len(finished) > 1:
+                finished.sort(key=running_order)
+            scheduler.update(finished)
+        return finished
+
+    def settle(self) -> None:
+        clock, step = self._scheduler.clock, self._scheduler.step
+        for bucket in clock.buckets:
+            for request in bucket:
+                clock.settle(request, step)
+
+
+class ShownSteps(WholeSteps):
+    """Steps of a scheduler that keeps a decode clock, shown as objects.
+
+    Parameters
+    ----------
+    owner
+        See `Steps`.
+    clocked
+        The same steps by shapes.
+    """
+
+    passes_over = True
+
+    def __init__(self, owner: Owner, clocked: ClockedSteps) -> None:
+        super().__init__(owner)
+        self._clocked = clocked
+        self.due_steps, self.quiet = clocked.due_steps, clocked.quiet
+
+    def appear(self, step: int, end_s: float) -> list[Request]:
+        return self._clocked.appear(step, end_s)
