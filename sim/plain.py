@@ -97,7 +97,19 @@ class _Loader(yaml.SafeLoader):
                         problem_mark=key_node.start_mark,
                     )
                 seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
+        table: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        # Tables are compared, sorted and written down by their keys.
+        if len({_kind(key) for key in table}) > 1:
+            odd = next(key for key in table if not isinstance(key, str))
+            raise yaml.constructor.ConstructorError(
+                problem=f"the key {odd!r} is no text, as others are; put it in quotes",
+                problem_mark=node.start_mark,
+            )
+        return table
+
+
+def _kind(key: object) -> type:
+    return float if isinstance(key, int | float) else type(key)
 
 
 def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:

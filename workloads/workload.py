@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -22,7 +23,7 @@ from workloads.arrivals import (
 )
 from workloads.chains import has_chains, in_order
 from workloads.columns import RequestColumns, SpecIterator
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, WorkloadWarning
 from workloads.lengths import CoupledLengths, LengthDistribution, LengthPairs
 from workloads.lengths.base import checked_tokens
 from workloads.resampling import Resampling  # noqa: TC001 - `sim.config.plug` resolves it
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
+_YEAR_S = 365 * 86_400.0
+_ONE_GAP = 0.999
+"""The share of a span that is one gap where times are of two clocks."""
 _SCALE_REMEDY = "give a factor, such as 2.0 for twice the rate"
 
 
@@ -134,6 +138,7 @@ class TraceWorkload:
 
     def _scaled(self, requests: Sequence[RequestSpec]) -> Sequence[RequestSpec]:
         start_s, _ = self._bounds_s()
+        _warn_of_two_clocks(requests)
         if self.resampling is not None:
             begun = _moved_all(requests, start_s, 1.0)
             requests, start_s = self.resampling.apply(begun, Streams(self.seed)), 0.0
@@ -317,6 +322,27 @@ class SyntheticWorkload:
         # Where one is missing, the check there says so.
         prompts, outputs = self.prompt_tokens, self.output_tokens
         return CoupledLengths(prompts, outputs, self.rank_correlation)  # type: ignore[arg-type]
+
+
+def _warn_of_two_clocks(requests: Sequence[RequestSpec]) -> None:
+    """Warn of a gap of years that is all there is of the span: an epoch, mostly."""
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    if span_s < _YEAR_S:
+        return
+    num = len(requests)
+    times_s = np.fromiter((each.arrival_s for each in requests), np.float64, num)
+    gaps_s = np.diff(times_s)
+    longest = int(gaps_s.argmax())
+    if num > 2 and gaps_s[longest] > _ONE_GAP * span_s:
+        warnings.warn(
+            f"requests {longest} and {longest + 1} (from 0) are "
+            f"{gaps_s[longest] / _YEAR_S:,.1f} years apart, and all others "
+            f"{span_s - gaps_s[longest]:,.0f} s: some times seem to count from an "
+            f"epoch and some from the beginning; mend the trace, or leave them out by "
+            f"its window or limit",
+            WorkloadWarning,
+            stacklevel=3,
+        )
 
 
 def _moved_all(

@@ -151,6 +151,14 @@ def note(line: str) -> None:
     print(f"kvsim: {line}", file=sys.stderr)
 
 
+def note_plugins(configs: Iterable[object]) -> None:
+    """Say which files of users' own will be run."""
+    from sim.config.plugins import plugin_files
+
+    for path in plugin_files(list(configs)):
+        note(f"runs the file '{path}' (--no-plugins refuses that)")
+
+
 def warn(lines: Iterable[object]) -> None:
     for line in lines:
         note(f"warning: {line}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from contextlib import ExitStack
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,16 @@ EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_DIFFERENT = 1
 """Of `decisions` and `conform`: two schedules differ."""
 
+NO_PLUGINS_OPTION = "--no-plugins"
+"""Of every command: what may be run is no matter of one of them."""
+
 HELP = """Simulate KV-cache scheduling of LLM serving engines.
 
 How will this KV cache behave under this traffic: preemptions, cache usage,
 latencies and capacity, before anyone rents the GPU.
+
+A configuration may name classes in files (kind: file.py:Class), which are run.
+--no-plugins, anywhere in a command, refuses them.
 """
 
 COMMANDS = {
@@ -107,8 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run ``kvsim`` with `arguments` and return the exit status."""
+    rest = [each for each in arguments if each != NO_PLUGINS_OPTION]
     try:
-        status = build_app()(list(arguments), exit_on_error=False, print_error=False)
+        with ExitStack() as stack:
+            if len(rest) < len(arguments):
+                from sim.config.plugins import without_plugins
+
+                stack.enter_context(without_plugins())
+            status = build_app()(rest, exit_on_error=False, print_error=False)
     except KeyboardInterrupt:
         print("kvsim: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

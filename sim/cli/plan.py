@@ -52,6 +52,7 @@ def plan(
     started_s = perf_counter()
     options.check_workers(workers)
     config = load_plan(plan_file, options.with_seed(set_, seed))
+    console.note_plugins([config.model_dump()])
     directory = out or Path("results") / plan_file.stem
     if overwrite and resume:
         raise ConfigError(

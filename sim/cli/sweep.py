@@ -72,6 +72,7 @@ def sweep(
     if dry_run:
         _print_runs(plan, jobs, as_json=json)
         return 0
+    console.note_plugins(dict(job.config) for job in jobs)
     directory = out or Path("results") / config.stem
     facts = folder.identity(jobs)
     if resume:

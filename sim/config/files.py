@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from sim.config.plugins import USER_CLASS, refuse_plugins
 from sim.errors import ConfigError
 from sim.plain import parse_yaml
 
-_NAMING_KEYS = ("kind", "scheduler", "evictor", "preemption_victim", "admission")
-_USER_CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+_NAMING_KEYS = frozenset(
+    {"kind", "type", "scheduler", "evictor", "preemption_victim", "admission"}
+)
 _FETCH = "see 'kvsim workload fetch --help'"
 
 
@@ -41,6 +42,7 @@ def find_files(data: dict[str, Any], directory: Path) -> None:
     the working directory, then beside the configuration, so that it runs from anywhere,
     and so that what is written into the results runs again.
     """
+    refuse_plugins(data)
     engine = data.get("engine")
     if isinstance(engine, dict):
         for key in ("model", "gpu"):
@@ -107,7 +109,7 @@ def _find_user_classes(table: dict[str, Any], directory: Path) -> None:
             if isinstance(each, dict):
                 _find_user_classes(each, directory)
         if key in _NAMING_KEYS and isinstance(value, str):
-            own = _USER_CLASS.fullmatch(value)
+            own = USER_CLASS.fullmatch(value)
             found = own and found_path(own["file"], directory)
             if own and found:
                 table[key] = f"{found}:{own['name']}"

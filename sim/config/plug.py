@@ -23,6 +23,7 @@ from zlib import crc32
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
+from sim.config.plugins import refuse_plugins
 from sim.config.trace_shelf import instead_of
 from sim.errors import ConfigError, UserError
 from workloads.acceptance import ACCEPTANCE, AcceptanceRates
@@ -47,9 +48,9 @@ USER_MODULE_PREFIX = "kvsim_user_"
 """Start of the names of modules that hold users' own classes."""
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """Return ``"; did you mean 'x'?"`` for a near miss, else an empty string."""
-    near = difflib.get_close_matches(word, list(choices), n=1)
+    near = difflib.get_close_matches(str(word), list(map(str, choices)), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
@@ -264,6 +265,7 @@ def _load(kind: str, table: Mapping[str, type], where: str) -> type:
             f"{where}.kind: '{kind}' is not built{did_you_mean(kind, table)} "
             f"(there are: {', '.join(table)}; your own: path/to/file.py:ClassName)"
         )
+    refuse_plugins(kind, f"{where}.kind")
     path = Path(file_name)
     if not path.is_file():
         raise ConfigError(f"{where}.kind: there is no file '{file_name}'")

@@ -22,6 +22,7 @@ from sim.config.offloading import (
     OffloadingLinkTable,
     check_offloading,
 )
+from sim.config.plugins import refuse_plugins
 from sim.config.speculative import SpeculativeTable  # noqa: TC001 - pydantic's
 from sim.config.types import ConfigTable, Count, Kind, Positive, Whole, shortened
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -483,6 +484,7 @@ def parse_config(data: dict[str, Any]) -> RunConfig:
     ConfigError
         See `load_config`.
     """
+    refuse_plugins(data)
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:

@@ -15,7 +15,7 @@ from sim.errors import ResultsError
 from sim.results import schema
 from sim.results.blocks import BLOCKS_FILE, BLOCKS_FORMAT
 from sim.results.step_table import BATCH_ROWS, ParquetSteps, frame_of
-from sim.results.table import ResultTable, to_numpy
+from sim.results.table import ResultTable, as_recorded, is_text, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +41,9 @@ TABLES: Final[Mapping[str, Iterable[str]]] = {
     "preemptions": schema.PREEMPTIONS,
 }
 """Tables of every run, and their columns."""
+
+_CODES: Final = pa.dictionary(pa.int32(), pa.string())
+"""The type of texts in memory."""
 
 
 def kind_of(directory: Path) -> Kind:
@@ -193,7 +196,7 @@ class RunFolder:
                 found = file.read(list(names))
         except (pa.ArrowException, OSError, KeyError) as error:
             raise damaged(path, error) from error
-        return {name: _array(_one_chunk(found[name]).chunk(0)) for name in names}
+        return {name: _array(_recorded(found[name])) for name in names}
 
     def token_gaps(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield request ids and seconds since the token before, the first left out."""
@@ -201,7 +204,9 @@ class RunFolder:
         names = ["request_id", "time_s"]
         with pq.ParquetFile(self.directory / "itl.parquet", pre_buffer=False) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=names):
-                ids, times_s = (np.from_dlpack(batch.column(name)) for name in names)
+                ids, times_s = (
+                    to_numpy(as_recorded(batch.column(name))) for name in names
+                )
                 gaps_s = np.diff(times_s, prepend=last_s)
                 follows = np.diff(ids, prepend=last_id) == 0
                 last_id, last_s = int(ids[-1]), float(times_s[-1])
@@ -248,23 +253,31 @@ def read_table(path: Path) -> ResultTable:
     # Not `pq.read_table`, which imports pandas.
     with pq.ParquetFile(path, read_dictionary=texts) as file:
         whole = file.read()
-    columns = {name: _one_chunk(whole[name]) for name in whole.column_names}
+    columns = {}
+    for name, kind in kinds.items():
+        column = _one_chunk(whole[name])
+        if column.type != _CODES:
+            column = as_recorded(column)
+            column = column.dictionary_encode() if kind == "str" else column
+        columns[name] = column
     return ResultTable(pa.table(columns), kinds)
 
 
 def _kind(type_: pa.DataType) -> str:
     """Return what `sim.results.schema` calls a type: ``double`` is its float64."""
-    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+    if is_text(type_):
         return "str"
     return "float64" if pa.types.is_float64(type_) else str(type_)
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _recorded(column: pa.ChunkedArray) -> pa.Array:
+    return as_recorded(_one_chunk(column))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     whole = column.combine_chunks()
     chunks = whole.chunks if isinstance(whole, pa.ChunkedArray) else [whole]
-    if not chunks:
-        chunks = [pa.nulls(0, column.type)]
-    return pa.chunked_array(chunks)
+    return chunks[0] if chunks else pa.nulls(0, column.type)
 
 
 def _check_table(path: Path, columns: Iterable[str]) -> None:

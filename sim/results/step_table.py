@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from sim.results import schema
+from sim.results.table import as_recorded, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -148,7 +149,9 @@ class ParquetSteps:
         with pq.ParquetFile(self.path, pre_buffer=False) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
                 # Not `to_numpy`, which imports pandas.
-                yield {name: np.from_dlpack(batch.column(name)) for name in columns}
+                yield {
+                    name: to_numpy(as_recorded(batch.column(name))) for name in columns
+                }
 
 
 class MemorySteps:

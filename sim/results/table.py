@@ -49,6 +49,32 @@ def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     return np.from_dlpack(array)
 
 
+def as_recorded(column: pa.Array) -> pa.Array:
+    """Return a column of a file as `kvsim run` writes it.
+
+    Others write a number that is not there as a null, and texts large or by code.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return as_recorded(column.dictionary_decode())
+    if is_text(kind):
+        return column if kind == pa.string() else column.cast(pa.string())
+    if column.null_count and pa.types.is_floating(kind):
+        return column.fill_null(float("nan"))
+    return column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a column holds texts, however they are kept."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+    )
+
+
 class ResultTable(Mapping[str, npt.NDArray[Any]]):
     """Columns by name, each an array; texts come as an array of objects.
 

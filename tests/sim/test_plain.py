@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -16,11 +17,15 @@ from sim.hardware.gpus import load_gpu
 from sim.hardware.interconnects import load_interconnect
 from sim.hardware.models.bundled import load_model
 from sim.plain import MOST_BY_ALIASES, parse_yaml
+from tests.shared import ROOT
 from tests.sim.commands import refused
+from tests.sim.planning.plans import small
+from tests.sim.sweep_files import tiny
 from workloads.errors import WorkloadError
 from workloads.preset import load_preset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 LAUGHS = "a0: &a0 [l, l, l, l, l, l, l, l, l]\n" + "".join(
@@ -106,3 +111,47 @@ def test_what_a_sweep_wrote_is_read_as_carefully(
     assert kvsim(["plot", str(tmp_path), "--out", str(tmp_path / "figures")]) == 2
     assert "holds no sweep that can be read" in capsys.readouterr().err
     assert monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("key", [True, 1, None, 1.5])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_key_that_is_no_text_is_refused(
+    *, key: Any, alone: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every table of a configuration, a sweep and a plan, however deep."""
+    for number, (command, data) in enumerate(_files()):
+        for place in [*_tables(data)]:
+            changed = deepcopy(data)
+            table = changed
+            for name in place:
+                table = table[name]
+            if alone:
+                table.clear()
+            table[key] = 3
+            path = tmp_path / f"{number}.yaml"
+            path.write_text(yaml.safe_dump(changed))
+            arguments = [*command.split(), str(path), "--out", str(tmp_path)]
+            if alone and place[-1:] in _FREE:
+                continue
+            refused(arguments, capsys, tmp_path.with_suffix(".no"))
+
+
+_FREE = (("per_gpu_hour",),)
+"""Tables whose keys are names of anything."""
+
+
+def _files() -> Iterator[tuple[str, dict[str, Any]]]:
+    sessions = (ROOT / "examples/chat_sessions.yaml").read_text()
+    plan = small()
+    yield "run --no-figures", yaml.safe_load(sessions)
+    yield "sweep", {"base": tiny(), "list": [{"seed": 1}, {"seed": 2}]}
+    yield "plan", plan
+
+
+def _tables(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        yield place
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in items:
+            yield from _tables(each, (*place, key))

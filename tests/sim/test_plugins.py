@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
@@ -15,6 +16,7 @@ from sim.errors import ConfigError
 from sim.simulation.run import Simulation
 from sim.simulation.simulate import simulate
 from tests.sim.commands import TRACE, files, refused
+from tests.sim.planning.plans import small
 from tests.sim.test_config import minimal, write
 
 if TYPE_CHECKING:
@@ -283,3 +285,92 @@ def test_a_fault_of_ours_is_not_hidden(
     with pytest.raises(ValueError, match="ours"):
         kvsim(["run", str(config), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+MARKING = """
+from pathlib import Path
+from sim.costs.constant import ConstantCost
+Path(__file__).with_suffix(".ran").touch()
+class Mine(ConstantCost):
+    pass
+class Untrue:
+    pass
+"""
+
+RUNS = ("run {own} --no-figures --quiet --out {out}", "plan {plan} --out {out}")
+READS = (
+    "workload describe {own}",
+    "workload curve {own}",
+    "workload generate {own} --to kvsim --out {out}.jsonl",
+    "sweep {sweep} --dry-run",
+    "list",
+)
+
+
+@pytest.fixture
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write configurations that name a file, and that file, which leaves a mark."""
+    (tmp_path / "mine.py").write_text(MARKING)
+    data = minimal()
+    data["cost"] = {"kind": "mine.py:Mine", "step_s": 0.01}
+    write(tmp_path, data)
+    sweep = {"base": "run.yaml", "grid": {"seed": [1, 2]}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    plan = small()
+    plan["cost"] = data["cost"]
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (tmp_path / "trace.csv").write_text(TRACE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mine.ran"
+
+
+def words(command: str) -> list[str]:
+    files = {"own": "run.yaml", "plan": "plan.yaml", "sweep": "sweep.yaml"}
+    return command.format(**files, out="out").split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *RUNS,
+        *READS[:-1],
+        "sweep {sweep} --workers 1 --out {out}",
+        "workload describe trace.csv --from mine.py:Untrue",
+        "workload convert trace.csv --from mine.py:Untrue --to kvsim --out x.jsonl",
+        "run {own} --set cost.kind=constant --set engine.scheduler=mine.py:Untrue",
+    ],
+)
+def test_no_plugins_runs_no_file(
+    command: str, marked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused([*words(command), "--no-plugins"], capsys, marked.parent)
+    assert "mine.py:" in line
+    assert "would run a file, and --no-plugins was given" in line
+    assert not marked.exists()
+
+
+@pytest.mark.parametrize("command", READS)
+def test_what_needs_no_plugin_runs_none(command: str, marked: Path) -> None:
+    assert kvsim(words(command)) == 0
+    assert not marked.exists()
+
+
+def test_sweeps_and_plans_say_which_files_they_run(
+    marked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = marked.with_suffix(".py")
+    for command in ("sweep {sweep} --workers 1 --out {out}", RUNS[1]):
+        assert kvsim([*words(command), "--quiet"]) in {0, 2}
+        said = capsys.readouterr().err
+        assert said.count(f"runs the file '{file}' (--no-plugins refuses that)") == 1
+
+
+def test_processes_that_are_started_refuse_files_too(
+    marked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker builds the parts itself, of a configuration that was not refused."""
+    config = parse_config(minimal() | {"cost": {"kind": f"{marked.parent}/mine.py:X"}})
+    monkeypatch.setenv("KVSIM_NO_PLUGINS", "1")
+    with pytest.raises(ConfigError, match="--no-plugins"):
+        Simulation(config)
+    assert not marked.exists()

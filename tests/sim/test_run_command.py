@@ -349,3 +349,19 @@ def test_every_generation_prints_its_summary(
     assert ("blocks evicted" in printed) == caching
     assert ("copied on write" in printed) == (scheduler != "v1")
     assert ("preemptions by swapping" in printed) == (scheduler != "v1")
+
+
+def test_too_little_memory_is_said_in_a_line(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("sim.simulation.run.Simulation.run", full)
+    arguments = ["run", str(config), "--out", str(tmp_path / "out"), "--quiet"]
+    assert "there is not enough memory; take fewer" in refused(
+        arguments, capsys, tmp_path
+    )

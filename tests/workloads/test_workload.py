@@ -23,6 +23,7 @@ from workloads import (
     WorkloadError,
 )
 from workloads.arrivals import ConstantArrivals, PoissonArrivals
+from workloads.errors import WorkloadWarning
 from workloads.lengths import (
     CoupledLengths,
     FixedLength,
@@ -225,6 +226,21 @@ def test_empty_window() -> None:
 def test_empty_reader() -> None:
     with pytest.raises(WorkloadError, match=r"at least one .* Listed yields none"):
         TraceWorkload(Listed()).requests()
+
+
+def test_times_of_two_clocks_are_named() -> None:
+    epoch_s = 1.7e9
+    mixed = TraceWorkload(at(0.0, 1.5, epoch_s, epoch_s + 60.0))
+    with pytest.warns(WorkloadWarning, match=r"requests 1 and 2 .* 53.9 years apart"):
+        assert len(mixed.requests()) == 4
+    # A part of one clock, a slow rate and a recording of years are as they are.
+    for told in (
+        TraceWorkload(at(0.0, 1.5, epoch_s), limit=2),
+        TraceWorkload(at(0.0, 1e9, 2e9, 3e9)),
+        TraceWorkload(at(0.0, 3e7, 3.2e7)),
+        TraceWorkload(at(0.0, epoch_s)),
+    ):
+        assert told.requests()
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "2", True, None])

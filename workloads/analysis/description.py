@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PEAK_WINDOW_S = 60.0
 DISPERSION_WINDOWS_S = (1.0, 10.0, 60.0)
+MOST_WINDOWS = 10_000_000
+"""Windows that are laid side by side; of more, those with arrivals are counted."""
 _LEAST_WINDOWS = 10
 """Fewer say nothing of a variance."""
 _COUNTED = ("best_of", "beam_width", "priority", "slo_class", "max_tokens")
@@ -97,19 +99,17 @@ def arrival_statistics(arrival_s: NDArray[np.float64]) -> ArrivalStatistics:
     """Describe arrival times, which are in seconds and never fall; at least one."""
     span_s = float(arrival_s[-1] - arrival_s[0])
     gaps_s = np.diff(arrival_s)
-    per_minute = window_counts(arrival_s, PEAK_WINDOW_S)
+    num_minutes, per_minute = busy_windows(arrival_s, PEAK_WINDOW_S)
     return ArrivalStatistics(
         num_requests=len(arrival_s),
         span_s=span_s,
         mean_rate=len(gaps_s) / span_s if span_s else None,
-        peak_rate=float(per_minute.max()) / PEAK_WINDOW_S
-        if len(per_minute) > 1
-        else None,
+        peak_rate=float(per_minute.max()) / PEAK_WINDOW_S if num_minutes > 1 else None,
         gap_cv=float(gaps_s.std() / gaps_s.mean()) if span_s else None,
         dispersion={
-            f"{window_s:g}": float(counts.var() / counts.mean())
+            f"{window_s:g}": ratio
             for window_s in DISPERSION_WINDOWS_S
-            if len(counts := window_counts(arrival_s, window_s)) >= _LEAST_WINDOWS
+            if (ratio := _dispersion(arrival_s, window_s)) is not None
         },
     )
 
@@ -120,6 +120,31 @@ def window_counts(arrival_s: NDArray[np.float64], window_s: float) -> NDArray[np
     num_windows = int(since_s[-1] // window_s)
     index = (since_s // window_s).astype(np.int64)
     return np.bincount(index[index < num_windows], minlength=num_windows)
+
+
+def busy_windows(
+    arrival_s: NDArray[np.float64], window_s: float
+) -> tuple[float, NDArray[np.int64]]:
+    """Return how many whole windows a span has, and the arrivals in those with any.
+
+    Its memory is that of the arrivals, however long the span is.
+    """
+    since_s = arrival_s - arrival_s[0]
+    index = since_s // window_s
+    num_windows = float(index[-1])
+    return num_windows, np.unique(index[index < num_windows], return_counts=True)[1]
+
+
+def _dispersion(arrival_s: NDArray[np.float64], window_s: float) -> float | None:
+    """Return variance over mean of the arrivals in whole windows, if they are many."""
+    num_windows, counts = busy_windows(arrival_s, window_s)
+    if num_windows < _LEAST_WINDOWS:
+        return None
+    if num_windows <= MOST_WINDOWS:
+        counts = window_counts(arrival_s, window_s)
+        return float(counts.var() / counts.mean())
+    mean = float(counts.sum()) / num_windows
+    return float((counts.astype(np.float64) ** 2).sum()) / num_windows / mean - mean
 
 
 def length_statistics(lengths: NDArray[np.int64]) -> LengthStatistics:

@@ -18,6 +18,7 @@ from pydantic import (
 from sim.config.files import Overrides, find_files, found_path, override, read_yaml
 from sim.config.hints import one_line, refuse_other_kind
 from sim.config.plug import did_you_mean
+from sim.config.plugins import refuse_plugins
 from sim.config.tables import EngineConfig
 from sim.config.types import ConfigTable, Kind, Positive
 from sim.config.workload import WorkloadConfig  # noqa: TC001 - pydantic's
@@ -269,6 +270,7 @@ def load_plan(path: Path | str, overrides: Overrides = ()) -> PlanConfig:
 
 def parse_plan(data: Mapping[str, Any]) -> PlanConfig:
     """Return the plan that a table of plain data holds; its files are found."""
+    refuse_plugins(data)
     try:
         plan = PlanConfig.model_validate(data)
     except ValidationError as error:

@@ -192,7 +192,8 @@ def base_rate(candidate: Candidate) -> float:
     """
     config = parse_config(with_scale(candidate.run, 1.0))
     synthetic = config.workload.synthetic
+    workload = config.workload.model_copy(update={"resample": None})
+    traffic = make_workload(workload, config.seed)  # refuses a rate that is none
     if synthetic is not None and "rate" in synthetic.arrivals:
         return float(synthetic.arrivals["rate"])
-    workload = config.workload.model_copy(update={"resample": None})
-    return tasks.natural_rate(make_workload(workload, config.seed).requests())
+    return tasks.natural_rate(traffic.requests())

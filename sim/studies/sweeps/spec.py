@@ -92,12 +92,12 @@ class SweepSpec(ConfigTable):
                 "nothing is varied; give grid, list, random, latin_hypercube or repeats"
             )
         for key in keys:
-            if not all(key.split(".")):
+            if not all(str(key).split(".")) or not isinstance(key, str):
                 raise ValueError(f"'{key}' is no key such as engine.max_num_seqs")
             if keys.count(key) > 1:
                 raise ValueError(f"'{key}' is varied by two blocks; leave it in one")
             for other in keys:
-                if other.startswith(f"{key}."):
+                if str(other).startswith(f"{key}."):
                     raise ValueError(f"'{other}' is part of '{key}'; vary one of them")
         if "seed" in keys and (self.repeats > 1 or not self.common_random_numbers):
             raise ValueError(

@@ -10,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from sim.results.step_table import BATCH_ROWS
+from sim.results.table import as_recorded, is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,10 +33,13 @@ def write_csv(folder: RunFolder, directory: Path) -> list[str]:
 
 def _write(source: Path, path: Path) -> int:
     with pq.ParquetFile(source, pre_buffer=False) as file:
-        schema = file.schema_arrow
+        schema = pa.schema(
+            (field.name, pa.string() if is_text(field.type) else field.type)
+            for field in file.schema_arrow
+        )
         with pyarrow.csv.CSVWriter(str(path), schema) as writer:
             for batch in file.iter_batches(BATCH_ROWS):
-                columns = [_without_nan(column) for column in batch.columns]
+                columns = [_without_nan(as_recorded(each)) for each in batch.columns]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
         return int(file.metadata.num_rows)
 

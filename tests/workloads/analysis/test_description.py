@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tests.workloads.shared_traces import (
     SHAREGPT,
     shared_trace,
 )
-from workloads.analysis import Description, describe
+from workloads.analysis import Description, describe, description
 from workloads.analysis.description import (
     arrival_statistics,
     rank_correlation,
@@ -201,3 +202,31 @@ def test_poisson_arrivals_have_unit_burstiness() -> None:
     found = arrival_statistics(times_s)
     assert found.gap_cv == pytest.approx(1.0, abs=0.02)
     assert found.dispersion["1"] == pytest.approx(1.0, abs=0.06)
+
+
+@pytest.mark.parametrize("span_s", [1e9, 5e16])
+def test_a_span_of_ages_takes_the_memory_of_its_requests(span_s: float) -> None:
+    arrival_s = np.array([0.0, 0.5, 70.0, 71.0, span_s])
+    tracemalloc.start()
+    try:
+        found = arrival_statistics(arrival_s)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1e6
+    assert found.peak_rate == 2 / 60
+    # Four arrivals in windows of a second, one of which has two.
+    mean = 4 / span_s
+    expected = (2**2 + 1 + 1) / span_s / mean - mean
+    assert found.dispersion["1"] == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(0.0, 400.0), min_size=2, max_size=40))
+def test_few_windows_and_many_are_counted_alike(times_s: list[float]) -> None:
+    arrival_s = np.array([0.0, *sorted(times_s), 400.0])
+    usual = arrival_statistics(arrival_s)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(description, "MOST_WINDOWS", 0)
+        sparse = arrival_statistics(arrival_s)
+    assert sparse.peak_rate == usual.peak_rate
+    assert sparse.dispersion == pytest.approx(usual.dispersion)
