@@ -68,11 +68,7 @@ def is_text(kind: pa.DataType) -> bool:
     """Return whether a column holds texts, however they are kept."""
     if pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
-    return (
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 class ResultTable(Mapping[str, npt.NDArray[Any]]):
