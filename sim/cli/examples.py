@@ -12,6 +12,10 @@ EXAMPLES = {
         "kvsim run examples/demo.yaml --set engine.max_num_seqs=128 --out results/few",
         "kvsim run examples/demo.yaml --set objectives.p95_ttft_ms=2000",
     ),
+    "explore": (
+        "kvsim explore examples/demo.yaml",
+        "kvsim explore results/demo --port 8471 --no-browser",
+    ),
     "sweep": (
         "kvsim sweep examples/sweep_rates.yaml",
         "kvsim sweep examples/sweep_settings.yaml --workers 4 --out results/settings",

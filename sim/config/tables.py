@@ -439,12 +439,20 @@ def load_config(path: Path | str, overrides: Overrides = ()) -> RunConfig:
     >>> load_config("examples/demo.yaml", ["engine.gpu=h100_sxm", "seed=1"]).seed
     1
     """
+    return parse_config(load_data(path, overrides))
+
+
+def load_data(path: Path | str, overrides: Overrides = ()) -> dict[str, Any]:
+    """Read a configuration file as plain data: overridden, its files found.
+
+    Only what the file and the overrides say is in it; see `load_config`.
+    """
     path = Path(path)
     data = read_yaml(path)
     refuse_other_kind(data, path, "run")
     override(data, overrides)
     find_files(data, path.parent)
-    return parse_config(data)
+    return data
 
 
 def load_traffic(path: Path | str, overrides: Overrides = ()) -> TrafficConfig:

@@ -21,13 +21,16 @@ def start_method() -> str:
     return "forkserver" if "forkserver" in methods else "spawn"
 
 
-def warm_up() -> None:
-    """Start the process that workers are forked from; does not wait for it."""
+def warm_up(module: str = _WORKER) -> None:
+    """Start the process that workers are forked from; does not wait for it.
+
+    It imports `module`, unless it has been started already.
+    """
     if start_method() != "forkserver":
         return
     from multiprocessing import forkserver  # noqa: PLC0415  (not everywhere)
 
-    multiprocessing.set_forkserver_preload([_WORKER])
+    multiprocessing.set_forkserver_preload([module])
     with signals_held_back():
         forkserver.ensure_running()
 

@@ -56,10 +56,10 @@ class Section:
 
 def page(title: str, under: Markup, parts: Sequence[Part], figures: Figures) -> str:
     main = element("main", *(_section(part, figures) for part in parts))
-    scripts = [_asset("theme.js")]
+    scripts = [asset("theme.js")]
     drawing = figures.script()
     if drawing is not None:
-        scripts.append(_asset("figures.js"))
+        scripts.append(asset("drawing.js") + asset("figures.js"))
     body = element(
         "body",
         _header(title, under),
@@ -84,7 +84,7 @@ def _head(title: str, scripts: Sequence[str]) -> Markup:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="generator", content="kvsim report"),
         element("title", title),
-        element("style", Markup(_style())),
+        element("style", Markup(style())),
     )
 
 
@@ -98,14 +98,15 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _style() -> str:
+def style() -> str:
+    """Return the palette, light and dark, and the looks of a page."""
     light, dark = variables(LIGHT), variables(DARK)
     return (
         f":root{{{light}}}\n"
         f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
         f':root[data-theme="light"]{{{light}}}\n'
         f':root[data-theme="dark"]{{{dark}}}\n'
-        f"@media print{{:root,:root[data-theme]{{{light}}}}}\n{_asset('page.css')}"
+        f"@media print{{:root,:root[data-theme]{{{light}}}}}\n{asset('page.css')}"
     )
 
 
@@ -162,5 +163,6 @@ def _footer() -> Markup:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return a style or script that pages are made of."""
     return (files("sim.views.report") / "assets" / name).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ is seen however long the run is; what is averaged on purpose, in `NUM_COARSE`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -46,6 +46,7 @@ STATES: Final = (
     "num_swapped",
 )
 AVERAGES: Final = (*STEP_PARTS, "latency_s", "num_prefill_tokens")
+AVERAGED: Final = (*AVERAGES, "num_decode_tokens", "num_recomputed_tokens")
 _SUMMED: Final = (*STEP_PARTS, "latency_s")
 COLUMNS: Final = tuple(
     dict.fromkeys(
@@ -53,6 +54,23 @@ COLUMNS: Final = tuple(
     )
 )
 """Columns of steps that a report reads."""
+
+
+class Averaged(Protocol):
+    """A value over time: its mean in each column."""
+
+    @property
+    def mean(self) -> Floats: ...
+
+
+class Ranged(Averaged, Protocol):
+    """A value over time: its extremes in each column, too."""
+
+    @property
+    def low(self) -> Floats: ...
+
+    @property
+    def high(self) -> Floats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +118,11 @@ class Reduced:
     num_steps: int = 0
     waits: Waits = field(default_factory=Waits)
     # by name as in `STATES`, in fine columns; empty while the engine is idle
-    states: dict[str, Envelope] = field(default_factory=dict)
+    states: Mapping[str, Ranged] = field(default_factory=dict)
     # by name as in `AVERAGES`, and ``num_decode_tokens``,
     # ``num_recomputed_tokens``: means over the steps that start in each coarse
     # column
-    averages: dict[str, StepMeans] = field(default_factory=dict)
+    averages: Mapping[str, Averaged] = field(default_factory=dict)
     # by name: parts of all steps together, and ``latency_s``
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -121,9 +139,9 @@ def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Redu
     stop_s = max(end_s(steps), after_s) or 1.0
     fine, coarse = StepColumns(stop_s, NUM_FINE), StepColumns(stop_s, NUM_COARSE)
     reduced = Reduced(stop_s, steps.num_steps)
-    reduced.states = {name: Envelope(fine, idle_is_zero=True) for name in STATES}
-    averaged = (*AVERAGES, "num_decode_tokens", "num_recomputed_tokens")
-    reduced.averages = {name: StepMeans(coarse) for name in averaged}
+    states = {name: Envelope(fine, idle_is_zero=True) for name in STATES}
+    averages = {name: StepMeans(coarse) for name in AVERAGED}
+    reduced.states, reduced.averages = states, averages
     reduced.seconds = dict.fromkeys(_SUMMED, 0.0)
     for batch, ends_s in with_ends(steps, COLUMNS):
         reduced.waits.add(batch, ends_s - batch["start_s"], limits)
@@ -131,8 +149,8 @@ def reduce_steps(steps: StepTable, limits: Limits, after_s: float = 0.0) -> Redu
             reduced.seconds[name] += float(batch[name].sum())
         of_decodes = batch["num_batched_tokens"] - batch["num_prefill_tokens"]
         values = {**batch, "num_decode_tokens": np.maximum(of_decodes, 0.0)}
-        _gather(reduced.states, fine.place(batch["start_s"], ends_s), values)
-        _gather(reduced.averages, coarse.place(batch["start_s"], ends_s), values)
+        _gather(states, fine.place(batch["start_s"], ends_s), values)
+        _gather(averages, coarse.place(batch["start_s"], ends_s), values)
     return reduced
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sim.results.folder import Columns
+    from sim.results.step_table import StepTable
+    from sim.results.table import ResultTable
 
 MAX_RUNS: Final = 8
 """Runs of one page: so many colours and lines can be told apart."""
@@ -59,13 +61,42 @@ NUMBERS: Final = (
 """Numbers without which a summary is not one of ours."""
 
 
+class Found(Protocol):
+    """What a page reads of a run: its folder, or what is kept of it in memory."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def blocks(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def step_table(self) -> StepTable: ...
+
+    @property
+    def transfer_table(self) -> ResultTable | None: ...
+
+    @property
+    def tier_table(self) -> ResultTable | None: ...
+
+    def columns(self, table: str, names: Sequence[str]) -> Columns: ...
+
+    def recorded(self, name: str) -> Path | None: ...
+
+
 @dataclass(frozen=True)
 class Run:
     """The results of one run."""
 
     number: int  # from 1, in the order given: its colour
     label: str  # short, and unlike that of the other runs on the page
-    folder: RunFolder
+    folder: Found
 
     @property
     def path(self) -> Path:
@@ -100,11 +131,10 @@ class Run:
         s = self.summary
         limits = Limits(s["max_num_seqs"], s["max_num_batched_tokens"])
         last_s = float(self.preemptions["time_s"].max(initial=0.0))
-        steps = self.folder.step_table
         try:
-            return reduce_steps(steps, limits, last_s)
+            return reduce_steps(self.folder.step_table, limits, last_s)
         except (OSError, pa.ArrowException) as error:
-            raise damaged(steps.path, error) from error
+            raise damaged(self.path / "steps.parquet", error) from error
 
 
 def load_runs(paths: Sequence[Path]) -> tuple[Run, ...]:

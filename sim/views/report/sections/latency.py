@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.results.objectives import parse_objectives
 from sim.results.schema import LATENCIES, OF_REQUESTS, SHOWN_STATISTICS
 from sim.views.plots.binning import cdf_points
 from sim.views.plots.style import LOG_FROM_RATIO
@@ -24,6 +25,7 @@ from sim.views.report.looks import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sim.results.objectives import Objective
     from sim.results.schema import Latency
     from sim.views.plots.binning import Floats
     from sim.views.report.charts import Dash, Symbol
@@ -53,22 +55,41 @@ _MARKS: Final[tuple[tuple[int, Symbol], ...]] = (
 
 def show_latency(runs: Sequence[Run]) -> Iterator[Markup | Chart]:
     """Return percentiles, distributions, latencies over time and against load."""
-    yield _percentiles(runs)
+    yield percentiles(runs)
     if not any(run.served.any() for run in runs):
         yield paragraph("No request was served to its end.", class_="note")
         return
-    yield Chart(
-        "latency-cdfs",
-        "Share of the served requests that were no slower; marks at p50, p95 and p99.",
-        tuple(_cdf_panel(runs, metric) for metric in OF_REQUESTS),
-        height_px=340,
-    )
+    yield distributions(runs)
     windows = {run.number: windows_of(run) for run in runs}
     yield _over_time(runs, windows)
     yield _against_load(runs, windows)
 
 
-def _percentiles(runs: Sequence[Run]) -> Markup:
+def distributions(runs: Sequence[Run]) -> Chart:
+    """Return the latencies of requests, with what was promised of them."""
+    objectives = [*_promised(runs)]
+    limits = " A cross is an objective: the line has to pass above it."
+    return Chart(
+        "latency-cdfs",
+        "Share of the served requests that were no slower; marks at p50, p95 and p99."
+        + limits * bool(objectives),
+        tuple(_cdf_panel(runs, metric, objectives) for metric in OF_REQUESTS),
+        height_px=340,
+    )
+
+
+def _promised(runs: Sequence[Run]) -> Iterator[Objective]:
+    """Yield the objectives of percentiles of latencies, of all runs, each once."""
+    seen = set()
+    for run in runs:
+        asked = run.config.get("objectives")
+        for each in parse_objectives(asked) if asked else ():
+            if each.percent is not None and each.label() not in seen:
+                seen.add(each.label())
+                yield each
+
+
+def percentiles(runs: Sequence[Run]) -> Markup:
     several = len(runs) > 1
     head = [*(["run"] if several else []), "", *SHOWN_STATISTICS]
     rows: list[list[object]] = []
@@ -86,7 +107,9 @@ def _cell(run: Run, key: str) -> object:
     return "-" if value is None else datum(run, key, milliseconds(value))
 
 
-def _cdf_panel(runs: Sequence[Run], metric: Latency) -> Panel:
+def _cdf_panel(
+    runs: Sequence[Run], metric: Latency, objectives: Sequence[Objective]
+) -> Panel:
     series: list[Series] = []
     ends: list[float] = []
     for run in runs:
@@ -102,6 +125,10 @@ def _cdf_panel(runs: Sequence[Run], metric: Latency) -> Panel:
         line = Line(label, colour(run), x, y, dash(run), is_stepped=True)
         series.append(line)
         series += _marks(runs, run, metric)
+    for each in objectives:
+        if each.of == metric.key and ends:
+            series += _limit(each)
+            ends.append(each.limit / 1e3)
     return Panel(
         Axis("requests (%)" if metric.key == "ttft" else "", low=0.0, high=102.0),
         tuple(series),
@@ -124,6 +151,16 @@ def _marks(runs: Sequence[Run], run: Run, metric: Latency) -> Iterator[Points]:
             texts=(told if len(runs) == 1 else f"{run.label}\n{told}",),
             size=9,
         )
+
+
+def _limit(objective: Objective) -> Iterator[Series]:
+    """Yield a cross where an objective is, and a line up to it."""
+    limit_s, percent = objective.limit / 1e3, objective.percent
+    assert percent is not None
+    x, y = np.array([limit_s, limit_s]), np.array([0.0, percent])
+    yield Line("objective", "ink", x, y, dash="dot")
+    told = (f"objective: {objective.label()} ms",)
+    yield Points("objective", "ink", x[1:], y[1:], symbol="x", texts=told, size=10)
 
 
 def value_axis(title: str, values: Sequence[float]) -> Axis:

@@ -205,15 +205,16 @@ def show_summary(runs: Sequence[Run]) -> Iterator[Markup]:
     yield numbers_table(runs)
 
 
-def sentences(run: Run) -> Iterator[Markup]:
-    """Yield what to know of a run, the most urgent first."""
+def sentences(run: Run, *, advice: bool = True) -> Iterator[Markup]:
+    """Yield what to know of a run, the most urgent first; with what would help."""
     for warning in run.summary.get("warnings", ()):
         if warning.startswith(("overloaded", "the queue stalled")):
             yield element("span", _capital(warning), class_="warn")
     for place, line in enumerate(verdict_lines(run.summary)):
         yield element("span" if place else "strong", line)
     yield element("strong", bound_by(run))
-    yield from _advice(run)
+    if advice:
+        yield from _advice(run)
     yield _preempted(run)
     yield _full(run)
     yield _load(run)

@@ -1,0 +1,419 @@
+// Settings on one side, what they come to on the other: a change is a run.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const at = (id) => document.getElementById(id);
+  const WAIT_MS = 70; // a hand that moves on is waited for so long
+  const SLIDER_STEPS = 400;
+  const controls = new Map(); // key -> what the server says of it
+  const widgets = new Map(); // key -> { show(value), note }
+  let settings = {}; // what differs from the configuration, by key
+  let pinned = null; // settings of the run that is kept behind the others
+  let latest = null; // what was shown last
+  let going = null; // aborts the question that is open
+  let waiting = 0;
+  let asked = 0;
+
+  const make = (name, own = {}, ...children) => {
+    const found = document.createElement(name);
+    for (const [key, value] of Object.entries(own)) {
+      if (key in found && key !== "list" && key !== "style") found[key] = value;
+      else found.setAttribute(key, value);
+    }
+    found.append(...children.filter((each) => each !== null));
+    return found;
+  };
+  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+  const number = (value) =>
+    Math.abs(value) >= 1000 || Number.isInteger(value)
+      ? value.toLocaleString("en-US", { maximumFractionDigits: 0 })
+      : String(+value.toPrecision(4));
+  const words = (value) => {
+    if (value === null || value === undefined) return "default";
+    if (typeof value === "boolean") return value ? "on" : "off";
+    return typeof value === "number" ? number(value) : String(value);
+  };
+  const valueOf = (key) => (key in settings ? settings[key] : controls.get(key).value);
+
+  // -- the address: what is set, so that a reload sees the same ----------------------
+
+  const toAddress = () => {
+    const told = new URLSearchParams();
+    for (const [key, value] of Object.entries(settings)) told.set(key, JSON.stringify(value));
+    if (pinned !== null) told.set("pin", JSON.stringify(pinned));
+    const text = told.toString();
+    history.replaceState(null, "", text ? `#${text}` : location.pathname);
+  };
+  const parsed = (text) => {
+    try {
+      return JSON.parse(text);
+    } catch {
+      return undefined;
+    }
+  };
+  const known = (table) =>
+    Object.fromEntries(
+      Object.entries(table ?? {}).filter(
+        ([key, value]) => controls.has(key) && value !== undefined && !same(value, controls.get(key).value),
+      ),
+    );
+  const fromAddress = () => {
+    const told = new URLSearchParams(location.hash.slice(1));
+    const pin = told.get("pin");
+    told.delete("pin");
+    settings = known(Object.fromEntries([...told].map(([key, text]) => [key, parsed(text)])));
+    const kept = pin === null ? null : parsed(pin);
+    pinned = kept && typeof kept === "object" ? known(kept) : null;
+  };
+
+  // -- settings ----------------------------------------------------------------------
+
+  const set = (key, value, isMoving = false) => {
+    if (same(value, controls.get(key).value)) delete settings[key];
+    else settings[key] = value;
+    widgets.get(key).show(value);
+    changed(isMoving);
+  };
+  const changed = (isMoving = false) => {
+    toAddress();
+    showAll();
+    clearTimeout(waiting);
+    waiting = setTimeout(run, isMoving ? WAIT_MS : 0);
+  };
+  const showAll = () => {
+    const scheduler = controls.has("engine.scheduler") ? valueOf("engine.scheduler") : null;
+    for (const [key, widget] of widgets) {
+      const control = controls.get(key);
+      const isLacking = control.lacking.includes(scheduler);
+      widget.place.classList.toggle("changed", key in settings);
+      widget.place.classList.toggle("lacking", isLacking);
+      widget.show(valueOf(key));
+      const given = key in settings ? `given: ${words(control.value)}. ` : "";
+      const lack = isLacking ? `Not of ${scheduler}. ` : "";
+      widget.note.textContent = `${given}${lack}${widget.facts?.() ?? ""}${control.meaning}`;
+    }
+    at("reset").disabled = Object.keys(settings).length === 0;
+  };
+
+  // A slider without a step is logarithmic; its numbers are round.
+  const scaleOf = ({ low, high, step }, isWhole) => {
+    if (step) return { low, high, step, to: (x) => x, from: (v) => v };
+    const span = Math.log(high / low);
+    const to = (x) => {
+      const exact = low * Math.exp((span * x) / SLIDER_STEPS);
+      const rounded = +exact.toPrecision(exact < 100 ? 2 : 3);
+      return isWhole ? Math.round(rounded) : rounded;
+    };
+    const from = (v) => (SLIDER_STEPS * Math.log(Math.max(v, low) / low)) / span;
+    return { low: 0, high: SLIDER_STEPS, step: 1, to, from };
+  };
+  const fallback = (control) => latest?.resolved[control.key] ?? null;
+
+  const numberWidget = (control, id) => {
+    const isWhole = control.what === "whole";
+    const input = make("input", { type: "number", id, step: isWhole ? 1 : "any" });
+    if (control.low !== null) input.min = control.low;
+    if (control.high !== null) input.max = control.high;
+    input.addEventListener("change", () => {
+      if (input.value === "" && control.isOptional) return set(control.key, null);
+      if (input.value === "" || !Number.isFinite(input.valueAsNumber)) return showAll();
+      return set(control.key, input.valueAsNumber);
+    });
+    if (!control.slider) return { parts: [input], show: (value) => showNumber(control, input, value) };
+    const scale = scaleOf(control.slider, isWhole);
+    const slider = make("input", { type: "range", min: scale.low, max: scale.high, step: scale.step });
+    slider.setAttribute("aria-label", control.label);
+    const moved = (isMoving) => {
+      const value = +scale.to(slider.valueAsNumber).toPrecision(12);
+      slider.setAttribute("aria-valuetext", `${words(value)} ${control.unit}`);
+      set(control.key, value, isMoving);
+    };
+    slider.addEventListener("input", () => moved(true));
+    const show = (value) => {
+      showNumber(control, input, value);
+      const shown = value ?? fallback(control);
+      slider.classList.toggle("is-default", value === null);
+      if (document.activeElement !== slider || value === null || scale.to(slider.valueAsNumber) !== value) {
+        slider.value = shown === null ? scale.low : scale.from(shown);
+      }
+      slider.setAttribute("aria-valuetext", `${words(value ?? shown)} ${control.unit}`);
+    };
+    return { parts: [slider, input], show };
+  };
+  const showNumber = (control, place, value) => {
+    if (document.activeElement !== place || place.value !== String(value)) place.value = value ?? "";
+    const taken = fallback(control);
+    place.placeholder = taken === null ? "default" : number(taken);
+  };
+  const select = (control, id, choices) => {
+    const options = choices.map(([value, text]) => make("option", { value }, text));
+    const place = make("select", { id }, ...options);
+    place.addEventListener("change", () => set(control.key, parsed(place.value)));
+    return { parts: [place], show: (value) => (place.value = JSON.stringify(value)) };
+  };
+  const switchWidget = (control, id) => {
+    const choices = [["true", "on"], ["false", "off"]];
+    if (control.isOptional) choices.unshift(["null", "default"]);
+    return select(control, id, choices);
+  };
+  const MANY = 30;
+  const choiceWidget = (control, id) => {
+    const facts = () => {
+      const found = control.choices.find(({ value }) => value === valueOf(control.key));
+      return found?.facts ? `${found.facts}. ` : "";
+    };
+    if (control.choices.length <= MANY) {
+      const choices = control.choices.map(({ value }) => [JSON.stringify(value), value]);
+      if (control.isOptional) choices.unshift(["null", "default"]);
+      return { ...select(control, id, choices), facts };
+    }
+    const list = make("datalist", { id: `${id}-list` }, ...control.choices.map(({ value, facts: told }) => make("option", { value }, told)));
+    const input = make("input", { id, type: "text", list: list.id, spellcheck: false });
+    input.addEventListener("change", () => {
+      const text = input.value.trim();
+      const found = control.choices.find(({ value }) => value.toLowerCase() === text.toLowerCase());
+      if (found) set(control.key, found.value);
+      else if (text === "" && control.isOptional) set(control.key, null);
+      else {
+        tell(`${control.label}: '${text}' is not in the list; nothing is changed`);
+        input.value = valueOf(control.key) ?? "";
+      }
+    });
+    input.addEventListener("focus", () => input.select());
+    return { parts: [input, list], show: (value) => (input.value = value ?? ""), facts, isWide: true };
+  };
+  const build = () => {
+    const form = at("controls");
+    form.addEventListener("submit", (event) => event.preventDefault());
+    const all = [...controls.values()];
+    for (const each of all.filter(({ rank }) => rank !== null)) form.append(widgetOf(each));
+    const others = all.filter(({ rank }) => rank === null);
+    const folded = make("details", { id: "others" }, make("summary", {}, `All other settings (${others.length})`));
+    let group = null;
+    for (const control of others) {
+      if (control.group !== group) folded.append(make("h2", {}, (group = control.group)));
+      folded.append(widgetOf(control));
+    }
+    folded.open = others.some(({ key }) => key in settings);
+    form.append(folded);
+  };
+  const widgetOf = (control) => {
+    const id = `set-${control.key.replaceAll(".", "-")}`;
+    const kinds = { switch: switchWidget, choice: choiceWidget };
+    const widget = (kinds[control.what] ?? numberWidget)(control, id);
+    const undo = make("button", { type: "button", className: "undo", title: `Back to ${words(control.value)}` }, "undo");
+    undo.addEventListener("click", () => set(control.key, control.value));
+    const unit = control.unit ? make("span", { className: "unit" }, control.unit) : null;
+    const name = make("div", { className: "name" }, make("label", { htmlFor: id }, control.label), unit, undo);
+    const row = make("div", { className: widget.parts.length > 1 && !widget.isWide ? "row" : "row alone" }, ...widget.parts);
+    const note = make("p", { id: `${id}-note` });
+    widget.parts[0].setAttribute("aria-describedby", note.id);
+    const place = make("div", { className: "control" }, name, row, note);
+    place.dataset.key = control.key;
+    place.dataset.words = `${control.key} ${control.meaning} ${control.unit}`.toLowerCase();
+    widgets.set(control.key, { ...widget, place, note });
+    return place;
+  };
+  const find = () => {
+    const wanted = at("find").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    for (const { place } of widgets.values()) {
+      place.hidden = !wanted.every((word) => place.dataset.words.includes(word));
+    }
+    if (wanted.length) at("others").open = true;
+    for (const heading of at("controls").querySelectorAll("h2")) {
+      let next = heading.nextElementSibling;
+      let some = false;
+      for (; next && next.tagName !== "H2"; next = next.nextElementSibling) some ||= !next.hidden;
+      heading.hidden = !some;
+    }
+  };
+
+  // -- a run -------------------------------------------------------------------------
+
+  const tell = (line) => {
+    at("trouble").textContent = line;
+    at("trouble").hidden = line === "";
+  };
+  const say = (line) => {
+    at("state").textContent = line;
+  };
+  const progress = (share) => {
+    at("done").style.width = share === null ? "0" : `${Math.max(2, 100 * share)}%`;
+  };
+  async function* linesOf(response) {
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let held = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      held += value ?? "";
+      const lines = held.split("\n");
+      held = lines.pop();
+      for (const line of lines) if (line) yield JSON.parse(line);
+      if (done) return;
+    }
+  }
+  const run = async () => {
+    going?.abort();
+    const mine = (going = new AbortController());
+    const place = ++asked;
+    const began = performance.now();
+    at("found").classList.add("running");
+    say("Running...");
+    progress(0);
+    const beside = pinned === null || same(pinned, settings) ? [] : [{ name: "pinned", settings: pinned }];
+    try {
+      const response = await fetch("run", {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ settings, beside }),
+        signal: mine.signal,
+      });
+      for await (const event of response.ok ? linesOf(response) : [await response.json()]) {
+        if (place !== asked) return;
+        if (event.progress !== undefined) {
+          progress(event.progress);
+          say(`Running${event.of ? ` ${event.of}` : ""}: ${Math.round(100 * event.progress)} %, ${number(event.now_s)} s simulated`);
+        } else if (event.error !== undefined) failed(event.error);
+        else if (event.result) show(event.result, began);
+      }
+    } catch (error) {
+      if (error.name === "AbortError" || place !== asked) return;
+      failed("The server does not answer any more; start kvsim explore again.");
+    } finally {
+      if (place === asked) {
+        at("found").classList.remove("running");
+        progress(null);
+      }
+    }
+  };
+  const failed = (line) => {
+    tell(line);
+    say("No result for these settings; below is the last one.");
+    at("found").classList.add("stale");
+    root.dataset.answer = String(asked);
+  };
+  const show = (result, began) => {
+    latest = result;
+    tell("");
+    at("found").classList.remove("stale");
+    showTiles(result.tiles);
+    at("said").innerHTML = result.said;
+    for (const [key, html] of Object.entries(result.html)) fill(at(`in-${key}`), html);
+    for (const [key, spec] of Object.entries(result.figures)) {
+      const place = at(`plot-${key}`);
+      place.spec = spec;
+      kvsimFigures.draw(place, spec);
+    }
+    at("command").textContent = result.command;
+    at("serve").textContent = result.serve;
+    at("unserved").textContent = result.notServed.length ? `The command does not say: ${result.notServed.join(", ")}` : "";
+    at("yaml").textContent = result.yaml;
+    at("pin").disabled = at("download").disabled = false;
+    const isPinned = pinned !== null && same(pinned, settings);
+    at("pin").setAttribute("aria-pressed", String(isPinned));
+    at("pin").textContent = isPinned ? "Pinned" : "Pin";
+    at("unpin").disabled = pinned === null;
+    showAll();
+    const ms = performance.now() - began;
+    const [first] = result.warnings;
+    say(`${result.summary.title}: ${number(result.summary.num_steps)} steps in ${(ms / 1e3).toFixed(2)} s.${first ? ` ${first}` : ""}`);
+    root.dataset.answerMs = ms.toFixed(0);
+    root.dataset.answer = String(asked);
+  };
+  // Places of figures stay as they are, so that a zoom survives and nothing flickers.
+  const fill = (place, html) => {
+    const held = new Map([...place.querySelectorAll(".plot")].map((each) => [each.id, each]));
+    const folded = [...place.querySelectorAll("details")].map(({ open }) => open);
+    const fresh = document.createElement("template");
+    fresh.innerHTML = html;
+    for (const each of fresh.content.querySelectorAll(".plot")) {
+      if (!held.has(each.id)) continue;
+      each.replaceWith(held.get(each.id));
+      held.delete(each.id);
+    }
+    for (const each of held.values()) Plotly.purge(each);
+    fresh.content.querySelectorAll("details").forEach((each, number_) => (each.open = folded[number_] ?? each.open));
+    place.replaceChildren(fresh.content);
+  };
+  const showTiles = (tiles) => {
+    at("tiles").replaceChildren(
+      ...tiles.map((tile) => {
+        const parts = [
+          make("span", { className: "what" }, tile.label),
+          make("b", {}, tile.value),
+          make("span", {}, tile.under),
+        ];
+        if (tile.before) parts.push(make("span", { className: tile.change }, tile.before));
+        const place = make("div", { className: `tile ${tile.state} ${tile.key === "verdict" ? "verdict" : ""}` }, ...parts);
+        place.dataset.key = tile.key;
+        return place;
+      }),
+    );
+  };
+
+  // -- what the reader does ----------------------------------------------------------
+
+  const pin = () => {
+    if (latest === null) return;
+    pinned = { ...settings };
+    changed();
+  };
+  const unpin = () => {
+    pinned = null;
+    changed();
+  };
+  const reset = () => {
+    settings = {};
+    changed();
+  };
+  const download = () => {
+    const link = make("a", { href: URL.createObjectURL(new Blob([latest.yaml], { type: "text/yaml" })), download: "explored.yaml" });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  const copy = async (button) => {
+    await navigator.clipboard.writeText(at(button.dataset.from).textContent);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  };
+  const KEYS = { p: pin, u: unpin, r: reset, "/": () => at("find").focus() };
+  const listen = () => {
+    at("pin").addEventListener("click", pin);
+    at("unpin").addEventListener("click", unpin);
+    at("reset").addEventListener("click", reset);
+    at("download").addEventListener("click", download);
+    at("find").addEventListener("input", find);
+    for (const each of document.querySelectorAll(".copy")) each.addEventListener("click", () => copy(each));
+    addEventListener("keydown", (event) => {
+      const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "range";
+      if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS)) return;
+      event.preventDefault();
+      KEYS[event.key]();
+    });
+    const redraw = () => {
+      for (const place of document.querySelectorAll(".plot")) if (place.spec) kvsimFigures.draw(place, place.spec);
+    };
+    addEventListener("themechange", redraw);
+    kvsimFigures.narrow.addEventListener("change", redraw);
+    addEventListener("hashchange", () => {
+      fromAddress();
+      changed();
+    });
+    if (matchMedia("(max-width: 900px)").matches) at("settings").open = false;
+  };
+
+  const begin = async () => {
+    const response = await fetch("start.json");
+    const told = await response.json();
+    for (const each of told.controls) {
+      const { is_optional: isOptional, ...control } = each;
+      controls.set(each.key, { ...control, isOptional });
+    }
+    fromAddress();
+    build();
+    listen();
+    showAll();
+    run();
+  };
+  begin().catch((error) => tell(`The page could not start: ${error.message}`));
+})();

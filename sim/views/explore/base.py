@@ -1,0 +1,172 @@
+"""Where a page starts: a configuration, and how it was named on the command line."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from sim.config.files import find_files, override, put, read_yaml
+from sim.config.tables import RunConfig, load_data, parse_config
+from sim.errors import ConfigError
+from sim.results.folder import kind_of
+from sim.simulation.pools import pools_of
+from sim.studies.planning.candidates import candidates_of
+from sim.studies.planning.spec import load_plan
+from sim.views.explore.controls import (
+    REPLICAS,
+    Control,
+    checked_settings,
+    controls_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Settings = dict[str, Any]
+"""Values by key of a control; what is as in the configuration is left out."""
+
+DEMO: Final[Mapping[str, Any]] = {
+    "workload": {
+        "preset": {"name": "azure_conv_2023", "duration_s": 3600, "rate_scale": 1.1}
+    },
+    "engine": {
+        "model": "Qwen/Qwen3-32B",
+        "gpu": "h200_sxm",
+        "enable_prefix_caching": False,
+    },
+    "cost": {"kind": "roofline"},
+    "seed": 0,
+}
+"""What a page starts from that is given nothing: that of ``examples/demo.yaml``."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A configuration that settings are put upon.
+
+    Parameters
+    ----------
+    name
+        What the page is called.
+    data
+        The configuration as its file says it.
+    words
+        How ``kvsim run`` is told of it; empty where it has no file.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    words: tuple[str, ...] = ()
+    config: RunConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", parse_config(dict(self.data)))
+
+    @cached_property
+    def controls(self) -> Mapping[str, Control]:
+        """The controls by key, in their order."""
+        return {each.key: each for each in controls_of(self.data, self.config)}
+
+    def checked(self, given: object) -> Settings:
+        """Return settings that came from outside, see `checked_settings`."""
+        if not isinstance(given, dict):
+            raise ConfigError("settings: should be a table of values by key")
+        return checked_settings(self.controls, given)
+
+    def with_settings(self, settings: Settings) -> dict[str, Any]:
+        """Return the configuration with settings, as plain data."""
+        data = copy.deepcopy(dict(self.data))
+        for key, value in settings.items():
+            if key == REPLICAS:
+                put(data, "fleet", _fleet_of(value))
+            elif key.startswith("objectives.") and value is None:
+                data.get("objectives", {}).pop(key.partition(".")[2], None)
+            else:
+                put(data, key, value)
+        if data.get("objectives") == {}:
+            del data["objectives"]  # the last one is gone
+        return data
+
+    def command(self, settings: Settings) -> str:
+        """Return the ``kvsim run`` that does the same as the page.
+
+        A configuration without a file is one that was downloaded.
+        """
+        if not self.words:
+            return "kvsim run explored.yaml"
+        words = ["kvsim", "run", *self.words]
+        removed = [k for k, v in settings.items() if v is None and "objectives." in k]
+        for key, value in settings.items():
+            if key == REPLICAS:
+                words += ["--set", f"fleet={_told(_fleet_of(value))}"]
+            elif key not in removed:
+                words += ["--set", f"{key}={_told(value)}"]
+        if removed:  # a key cannot be taken away: the table is said anew
+            left = self.with_settings(settings).get("objectives")
+            words += ["--set", f"objectives={_told(left)}"]
+        return shlex.join(words)
+
+
+def _fleet_of(replicas: int) -> dict[str, Any]:
+    return {"pools": [{"name": "all", "replicas": replicas}]}
+
+
+def _told(value: Any) -> str:
+    """Return a value in YAML, in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def base_of(path: Path | None, overrides: Sequence[str] = ()) -> Base:
+    """Return where a page starts.
+
+    Parameters
+    ----------
+    path
+        A configuration, the folder of a run's results, or a plan, whose first
+        candidate it is; the demo's configuration without one.
+    overrides
+        As of `sim.config.tables.load_config`.
+
+    Raises
+    ------
+    ConfigError, ResultsError, CapacityError
+        If there is no such thing, it cannot be read, or its engine cannot be.
+    """
+    base = _read(path, overrides)
+    pools_of(base.config)  # refused here, before a page is opened
+    return base
+
+
+def _read(path: Path | None, overrides: Sequence[str]) -> Base:
+    if path is None:
+        data = copy.deepcopy(dict(DEMO))
+        override(data, overrides)
+        find_files(data, Path())
+        return Base("demo", data)
+    if path.is_dir():
+        if (kind := kind_of(path)) != "run":
+            raise ConfigError(
+                f"'{path}' holds a {kind}, and the page explores one run; give a "
+                f"configuration, or the --out of a 'kvsim run'"
+            )
+        path = path / "config.yaml"
+    elif path.is_file() and "candidates" in read_yaml(path):
+        return _of_plan(path, overrides)
+    data = load_data(path, overrides)
+    sets = [word for each in overrides for word in ("--set", each)]
+    name = path.parent.name if path.name == "config.yaml" else path.stem
+    return Base(name, data, (str(path), *sets))
+
+
+def _of_plan(path: Path, overrides: Sequence[str]) -> Base:
+    """Return the first candidate of a plan that can run, with its objectives."""
+    plan = load_plan(path, overrides)
+    first = next(each for each in candidates_of(plan) if not each.reason)
+    return Base(path.stem, {**first.run, "objectives": dict(plan.objectives)})

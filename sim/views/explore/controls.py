@@ -1,0 +1,502 @@
+"""The controls of the page: made of the typed tables of a configuration.
+
+A control knows what it takes. What the browser sends is one of these keys with a
+number, a switch or one of the listed names: neither a path nor a class can come in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from sim.config.fleet import FleetTable
+from sim.config.tables import EngineConfig, RunConfig
+from sim.config.workload import SOURCES, WorkloadConfig
+from sim.errors import ConfigError
+from sim.scheduler.generations import GENERATION_KEYS, GENERATIONS
+from sim.views.bundled import BUNDLED_KINDS, bundled
+from sim.views.explore.meanings import Meaning, meaning_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+What = Literal["number", "whole", "switch", "choice"]
+
+REPLICAS: Final = "fleet.replicas"
+"""The one control that is no key: engines that are alike, with a router before them."""
+
+OBJECTIVES: Final = ("p95_ttft_ms", "p99_ttft_ms", "p95_tpot_ms", "p95_e2el_ms")
+"""Objectives that can be set where a configuration has none."""
+
+DTYPES: Final = {
+    "engine.dtype": ("auto", "bfloat16", "float16"),
+    "engine.kv_cache_dtype": ("auto", "bfloat16", "fp8"),
+}
+"""Texts whose values are few and known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slider:
+    """The part of a range in which answers differ; beyond it a number is typed."""
+
+    low: float
+    high: float
+    step: float = 0.0
+    """0 for one that is logarithmic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value, and what is to be known of it."""
+
+    value: str
+    facts: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A setting that the page offers.
+
+    Parameters
+    ----------
+    key
+        Dotted key of the configuration.
+    label
+        Its name, as in the configuration.
+    group
+        Under which heading it stands.
+    what
+        Which values it takes.
+    value
+        That of the configuration as it was given.
+    meaning, unit
+        As of the page on the configuration.
+    is_optional
+        Whether it may be left out, for the release's default.
+    low, high
+        Bounds of the schema, inclusive; None for none.
+    is_open
+        Whether `low` itself is outside.
+    slider
+        Where a slider helps.
+    choices
+        Of a choice.
+    rank
+        From 0 among the controls that matter first; None for all others.
+    lacking
+        Schedulers that have no such key.
+    """
+
+    key: str
+    label: str
+    group: str
+    what: What
+    value: Any
+    meaning: str = ""
+    unit: str = ""
+    is_optional: bool = False
+    low: float | None = None
+    high: float | None = None
+    is_open: bool = False
+    slider: Slider | None = None
+    choices: tuple[Choice, ...] = ()
+    rank: int | None = None
+    lacking: tuple[str, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return asdict(self)
+
+    def checked(self, value: Any) -> Any:
+        """Return a value as the configuration takes it.
+
+        Raises
+        ------
+        ConfigError
+            If it is of another type, out of range, or none of the choices.
+        """
+        if value is None:
+            if not self.is_optional:
+                raise ConfigError(f"{self.key}: a value is needed, got null")
+            return None
+        if self.what == "choice":
+            return self._chosen(value)
+        if self.what == "switch":
+            if not isinstance(value, bool):
+                raise ConfigError(
+                    f"{self.key}: takes true or false, got {_shown(value)}"
+                )
+            return value
+        return self._number(value)
+
+    def _chosen(self, value: Any) -> str:
+        if not isinstance(value, str) or all(value != c.value for c in self.choices):
+            raise ConfigError(
+                f"{self.key}: takes one of the {len(self.choices)} names that the page "
+                f"lists, got {_shown(value)}"
+            )
+        return value
+
+    def _number(self, value: Any) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise ConfigError(f"{self.key}: takes a number, got {_shown(value)}")
+        if self.what == "whole":
+            if value != int(value):
+                raise ConfigError(f"{self.key}: takes a whole number, got {value}")
+            value = int(value)
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        if not low <= value <= high or (self.is_open and value == low):
+            raise ConfigError(
+                f"{self.key}: takes {self._range_in_words()}, got {value}"
+            )
+        # Where a kind has the rules, it may want a whole number.
+        is_whole = isinstance(self.value, int) and value == int(value)
+        return int(value) if is_whole else value
+
+    def _range_in_words(self) -> str:
+        words = []
+        if self.low is not None:
+            words.append(f"{'more than' if self.is_open else 'at least'} {self.low:g}")
+        if self.high is not None:
+            words.append(f"at most {self.high:g}")
+        return " and ".join(words)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+SLIDERS: Final[Mapping[str, Slider]] = {
+    "rate_scale": Slider(0.1, 4.0, 0.01),
+    REPLICAS: Slider(1, 16, 1),
+    "engine.tensor_parallel_size": Slider(1, 8, 1),
+    "engine.gpu_memory_utilization": Slider(0.5, 0.98, 0.01),
+    "engine.num_gpu_blocks_override": Slider(500, 200_000),
+    "engine.max_num_seqs": Slider(1, 4096),
+    "engine.max_num_batched_tokens": Slider(128, 65_536),
+    "engine.kv_offloading_size": Slider(1, 2048),
+    "engine.swap_space": Slider(0, 256, 1),
+    "engine.watermark": Slider(0, 0.3, 0.005),
+    "engine.block_size": Slider(1, 256),
+    "engine.long_prefill_token_threshold": Slider(0, 16_384, 64),
+    "workload.max_concurrent_users": Slider(1, 2000),
+    "objectives": Slider(10, 60_000),
+}
+"""Of a key; of the last name of a key, or of its table, where the key has none."""
+
+FIRST: Final = (
+    "rate_scale",
+    "engine.model",
+    "engine.gpu",
+    REPLICAS,
+    "engine.gpu_memory_utilization",
+    "engine.num_gpu_blocks_override",
+    "engine.max_num_seqs",
+    "engine.max_num_batched_tokens",
+    "engine.enable_prefix_caching",
+    "engine.preemption_victim",
+    "engine.kv_offloading_size",
+    "engine.swap_space",
+    "engine.tensor_parallel_size",
+)
+"""The controls that matter first, in their order; of host memory one generation has
+the one, and another the other."""
+
+_RATE: Final = Meaning("How many times as often requests come.", "times")
+_REPLICAS: Final = Meaning("Engines that are alike, behind a router.", "engines")
+_PROMISE: Final = Meaning("What is promised; the run is judged by it.", "ms")
+
+GROUPS: Final = ("traffic", "objectives", "engine", "fleet", "cost", "run")
+
+
+def controls_of(data: Mapping[str, Any], config: RunConfig) -> tuple[Control, ...]:
+    """Return the controls of a configuration, those that matter first in front.
+
+    Parameters
+    ----------
+    data
+        The configuration as its file says it.
+    config
+        The same, complete.
+    """
+    found = [
+        *_workload(data, config),
+        *_objectives(data),
+        *_engine(config),
+        *_fleet(data),
+        *_numbers(data.get("cost") or {}, "cost", "cost"),
+        _typed("seed", "run", RunConfig.model_fields["seed"], config.seed, "run"),
+    ]
+    known = {each.key: each for each in found if each is not None}
+    return tuple(sorted(known.values(), key=lambda each: _order(each.rank, each.group)))
+
+
+def _order(rank: int | None, group: str) -> tuple[int, int]:
+    return (len(FIRST) if rank is None else rank, GROUPS.index(group))
+
+
+def checked_settings(
+    controls: Mapping[str, Control], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return settings by key that the configuration may take.
+
+    Those that are as given in the configuration are left out.
+
+    Raises
+    ------
+    ConfigError
+        If a key is not one of the page's, or a value not one that it takes.
+    """
+    found = {}
+    for key, told in given.items():
+        if key not in controls:
+            raise ConfigError(f"'{key[:60]}' is not a setting of this page; leave it")
+        value = controls[key].checked(told)
+        if value != controls[key].value:
+            found[key] = value
+    return dict(sorted(found.items()))
+
+
+# -- tables -------------------------------------------------------------------------
+
+
+def _workload(data: Mapping[str, Any], config: RunConfig) -> Iterator[Control | None]:
+    workload: Mapping[str, Any] = data.get("workload") or {}
+    source = next(name for name in SOURCES if workload.get(name) is not None)
+    table = getattr(config.workload, source)
+    where = f"workload.{source}"
+    scale = (
+        table.get("rate_scale", 1.0) if isinstance(table, dict) else table.rate_scale
+    )
+    yield _made(
+        f"{where}.rate_scale",
+        "traffic",
+        "number",
+        scale,
+        _RATE,
+        low=0.0,
+        is_open=True,
+    )
+    if isinstance(table, BaseModel):
+        for name, field in type(table).model_fields.items():
+            value = getattr(table, name)
+            if isinstance(value, dict):
+                yield from _numbers(value, f"{where}.{name}", "traffic")
+            elif name != "rate_scale":
+                yield _typed(f"{where}.{name}", "traffic", field, value, source)
+    else:
+        rest = {name: value for name, value in table.items() if name != "rate_scale"}
+        yield from _numbers(rest, where, "traffic")
+    for name, field in WorkloadConfig.model_fields.items():
+        value = getattr(config.workload, name)
+        if name in SOURCES or isinstance(value, dict | BaseModel):
+            continue
+        yield _typed(f"workload.{name}", "traffic", field, value, "")
+
+
+def _objectives(data: Mapping[str, Any]) -> Iterator[Control]:
+    given = data.get("objectives") or {}
+    for name in dict.fromkeys((*given, *OBJECTIVES)):
+        value = given.get(name)
+        if not isinstance(value, dict):
+            yield _made(
+                f"objectives.{name}",
+                "objectives",
+                "number",
+                None if value is None else float(value),
+                _PROMISE,
+                is_optional=True,
+                low=0.0,
+                is_open=True,
+            )
+
+
+def _engine(config: RunConfig) -> Iterator[Control | None]:
+    for name, field in EngineConfig.model_fields.items():
+        value = getattr(config.engine, name)
+        if not isinstance(value, dict | BaseModel | list):
+            yield _typed(f"engine.{name}", "engine", field, value, "")
+
+
+def _fleet(data: Mapping[str, Any]) -> Iterator[Control | None]:
+    fleet = data.get("fleet")
+    if fleet is None:
+        yield _made(REPLICAS, "fleet", "whole", 1, _REPLICAS, low=1, high=64)
+        return
+    for place, pool in enumerate(fleet["pools"]):
+        yield _made(
+            f"fleet.pools.{place}.replicas",
+            "fleet",
+            "whole",
+            pool["replicas"],
+            meaning_of("fleet", "pools", "replicas"),
+            label=f"{pool['name']} replicas",
+            rank=FIRST.index(REPLICAS) if place == 0 else None,
+            low=1,
+            high=64,
+        )
+    router = fleet.get("router") or FleetTable.model_fields["router"].get_default(
+        call_default_factory=True
+    )
+    names = [Choice(row["name"], row["does"]) for row in bundled("routers")]
+    choices = _with_own(names, router["kind"])
+    said = meaning_of("fleet", "fleet", "router")
+    value = router["kind"]
+    yield _made("fleet.router.kind", "fleet", "choice", value, said, choices=choices)
+
+
+def _numbers(
+    table: Mapping[str, Any], where: str, group: str
+) -> Iterator[Control | None]:
+    """Yield a control for each number and switch of a table of some kind."""
+    kind = table.get("kind")
+    for name, value in table.items():
+        key = f"{where}.{name}"
+        said = meaning_of(where.partition(".")[0], str(kind), name)
+        if isinstance(value, dict):
+            yield from _numbers(value, key, group)
+        elif isinstance(value, bool):
+            yield _made(key, group, "switch", value, said)
+        elif isinstance(value, int | float):
+            yield _made(key, group, "number", value, said)
+
+
+# -- one control --------------------------------------------------------------------
+
+
+def _typed(
+    key: str, group: str, field: FieldInfo, value: Any, kind: str
+) -> Control | None:
+    """Return the control of a typed key; None for texts and tables of any content."""
+    section = key.partition(".")[0]
+    name = key.rpartition(".")[2]
+    said = (
+        meaning_of("run", "", key)
+        if "." not in key
+        else meaning_of(section, kind, name)
+    )
+    types, bounds = _unfolded(field)
+    facts: dict[str, Any] = {"is_optional": NoneType in types} | _limits(bounds)
+    if section == "engine" and name in GENERATION_KEYS:
+        facts["lacking"] = tuple(
+            each.name for each in GENERATIONS.values() if name not in each.keys
+        )
+    of_types: tuple[tuple[type, What], ...] = (
+        (bool, "switch"),
+        (int, "whole"),
+        (float, "number"),
+    )
+    for type_, what in of_types:
+        if type_ in types:
+            is_shown = value is None or not isinstance(value, str)
+            return _made(key, group, what, value, said, **facts) if is_shown else None
+    if names := _names_of(key, types):
+        choices = _with_own(names, value)
+        return _made(key, group, "choice", value, said, choices=choices, **facts)
+    return None
+
+
+def _unfolded(field: FieldInfo) -> tuple[set[Any], list[Any]]:
+    """Return the types of a field, and what bounds its values, whatever wraps them."""
+    types: set[Any] = set()
+    bounds = [*field.metadata]
+    left: list[Any] = [field.annotation]
+    while left:
+        each = left.pop()
+        if isinstance(each, FieldInfo):
+            bounds += each.metadata
+        elif get_origin(each) is Literal:
+            types |= {("one of", name) for name in get_args(each)}
+        elif get_origin(each) in (dict, list):
+            continue
+        elif inner := get_args(each):
+            left += inner
+        else:
+            types.add(each)
+    return types, bounds
+
+
+def _limits(bounds: Iterable[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in bounds:
+        if isinstance(each, Ge | Gt):
+            found["low"] = each.ge if isinstance(each, Ge) else each.gt
+            found["is_open"] = isinstance(each, Gt)
+        elif isinstance(each, Le | Lt):
+            found["high"] = each.le if isinstance(each, Le) else each.lt
+    return found
+
+
+def _names_of(key: str, types: Collection[Any]) -> list[Choice]:
+    """Return the names that a key takes: its literals, or what is bundled for it."""
+    literals = [each[1] for each in types if isinstance(each, tuple)]
+    if literals:
+        return [Choice(name) for name in sorted(map(str, literals))]
+    if str not in types:
+        return []
+    if key in DTYPES:
+        return [Choice(name) for name in DTYPES[key]]
+    for kind in BUNDLED_KINDS.values():
+        if kind.key == key:
+            _, *others = kind.columns.items()
+            return [
+                Choice(row["name"], "; ".join(f"{n}: {of(row)}" for n, of in others))
+                for row in kind.rows()
+            ]
+    return []
+
+
+def _with_own(names: Iterable[Choice], value: str | None) -> tuple[Choice, ...]:
+    """Return the names, and the configuration's own where that is another."""
+    choices = tuple(names)
+    if value is None or any(each.value == value for each in choices):
+        return choices
+    return (Choice(value, "as in your configuration"), *choices)
+
+
+def _made(
+    key: str,
+    group: str,
+    what: What,
+    value: Any,
+    said: Meaning,
+    *,
+    label: str = "",
+    rank: int | None = None,
+    **facts: Any,
+) -> Control:
+    name = key.rpartition(".")[2]
+    own = key if key in FIRST else name
+    if rank is None and own in FIRST and (own != "rate_scale" or group == "traffic"):
+        rank = FIRST.index(own)
+    names = (key, name, key.partition(".")[0])
+    slider = next((SLIDERS[each] for each in names if each in SLIDERS), None)
+    return Control(
+        key=key,
+        label=label or _label(key, group),
+        group=group,
+        what=what,
+        value=value,
+        meaning=said.sentence,
+        unit=said.unit,
+        rank=rank,
+        slider=slider if what in ("number", "whole") else None,
+        **facts,
+    )
+
+
+def _label(key: str, group: str) -> str:
+    """Return the name of a key without its table, which the group says."""
+    parts = key.split(".")
+    if group == "traffic" and len(parts) > 2:
+        return ".".join(parts[2:])
+    return ".".join(parts[1:]) or key
