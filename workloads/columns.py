@@ -234,6 +234,14 @@ def _broken(rule: str) -> WorkloadError:
     return WorkloadError(f"columns of requests must {rule}; mend what made them")
 
 
+def arrivals_s(requests: Sequence[RequestSpec]) -> Sequence[float]:
+    """Return when each arrives, in seconds."""
+    if isinstance(requests, RequestColumns):
+        found: list[float] = requests.arrival_s.tolist()
+        return found
+    return [request.arrival_s for request in requests]
+
+
 def largest(requests: Sequence[RequestSpec], field: str) -> int:
     """Return the largest ``best_of``, ``beam_width`` or ``priority``."""
     if isinstance(requests, RequestColumns):

@@ -75,7 +75,10 @@ class Engines:
         self.ended: dict[int, list[Engine]] = {}
         self._stop_requested = False
         self._places: dict[int, int] = {}  # of unfinished requests
-        self.done: simpy.Event = env.all_of([engine.done for engine in engines])
+        self.done: simpy.Event = self._all_done()
+
+    def _all_done(self) -> simpy.Event:
+        return self.env.all_of([engine.done for engine in self.engines])
 
     def submit(self, request: Request) -> None:
         """Hand over a request that arrives now."""

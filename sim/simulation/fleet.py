@@ -9,8 +9,11 @@ from inspect import signature
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import simpy
+
 from sim.config.plug import build
 from sim.costs.slowed import Slowed
+from sim.engine.apart import EnginesApart
 from sim.engine.balancer import Load, LoadBalancer
 from sim.engine.engines import Engines
 from sim.engine.group_sampling import sampler_for
@@ -29,6 +32,7 @@ from sim.simulation.autoscaling import add_autoscalers, flapping, places_off
 from sim.simulation.pools import transfer_settings
 from sim.simulation.ranks import merged_counters
 from sim.simulation.schedulers import make_scheduler
+from workloads.columns import arrivals_s
 from workloads.streams import Streams
 
 if TYPE_CHECKING:
@@ -41,7 +45,6 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    import simpy
     from numpy.random import Generator
 
     from sim.config.fleet import EventTable, FleetTable
@@ -219,7 +222,11 @@ class Fleet:
         deal = _Deal(requests_of(factory, self._specs), self.router.choose)
         shares = [deal.share(place) for place in range(len(self.schedulers))]
         deal.queues.extend(deque() for _ in shares)
-        return self._engines(shares, lambda: inf)
+        engines = [
+            self._engine(place, share, lambda: inf, simpy.Environment())
+            for place, share in enumerate(shares)
+        ]
+        return EnginesApart(self.env, engines, self.router, arrivals_s(self._specs))
 
     def routed(self, *, is_announced: bool) -> Engines:
         """Return engines to which requests are handed as they come.
@@ -287,13 +294,14 @@ class Fleet:
         place: int,
         share: Iterable[Request] | None,
         horizon: Callable[[], float] | None,
+        env: simpy.Environment | None = None,
     ) -> Engine:
         pool, scheduler = self._owners[place], self.schedulers[place]
         cost_model = pool.cost_model
         if any(e.place == place and e.kind is EventKind.SLOW for e in self.events):
             cost_model = self._slowed.setdefault(place, Slowed(cost_model))
         return Engine(
-            self.env,
+            env or self.env,
             scheduler,
             cost_model,
             self._recorders.of_rank[place],

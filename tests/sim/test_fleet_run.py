@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sim.config.tables import parse_config
+from sim.engine.apart import EnginesApart
 from sim.engine.routers import ROUTERS
 from sim.errors import ConfigError, ResultsError
 from sim.results.folder import RunFolder
@@ -130,6 +131,35 @@ def test_stepwise_it_is_the_same(kind: str) -> None:
                 each.sort_values(order, ignore_index=True) for each in (one, other)
             )
         assert one.equals(other), name
+
+
+@pytest.mark.parametrize("generation", ["v1", "v1, scheduling ahead", "gpt-oss"])
+def test_engines_that_are_run_apart_are_the_same(
+    generation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_config(data_of(GENERATIONS[generation], fleet_of(3, "random"), 90))
+    slow = Simulation(config, stepwise=True).run()
+    for number in (1, 7, 50):
+        monkeypatch.setattr("sim.engine.apart._REQUESTS_AT_ONCE", number)
+        simulation = Simulation(config)
+        assert isinstance(simulation.engine, EnginesApart)
+        fast = simulation.run(check_every=3)
+        for name, table in tables(fast).items():
+            order = ["engine", "step"] if name == "steps" else []
+            one, other = table, tables(slow)[name]
+            if order:
+                one, other = (
+                    each.sort_values(order, ignore_index=True) for each in (one, other)
+                )
+            assert one.equals(other), name
+        assert fast.summary["duration"] == slow.summary["duration"]
+
+
+def test_engines_that_are_run_apart_stop_when_they_are_asked() -> None:
+    simulation = Simulation(parse_config(data_of(TIGHT, fleet_of(3, "random"), 90)))
+    results = simulation.run(lambda _: simulation.stop(), progress_every=20)
+    assert results.summary["interrupted"]
+    assert 0 < results.summary["completed"] < 90
 
 
 @pytest.mark.parametrize("kind", ["round_robin", "least_requests", "llm_d"])
