@@ -71,11 +71,10 @@ def conform(
     for name, least, value in (("--num", 1, num), ("--seed", 0, seed)):
         if value < least:
             raise ConfigError(f"{name} takes a number of at least {least}, got {value}")
-    if offload and (groups or async_scheduling or speculative):
+    if offload and (groups or speculative):
         raise ConfigError(
-            "--offload draws engines with one group of layers and no drafts that "
-            "schedule synchronously; give it without --groups, --async-scheduling and "
-            "--speculative"
+            "--offload draws engines with one group of layers and no drafts; give it "
+            "without --groups and --speculative"
         )
     installed = load_api().installed
     release = engine_version or nearest_release(installed)
@@ -234,7 +233,9 @@ def _drawn(
     if offload:
         from sim.studies.conformance.random_offload import random_offload_workload
 
-        yield from (random_offload_workload(seed, release) for seed in seeds)
+        asynchronous = core["async_scheduling"]
+        for seed in seeds:
+            yield random_offload_workload(seed, release, async_scheduling=asynchronous)
         return
     draw = random_group_workload if groups else random_workload
     for seed in seeds:

@@ -73,8 +73,9 @@ class Parts:
         its ``reason_not_to(settings, cache)`` says where that is not built. Or None.
     speculative
         In place of all where settings have a ``speculative_config``, or None.
-    connected
-        In its place where settings have a KV connector (``has_connector``), or None.
+    connected, queued_connected
+        In its place where settings have a KV connector (``has_connector``), with one
+        step in flight and with several, or None.
     settings
         A frozen dataclass: what the generation is configured with. A field whose
         engine key has another name says so in its metadata, as ``key``.
@@ -95,6 +96,7 @@ class Parts:
     ahead: Any = None
     speculative: type | None = None
     connected: type | None = None
+    queued_connected: type | None = None
 
     def construct(
         self, settings: Any, cache: CacheConfig, *, on_clock: bool = False
@@ -106,7 +108,12 @@ class Parts:
         """
         if self.speculative is not None and settings.speculative_config is not None:
             return self.speculative(settings, cache)
-        if self.queued is not None and settings.max_concurrent_batches > 1:
+        is_queued = self.queued is not None and settings.max_concurrent_batches > 1
+        connected = self.queued_connected if is_queued else self.connected
+        if connected is not None and settings.has_connector:
+            return connected(settings, cache)
+        if is_queued:
+            assert self.queued is not None
             if self.ahead is None or not on_clock:
                 return self.queued(settings, cache)
             why_stepwise = self.ahead.reason_not_to(settings, cache)
@@ -115,8 +122,6 @@ class Parts:
             scheduler: Any = self.queued(settings, cache)
             scheduler.stepwise_reason = f"several steps are in flight {why_stepwise}"
             return scheduler
-        if self.connected is not None and settings.has_connector:
-            return self.connected(settings, cache)
         return self.scheduler(settings, cache)
 
     def settings_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

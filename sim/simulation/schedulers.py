@@ -206,6 +206,13 @@ def _built_in(
     parts = generation.parts()
     known = parts.settings_of(arguments)
     settings = build({generation.name: parts.settings}, table, _WHERE, known)
+    connects = getattr(settings, "has_connector", False)
+    if connects and settings.max_concurrent_batches > 1:
+        thing = "a CPU tier" if settings.offload is not None else "a pair of engines"
+        raise ConfigError(
+            f"{_WHERE}: on the clock, with {thing} steps are formed one by one; set "
+            f"async_scheduling: false ('kvsim decisions' takes either)"
+        )
     try:
         scheduler: Scheduler = parts.construct(
             settings, cache_of(arguments), on_clock=on_clock

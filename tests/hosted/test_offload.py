@@ -17,12 +17,13 @@ NUM_WORKLOADS, WORKLOADS_A_TEST = 240, 60
 @pytest.mark.skipif(
     bool(why_missing()) or minor() != "0.33", reason="a CPU tier is known of 0.33 only"
 )
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, WORKLOADS_A_TEST))
-def test_random_tiers_go_as_in_the_real_engine(first: int) -> None:
+def test_random_tiers_go_as_in_the_real_engine(first: int, asynchronous: bool) -> None:
     release = nearest_release(installed_version())
     coverage = Coverage()
     for seed in range(first, first + WORKLOADS_A_TEST):
-        workload = random_offload_workload(seed, release)
+        workload = random_offload_workload(seed, release, async_scheduling=asynchronous)
         comparison = compare(workload)
         assert comparison.difference is None, (
             f"seed {seed}: {comparison.difference.in_words(('vLLM', 'kvsim'))}"

@@ -130,9 +130,11 @@ def test_stores_must_end_before_their_blocks_are_taken() -> None:
     assert 0 in steps(lines, "done")[3]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_invariants_hold_at_every_call(seed: int) -> None:
-    case = DecisionDriver(random_offload_workload(seed, "0.33.0"), check=True)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_invariants_hold_at_every_call(seed: int, asynchronous: bool) -> None:
+    workload = random_offload_workload(seed, "0.33.0", async_scheduling=asynchronous)
+    case = DecisionDriver(workload, check=True)
     for _ in case.lines():
         pass
     scheduler = case.scheduler
@@ -142,6 +144,42 @@ def test_invariants_hold_at_every_call(seed: int) -> None:
     assert not scheduler.connector.jobs
     assert not scheduler.delayed
     assert scheduler.tables.num_free_blocks == scheduler.tables.num_usable_blocks
+
+
+def test_blocks_that_a_step_in_flight_writes_come_free_when_it_has_ended() -> None:
+    # It ends at a stop token; its place in the next step is wasted, and written.
+    case = driver((0, [[1, 6]], 8), async_scheduling=True)
+    case.requests["r0"].oracle_num_tokens = 8
+    lines = list(case.lines())
+    assert steps(lines, "fin") == {2: ["r0"]}
+    assert steps(lines, "wasted") == {3: ["r0"]}
+    assert [line["free_end"] for line in lines] == [[6], [6], [6], [8], [8]]
+
+
+def test_a_request_with_tokens_in_flight_is_not_preempted() -> None:
+    two = (0, [[1, 15]], 9), (0, [[2, 15]], 9)
+    lines = list(driver(*two, async_scheduling=True).lines())
+    # Both lack a block in step 2, and the victim has a token in flight.
+    assert [len(line["sched"]) for line in lines[:4]] == [2, 2, 0, 1]
+    assert steps(lines, "preempt") == {3: [["r1", "recompute"]]}
+    assert not steps(lines, "stale")
+    lines = list(driver(*two).lines())
+    assert [len(line["sched"]) for line in lines[:4]] == [2, 2, 1, 1]
+    assert steps(lines, "preempt") == {2: [["r1", "recompute"]]}
+
+
+def test_all_that_end_together_store_before_one_of_them_is_forgotten() -> None:
+    # What the first one used moves behind when it is forgotten; what the second one
+    # stores must make room before that.
+    both = (0, [[1, 7]], 10), (0, [[2, 7]], 10)
+    tier = TIER | {"cpu_chunks": 7, "offload_prompt_only": False}
+    more = {"offload": tier | {"eviction_policy": "arc"}, "async_scheduling": True}
+    lines = list(driver(*both, num_gpu_blocks=20, **more).lines())
+    (step, stores), (at, evicted) = [
+        list(steps(lines, key).items())[-1] for key in ("store", "evict")
+    ]
+    assert [job[1] for job in stores] == ["r0", "r1"]
+    assert (at, evicted) == (step, [0])  # the oldest one, of the first request
 
 
 def test_what_was_set_aside_keeps_its_order() -> None:
@@ -175,8 +213,7 @@ def test_a_worker_ends_jobs_one_after_the_other() -> None:
     ("arguments", "match"),
     [
         ({"engine_version": "0.32"}, "a CPU tier is known of 0.33 only"),
-        ({"async_scheduling": True}, "set async_scheduling: false"),
-        ({"pipeline_parallel_size": 2}, "got 2 in flight"),
+        ({"pipeline_parallel_size": 2}, "not built beside pipelines"),
     ],
 )
 def test_engines_of_which_it_is_not_known_are_refused(

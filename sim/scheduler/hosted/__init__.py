@@ -10,7 +10,10 @@ from sim.scheduler.v1 import V1
 
 def _parts() -> Parts:
     from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
-    from sim.scheduler.hosted.offloading import ConnectedVllmScheduler
+    from sim.scheduler.hosted.offloading import (
+        ConnectedVllmScheduler,
+        QueuedConnectedVllmScheduler,
+    )
     from sim.scheduler.hosted.scheduler import HostedSettings, VllmScheduler
     from sim.scheduler.hosted.speculative import SpeculativeVllmScheduler
     from sim.scheduler.log.v1 import VllmLog
@@ -22,6 +25,7 @@ def _parts() -> Parts:
         queued=QueuedVllmScheduler,
         speculative=SpeculativeVllmScheduler,
         connected=ConnectedVllmScheduler,
+        queued_connected=QueuedConnectedVllmScheduler,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.scheduler.hosted.batch_queue import QueuedVllmScheduler
 from sim.scheduler.hosted.scheduler import VllmScheduler, request_key
 from sim.scheduler.request import RequestStatus
 from sim.scheduler.v1.connectors.base import (
@@ -236,6 +237,10 @@ class ConnectedVllmScheduler(VllmScheduler):
 
     def check(self) -> None:
         """Prove nothing: blocks are held in queues, too, and theirs are theirs."""
+
+
+class QueuedConnectedVllmScheduler(ConnectedVllmScheduler, QueuedVllmScheduler):
+    """`ConnectedVllmScheduler` behind an engine core's queue of batches."""
 
 
 def _worker_output(

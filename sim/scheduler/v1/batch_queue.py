@@ -40,9 +40,6 @@ class BatchQueueScheduler(Scheduler):
 
     Attributes
     ----------
-    has_finish_notice
-        Whether requests have left since the latest call, of which the workers are told
-        with the next one.
     stepwise_reason
         Why decodes could not be left on a clock, if that was asked for.
 
@@ -57,7 +54,7 @@ class BatchQueueScheduler(Scheduler):
     def __init__(self, settings: Settings, cache: CacheConfig) -> None:
         super().__init__(settings, cache)
         self.max_concurrent_batches = settings.max_concurrent_batches
-        self.has_finish_notice = False
+        self._some_left = False
         self.stepwise_reason = ""
         self._in_flight: TokensInFlight = TokensInFlight(
             awaits_outputs=settings.async_scheduling,
@@ -67,11 +64,16 @@ class BatchQueueScheduler(Scheduler):
         self._brings_output: list[Request] = []
         self._computes_chunk = False
 
+    @property
+    def has_finish_notice(self) -> bool:
+        """Whether workers are to be told with the next call that requests have left."""
+        return self._some_left
+
     # -- a call ---------------------------------------------------------------
 
     def form(self, now_s: float) -> Shape:
         self._in_flight.begin_call()
-        self.has_finish_notice = False
+        self._some_left = False
         self._brings_output = []
         shape = super().form(now_s)
         self.completing = []  # what that says is not what is known
@@ -134,7 +136,7 @@ class BatchQueueScheduler(Scheduler):
     def abort(self, request: Request) -> None:
         super().abort(request)
         self._in_flight.ended(request)
-        self.has_finish_notice = True
+        self._some_left = True
 
     def deliver(self, output: SchedulerOutput) -> Delivery:
         """Take the oldest step out of flight; see `TokensInFlight.deliver`."""
@@ -148,12 +150,12 @@ class BatchQueueScheduler(Scheduler):
         groups.end_call()  # what was registered just now can be hit in the next call
         if not finished:
             return
-        self.has_finish_notice = True
+        self._some_left = True
         for request in finished:
             in_flight.ended(request)
             if request not in self.running:  # its last token came after a preemption
                 self.waiting.remove(request)
-                self.tables.free(request)
+                self._free(request)
         super().update([request for request in finished if request in self.running])
 
     @property

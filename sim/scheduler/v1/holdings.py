@@ -87,6 +87,7 @@ class Holdings:
         "_columns_step",
         "_desk",
         "_extend",
+        "_free",
         "_gives_up_blocks",
         "_is_admitting",
         "_most_slots",
@@ -131,6 +132,7 @@ class Holdings:
             tables if isinstance(tables, BlockTables | GroupRunTables) else None
         )
         self._extend: Callable[[Request, int, int], bool] = tables.extend
+        self._free: Callable[[Request], int] = tables.free
         self.waiting = REQUEST_QUEUES[settings.scheduling_policy]()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
@@ -191,7 +193,7 @@ class Holdings:
             self._stop(request)
         else:
             self.waiting.remove(request)
-        self.tables.free(request)  # or what a look-up has kept of it
+        self._free(request)  # or what a look-up has kept of it
         request.move_to(RequestStatus.FINISHED_ABORTED)
         self._look_again()
         if self._choice is not None:
@@ -220,7 +222,7 @@ class Holdings:
         if not finished:
             return
         running, prefilling = self.running, self.prefilling
-        leave, free = self.clock.leave, self.tables.free
+        leave, free = self.clock.leave, self._free
         for request in finished:
             if request in prefilling:
                 self._end_prefill(request)
@@ -259,7 +261,7 @@ class Holdings:
         """Take all blocks from `victim`, which runs no more, and queue it again."""
         usage_before = self._usage()
         self._stop(victim)
-        num_blocks_freed = self.tables.free(victim)
+        num_blocks_freed = self._free(victim)
         num_tokens_lost = victim.preempt()
         self.waiting.prepend_request(victim)
         self._look_again()

@@ -73,6 +73,8 @@ class TokensInFlight:
 
     Attributes
     ----------
+    drops_stale
+        Whether outputs of before a preemption are dropped rather than delivered.
     num_wasted_tokens
         Outputs that were dropped so far, their requests having ended.
     deferred
@@ -89,6 +91,7 @@ class TokensInFlight:
         self._flights: dict[Request, Flight] = {}
         self._call = 0
         self._delivered: list[Request] = []
+        self.drops_stale = False
         self.deferred: set[Request] = set()
         self.num_wasted_tokens = 0
 
@@ -180,7 +183,7 @@ class TokensInFlight:
             if is_stale:
                 flight.num_stale_tokens -= num_tokens
                 delivery.stale.append(request)
-            if request in bring_output:
+            if request in bring_output and not (is_stale and self.drops_stale):
                 delivery.requests.append(request)
                 if not is_stale and self._awaits_outputs:
                     flight.num_placeholders -= 1

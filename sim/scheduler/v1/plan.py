@@ -24,15 +24,18 @@ class Plan:
         By request; of prompts only unless decodes are counted.
     num_to_pass
         Requests that come next and get no token.
+    ends
+        Whether nobody behind gets a token: blocks are awaited that come free later.
     """
 
-    __slots__ = ("budget", "counts_decodes", "num_to_pass", "num_tokens")
+    __slots__ = ("budget", "counts_decodes", "ends", "num_to_pass", "num_tokens")
 
     def __init__(self, budget: int, *, counts_decodes: bool) -> None:
         self.budget = budget
         self.counts_decodes = counts_decodes
         self.num_tokens: dict[Request, int] = {}
         self.num_to_pass = 0
+        self.ends = False
 
     def add(self, request: Request, num_tokens: int, *, is_decode: bool) -> None:
         if self.counts_decodes or not is_decode:

@@ -431,7 +431,7 @@ class Scheduler(Holdings):
             if self._allocate_or_preempt(request, num_new_tokens, plan):
                 self._carries_prefill |= not is_decode
                 plan.add(request, num_new_tokens, is_decode=is_decode)
-            elif not self.dialect.passes_over_self_preempted:
+            elif plan.ends or not self.dialect.passes_over_self_preempted:
                 if not counts_decodes:
                     order = request.order
                     self._pass_over(each for each in running if each.order > order)
@@ -446,11 +446,17 @@ class Scheduler(Holdings):
     def _allocate_or_preempt(
         self, request: Request, num_new_tokens: int, plan: Plan
     ) -> bool:
-        """Get slots for `request`; False if that took its own preemption."""
+        """Get slots for `request`; False if that took its own preemption.
+
+        So it is, with `plan.ends`, where the victim's blocks would not be free at once.
+        """
         before = self.num_computed_tokens(request)
         num_tokens = min(before + num_new_tokens, self._most_slots)
         while not self._extend(request, num_tokens, before):
             victim = self._victim(request)
+            if self._is_written(victim):
+                plan.ends = True
+                return False
             if plan.counts_decodes and victim.order < request.order:
                 # It stands ahead, so the position moves back with the others. In some
                 # releases it does not for one without tokens: the next is passed over.
@@ -465,6 +471,11 @@ class Scheduler(Holdings):
             if victim is request:
                 return False
         return True
+
+    def _is_written(self, request: Request) -> bool:
+        """Whether a step in flight keeps the blocks of a request from coming free."""
+        del request
+        return False
 
     def _victim(self, needs: Request) -> Request:
         """Choose the running request that loses its blocks; it may be `needs`."""

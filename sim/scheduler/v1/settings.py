@@ -220,11 +220,10 @@ class Settings:
                 f"{thing} is known of 0.{LAST_MINOR} only, the engine_version is "
                 f"{dialect.release}; raise engine_version, {remedy}"
             )
-        if self.max_concurrent_batches > 1:
+        if self.pipeline_parallel_size > 1:
             raise SchedulerError(
-                f"with {thing} steps are formed one by one (async_scheduling off, "
-                f"pipeline_parallel_size 1), got {self.max_concurrent_batches} in "
-                f"flight; set async_scheduling: false, {remedy}"
+                f"{thing} is not built beside pipelines, pipeline_parallel_size is "
+                f"{self.pipeline_parallel_size}; set it to 1, {remedy}"
             )
         if self.speculative_config is not None:
             raise SchedulerError(

@@ -86,7 +86,7 @@ class SteppedEngine:
             ),
         )
         self._worker = worker
-        self._queue = deque[tuple[int, Any]]()
+        self._queue = deque[tuple[int, Any, Any]]()  # step, output, transfers
         self._max_queued = getattr(self.scheduler, "max_concurrent_batches", 1)
 
     @property
@@ -135,11 +135,11 @@ class SteppedEngine:
         line = self._log.batch(output) | self._log.queues()
         if aborted:
             line["abort"] = list(aborted)
-        self._queue.append((step, output))
+        self._queue.append((step, output, getattr(scheduler, "transfers", None)))
         has_room = len(self._queue) < self._max_queued
         if has_room and (output.scheduled or self.is_due):
             return line | {"free_end": self._log.free()}
-        moves = any(_moves(each) for _, each in self._queue) or getattr(
+        moves = any(_moves(each) for _, each, _ in self._queue) or getattr(
             scheduler, "awaits_transfers", False
         )
         line |= self.process()
@@ -155,7 +155,7 @@ class SteppedEngine:
     def process(self) -> Line:
         """Let the output of the oldest batch appear."""
         scheduler: Any = self.scheduler
-        step, output = self._queue.popleft()
+        step, output, transfers = self._queue.popleft()
         num_tokens = _num_tokens(output.scheduled)
         finished = self._sample(output, step, float(step))
         line: Line = {}
@@ -163,7 +163,7 @@ class SteppedEngine:
             line = self._delivered(step, self._sample.delivery)
         scheduler.update(finished)
         if self._worker is not None:
-            line |= self._transferred(step, self._worker)
+            line |= self._transferred(step, transfers, self._worker)
         self._prove()
         if output.ignored or _num_tokens(output.scheduled) > num_tokens:
             self._rounds.clear()
@@ -177,10 +177,10 @@ class SteppedEngine:
         log: Any = self._log
         return log.transfers  # type: ignore[no-any-return]
 
-    def _transferred(self, step: int, worker: Worker) -> Line:
+    def _transferred(self, step: int, transfers: Any, worker: Worker) -> Line:
         """Play the copies that a call asked for; return what has ended."""
         scheduler: Any = self.scheduler
-        report = worker.step(step, scheduler.transfers)
+        report = worker.step(step, transfers)
         scheduler.receive(report)
         return self._transfer_log.ends(report)
 

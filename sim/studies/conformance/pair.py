@@ -119,8 +119,8 @@ class PairDriver:
     def lines(self) -> Iterator[Line]:
         """Run the workload, and yield a line for each call of either engine."""
         producer, consumer, step = self._producer, self._consumer, 0
-        while self._arrivals or self._on_way or producer.is_due or consumer.is_due:
-            if not (producer.is_due or consumer.is_due):
+        while self._arrivals or self._on_way or _works(producer) or _works(consumer):
+            if not (_works(producer) or _works(consumer)):
                 step = max(step, self._next_due())
             while self._arrivals and self._arrivals[0][1].arrival_step <= step:
                 _, raw = self._arrivals.popleft()
@@ -128,9 +128,13 @@ class PairDriver:
             self._route(step)
             aborted = self._abort_due(step)
             for engine, letter in ((producer, "P"), (consumer, "D")):
-                if engine.is_due:
+                if _works(engine):
                     line: Line = {"t": step, "e": letter}
-                    line |= engine.call(step, aborted[letter])
+                    line |= (
+                        engine.call(step, aborted[letter])
+                        if engine.is_due
+                        else engine.process()
+                    )
                     yield line
                     if engine.ending:
                         return
@@ -187,6 +191,10 @@ class PairDriver:
                 place = prompt.request_id
                 self._on_way = [each for each in self._on_way if each[1] != place]
         return aborted
+
+
+def _works(engine: SteppedEngine) -> bool:
+    return engine.is_due or engine.awaits_output
 
 
 def _first_tokens(workload: DecisionWorkload) -> DecisionWorkload:

@@ -11,6 +11,7 @@ from sim.studies.conformance.random_v1 import (
     as_workload,
     random_config,
     random_requests,
+    stop_some,
     withdraw_some,
 )
 
@@ -21,9 +22,12 @@ _LIMITED_SHARE = 0.15
 _FAILING_SHARE = 0.3
 
 
-def random_offload_workload(seed: int, release: str) -> DecisionWorkload:
+def random_offload_workload(
+    seed: int, release: str, *, async_scheduling: bool = False
+) -> DecisionWorkload:
     """Return the workload of a seed, for an engine of a release.
 
+    With asynchronous scheduling it is the same but for outputs that end early.
     Blocks have two tokens at least: in blocks of one, the release looks up a prompt of
     one token that it has loaded for ever, as none of it is computed.
     """
@@ -39,7 +43,12 @@ def random_offload_workload(seed: int, release: str) -> DecisionWorkload:
     if draw.random() < _LIMITED_SHARE:
         for request in requests:
             _limit(draw, config, request)
-    return as_workload(f"offload, seed {seed}", release, config, requests)
+    name = f"offload, seed {seed}"
+    if async_scheduling:
+        config["async_scheduling"] = True
+        name += ", asynchronous"
+        stop_some(Random(f"stops {seed}"), requests)
+    return as_workload(name, release, config, requests)
 
 
 def _tier(draw: Random, config: dict[str, Any]) -> dict[str, Any]:

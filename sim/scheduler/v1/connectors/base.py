@@ -202,6 +202,19 @@ class KVConnector(Protocol):
     """
 
     @property
+    def fills_blocks(self) -> bool:
+        """Whether it loads: a block must not come free while a step writes it."""
+        ...
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether a request that ends hands its blocks on.
+
+        Then outputs of before a preemption are dropped: it is not to end without them.
+        """
+        ...
+
+    @property
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping, requests or not."""
         ...

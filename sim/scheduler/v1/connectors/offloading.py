@@ -155,6 +155,9 @@ class OffloadingConnector:
         self._sync_budget = settings.sync_load_budget_tokens
         self._loads: list[TransferJob] = []
 
+    fills_blocks = True
+    requires_kv_delivery = False
+
     @property
     def has_pending_work(self) -> bool:
         behind = self.behind
@@ -340,6 +343,7 @@ class OffloadingConnector:
                     self._watch(job)
                     if not self._handed_out.isdisjoint(job.block_ids):
                         flush.add(job.job_id)
+        for offload, _, _ in self._ended:  # when all of them have stored
             offload.access.end_s = batch.now_s
             self.tier.finish(offload.access)
             self._forget(offload)
@@ -401,7 +405,8 @@ class OffloadingConnector:
         offload = self._offloads.get(request)
         if offload is not None:
             offload.has_ended = True
-            self._ended.append((offload, block_ids, num_computed_tokens))
+            num_tokens = min(num_computed_tokens, request.num_tokens)  # the known ones
+            self._ended.append((offload, block_ids, num_tokens))
             for job in offload.jobs.values():
                 self._watch(job)
         return False

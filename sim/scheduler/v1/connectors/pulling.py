@@ -41,6 +41,9 @@ class ProducerConnector:
         Requests whose blocks are held, in order of finishing.
     """
 
+    fills_blocks = False
+    requires_kv_delivery = True
+
     def __init__(self, settings: KVTransferSettings) -> None:
         self._lease_s = settings.kv_lease_duration
         self._sends: list[tuple[Request, float]] = []
@@ -125,6 +128,9 @@ class ConsumerConnector:
     awaited
         Requests whose blocks a producer holds: they have neither been read nor ended.
     """
+
+    fills_blocks = True
+    requires_kv_delivery = False
 
     def __init__(self, settings: KVTransferSettings, block_size: int) -> None:
         self._block_size = block_size

@@ -70,7 +70,8 @@ class ConnectorScheduler(Scheduler):
 
     Notes
     -----
-    Source: vLLM 0.33, ``vllm/v1/core/sched/scheduler.py``, synchronous scheduling.
+    Source: vLLM 0.33, ``vllm/v1/core/sched/scheduler.py``, synchronous scheduling; what
+    steps in flight change is in `sim.scheduler.v1.connectors.in_flight`.
     """
 
     tables: BlockTables | RunTables
@@ -101,6 +102,8 @@ class ConnectorScheduler(Scheduler):
         self.delayed: dict[Request, None] = {}
         self.received: list[Request] = []
         self.failed: list[Request] = []
+        self._free = self._free_or_keep
+        self._kept: set[Request] = set()  # leave, and their blocks are in use still
         self._some_ended = False
         self.external_stats = PrefixCacheStats()
         self._received: set[Request] = set()  # loads have ended, no scan has seen it
@@ -280,8 +283,12 @@ class ConnectorScheduler(Scheduler):
         """Return the blocks that loads and prompts under way still need."""
         return sum(
             self._num_missing_blocks(each, min(each.num_tokens, self._most_slots))
-            for each in self._begun_loads | self.prefilling
+            for each in self._begun_loads | self._in_mid_way()
         )
+
+    def _in_mid_way(self) -> dict[Request, None]:
+        """Return the running requests that have a part of their prompt to compute."""
+        return self.prefilling
 
     def _begin_load(self, request: Request, head: Head) -> None:
         num_tokens = head.num_computed_tokens
@@ -372,7 +379,6 @@ class ConnectorScheduler(Scheduler):
         if request in self.running and request not in self.prefilling:
             self.clock.settle(request, self.step)
         loads = request.status is _LOADING and request not in self._received
-        table = request.table
         runs = request in self.running
         keeps = self.connector.request_finished(
             request,
@@ -380,12 +386,9 @@ class ConnectorScheduler(Scheduler):
             request.num_computed_tokens,
         )
         if loads or keeps:
-            request.table = None  # what the base class is to free
+            self._kept.add(request)
         super().abort(request)
         self._end(request)
-        if loads or keeps:
-            request.table = table
-            self.delayed[request] = None
 
     def _end(self, request: Request) -> None:
         """Forget a request that leaves, wherever it stands."""
@@ -394,19 +397,22 @@ class ConnectorScheduler(Scheduler):
         self._received.discard(request)
         self._misloaded.discard(request)
 
+    def _free_or_keep(self, request: Request) -> int:
+        """Free the blocks of a request that leaves, unless they are in use."""
+        if request in self._kept:
+            self._kept.remove(request)
+            self.delayed[request] = None
+            return 0
+        return self.tables.free(request)
+
     def update(self, finished: Sequence[Request]) -> None:
-        kept: dict[Request, object] = {}
         for request in finished:
             self._some_ended = True
             num_tokens = max(request.num_prompt_tokens, request.num_tokens - 1)
             block_ids = self.block_ids(request)
             if self.connector.request_finished(request, block_ids, num_tokens):
-                kept[request] = request.table
-                request.table = None
+                self._kept.add(request)
         super().update(finished)
-        for request, table in kept.items():
-            request.table = table
-            self.delayed[request] = None
 
     def receive(self, report: TransferReport) -> None:
         """Note what the workers report with the output of a step, after `update`."""
@@ -419,7 +425,7 @@ class ConnectorScheduler(Scheduler):
                 self._received.add(request)
             else:
                 del self.delayed[request]
-                self.tables.free(request)
+                self._free(request)
 
     def _note_failures(self, invalid: set[int], failed: Sequence[Request]) -> None:
         """Cut what loading requests have at the first block that was not filled."""
@@ -480,8 +486,8 @@ class ConnectorScheduler(Scheduler):
             super()._check_blocks(request)
             return
         num_held = self.tables.num_blocks(request)
-        num_computed = request.num_computed_tokens
-        num_most = -(-request.num_tokens // self.block_size)
+        num_computed = min(request.num_computed_tokens, self._most_slots)
+        num_most = -(-max(request.num_tokens, num_computed) // self.block_size)
         require(
             -(-num_computed // self.block_size) <= num_held <= num_most,
             f"request {request.request_id}: {num_computed} of {request.num_tokens} "
