@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sim.api import (
         Results,
         crossover,
+        explore,
         hit_curve,
         plan,
         read_requests,
@@ -35,6 +36,7 @@ __all__ = [
     "Results",
     "crossover",
     "estimate_capacity",
+    "explore",
     "hit_curve",
     "load_config",
     "plan",

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from sim.config.files import Overrides
     from sim.config.tables import RunConfig
     from sim.studies.sweeps.job import Executor
+    from sim.views.explore.beside import Explored
     from workloads.spec import RequestSpec
 
 __all__ = [
     "Results",
     "crossover",
+    "explore",
     "hit_curve",
     "plan",
     "read_requests",
@@ -307,6 +309,45 @@ def crossover(
     file = None if profile is None else Path(profile)
     question = comparison.Question(model=model, file=file, gpu=gpu, **engine)
     return with_figures(CrossoverReport, question.answer())
+
+
+def explore(config: RunConfig, *, port: int = 0) -> Explored:
+    """Serve a live page on a configuration, shown below the cell of a notebook.
+
+    What ``kvsim explore`` serves, until `Explored.stop` or the end of the process.
+
+    Parameters
+    ----------
+    config
+        As of `load_config`; where the page begins.
+    port
+        Where to listen on 127.0.0.1; any free port unless given.
+
+    Returns
+    -------
+    Explored
+        With ``url`` and ``stop()``.
+
+    Raises
+    ------
+    ConfigError
+        If the extra ``explore`` is not installed, or the port is taken.
+
+    Examples
+    --------
+    >>> from kvsim import explore, load_config
+    >>> page = explore(load_config("examples/demo.yaml"))
+    >>> page.url.startswith("http://127.0.0.1:")
+    True
+    >>> page.stop()
+    """
+    try:
+        from sim.views.explore.beside import Explored  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"explore needs {error.name}; pip install 'kvsim[explore]'"
+        ) from error
+    return Explored(config, port)
 
 
 def validate(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sim.studies.sweeps.job import Job, Status, Task
 
-_COLUMNS = ("step", "start_s", "latency_s", "num_waiting")
+SUMMED = ("step", "start_s", "latency_s", "num_waiting")
 """Columns of steps that a summary is made of, beside the recorder's totals: 28 bytes a
 step in place of 240."""
 
@@ -51,7 +51,7 @@ def run_summary(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     simulation = Simulation(parse_config(dict(config)))
     kinds = simulation.recorder.step_kinds
-    simulation.recorder.sink = MemorySteps(_COLUMNS, kinds)
+    simulation.recorder.sink = MemorySteps(SUMMED, kinds)
     return simulation.run().summary
 
 

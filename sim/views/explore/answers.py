@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 NOW: Final = "now"
 """What the run of the page's settings is called beside others."""
 
+PINNED: Final = "pinned"
+"""What the page calls the run that tiles are compared with."""
+
 _NUMBERS: Final[Sequence[tuple[str, str, Callable[[Any], str], bool]]] = (
     ("num_preemptions", "preemptions", count, False),
     ("kv_cache_usage_max", "KV usage, highest", percent, False),
@@ -64,7 +67,7 @@ def answer(
     now
         The run.
     beside
-        Runs that are shown with it, and their names; the first is the pinned one.
+        Runs that are shown with it, and their names.
     """
     others = [
         live(number, label, kept) for number, (label, kept) in enumerate(beside, 2)
@@ -85,7 +88,7 @@ def answer(
     return {
         "summary": dict(now.summary),
         "said": _sentences(current, others),
-        "tiles": tiles(now, beside[0][1] if beside else None),
+        "tiles": tiles(now, dict(beside).get(PINNED)),
         "html": {key: _html(each) for key, each in blocks.items()},
         "figures": {
             block.key: specification(block)
@@ -178,7 +181,8 @@ def _verdict_tiles(now: Kept) -> Iterable[dict[str, str]]:
         margin = each["margin"]
         under = "" if margin is None else _margin(margin)
         told = f"{labels[each['name']]}{' ms' * is_ms}"
-        yield _tile(each["name"], told, shown, under, _state(each["holds"]))
+        key = f"objectives.{each['name']}"
+        yield _tile(key, told, shown, under, _state(each["holds"]))
 
 
 def _margin(margin: float) -> str:

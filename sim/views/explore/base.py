@@ -73,6 +73,12 @@ class Base:
         """The controls by key, in their order."""
         return {each.key: each for each in controls_of(self.data, self.config)}
 
+    def control(self, key: object) -> Control:
+        """Return the control of a key that came from outside."""
+        if not isinstance(key, str) or key not in self.controls:
+            raise ConfigError("key: should be that of a setting of this page")
+        return self.controls[key]
+
     def checked(self, given: object) -> Settings:
         """Return settings that came from outside, see `checked_settings`."""
         if not isinstance(given, dict):

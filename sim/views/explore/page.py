@@ -79,8 +79,21 @@ def _main() -> Markup:
         element("p", id="trouble", role="alert", hidden=True),
         element("div", id="tiles"),
         element("div", id="said", class_="lead"),
+        _tried(),
         *(_section(key, title) for key, title in SECTIONS.items()),
         id="found",
+    )
+
+
+def _tried() -> Markup:
+    """Return where the runs of this page are listed, to go back to and to compare."""
+    return element(
+        "section",
+        element("h2", "Tried so far", id="tried-title"),
+        element("div", id="in-tried"),
+        id="tried",
+        aria_labelledby="tried-title",
+        hidden=True,
     )
 
 
@@ -105,7 +118,14 @@ def _take() -> Markup:
         _copied("serve"),
         element("p", id="unserved", class_="note"),
         element("h3", "The complete configuration"),
-        element("p", _button("download", "Download YAML", "Runs to the same bytes")),
+        element(
+            "p",
+            _button("download", "Download YAML", "Runs to the same bytes"),
+            " ",
+            _button("report", "Download report", "A page to send, with intervals"),
+            " ",
+            _button("results", "Download results", "The folder of kvsim run, packed"),
+        ),
         element(
             "details",
             element("summary", "Show it"),

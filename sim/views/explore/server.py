@@ -21,14 +21,17 @@ from sim.views.explore.controls import GROUPS
 from sim.views.explore.explorer import MOST_BESIDE, Explorer
 from sim.views.explore.guard import Guard
 from sim.views.explore.page import document
+from sim.views.explore.ranges import values_of
 from sim.views.report.page import asset, style
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
+    from types import FrameType
 
     from starlette.requests import Request
 
     from sim.views.explore.base import Base, Settings
+    from sim.views.explore.explorer import Event
 
 HOST: Final = "127.0.0.1"
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
@@ -79,18 +82,16 @@ class Page:
         self.explorer = Explorer(base)
         app = application(self.explorer)
         guarded = Guard(app, self.token, self.port, ancestors)
-        # Nothing of a request is worth more than a few seconds when all shall end.
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                guarded,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=1,
-                ws="none",
-            )
+        config = uvicorn.Config(
+            guarded,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=2,
+            ws="none",
         )
+        self._server = _Server(config, self.explorer.end)
 
     @property
     def url(self) -> str:
@@ -107,7 +108,28 @@ class Page:
 
     def stop(self) -> None:
         """Ask the server to end."""
+        self.explorer.end()
         self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Ends the run in progress with the first Ctrl-C, so that no answer is waited for.
+
+    Parameters
+    ----------
+    config
+        Of uvicorn.
+    on_exit
+        Called when a signal asks for the end.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_exit()
+        super().handle_exit(sig, frame)
 
 
 def application(explorer: Explorer) -> Starlette:
@@ -134,20 +156,54 @@ def application(explorer: Explorer) -> Starlette:
             beside = _beside(explorer.base, asked.get("beside", []))
         except UserError as error:
             return _refused(str(error))
-        events = explorer.ask(settings, beside)
-        lines = (json.dumps(each, allow_nan=False) + "\n" async for each in events)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        return _streamed(explorer.ask(settings, beside))
+
+    async def curve(request: Request) -> Response:
+        asked = await _asked(request, {"settings", "key"})
+        if isinstance(asked, Response):
+            return asked
+        try:
+            settings = explorer.base.checked(asked.get("settings", {}))
+            control = explorer.base.control(asked.get("key"))
+            values_of(control, control.value)  # refused here, before anything is run
+        except UserError as error:
+            return _refused(str(error))
+        return _streamed(explorer.curve(settings, control.key))
+
+    async def file(request: Request) -> Response:
+        asked = await _asked(request, {"settings", "what"})
+        if isinstance(asked, Response):
+            return asked
+        try:
+            settings = explorer.base.checked(asked.get("settings", {}))
+            if asked.get("what") not in ("report", "results"):
+                raise ConfigError("what: should be report or results")
+            found = await explorer.file(settings, asked["what"])
+        except UserError as error:
+            return _refused(str(error))
+        told = {"content-disposition": f'attachment; filename="{found.name}"'}
+        return Response(
+            found.content, media_type="application/octet-stream", headers=told
+        )
 
     routes = [
         Route("/", page),
         Route("/start.json", start),
         Route("/run", run, methods=["POST"]),
+        Route("/curve", curve, methods=["POST"]),
+        Route("/file", file, methods=["POST"]),
         *(
             Route(f"/{name}", _given(text, kind), methods=["GET"])
             for name, (text, kind) in _files().items()
         ),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+def _streamed(events: AsyncIterator[Event]) -> Response:
+    """Return an answer that comes line by line."""
+    lines = (json.dumps(each, allow_nan=False) + "\n" async for each in events)
+    return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
 def _files() -> Mapping[str, tuple[Callable[[], str], str]]:

@@ -6,23 +6,32 @@ may be killed at any time: nothing is kept in it.
 
 from __future__ import annotations
 
+import io
+import os
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from sim.config.plug import fault_in_user_code
 from sim.config.tables import parse_config
 from sim.errors import UserError
+from sim.results.step_table import MemorySteps
 from sim.simulation.run import Simulation
-from sim.studies.sweeps.task import begin
+from sim.simulation.simulate import with_intervals
+from sim.studies.sweeps.task import SUMMED, begin
 from sim.views.explore.kept import Kept
+from sim.views.report import build_page
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from multiprocessing.connection import Connection
 
+    from sim.results.run import Results
     from sim.simulation.progress import Progress
 
 TELL_EVERY_S: Final = 0.1
@@ -46,36 +55,63 @@ class Refused:
     """Whether it is a fault of ours, or of a user's class."""
 
 
-Said = Far | Refused | Kept
-Wanted = Literal["kept", "summary"]
+@dataclass(frozen=True, slots=True)
+class File:
+    """What leaves the page: a name, and the bytes."""
+
+    name: str
+    content: bytes
 
 
-def serve(connection: Connection, traces: Mapping[str, bytes]) -> None:
+Wanted = Literal["kept", "numbers", "report", "results"]
+"""What is to become of a run: `Kept`, the numbers of its summary alone, or a `File`."""
+
+Done = Kept | File | dict[str, Any]
+Said = Far | Refused | Done
+
+
+def serve(
+    connection: Connection, traces: Mapping[str, bytes], niceness: int = 0
+) -> None:
     """Take configurations from a pipe and answer each, until the pipe is closed.
 
     Parameters
     ----------
     connection
-        Gives complete configurations as plain data; takes `Far` and, as the last word
-        on each, `Kept` or `Refused`.
+        Gives complete configurations as plain data, and what is wanted of each; takes
+        `Far` and, as the last word on each, what is `Done` or `Refused`.
     traces
         That were read already, as of `sim.studies.sweeps.supplies.Supplies`.
+    niceness
+        By how much others go first.
     """
     begin(traces)
+    if niceness and hasattr(os, "nice"):
+        os.nice(niceness)
     while True:
         try:
-            data = connection.recv()
+            data, wanted = connection.recv()
         except (EOFError, OSError):
             return
-        connection.send(answer(data, connection))
+        connection.send(answer(data, wanted, connection))
 
 
-def answer(data: Mapping[str, Any], connection: Connection) -> Kept | Refused:
+def answer(
+    data: Mapping[str, Any], wanted: Wanted, connection: Connection
+) -> Done | Refused:
     """Simulate a configuration; whatever goes wrong is in the answer."""
     try:
         simulation = Simulation(parse_config(dict(data)))
-        results = simulation.run(_teller(connection), progress_every=256)
-        return Kept.of(simulation, results)
+        if wanted == "numbers":
+            kinds = simulation.recorder.step_kinds
+            simulation.recorder.sink = MemorySteps(SUMMED, kinds)
+        tell = _teller(connection)
+        results = simulation.run(tell, progress_every=256)
+        if wanted == "kept":
+            return Kept.of(simulation, results)
+        if wanted == "numbers":
+            return dict(results.summary)
+        return _file(with_intervals(simulation, results, tell), wanted)
     except (UserError, WorkloadError) as error:
         return Refused(" ".join(str(error).split()))
     except Exception as error:
@@ -85,6 +121,21 @@ def answer(data: Mapping[str, Any], connection: Connection) -> Kept | Refused:
             place = f"{last.name}, line {last.lineno}"
             line = f"a fault of kvsim's: {type(error).__name__}: {error} ({place})"
         return Refused(" ".join(line.split()), is_fault=True)
+
+
+def _file(results: Results, wanted: Wanted) -> File:
+    """Return the results as ``kvsim run`` writes them, or the page on them."""
+    with TemporaryDirectory() as directory:
+        folder = Path(directory) / "explored"
+        folder.mkdir()
+        results.write(folder)
+        if wanted == "report":
+            return File("explored.html", build_page([folder]).encode())
+        packed = io.BytesIO()
+        with ZipFile(packed, "w", ZIP_DEFLATED) as archive:
+            for path in sorted(folder.iterdir()):
+                archive.write(path, f"explored/{path.name}")
+        return File("explored.zip", packed.getvalue())
 
 
 def _teller(connection: Connection) -> Any:

@@ -6,7 +6,6 @@ import multiprocessing
 from typing import TYPE_CHECKING, Any
 
 from sim.studies.sweeps.forks import signals_held_back, start_method, warm_up
-from sim.views.explore.kept import Kept
 from sim.views.explore.work import Refused, serve
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-    from sim.views.explore.work import Said
+    from sim.views.explore.work import Said, Wanted
 
 _MODULE = "sim.views.explore.work"
 _PATIENCE_S = 2.0
@@ -27,6 +26,8 @@ class Worker:
     ----------
     traces
         That were read already; see `sim.studies.sweeps.supplies.Supplies`.
+    niceness
+        By how much others go first.
 
     Attributes
     ----------
@@ -34,8 +35,9 @@ class Worker:
         Whether it is at a run whose last word has not come.
     """
 
-    def __init__(self, traces: Mapping[str, bytes]) -> None:
+    def __init__(self, traces: Mapping[str, bytes], niceness: int = 0) -> None:
         self._traces = traces
+        self._niceness = niceness
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self.is_busy = False
@@ -55,18 +57,20 @@ class Worker:
         ours, theirs = context.Pipe()
         with signals_held_back():
             process = context.Process(
-                target=serve, args=(theirs, dict(self._traces)), daemon=True
+                target=serve,
+                args=(theirs, dict(self._traces), self._niceness),
+                daemon=True,
             )
             process.start()
         theirs.close()  # so that its end is heard of
         self._process, self._connection = process, ours
 
-    def begin(self, data: Mapping[str, Any]) -> Connection:
+    def begin(self, data: Mapping[str, Any], wanted: Wanted = "kept") -> Connection:
         """Have it simulate a configuration, and return what to `listen` to."""
         assert not self.is_busy
         self.start()
         assert self._connection is not None
-        self._connection.send(dict(data))
+        self._connection.send((dict(data), wanted))
         self.is_busy = True
         return self._connection
 
@@ -93,8 +97,3 @@ def listen(connection: Connection) -> Said:
             is_fault=True,
         )
     return said
-
-
-def is_last(said: Said) -> bool:
-    """Whether a word is the last on a run."""
-    return isinstance(said, Kept | Refused)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from multiprocessing.connection import Connection
 
+    from sim.views.explore.work import Wanted
+
 TOKEN, PORT = "a-token-of-this-start", 8471
 OWN = {"host": f"127.0.0.1:{PORT}", "origin": f"http://127.0.0.1:{PORT}"}
 JSON = {"content-type": "application/json"}
@@ -34,11 +36,11 @@ class ThreadWorker(Worker):
     def start(self) -> None:
         return None
 
-    def begin(self, data: Mapping[str, Any]) -> Connection:
+    def begin(self, data: Mapping[str, Any], wanted: Wanted = "kept") -> Connection:
         ours, theirs = Pipe()
 
         def work() -> None:
-            theirs.send(answer(data, theirs))
+            theirs.send(answer(data, wanted, theirs))
             theirs.close()
 
         threading.Thread(target=work).start()

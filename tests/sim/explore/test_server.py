@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+from zipfile import ZipFile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("starlette", reason="the extra 'explore' is not installed")
 
+from kvsim import explore
+from sim.cli.main import run as kvsim
 from sim.config.tables import parse_config
+from sim.errors import ConfigError
 from sim.simulation.simulate import simulate
-from sim.views.explore.controls import REPLICAS
+from sim.views.explore.controls import REPLICAS, Control
 from sim.views.explore.explorer import Explorer
 from sim.views.explore.kept import live
+from sim.views.explore.ranges import values_of
 from sim.views.explore.server import application
 from tests.sim.explore.asking import JSON, ThreadWorker, ask, base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from starlette.applications import Starlette
 
@@ -91,7 +101,7 @@ def test_what_was_run_is_not_run_again(app: Starlette) -> None:
     first = run(served, {"engine.max_num_seqs": 9}).events[-1]
     other = run(served, {}).events[-1]
     again = run(served, {"engine.max_num_seqs": 9}).events[-1]
-    assert explorer.num_runs == 2
+    assert explorer.front.num_runs == 2
     assert again == first != other
 
 
@@ -162,6 +172,97 @@ def test_malformed_questions_are_refused_in_a_line(app: Starlette, body: bytes) 
     assert reply.status == 400
     assert "\n" not in reply.error
     assert len(reply.error) < 300
+
+
+def post(app: Starlette, path: str, **asked: Any) -> Any:
+    body = json.dumps(asked).encode()
+    return ask(app, path, method="POST", headers=JSON, body=body)
+
+
+def test_a_curve_is_taken_over_the_range_of_a_control(app: Starlette) -> None:
+    key = "workload.synthetic.rate_scale"
+    first, *points = post(app, "/curve", settings={"seed": 4}, key=key).events
+    values = first["values"]
+    assert len(values) == 8
+    assert values == sorted(values)
+    assert 1.0 in values  # that of the page
+    assert [each["place"] for each in points] == [0, 7, 3, 1, 5, 2, 4, 6]
+    for each in (points[0], points[1]):
+        data = BASE.with_settings({"seed": 4, key: each["value"]})
+        ours = simulate(parse_config(data)).summary
+        told = each["numbers"]
+        assert told["num_preemptions"] == ours["num_preemptions"]
+        assert told["p95_ttft_ms"] == ours["p95_ttft_ms"]
+        assert told["p50_tpot_ms"] == ours["p50_tpot_ms"]
+        assert each["holds"] is ours["verdict"]["holds"]
+
+
+def test_a_point_without_a_result_is_a_line_of_its_own(app: Starlette) -> None:
+    key = "engine.scheduler"
+    _, *points = post(app, "/curve", settings={"engine.watermark": 0.1}, key=key).events
+    told = {each["value"]: each for each in points}
+    assert "no such key" in told["hf_fifo"]["error"]
+    assert told["v1"]["numbers"]["num_preemptions"] >= 0
+
+
+@pytest.mark.parametrize(
+    "key", ["engine.model", "seed", "nothing", None, {}, "x" * 999]
+)
+def test_a_setting_without_a_range_has_no_curve(app: Starlette, key: Any) -> None:
+    reply = post(app, "/curve", settings={}, key=key)
+    assert reply.status == 400
+    assert len(reply.error) < 200
+
+
+@given(st.sampled_from(list(BASE.controls.values())), st.floats(0.01, 1e6))
+def test_values_of_a_curve_are_ones_that_the_control_takes(
+    control: Control, now: float
+) -> None:
+    try:
+        values = values_of(control, round(now) if control.what == "whole" else now)
+    except ConfigError:
+        return
+    assert 2 <= len(values) <= 16
+    for value in values:
+        assert control.checked(value) == value
+
+
+def test_results_leave_as_kvsim_run_writes_them(app: Starlette, tmp_path: Path) -> None:
+    settings = {"engine.max_num_seqs": 11}
+    reply = post(app, "/file", settings=settings, what="results")
+    assert 'filename="explored.zip"' in reply.headers["content-disposition"]
+    with ZipFile(BytesIO(reply.body)) as archive:
+        theirs = {name: archive.read(name) for name in archive.namelist()}
+    (tmp_path / "run.yaml").write_bytes(theirs["explored/config.yaml"])
+    given_ = ["run", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "out")]
+    assert kvsim([*given_, "--quiet", "--no-figures"]) == 0
+    ours = {f"explored/{p.name}": p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    del ours["explored/run.json"]  # wall time and machine
+    assert theirs == ours
+
+
+def test_a_report_leaves_the_page(app: Starlette) -> None:
+    reply = post(app, "/file", settings={}, what="report")
+    assert b"What matters first" in reply.body
+    refused = post(app, "/file", settings={REPLICAS: 2}, what="report")
+    assert refused.status == 400
+    assert "one engine" in refused.error
+    for what in ("/etc/passwd", None, "kept", ["report"]):
+        assert post(app, "/file", settings={}, what=what).status == 400
+
+
+def test_a_notebook_shows_the_page() -> None:
+    page = explore(BASE.config)
+    try:
+        assert page.url in page._repr_html_()
+        with urlopen(page.url, timeout=30) as reply:
+            assert b"kvsim explore" in reply.read()
+            policy = reply.headers["content-security-policy"]
+        assert "frame-ancestors http://127.0.0.1:* http://localhost:*" in policy
+    finally:
+        page.stop()
+    with pytest.raises(OSError, match="refused"):
+        urlopen(page.url, timeout=5)
 
 
 def test_script_in_names_is_text() -> None:

@@ -5,10 +5,15 @@
   const at = (id) => document.getElementById(id);
   const WAIT_MS = 70; // a hand that moves on is waited for so long
   const SLIDER_STEPS = 400;
+  const MOST_COMPARED = 2;
   const controls = new Map(); // key -> what the server says of it
   const widgets = new Map(); // key -> { show(value), note }
   let settings = {}; // what differs from the configuration, by key
   let pinned = null; // settings of the run that is kept behind the others
+  let compared = []; // settings of other runs that are shown beside this one
+  const tried = []; // settings and numbers of every run of this page
+  let curveKey = null; // the control whose curve is open
+  let curving = null; // aborts that curve
   let latest = null; // what was shown last
   let going = null; // aborts the question that is open
   let waiting = 0;
@@ -23,7 +28,11 @@
     found.append(...children.filter((each) => each !== null));
     return found;
   };
-  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+  const canonical = (value) =>
+    value && typeof value === "object" ? JSON.stringify(Object.entries(value).sort()) : JSON.stringify(value);
+  const same = (one, other) => canonical(one) === canonical(other);
+  // Long names may break behind an underscore.
+  const broken = (name) => name.split(/(?<=[_.])/).flatMap((part, place) => (place ? [make("wbr"), part] : [part]));
   const number = (value) =>
     Math.abs(value) >= 1000 || Number.isInteger(value)
       ? value.toLocaleString("en-US", { maximumFractionDigits: 0 })
@@ -41,6 +50,7 @@
     const told = new URLSearchParams();
     for (const [key, value] of Object.entries(settings)) told.set(key, JSON.stringify(value));
     if (pinned !== null) told.set("pin", JSON.stringify(pinned));
+    if (compared.length) told.set("with", JSON.stringify(compared));
     const text = told.toString();
     history.replaceState(null, "", text ? `#${text}` : location.pathname);
   };
@@ -59,11 +69,14 @@
     );
   const fromAddress = () => {
     const told = new URLSearchParams(location.hash.slice(1));
-    const pin = told.get("pin");
+    const [pin, others] = ["pin", "with"].map((name) => told.get(name));
     told.delete("pin");
+    told.delete("with");
     settings = known(Object.fromEntries([...told].map(([key, text]) => [key, parsed(text)])));
     const kept = pin === null ? null : parsed(pin);
     pinned = kept && typeof kept === "object" ? known(kept) : null;
+    const listed = parsed(others ?? "[]");
+    compared = Array.isArray(listed) ? listed.slice(0, MOST_COMPARED).map(known) : [];
   };
 
   // -- settings ----------------------------------------------------------------------
@@ -138,7 +151,7 @@
       }
       slider.setAttribute("aria-valuetext", `${words(value ?? shown)} ${control.unit}`);
     };
-    return { parts: [slider, input], show };
+    return { parts: [slider, input], show, scale };
   };
   const showNumber = (control, place, value) => {
     if (document.activeElement !== place || place.value !== String(value)) place.value = value ?? "";
@@ -204,14 +217,18 @@
     const undo = make("button", { type: "button", className: "undo", title: `Back to ${words(control.value)}` }, "undo");
     undo.addEventListener("click", () => set(control.key, control.value));
     const unit = control.unit ? make("span", { className: "unit" }, control.unit) : null;
-    const name = make("div", { className: "name" }, make("label", { htmlFor: id }, control.label), unit, undo);
+    const curve = canCurve(control) ? make("button", { type: "button", className: "curve", title: "Eight runs over its range, in the background" }, "curve") : null;
+    curve?.addEventListener("click", () => openCurve(curveKey === control.key ? null : control.key));
+    curve?.setAttribute("aria-label", `Curve over ${control.label}`);
+    const name = make("div", { className: "name" }, make("label", { htmlFor: id }, ...broken(control.label)), unit, undo, curve);
     const row = make("div", { className: widget.parts.length > 1 && !widget.isWide ? "row" : "row alone" }, ...widget.parts);
     const note = make("p", { id: `${id}-note` });
     widget.parts[0].setAttribute("aria-describedby", note.id);
-    const place = make("div", { className: "control" }, name, row, note);
+    const drawn = make("div", { className: "drawn", hidden: true });
+    const place = make("div", { className: "control" }, name, row, drawn, note);
     place.dataset.key = control.key;
     place.dataset.words = `${control.key} ${control.meaning} ${control.unit}`.toLowerCase();
-    widgets.set(control.key, { ...widget, place, note });
+    widgets.set(control.key, { ...widget, place, note, drawn });
     return place;
   };
   const find = () => {
@@ -261,6 +278,10 @@
     say("Running...");
     progress(0);
     const beside = pinned === null || same(pinned, settings) ? [] : [{ name: "pinned", settings: pinned }];
+    for (const each of compared) {
+      if (!same(each, settings) && !same(each, pinned)) beside.push({ name: nameOf(each), settings: each });
+    }
+    curving?.abort();
     try {
       const response = await fetch("run", {
         method: "POST",
@@ -308,7 +329,8 @@
     at("serve").textContent = result.serve;
     at("unserved").textContent = result.notServed.length ? `The command does not say: ${result.notServed.join(", ")}` : "";
     at("yaml").textContent = result.yaml;
-    at("pin").disabled = at("download").disabled = false;
+    for (const id of ["pin", "download", "report", "results"]) at(id).disabled = false;
+    note(result);
     const isPinned = pinned !== null && same(pinned, settings);
     at("pin").setAttribute("aria-pressed", String(isPinned));
     at("pin").textContent = isPinned ? "Pinned" : "Pin";
@@ -319,6 +341,7 @@
     say(`${result.summary.title}: ${number(result.summary.num_steps)} steps in ${(ms / 1e3).toFixed(2)} s.${first ? ` ${first}` : ""}`);
     root.dataset.answerMs = ms.toFixed(0);
     root.dataset.answer = String(asked);
+    if (curveKey !== null) drawCurve();
   };
   // Places of figures stay as they are, so that a zoom survives and nothing flickers.
   const fill = (place, html) => {
@@ -351,6 +374,140 @@
     );
   };
 
+  // -- what was tried ------------------------------------------------------------------
+
+  const nameOf = (some) => {
+    const place = tried.findIndex((each) => same(each.settings, some));
+    return place < 0 ? differing(some).slice(0, 40) || "as given" : `run ${place + 1}`;
+  };
+  const differing = (some) =>
+    Object.entries(some)
+      .map(([key, value]) => `${controls.get(key).label} ${words(value)}`)
+      .join(", ") || "as given";
+  const COLUMNS = ["num_preemptions", "kv_cache_usage_max", "p95_ttft_ms", "p95_tpot_ms", "output_throughput"];
+  const note = (result) => {
+    const own = { ...result.settings };
+    if (!tried.some((each) => same(each.settings, own))) {
+      tried.push({ settings: own, tiles: Object.fromEntries(result.tiles.map((tile) => [tile.key, tile])) });
+    }
+    showTried();
+  };
+  const showTried = () => {
+    at("tried").hidden = tried.length < 2;
+    const names = Object.values(tried[0].tiles).filter(({ key }) => COLUMNS.includes(key)).map(({ label }) => label);
+    const head = ["", "what differs from the configuration", "verdict", ...names, "", ""];
+    const rows = tried.map((each, place) => {
+      const isNow = same(each.settings, settings);
+      const back = make("button", { type: "button", disabled: isNow }, isNow ? "shown" : "Go back");
+      back.addEventListener("click", () => {
+        settings = { ...each.settings };
+        changed();
+      });
+      const box = make("input", { type: "checkbox", checked: compared.some((some) => same(some, each.settings)) });
+      box.addEventListener("change", () => {
+        const others = compared.filter((some) => !same(some, each.settings));
+        compared = box.checked ? [...others, { ...each.settings }].slice(-MOST_COMPARED) : others;
+        changed();
+      });
+      const numbers = COLUMNS.map((key) => make("td", {}, each.tiles[key]?.value ?? "-"));
+      const row = make("tr", {}, make("th", { scope: "row" }, `run ${place + 1}`),
+        make("td", { className: "left" }, differing(each.settings)), make("td", { className: "left" }, each.tiles.verdict?.value ?? "-"),
+        ...numbers, make("td", {}, make("label", {}, box, " compare")), make("td", {}, back));
+      if (isNow) row.className = "is-now";
+      return row;
+    });
+    const table = make("table", {}, make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col", className: /differs|verdict/.test(text) ? "left" : "" }, text)))), make("tbody", {}, ...rows.reverse()));
+    at("in-tried").replaceChildren(make("div", { className: "scroll tall", tabIndex: 0, role: "region", ariaLabel: "Runs of this page" }, table));
+  };
+
+  // -- a curve under a control ---------------------------------------------------------
+
+  const MOST_NAMES = 16;
+  const WIDE = 284, HIGH = 76, EDGE = 8;
+  const canCurve = ({ what, slider, choices }) =>
+    what === "switch" || (what === "choice" ? choices.length <= MOST_NAMES : slider !== null);
+  const openCurve = (key) => {
+    curving?.abort();
+    if (curveKey !== null) widgets.get(curveKey).drawn.hidden = true;
+    curveKey = key;
+    if (key !== null) drawCurve();
+  };
+  const drawCurve = async () => {
+    curving?.abort();
+    const mine = (curving = new AbortController());
+    const key = curveKey;
+    const { drawn } = widgets.get(key);
+    drawn.hidden = false;
+    const points = new Map();
+    let values = [];
+    try {
+      const response = await fetch("curve", {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ settings, key }),
+        signal: mine.signal,
+      });
+      for await (const event of response.ok ? linesOf(response) : [await response.json()]) {
+        if (mine !== curving) return;
+        if (event.values) values = event.values;
+        else if (event.place !== undefined) points.set(event.place, event);
+        else if (event.error) drawn.textContent = event.error;
+        if (values.length) showCurve(key, values, points);
+      }
+      drawn.dataset.done = String(points.size);
+    } catch (error) {
+      if (error.name !== "AbortError") drawn.textContent = "The server does not answer any more.";
+    }
+  };
+  const milliseconds = (value) => (value < 999.5 ? `${+value.toPrecision(3)} ms` : `${+(value / 1e3).toPrecision(3)} s`);
+  const metricOf = () => {
+    const name = [...controls.keys()].find((each) => each.startsWith("objectives.") && valueOf(each) !== null);
+    return name ? { key: name.slice("objectives.".length), limit: valueOf(name) } : { key: "p95_ttft_ms", limit: null };
+  };
+  const svg = (name, own, text = "") => {
+    const found = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(own)) found.setAttribute(key, value);
+    if (text) found.append(text);
+    return found;
+  };
+  const showCurve = (key, values, points) => {
+    const { drawn, scale } = widgets.get(key);
+    const { key: metric, limit } = metricOf();
+    const said = (value) => (value === null || value === undefined ? "-" : metric.endsWith("_ms") ? milliseconds(value) : number(value));
+    const along = values.map((value, place) => (scale ? scale.from(value) : place));
+    const [left, right] = [along[0], along.at(-1)];
+    const x = (where) => EDGE + ((WIDE - 2 * EDGE) * (where - left)) / (right - left || 1);
+    const known = [...points.values()].filter(({ numbers }) => numbers && numbers[metric] > 0).sort((a, b) => a.place - b.place);
+    const heights = known.map(({ numbers }) => Math.log(numbers[metric]));
+    if (limit) heights.push(Math.log(limit));
+    const low = Math.min(...heights) - 0.1, high = Math.max(...heights) + 0.1;
+    const y = (value) => HIGH - EDGE - ((HIGH - 2 * EDGE) * (Math.log(value) - low)) / (high - low);
+    const picture = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
+    if (limit) picture.append(svg("line", { x1: 0, x2: WIDE, y1: y(limit), y2: y(limit), class: "limit" }));
+    const now = valueOf(key);
+    const here = scale ? (typeof now === "number" ? scale.from(now) : null) : values.indexOf(now);
+    if (here !== null && here >= left && here <= right) picture.append(svg("line", { x1: x(here), x2: x(here), y1: 0, y2: HIGH, class: "here" }));
+    const path = known.map(({ place, numbers }) => `${x(along[place])},${y(numbers[metric])}`).join(" ");
+    picture.append(svg("polyline", { points: path }));
+    for (const { place, value, numbers, holds } of known) {
+      const dot = svg("circle", { cx: x(along[place]), cy: y(numbers[metric]), r: 4.5, class: holds === null ? "" : holds ? "holds" : "fails" });
+      dot.append(svg("title", {}, `${words(value)}: ${said(numbers[metric])}, ${number(numbers.num_preemptions)} preemptions`));
+      dot.addEventListener("click", () => set(key, value));
+      picture.append(dot);
+    }
+    const ends = known.length ? [known[0], known.at(-1)] : [];
+    const failed = [...points.values()].filter(({ error }) => error);
+    const told = [
+      `${metric}${limit ? ` (limit ${said(limit)})` : ""}: `,
+      ends.map(({ value, numbers }) => `${said(numbers[metric])} at ${words(value)}`).join(" to ") || "running",
+      known.length && known.some(({ numbers }) => numbers.num_preemptions) ? `; most preemptions ${number(Math.max(...known.map(({ numbers }) => numbers.num_preemptions)))}` : "",
+      points.size < values.length ? ` (${points.size} of ${values.length} runs)` : "",
+      failed.length ? ` ${failed.length} without a result: ${failed[0].error}` : "",
+    ].join("");
+    picture.setAttribute("aria-label", told);
+    drawn.replaceChildren(picture, make("p", {}, told));
+  };
+
   // -- what the reader does ----------------------------------------------------------
 
   const pin = () => {
@@ -367,9 +524,24 @@
     changed();
   };
   const download = () => {
-    const link = make("a", { href: URL.createObjectURL(new Blob([latest.yaml], { type: "text/yaml" })), download: "explored.yaml" });
+    save(new Blob([latest.yaml], { type: "text/yaml" }), "explored.yaml");
+  };
+  const save = (blob, name) => {
+    const link = make("a", { href: URL.createObjectURL(blob), download: name });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  const fetched = async (what) => {
+    say(`Making the ${what}...`);
+    const response = await fetch("file", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify({ settings, what }),
+    });
+    if (!response.ok) return tell((await response.json()).error);
+    const name = /filename="([\w.]+)"/.exec(response.headers.get("content-disposition"))[1];
+    save(await response.blob(), name);
+    return say(`${name} is made.`);
   };
   const copy = async (button) => {
     await navigator.clipboard.writeText(at(button.dataset.from).textContent);
@@ -382,6 +554,7 @@
     at("unpin").addEventListener("click", unpin);
     at("reset").addEventListener("click", reset);
     at("download").addEventListener("click", download);
+    for (const what of ["report", "results"]) at(what).addEventListener("click", () => fetched(what));
     at("find").addEventListener("input", find);
     for (const each of document.querySelectorAll(".copy")) each.addEventListener("click", () => copy(each));
     addEventListener("keydown", (event) => {
