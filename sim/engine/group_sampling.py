@@ -46,7 +46,7 @@ def sampler_for(scheduler: Any, acceptance: Acceptance | None = None) -> Sampler
     if hasattr(scheduler, "num_speculative_tokens"):
         assert acceptance is not None
         return SpeculativeSampler(scheduler, acceptance)
-    if getattr(scheduler, "max_concurrent_batches", 1) > 1:
+    if hasattr(scheduler, "deliver"):
         return InFlightSampler(scheduler)
     if not schedules_groups(scheduler):
         return sample

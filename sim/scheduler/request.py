@@ -154,6 +154,8 @@ class Request:
         a request of its own. None for its own id.
     kv_transfer_params
         What the client says to a KV connector, under vLLM's names; None for nothing.
+    ignore_eos
+        Whether the client says that it writes all of its `max_output_tokens`.
 
     Attributes
     ----------
@@ -193,6 +195,7 @@ class Request:
         "finish_s",
         "first_scheduled_s",
         "first_token_s",
+        "ignore_eos",
         "joined_step",
         "kv_transfer_params",
         "max_num_tokens",
@@ -242,6 +245,7 @@ class Request:
         beam_percent: int = 0,
         parent_id: int | None = None,
         kv_transfer_params: Mapping[str, Any] | None = None,
+        ignore_eos: bool = False,
     ) -> None:
         self.request_id = request_id
         self.arrival_s = arrival_s
@@ -258,6 +262,7 @@ class Request:
         self.beam_percent = beam_percent
         self.parent_id = request_id if parent_id is None else parent_id
         self.kv_transfer_params = kv_transfer_params
+        self.ignore_eos = ignore_eos
 
         self.status = RequestStatus.WAITING
         self.reason = ""
@@ -307,6 +312,7 @@ class Request:
             beam_percent=self.beam_percent,
             parent_id=self.parent_id,
             kv_transfer_params=self.kv_transfer_params,
+            ignore_eos=self.ignore_eos,
         )
 
     @property

@@ -1,0 +1,360 @@
+"""The radix tree: prefixes that requests share, by their tokens."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from cache.errors import CacheConfigError, require
+from cache.sglang.allocator import NO_SLOTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cache.sglang.allocator import SlotAllocator, Slots
+
+
+class TreeNode:
+    """Tokens behind those of its parent, and the slots that hold them.
+
+    Attributes
+    ----------
+    key, slots
+        Its tokens, whole pages, and their slots.
+    children
+        By the first page of their keys.
+    lock_ref
+        Requests that hold it, or a node below.
+    access, born
+        Times by the tree's own clock, which grows by one a look.
+    hit_count
+        Insertions that passed or made it; counted from 0.5.10 on.
+    priority
+        The most urgent of the requests that inserted it.
+    """
+
+    __slots__ = (
+        "access",
+        "born",
+        "children",
+        "hit_count",
+        "key",
+        "lock_ref",
+        "parent",
+        "priority",
+        "slots",
+    )
+
+    def __init__(
+        self, key: Slots, slots: Slots, parent: TreeNode | None, now: int, priority: int
+    ) -> None:
+        self.key = key
+        self.slots = slots
+        self.parent = parent
+        self.children: dict[bytes, TreeNode] = {}
+        self.lock_ref = 0
+        self.hit_count = 0
+        self.access = self.born = now
+        self.priority = priority
+
+
+Rank = tuple[int, ...]
+_PROTECTED_HITS: Final = 2
+
+RANKS: Final[dict[str, Callable[[TreeNode], Rank]]] = {
+    "lru": lambda node: (node.access,),
+    "lfu": lambda node: (node.hit_count, node.access),
+    "slru": lambda node: (node.hit_count >= _PROTECTED_HITS, node.access),
+    "fifo": lambda node: (node.born,),
+    "mru": lambda node: (-node.access,),
+    "filo": lambda node: (-node.born,),
+    "priority": lambda node: (node.priority, node.access),
+}
+"""What ``radix_eviction_policy`` takes: the leaf of the smallest rank is evicted first.
+
+Source: SGLang 0.5.9, ``mem_cache/evict_policy.py``; ``slru`` of 0.5.10.
+"""
+
+
+class RadixCache:
+    """Prefixes of requests, in whole pages, shared by all that begin alike.
+
+    Nodes that no request holds are evictable, leaf by leaf.
+
+    Parameters
+    ----------
+    allocator
+        Takes back the slots of evicted nodes.
+    eviction_policy
+        Of `RANKS`.
+    counts_hits
+        Whether insertions are counted, as from 0.5.10 on; ``lfu`` is ``lru`` before.
+
+    Attributes
+    ----------
+    num_evictable_tokens, num_protected_tokens
+        Of nodes without and with a lock.
+    num_nodes
+        Without the root.
+    evictions
+        Each call of `evict` that removed something: tokens asked for, and length and
+        first slot of each node. Emptied by its reader.
+
+    Notes
+    -----
+    Source: SGLang 0.5.9, ``mem_cache/radix_cache.py``. The release's heap is made anew
+    for each eviction; this one is kept, and entries that no longer hold are skipped.
+    """
+
+    def __init__(
+        self,
+        allocator: SlotAllocator,
+        eviction_policy: str = "lru",
+        *,
+        counts_hits: bool = False,
+    ) -> None:
+        if eviction_policy not in RANKS:
+            raise CacheConfigError(
+                f"radix_eviction_policy must be one of {', '.join(RANKS)}, got "
+                f"'{eviction_policy}'"
+            )
+        self.page_size = allocator.page_size
+        self.num_evictable_tokens = 0
+        self.num_protected_tokens = 0
+        self.num_nodes = 0
+        self.evictions: list[tuple[int, list[tuple[int, int]]]] = []
+        self.root = TreeNode(NO_SLOTS, NO_SLOTS, None, 0, 0)
+        self._allocator = allocator
+        self._rank = RANKS[eviction_policy]
+        self._counts_hits = counts_hits
+        self._now = 0
+        self._num_offers = 0
+        self._leaves: list[tuple[Rank, int, TreeNode]] = []  # unlocked, or were so
+
+    # -- looking --------------------------------------------------------------
+
+    def match(self, tokens: Slots) -> tuple[Slots, TreeNode]:
+        """Return the slots of the longest prefix that is there, and its node.
+
+        Looks change the tree: nodes on the way are touched, and one that matches in
+        part is split.
+        """
+        key = tokens[: len(tokens) // self.page_size * self.page_size]
+        if not len(key):
+            return NO_SLOTS, self.root
+        now = self._look()
+        node = self.root
+        node.access = now
+        found: list[Slots] = []
+        while len(key):
+            child = node.children.get(self._first_page(key))
+            if child is None:
+                break
+            self._touch(child, now)
+            num_common = self._num_common(child.key, key)
+            if num_common < len(child.key):
+                child = self._split(child, num_common)
+            found.append(child.slots)
+            node = child
+            key = key[num_common:]
+            if len(child.children) == 0:
+                break
+        return np.concatenate(found) if found else NO_SLOTS, node
+
+    def insert(
+        self, tokens: Slots, slots: Slots, priority: int = 0, *, counts: bool = True
+    ) -> int:
+        """Add a prefix of whole pages; return how many of its tokens were there.
+
+        `counts` says whether it is a hit of the nodes that it passes.
+        """
+        now = self._look()
+        counts = counts and self._counts_hits
+        node = self.root
+        node.access = now
+        node.priority = max(node.priority, priority)
+        num_found, key = 0, tokens
+        while len(key):
+            child = node.children.get(self._first_page(key))
+            if child is None:
+                break
+            self._touch(child, now)
+            num_common = self._num_common(child.key, key)
+            if num_common < len(child.key):
+                child = self._split(child, num_common)
+            child.hit_count += counts
+            if priority > child.priority:
+                child.priority = priority
+                self._offer(child)
+            elif counts:
+                self._offer(child)
+            node = child
+            num_found += num_common
+            key = key[num_common:]
+        if len(key):
+            new = TreeNode(key, slots[num_found:].copy(), node, self._look(), priority)
+            new.hit_count += counts
+            node.children[self._first_page(key)] = new
+            self.num_nodes += 1
+            self.num_evictable_tokens += len(key)
+            self._offer(new)
+        return num_found
+
+    def _look(self) -> int:
+        self._now += 1
+        return self._now
+
+    def _first_page(self, key: Slots) -> bytes:
+        return key[: self.page_size].tobytes()
+
+    def _num_common(self, first: Slots, second: Slots) -> int:
+        """Return the length of the common prefix, in whole pages of tokens."""
+        most = min(len(first), len(second))
+        differs = first[:most] != second[:most]
+        at = int(differs.argmax())
+        if differs[at]:
+            most = at
+        return most // self.page_size * self.page_size
+
+    def _touch(self, node: TreeNode, now: int) -> None:
+        node.access = now
+        if not (node.lock_ref or node.children):
+            self._offer(node)
+
+    def _split(self, node: TreeNode, length: int) -> TreeNode:
+        """Cut a node in two; return the upper part, which is new."""
+        parent = node.parent
+        assert parent is not None
+        upper = TreeNode(
+            node.key[:length].copy(),
+            node.slots[:length].copy(),
+            parent,
+            self._look(),
+            node.priority,
+        )
+        upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count
+        parent.children[self._first_page(node.key)] = upper
+        node.key = node.key[length:].copy()
+        node.slots = node.slots[length:].copy()
+        node.parent = upper
+        upper.children[self._first_page(node.key)] = node
+        self.num_nodes += 1
+        return upper
+
+    # -- holding --------------------------------------------------------------
+
+    def lock(self, node: TreeNode) -> None:
+        """Hold a node and all above it."""
+        at: TreeNode | None = node
+        while at is not None and at.parent is not None:
+            if not at.lock_ref:
+                self.num_evictable_tokens -= len(at.key)
+                self.num_protected_tokens += len(at.key)
+            at.lock_ref += 1
+            at = at.parent
+
+    def unlock(self, node: TreeNode) -> None:
+        """Let go of a node and all above it."""
+        at: TreeNode | None = node
+        while at is not None and at.parent is not None:
+            require(at.lock_ref > 0, "a node is unlocked that nobody holds")
+            at.lock_ref -= 1
+            if not at.lock_ref:
+                self.num_evictable_tokens += len(at.key)
+                self.num_protected_tokens -= len(at.key)
+                self._offer(at)
+            at = at.parent
+
+    # -- evicting -------------------------------------------------------------
+
+    def evict(self, num_tokens: int) -> None:
+        """Remove unlocked leaves until so many tokens are gone, or none is left."""
+        removed: list[tuple[int, int]] = []
+        num_removed, leaves = 0, self._leaves
+        while num_removed < num_tokens and leaves:
+            rank, _, node = heappop(leaves)
+            if not self._is_evictable(node) or rank != self._rank(node):
+                continue
+            parent = node.parent
+            assert parent is not None
+            self._allocator.free(node.slots)
+            removed.append((len(node.key), int(node.slots[0])))
+            num_removed += len(node.key)
+            del parent.children[self._first_page(node.key)]
+            node.parent = None
+            self.num_nodes -= 1
+            self.num_evictable_tokens -= len(node.key)
+            self._offer(parent)
+        if removed:
+            self.evictions.append((num_tokens, removed))
+
+    @staticmethod
+    def _is_evictable(node: TreeNode) -> bool:
+        return node.parent is not None and not (node.lock_ref or node.children)
+
+    def _offer(self, node: TreeNode) -> None:
+        """Let an unlocked leaf be evicted by its present rank."""
+        if not self._is_evictable(node):
+            return
+        self._num_offers += 1
+        heappush(self._leaves, (self._rank(node), self._num_offers, node))
+        if len(self._leaves) > 4 * self.num_nodes + 64:
+            self._forget_stale()
+
+    def _forget_stale(self) -> None:
+        kept: dict[int, tuple[Rank, int, TreeNode]] = {}
+        for rank, number, node in self._leaves:
+            if self._is_evictable(node) and rank == self._rank(node):
+                kept[id(node)] = rank, number, node
+        self._leaves[:] = kept.values()
+        heapify(self._leaves)
+
+    # -- proofs ---------------------------------------------------------------
+
+    def nodes(self) -> Iterator[TreeNode]:
+        """Yield all nodes but the root, parents first."""
+        todo = [*self.root.children.values()]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += node.children.values()
+
+    def check(self) -> None:
+        """Prove the counts, and that locks, pages and links fit together, in O(n)."""
+        num_evictable = num_protected = num_nodes = 0
+        offered = {
+            id(node) for rank, _, node in self._leaves if rank == self._rank(node)
+        }
+        for node in self.nodes():
+            num_nodes += 1
+            length = len(node.key)
+            require(
+                length == len(node.slots) > 0 and length % self.page_size == 0,
+                f"a node has {length} tokens and {len(node.slots)} slots",
+            )
+            require(node.lock_ref >= 0, f"a node is locked {node.lock_ref} times")
+            require(
+                node.lock_ref >= sum(each.lock_ref for each in node.children.values()),
+                "a node is locked less often than those below it",
+            )
+            for first, child in node.children.items():
+                require(
+                    child.parent is node and first == self._first_page(child.key),
+                    "a node hangs below another one, or under another page",
+                )
+            if node.lock_ref:
+                num_protected += length
+            else:
+                num_evictable += length
+                require(
+                    bool(node.children) or id(node) in offered,
+                    "an unlocked leaf cannot be evicted",
+                )
+        for name, found, counted in (
+            ("evictable tokens", num_evictable, self.num_evictable_tokens),
+            ("protected tokens", num_protected, self.num_protected_tokens),
+            ("nodes", num_nodes, self.num_nodes),
+        ):
+            require(found == counted, f"{found} {name}, {counted} counted")

@@ -1,0 +1,260 @@
+"""The slots of each request, and what becomes of them when it stops or ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from cache.errors import require
+from cache.sglang.allocator import NO_SLOTS
+from cache.sglang.radix_cache import RadixCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cache.sglang.allocator import SlotAllocator, Slots
+    from cache.sglang.radix_cache import TreeNode
+
+
+class SlotTable:
+    """The slots of a request in the order of its tokens: a row of ``req_to_token``.
+
+    Attributes
+    ----------
+    num_stored_tokens
+        Slots that it holds.
+    num_protected_tokens
+        Of these, the first ones that belong to the tree.
+    node
+        The node that it locks; None while it locks none.
+    """
+
+    __slots__ = ("_slots", "node", "num_protected_tokens", "num_stored_tokens")
+
+    def __init__(self) -> None:
+        self._slots: Slots = NO_SLOTS
+        self.num_stored_tokens = 0
+        self.num_protected_tokens = 0
+        self.node: TreeNode | None = None
+
+    @property
+    def slots(self) -> Slots:
+        """All that it holds; a view."""
+        return self._slots[: self.num_stored_tokens]
+
+    @property
+    def last(self) -> int:
+        """Its last slot, or -1."""
+        return int(self._slots[self.num_stored_tokens - 1]) if len(self) else -1
+
+    def __len__(self) -> int:
+        return self.num_stored_tokens
+
+    def begin(self, slots: Slots) -> None:
+        """Take the slots of a cached prefix, in place of what it had."""
+        self._slots = slots.copy()
+        self.num_stored_tokens = len(slots)
+
+    def append(self, slots: Slots) -> None:
+        """Add slots behind the others."""
+        until = self.num_stored_tokens + len(slots)
+        self._make_room(until)
+        self._slots[self.num_stored_tokens : until] = slots
+        self.num_stored_tokens = until
+
+    def append_one(self, slot: int) -> None:
+        """Add a slot behind the others."""
+        at = self.num_stored_tokens
+        if at == len(self._slots):
+            self._make_room(at + 1)
+        self._slots[at] = slot
+        self.num_stored_tokens = at + 1
+
+    def replace(self, first: int, slots: Slots) -> None:
+        """Put the tree's slots in place of its own, from a token on."""
+        self._slots[first : first + len(slots)] = slots
+
+    def clear(self) -> None:
+        """Forget all slots."""
+        self._slots = NO_SLOTS
+        self.num_stored_tokens = self.num_protected_tokens = 0
+        self.node = None
+
+    def _make_room(self, num_tokens: int) -> None:
+        if num_tokens > len(self._slots):
+            room = np.empty(max(num_tokens + 64, num_tokens * 5 // 4), np.int64)
+            room[: self.num_stored_tokens] = self.slots
+            self._slots = room
+
+
+class KVCache(Protocol):
+    """What a scheduler asks of the slots of its requests."""
+
+    allocator: SlotAllocator
+
+    @property
+    def num_evictable_tokens(self) -> int:
+        """Tokens that an eviction may free."""
+        ...
+
+    @property
+    def num_protected_tokens(self) -> int:
+        """Tokens of the tree that requests hold."""
+        ...
+
+    def match(self, table: SlotTable, tokens: Slots) -> Slots:
+        """Find a cached prefix; note its node, unlocked, and return its slots."""
+        ...
+
+    def make_room(self, num_tokens: int) -> bool:
+        """Evict if fewer are available; return whether so many are then."""
+        ...
+
+    def unfinished(
+        self, table: SlotTable, tokens: Slots, priority: int, *, is_chunk: bool
+    ) -> None:
+        """Share what a request has prefilled, and go on with it."""
+        ...
+
+    def finished(self, table: SlotTable, tokens: Slots, priority: int) -> None:
+        """Share what a request that ends has stored, and free the rest."""
+        ...
+
+    def release(self, table: SlotTable) -> None:
+        """Free what a request holds that will be computed again."""
+        ...
+
+
+class ChunkCache:
+    """Slots without a tree: nothing is shared.
+
+    Source: SGLang 0.5.9, ``mem_cache/chunk_cache.py``.
+    """
+
+    num_evictable_tokens = num_protected_tokens = 0
+
+    def __init__(self, allocator: SlotAllocator) -> None:
+        self.allocator = allocator
+
+    def match(self, table: SlotTable, tokens: Slots) -> Slots:
+        del table, tokens
+        return NO_SLOTS
+
+    def make_room(self, num_tokens: int) -> bool:
+        return self.allocator.num_available_tokens >= num_tokens
+
+    def unfinished(
+        self, table: SlotTable, tokens: Slots, priority: int, *, is_chunk: bool
+    ) -> None:
+        pass
+
+    def finished(self, table: SlotTable, tokens: Slots, priority: int) -> None:
+        del tokens, priority
+        self.release(table)
+
+    def release(self, table: SlotTable) -> None:
+        self.allocator.free(table.slots)
+        table.clear()
+
+    def check(self, tables: Iterable[SlotTable]) -> None:
+        """Prove that each slot is free or held once."""
+        self.allocator.check([table.slots for table in tables])
+
+
+class TreeCache:
+    """Slots of requests beside the tree's; `RadixCache` has the prefixes.
+
+    ::
+
+        table   | the tree's, locked           | its own                     |
+                0 ............. num_protected_tokens ......... num_stored_tokens
+
+    A prefix that was prefilled goes into the tree. Where another request had stored the
+    same meanwhile, its slots are freed, and the table takes the tree's.
+
+    Source: SGLang 0.5.9, ``mem_cache/radix_cache.py`` (`cache_unfinished_req`,
+    `cache_finished_req`), ``mem_cache/common.py``.
+    """
+
+    def __init__(self, allocator: SlotAllocator, tree: RadixCache) -> None:
+        self.allocator = allocator
+        self.tree = tree
+
+    @property
+    def num_evictable_tokens(self) -> int:
+        return self.tree.num_evictable_tokens
+
+    @property
+    def num_protected_tokens(self) -> int:
+        return self.tree.num_protected_tokens
+
+    def match(self, table: SlotTable, tokens: Slots) -> Slots:
+        slots, table.node = self.tree.match(tokens)
+        return slots
+
+    def make_room(self, num_tokens: int) -> bool:
+        # the whole of it, not what is missing: the release evicts more than it needs
+        if self.allocator.num_available_tokens < num_tokens:
+            self.tree.evict(num_tokens)
+        return self.allocator.num_available_tokens >= num_tokens
+
+    def unfinished(
+        self, table: SlotTable, tokens: Slots, priority: int, *, is_chunk: bool
+    ) -> None:
+        whole = self._whole_pages(len(tokens))
+        slots, protected = table.slots, table.num_protected_tokens
+        num_found = self.tree.insert(
+            tokens[:whole], slots[:whole], priority, counts=not is_chunk
+        )
+        self.allocator.free(slots[protected:num_found])
+        found, node = self.tree.match(tokens[:whole])
+        table.replace(protected, found[protected:])
+        assert table.node is not None
+        self.tree.unlock(table.node)
+        self.tree.lock(node)
+        table.node, table.num_protected_tokens = node, len(found)
+
+    def finished(self, table: SlotTable, tokens: Slots, priority: int) -> None:
+        whole = self._whole_pages(table.num_stored_tokens)
+        slots, protected = table.slots, table.num_protected_tokens
+        num_found = self.tree.insert(tokens[:whole], slots[:whole], priority)
+        self.allocator.free(slots[protected:num_found])
+        self.allocator.free(slots[whole:])
+        self._let_go(table)
+
+    def release(self, table: SlotTable) -> None:
+        whole = self._whole_pages(table.num_stored_tokens)
+        slots = table.slots
+        self.allocator.free(slots[table.num_protected_tokens : whole])
+        self.allocator.free(slots[whole:])
+        self._let_go(table)
+
+    def _let_go(self, table: SlotTable) -> None:
+        assert table.node is not None
+        self.tree.unlock(table.node)
+        table.clear()
+
+    def _whole_pages(self, num_tokens: int) -> int:
+        return num_tokens // self.tree.page_size * self.tree.page_size
+
+    def check(self, tables: Iterable[SlotTable]) -> None:
+        """Prove tree, slots and locks of tables that hold slots, in O(n)."""
+        self.tree.check()
+        held: list[Slots] = [node.slots for node in self.tree.nodes()]
+        locks: dict[int, int] = {}
+        for table in tables:
+            held.append(table.slots[table.num_protected_tokens :])
+            at = table.node
+            while at is not None and at.parent is not None:
+                locks[id(at)] = locks.get(id(at), 0) + 1
+                at = at.parent
+        self.allocator.check(held)
+        for node in self.tree.nodes():
+            require(
+                node.lock_ref == locks.get(id(node), 0),
+                f"a node is locked {node.lock_ref} times, by "
+                f"{locks.get(id(node), 0)} requests",
+            )
+
+

@@ -1,0 +1,107 @@
+"""Decision logs of the `sglang` generation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.scheduler.log.lines import Line, Names, TableChanges, names_of
+from sim.scheduler.sglang.requests import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sim.scheduler.request import Request
+    from sim.scheduler.sglang.requests import Entry, SglangOutput
+    from sim.scheduler.sglang.scheduler import SglangScheduler
+
+
+class SglangLog:
+    """Lines of the `sglang` generation.
+
+    An entry of a batch with prompts is ``[request, tokens, tokens before, request
+    slot]``; the batch of a decode has names. Tables hold slots, or pages.
+    """
+
+    def __init__(self, scheduler: SglangScheduler, names: Names) -> None:
+        self.scheduler = scheduler
+        self.names = names
+        self._tables = TableChanges()
+
+    def batch(self, output: SglangOutput) -> Line:
+        scheduler = self.scheduler
+        line: Line = {}
+        for key, requests in (
+            ("dropped", output.dropped),
+            ("reject", output.rejected),
+            ("retract", output.retracted),
+            ("preempt", output.preempted),
+        ):
+            if requests:
+                line[key] = names_of(requests, self.names)
+        if scheduler.tree is not None and scheduler.tree.evictions:
+            size = scheduler.settings.page_size
+            line["evict"] = [
+                [asked, [[length, first // size] for length, first in removed]]
+                for asked, removed in scheduler.tree.evictions
+            ]
+        line["mode"] = "idle" if output.mode is None else output.mode.value
+        if output.mode is None:
+            return line
+        line["batch"] = [
+            self._name(entry)
+            if output.mode is Mode.DECODE
+            else [self._name(entry), num_new, before, entry.slot]
+            for entry, before, num_new in output.entries
+        ]
+        if tables := self._changed_tables(output):
+            line["kv"] = tables
+        return line
+
+    def _name(self, entry: Entry) -> str:
+        return self.names[entry.request.request_id]
+
+    def _names(self, entries: Iterable[Entry]) -> list[str]:
+        return [self._name(entry) for entry in entries]
+
+    def _changed_tables(self, output: SglangOutput) -> dict[str, list[Any]]:
+        size = self.scheduler.settings.page_size
+        tables = {}
+        for entry, _, _ in output.entries:
+            ids = (entry.table.slots[::size] // size).tolist()
+            name = self._name(entry)
+            if change := self._tables.change(name, ids):
+                tables[name] = change
+        return tables
+
+    def requests(self) -> list[Request]:
+        return list(self.scheduler.unfinished)
+
+    def queries(self, output: SglangOutput) -> Line:
+        del output
+        return {}
+
+    def queues(self) -> Line:
+        scheduler = self.scheduler
+        line: Line = {}
+        if scheduler.chunked is not None:
+            line["chunked"] = self._name(scheduler.chunked)
+        line["waiting"] = self._names(scheduler.waiting)
+        line["running"] = self._names(scheduler.running.entries)
+        if scheduler.running.is_full:
+            line["full"] = True
+        line["ratio"] = scheduler.new_token_ratio
+        line["free"] = self.free()
+        if scheduler.tree is not None:
+            line["nodes"] = scheduler.tree.num_nodes
+        return line
+
+    def free(self) -> list[int]:
+        cache = self.scheduler.cache
+        return [
+            cache.allocator.num_available_tokens,
+            cache.num_evictable_tokens,
+            cache.num_protected_tokens,
+        ]
+
+    def forget(self, request: Request) -> None:
+        self._tables.forget(self.names[request.request_id])

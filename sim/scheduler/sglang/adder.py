@@ -1,0 +1,231 @@
+"""The budgets of a prefill batch, and what may still join it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from sim.scheduler.sglang.settings import CLIP_MAX_NEW_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cache.sglang.radix_cache import RadixCache
+    from cache.sglang.tables import KVCache
+    from sim.scheduler.sglang.requests import Entry
+    from sim.scheduler.sglang.settings import Settings
+
+
+class Added(Enum):
+    """What became of a request that was tried."""
+
+    CONTINUE = "continue"
+    """It was taken, and another may be."""
+    NO_TOKEN = "no token"
+    """Memory is short; it may have been taken."""
+    OTHER = "other"
+    """Another budget is; it may have been taken."""
+
+
+class PrefillAdder:
+    """Takes requests into a prefill batch while the budgets hold.
+
+    ::
+
+        total   available and evictable tokens, less what running and taken requests
+                are expected to need yet: the share `ratio` of what they may write
+        cur     the same, less what this batch stores
+        input   max_prefill_tokens, less those taken
+        chunk   chunked_prefill_size, less those taken
+
+    Parameters
+    ----------
+    settings, cache
+        Of the scheduler.
+    running
+        The requests that run.
+    ratio
+        Share of their limits that they are expected to write.
+    num_mixed
+        How many of them decode in this batch, too.
+
+    Attributes
+    ----------
+    taken
+        Requests of the batch, in order.
+    chunked
+        The one of which the batch computes a chunk only, newly so; or None.
+
+    Notes
+    -----
+    Source: SGLang 0.5.9, ``managers/schedule_policy.py`` (`PrefillAdder`).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        cache: KVCache,
+        running: Sequence[Entry],
+        ratio: float,
+        num_mixed: int,
+        tree: RadixCache | None,
+    ) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._tree = tree
+        self._running = running
+        self._ratio = ratio
+        self._page_size = settings.page_size
+        # 0.5.10 reserves a page more for each request
+        self._page_extra = settings.page_size if settings.is_0_5_10 else 0
+        self._input = settings.max_prefill_tokens - num_mixed
+        size = settings.chunked_prefill_size
+        self._chunk: int | None = size - num_mixed if size > 0 else None
+        self._offset: float = num_mixed + sum([self.expected(each) for each in running])
+        self._current = num_mixed
+        self._states: list[tuple[float, int]] | None = None
+        self.taken: list[Entry] = []
+        self.chunked: Entry | None = None
+
+    # -- what is left ---------------------------------------------------------
+
+    def expected(self, entry: Entry) -> float:
+        """Return the tokens that a running request is expected to write yet."""
+        left = entry.max_new_tokens - entry.num_outputs
+        return min(left, CLIP_MAX_NEW_TOKENS) * self._ratio
+
+    @property
+    def _num_free_tokens(self) -> int:
+        cache = self._cache
+        return cache.allocator.num_available_tokens + cache.num_evictable_tokens
+
+    @property
+    def total(self) -> float:
+        """Tokens that may still be promised."""
+        return self._num_free_tokens - self._offset
+
+    def release(self, entry: Entry) -> None:
+        """Take note that a running request is preempted."""
+        self._offset -= self.expected(entry)
+
+    def _ceil(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._page_size) * self._page_size
+
+    def _state(self) -> Added:
+        if self.total <= 0 or self._num_free_tokens - self._current <= 0:
+            return Added.NO_TOKEN
+        if self._input <= 0 or (self._chunk is not None and self._chunk <= 0):
+            return Added.OTHER
+        return Added.CONTINUE
+
+    # -- taking ---------------------------------------------------------------
+
+    def continue_chunk(self, entry: Entry) -> bool:
+        """Take the next chunk of a prompt, whatever is left; return if more follow."""
+        assert self._chunk is not None
+        limit = min(self._chunk, int(self.total))
+        if limit <= 0:
+            limit = self._chunk
+        is_cut = entry.num_extend_tokens > limit
+        reserve = 0 if is_cut else min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
+        self._take(entry, min(entry.num_extend_tokens, limit), reserve)
+        return is_cut
+
+    def add(self, entry: Entry) -> Added:
+        """Take a request that was looked up just now, if the budgets let it."""
+        settings = self._settings
+        most = settings.prefill_max_requests
+        if most is not None and len(self.taken) >= most:
+            return Added.OTHER
+        if entry.ignore_eos and settings.disable_radix_cache:
+            return self._add_ignoring_eos(entry)
+        num_extend = entry.num_extend_tokens
+        left = max(entry.num_left, 0)
+        num_needed = num_extend + min(left, CLIP_MAX_NEW_TOKENS)
+        num_input = self._ceil(num_extend)
+        if num_needed >= self.total:
+            return Added.NO_TOKEN
+        if num_input >= self._input and self.taken:
+            return Added.OTHER
+        self._lock(entry)
+        if num_needed >= self.total:
+            self._unlock(entry)
+            return Added.NO_TOKEN
+        if self._chunk is None or num_input <= self._chunk:
+            self._take(
+                entry, num_extend, min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
+            )
+            return self._state()
+        num_cut = self._chunk // self._page_size * self._page_size
+        if num_cut <= 0:
+            self._unlock(entry)
+            return Added.OTHER
+        self._take(entry, num_cut, 0)
+        self.chunked = entry
+        return self._state()
+
+    def _take(self, entry: Entry, num_extend: int, reserve: int) -> None:
+        entry.num_extend_tokens = num_extend
+        self.taken.append(entry)
+        num_input = self._ceil(num_extend)
+        self._offset += num_input + reserve + self._page_extra
+        self._current += num_input + self._page_extra
+        self._input -= num_input
+        if self._chunk is not None:
+            self._chunk -= num_input
+
+    def _lock(self, entry: Entry) -> None:
+        if self._tree is not None and entry.table.node is not None:
+            self._tree.lock(entry.table.node)
+
+    def _unlock(self, entry: Entry) -> None:
+        if self._tree is not None and entry.table.node is not None:
+            self._tree.unlock(entry.table.node)
+
+    # -- requests that write all that they may --------------------------------
+
+    def _add_ignoring_eos(self, entry: Entry) -> Added:
+        """Take a request if all come to their ends, one after another.
+
+        Source: `add_one_req_ignore_eos`; only without a radix cache.
+        """
+        num_extend = entry.num_extend_tokens
+        num_input = self._ceil(num_extend)
+        num_current = self._num_free_tokens - self._current
+        if num_input > min(num_current, self.total):
+            return Added.NO_TOKEN
+        if self._states is None:
+            found = map(self._ending, (entry, *self._running, *self.taken))
+            states = [state for state in found if state[0] > 0]
+            states.sort(key=lambda state: state[0])
+            self._states = states
+        else:
+            self._insert(self._ending(entry))
+        num_left, num_freed = num_current - num_input, 0
+        for index, (left, held) in enumerate(self._states):
+            num_others = len(self._states) - index
+            if num_left + num_freed - left * num_others <= num_others:
+                return Added.NO_TOKEN
+            num_freed += held
+        reserve = min(entry.max_new_tokens, CLIP_MAX_NEW_TOKENS)
+        if self._chunk is None or num_extend <= self._chunk:
+            self._take(entry, num_extend, reserve)
+        elif self._chunk <= 0:
+            return Added.OTHER
+        else:
+            self._take(entry, self._chunk, 0)
+            self.chunked = entry
+        return self._state()
+
+    def _ending(self, entry: Entry) -> tuple[float, int]:
+        """Return what it writes yet, and what it frees then."""
+        share = 1.0 if entry.ignore_eos else self._ratio
+        return entry.max_new_tokens * share - entry.num_outputs, entry.num_tokens
+
+    def _insert(self, state: tuple[float, int]) -> None:
+        states = self._states
+        assert states is not None
+        if state[0] > 0:
+            behind = (i for i, (left, _) in enumerate(states) if left >= state[0])
+            # the release's search ends at the last state, not behind it
+            states.insert(next(behind, max(len(states) - 1, 0)), state)

@@ -1,0 +1,175 @@
+"""Arguments of the `sglang` scheduler, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from cache.sglang.radix_cache import RANKS
+from sim.errors import SchedulerError
+
+SCHEDULE_POLICIES: Final = ("fcfs", "lpm", "dfs-weight", "lof")
+_OF_PRIORITIES: Final = ("fcfs", "lof")
+
+INIT_NEW_TOKEN_RATIO: Final = 0.7
+MIN_NEW_TOKEN_RATIO_FACTOR: Final = 0.14
+NEW_TOKEN_RATIO_DECAY_STEPS: Final = 600
+RETRACT_DECODE_STEPS: Final = 20
+CLIP_MAX_NEW_TOKENS: Final = 4096
+IN_BATCH_PREFIX_TOKENS: Final = 32
+LONGEST_MATCHED_QUEUE: Final = 128
+"""The release's environment variables, at their defaults: SGLang 0.5.9,
+``environ.py`` and ``managers/schedule_policy.py``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the `sglang` scheduler is configured with, under SGLang's argument names.
+
+    Parameters
+    ----------
+    max_total_num_tokens
+        Token slots of the pool, a multiple of `page_size`.
+    page_size
+        Tokens of a page.
+    max_running_requests
+        Most requests that run, and request slots.
+    context_len
+        Longest sequence of the model.
+    chunked_prefill_size
+        Most prompt tokens of a batch; 0 or less for no limit, and whole prompts.
+    max_prefill_tokens
+        Prompt tokens after which a batch takes no more requests.
+    prefill_max_requests
+        Most requests of a prefill batch, or None.
+    enable_mixed_chunk
+        Whether running requests decode in prefill batches, too.
+    schedule_policy
+        Order of the queue: see `SCHEDULE_POLICIES`.
+    schedule_conservativeness
+        Scales the share of their limits that running requests are expected to write.
+    disable_radix_cache
+        Whether no prefix is shared.
+    radix_eviction_policy
+        See `cache.sglang.radix_cache.RANKS`.
+    enable_priority_scheduling, schedule_low_priority_values_first
+        Whether the queue is sorted by priority, which may preempt, and whether small
+        numbers are the urgent ones.
+    priority_scheduling_preemption_threshold
+        A request is preempted for one that is more urgent by more than this.
+    max_queued_requests
+        Most that wait; None for no limit.
+    overlap
+        Whether a batch is formed while the one before runs (the release's default).
+    need_sort
+        See `cache.sglang.allocator.SlotAllocator`.
+    engine_version
+        0.5.9 or 0.5.10.
+
+    Raises
+    ------
+    SchedulerError
+        Where a value is impossible, or two do not fit together.
+    """
+
+    max_total_num_tokens: int
+    page_size: int = 1
+    max_running_requests: int = 64
+    context_len: int = 4096
+    chunked_prefill_size: int = 8192
+    max_prefill_tokens: int = 16384
+    prefill_max_requests: int | None = None
+    enable_mixed_chunk: bool = False
+    schedule_policy: str = "fcfs"
+    schedule_conservativeness: float = 1.0
+    disable_radix_cache: bool = False
+    radix_eviction_policy: str = "lru"
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    max_queued_requests: int | None = None
+    overlap: bool = True
+    need_sort: bool = False
+    engine_version: str = "0.5.9"
+    has_connector: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("max_total_num_tokens", self.page_size, inf),
+            ("page_size", 1, inf),
+            ("max_running_requests", 1, inf),
+            ("context_len", 1, inf),
+            ("max_prefill_tokens", 1, inf),
+            ("prefill_max_requests", 1, inf),
+            ("schedule_conservativeness", 0, inf),
+            ("max_queued_requests", 1, inf),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise SchedulerError(f"{name} must be at least {least}, got {value}")
+        if self.max_total_num_tokens % self.page_size:
+            raise SchedulerError(
+                f"max_total_num_tokens must be a multiple of page_size "
+                f"{self.page_size}, got {self.max_total_num_tokens}"
+            )
+        if 0 < self.chunked_prefill_size < self.page_size:
+            raise SchedulerError(
+                f"chunked_prefill_size must be at least page_size {self.page_size}, or "
+                f"-1 for whole prompts, got {self.chunked_prefill_size}"
+            )
+        for name, known in (
+            ("schedule_policy", SCHEDULE_POLICIES),
+            ("radix_eviction_policy", (*RANKS,)),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise SchedulerError(
+                    f"{name} must be one of {', '.join(known)}, got '{value}'"
+                )
+        if self.enable_priority_scheduling and (
+            self.schedule_policy not in _OF_PRIORITIES
+        ):
+            raise SchedulerError(
+                f"schedule_policy must be one of {', '.join(_OF_PRIORITIES)} with "
+                f"enable_priority_scheduling, got '{self.schedule_policy}'"
+            )
+        if self.radix_eviction_policy == "slru" and not self.is_0_5_10:
+            raise SchedulerError(
+                "radix_eviction_policy: slru is of SGLang 0.5.10, got engine_version "
+                f"{self.engine_version}; take lru"
+            )
+
+    @property
+    def is_0_5_10(self) -> bool:
+        """Whether it follows release 0.5.10 rather than 0.5.9."""
+        return self.engine_version.startswith("0.5.10")
+
+    @property
+    def policy(self) -> str:
+        """The queue's order; without a radix cache prefixes order nothing."""
+        policy = self.schedule_policy
+        if self.disable_radix_cache and policy in ("lpm", "dfs-weight"):
+            return "fcfs"
+        return policy
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of a request, prompt and output, which the engine stops at."""
+        return min(self.context_len, self.max_total_num_tokens) - 2
+
+    @property
+    def longest_prompt(self) -> int:
+        """A longer prompt is not served: it gets one token, and ends.
+
+        Source: SGLang 0.5.9, ``managers/utils.py`` (`validate_input_length`) and
+        ``managers/tp_worker.py``.
+        """
+        return self.longest_request + 1 - 6
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """`new_token_ratio` at first, at least, and its decay a step."""
+        first = min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)
+        least = min(first * MIN_NEW_TOKEN_RATIO_FACTOR, 1.0)
+        return first, least, (first - least) / NEW_TOKEN_RATIO_DECAY_STEPS
